@@ -1,0 +1,94 @@
+"""What there is to do in a checkout: its folders, its lists of packages, and a key for each step."""
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Dict, Iterable, List, NamedTuple, Optional
+
+from environment_setup.machine import output_of, same_folder
+
+
+class Checkout(NamedTuple):
+    """The folders of one clone."""
+
+    root: Path
+
+    @property
+    def venv(self) -> Path:
+        """The environment."""
+        return self.root / ".venv"
+
+    @property
+    def python(self) -> Path:
+        """The environment's python."""
+        return self.venv / "bin" / "python"
+
+    @property
+    def log(self) -> Path:
+        """All that the steps print."""
+        return self.root / "build" / "setup.log"
+
+
+class Choice(NamedTuple):
+    """What the machine has of its own, and the package index is therefore not asked for."""
+
+    mpicxx: Optional[str]
+    cuda_home: Optional[str]
+
+    def requirement_files(self) -> List[str]:
+        """The lists of packages to install."""
+        names = ["run.txt", "build.txt", "dev.txt"]
+        if self.cuda_home is None:
+            names.append("nvcc.txt")
+        if self.mpicxx is None:
+            names.append("mpi.txt")
+        return names
+
+
+def find_choice(checkout: Checkout) -> Choice:
+    """Look for an MPI and a CUDA compiler outside the environment."""
+    own = checkout.venv / "bin"
+    folders = [folder for folder in os.get_exec_path() if folder and not same_folder(Path(folder), own)]
+    mpicxx = shutil.which("mpicxx", path=os.pathsep.join(folders))
+    wanted = cuda_generation((checkout.root / "requirements" / "constraints.txt").read_text(encoding="utf-8"))
+    for variable in ("HOROVOD_CUDA_HOME", "CUDA_HOME"):
+        home = os.environ.get(variable)
+        if home and nvcc_generation(Path(home)) == wanted:
+            return Choice(mpicxx, home)
+    return Choice(mpicxx, None)
+
+
+def cuda_generation(constraints: str) -> str:
+    """The major version of CUDA that the pinned torch is built for."""
+    match = re.search(r"^cuda-toolkit==(\d+)\.", constraints, re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def nvcc_generation(home: Path) -> str:
+    """The major version of the nvcc in a CUDA folder; empty where there is none that runs."""
+    match = re.search(r"release (\d+)\.", output_of([str(home / "bin" / "nvcc"), "--version"]))
+    return match.group(1) if match else ""
+
+
+def digest_of(parts: Iterable[str], files: Iterable[Path]) -> str:
+    """One digest of some facts and of the content of some files."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part.encode() + b"\0")
+    for path in files:
+        total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()[:16]
+
+
+def step_keys(checkout: Checkout, choice: Choice, python_version: str) -> Dict[str, str]:
+    """A key for each step, made of all that the step depends on, the steps before it included."""
+    requirements = [checkout.root / "requirements" / name for name in ("constraints.txt", *choice.requirement_files())]
+    builder = checkout.root / "packaging"
+    recipe = [builder / "build_horovod.py", builder / "horovod.txt", *sorted(builder.glob("*.cmake"))]
+    recipe += [*sorted((builder / "horovod_build").glob("*.py")), *sorted((builder / "patches").glob("*"))]
+    packages = digest_of([python_version], requirements)
+    horovod = digest_of([packages, str(choice)], [path for path in recipe if path.is_file()])
+    project = digest_of([packages], [checkout.root / "pyproject.toml"])
+    return {"packages": packages, "horovod": horovod, "project": project}

@@ -1,0 +1,56 @@
+"""Room on the file systems that set-up writes to."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Dict, List, Optional
+
+from environment_setup.machine import cache_home
+
+GIB = 2**30
+
+
+def disk_problems(needs: Dict[Path, float]) -> List[str]:
+    """File systems with less free space than what will be written to them, in GiB."""
+    totals: Dict[int, float] = {}
+    places: Dict[int, List[Path]] = {}
+    for path, gib in needs.items():
+        there = existing(path)
+        device = os.stat(str(there)).st_dev
+        totals[device] = totals.get(device, 0) + gib
+        places.setdefault(device, []).append(there)
+    problems = []
+    for device, gib in totals.items():
+        free = shutil.disk_usage(str(places[device][0])).free / GIB
+        if free < gib:
+            names = " and ".join(dict.fromkeys(str(place) for place in places[device]))
+            line = "not enough disk space: {:.1f} GB free in {}, set-up takes up to {:.0f} GB there: make room"
+            problems.append(line.format(free, names, gib) + (", or set TMPDIR elsewhere" if len(needs) > 1 else ""))
+    return problems
+
+
+def has_room(path: Path, gib: float) -> bool:
+    """Whether a file system has that much left."""
+    return shutil.disk_usage(str(existing(path))).free >= gib * GIB
+
+
+def existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    return path if path.exists() or path == path.parent else existing(path.parent)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes that a folder takes."""
+    return sum(
+        (Path(top) / name).lstat().st_blocks * 512
+        for top, _, names in os.walk(str(folder))
+        for name in names
+        if os.path.lexists(os.path.join(top, name))
+    )
+
+
+def pip_cache() -> Optional[Path]:
+    """Where pip keeps what it has downloaded; None where it is told not to."""
+    if os.environ.get("PIP_NO_CACHE_DIR", "").lower() in ("1", "true", "on", "yes"):
+        return None
+    return Path(os.environ.get("PIP_CACHE_DIR") or cache_home() / "pip")

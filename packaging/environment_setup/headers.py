@@ -1,0 +1,91 @@
+"""Python.h: whether the compiler finds it, and fetching it without root where Debian can."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import IO, Iterable, List
+
+from environment_setup.machine import cache_home
+from environment_setup.show import note_command
+
+
+def has_python_headers(compiler: List[str], folders: Iterable[Path] = ()) -> bool:
+    """Ask the compiler itself, so that CPATH and the like count; without one, look for the file."""
+    include = sysconfig.get_path("include")
+    if not compiler:
+        return any((Path(folder) / "Python.h").exists() for folder in [include, *map(str, folders)])
+    options = ["-I{}".format(folder) for folder in [include, *folders]]
+    command = [*compiler, *options, "-x", "c++", "-E", "-"]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:
+        process.communicate(b"#include <Python.h>\n")
+    return process.returncode == 0
+
+
+def headers_problem() -> str:
+    """The line for a missing Python.h."""
+    line = "there is no Python.h for Python {}.{} (Horovod is an extension module): apt install {}"
+    return line.format(*sys.version_info[:2], package_of_python("-dev"))
+
+
+def is_system_python() -> bool:
+    """Whether this is the Python of the machine's package tool."""
+    return os.path.realpath(sys.executable) == os.path.realpath("/usr/bin/python3")
+
+
+def package_of_python(suffix: str) -> str:
+    """The name of the Debian package that completes this Python."""
+    version = "3" if is_system_python() else "{}.{}".format(*sys.version_info[:2])
+    return "python" + version + suffix
+
+
+def headers_folder() -> Path:
+    """Where headers that were fetched without root stay."""
+    return cache_home() / "hvd_train" / "headers" / "python{}.{}".format(*sys.version_info[:2])
+
+
+def fetched_headers() -> List[Path]:
+    """The folders to put on CPATH once headers were fetched."""
+    include = headers_folder() / "usr" / "include"
+    return [include / "python{}.{}".format(*sys.version_info[:2]), include]
+
+
+def can_fetch_headers() -> bool:
+    """Debian's tools can fetch a package without root, and its headers fit Debian's own Python."""
+    return is_system_python() and all(shutil.which(tool) for tool in ("apt-get", "dpkg"))
+
+
+def fetch_headers(log: IO[bytes]) -> bool:
+    """Fetch and unpack Debian's package of Python's headers; true where they are there afterwards."""
+    package = "libpython{}.{}-dev".format(*sys.version_info[:2])
+    folder = headers_folder()
+    part = folder.with_name("{}.{}.part".format(folder.name, os.getpid()))
+    lists = part / "lists"
+    for empty in (lists / "partial", part / "archives" / "partial"):
+        empty.mkdir(parents=True, exist_ok=True)
+    # The machine's own lists of packages may be empty (images) or old: then private ones.
+    private = ["-o", "Dir::State::lists={}/".format(lists), "-o", "Dir::Cache={}/".format(part)]
+    try:
+        for options in ([], private):
+            if options and not run_quietly(["apt-get", *options, "update"], log, cwd=part):
+                break
+            if run_quietly(["apt-get", *options, "download", package], log, cwd=part):
+                archive = next(part.glob(package + "_*.deb"))
+                if not run_quietly(["dpkg", "-x", str(archive), "tree"], log, cwd=part):
+                    break
+                shutil.rmtree(str(folder), ignore_errors=True)
+                (part / "tree").rename(folder)
+                return True
+        return False
+    finally:
+        shutil.rmtree(str(part), ignore_errors=True)
+
+
+def run_quietly(command: List[str], log: IO[bytes], cwd: Path) -> bool:
+    """Run a command with its output in the log; whether it succeeded."""
+    note_command(command, log)
+    nothing = subprocess.DEVNULL
+    return subprocess.call(command, stdin=nothing, stdout=log, stderr=subprocess.STDOUT, cwd=str(cwd)) == 0

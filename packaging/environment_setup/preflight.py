@@ -1,0 +1,88 @@
+"""What is missing on this machine, and what to type: told together, before anything is downloaded."""
+
+import os
+import platform
+import shlex
+import shutil
+import sys
+from contextlib import suppress
+from typing import List, Tuple
+
+from environment_setup.headers import (
+    can_fetch_headers,
+    fetched_headers,
+    has_python_headers,
+    headers_problem,
+    package_of_python,
+)
+from environment_setup.machine import output_of
+
+OLDEST_PYTHON = (3, 10)
+NEWEST_PYTHON = (3, 13)
+OLDEST_GCC = 11
+
+
+def machine_problems(venv_needed: bool) -> Tuple[List[str], bool]:
+    """What is missing on the machine, and whether Python's headers must be fetched."""
+    if not sys.platform.startswith("linux"):
+        return ["this is {}: Horovod and this project run on Linux".format(platform.system())], False
+    problems = venv_problems() if venv_needed else []
+    compiler = compiler_command()
+    problems += compiler_problems(compiler)
+    fetch = False
+    if not has_python_headers(compiler) and not has_python_headers(compiler, fetched_headers()):
+        fetch = can_fetch_headers()
+        if not fetch:
+            problems.append(headers_problem())
+    return problems, fetch
+
+
+def python_problems(version: Tuple[int, int]) -> List[str]:
+    """Python too old, with what to type where a newer one is on the PATH."""
+    if version >= OLDEST_PYTHON:
+        return []
+    names = ["python3.{}".format(minor) for minor in range(NEWEST_PYTHON[1], OLDEST_PYTHON[1] - 1, -1)]
+    found = [name for name in names if output_of([name, "--version"])]
+    advice = (
+        "make PYTHON={} {}".format(found[0], os.environ.get("MAKE_GOAL", "env"))
+        if found
+        else "install Python 3.10 to 3.13 and say make PYTHON=python3.X"
+    )
+    return ["Python {}.{} is too old, 3.10 is the oldest supported: {}".format(*version, advice)]
+
+
+def venv_problems() -> List[str]:
+    """Debian keeps ensurepip, without which there is no pip in an environment, in a package of its own."""
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        return ["Python's venv module is incomplete: apt install " + package_of_python("-venv")]
+    return []
+
+
+def compiler_command() -> List[str]:
+    """The C++ compiler: CXX, g++ or c++; empty where there is none."""
+    named = os.environ.get("CXX")
+    for command in [shlex.split(named)] if named else [["g++"], ["c++"]]:
+        if command and shutil.which(command[0]):
+            return command
+    return []
+
+
+def compiler_problems(command: List[str]) -> List[str]:
+    """No compiler, or one that does not know C++20."""
+    if not command:
+        named = os.environ.get("CXX")
+        what = "CXX names {}, which is not there".format(named) if named else "there is no C++ compiler"
+        return [what + " (Horovod is compiled here): apt install g++"]
+    if "clang" in output_of([*command, "--version"]):
+        return []
+    version = output_of([*command, "-dumpfullversion", "-dumpversion"]).strip()
+    with suppress(ValueError):
+        if int(version.split(".")[0]) < OLDEST_GCC:
+            return [
+                "g++ {} is too old: torch's headers take g++ {old} or newer; "
+                "apt install g++-{old} and say CXX=g++-{old} make".format(version, old=OLDEST_GCC)
+            ]
+    return []

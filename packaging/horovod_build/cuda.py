@@ -1,0 +1,104 @@
+"""The CUDA compiler that goes with torch, and torch's NCCL."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from horovod_build.errors import BuildError
+from horovod_build.machine import Torch, output_of
+
+CUDA_ARCHS = (70, 75, 80, 86, 89, 90, 100, 120)  # V100, T4, A100, A10, L4 and 40x0, H100, B200, 50x0
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """A CUDA compiler that goes with torch's CUDA, and torch's NCCL."""
+
+    home: Path
+    version: str
+    archs: tuple[int, ...]
+    nccl_version: str
+    nccl_library: Path
+    nccl_include: Path
+    from_index: bool
+
+
+def find_cuda(torch: Torch) -> Cuda:
+    """A CUDA compiler of torch's major version, and torch's NCCL."""
+    assert torch.cuda is not None
+    major = torch.cuda.split(".")[0]
+    seen = []
+    for home, from_index in cuda_homes(torch):
+        version = nvcc_version(home)
+        if version and version.split(".")[0] == major:
+            nccl_version, library, include = find_nccl(torch, home)
+            return Cuda(home, version, cuda_archs(home), nccl_version, library, include, from_index)
+        if version:
+            seen.append(f"{version} in {home}")
+    install = (
+        f"{shlex.quote(sys.executable)} -m pip install 'cuda-toolkit[nvcc]=={torch.cuda}.*'"
+        if int(major) >= 13  # the wheels for CUDA 12 hold no nvcc
+        else f"install the CUDA {major} toolkit and set CUDA_HOME to it"
+    )
+    raise BuildError(
+        f"torch {torch.version} has CUDA {torch.cuda}, and there is no nvcc {major}.x"
+        + (f" (but {', '.join(dict.fromkeys(seen))})" if seen else "")
+        + f": Horovod's GPU kernels need one; {install}, or add --without-cuda for a Horovod that trains on CPUs only"
+    )
+
+
+def cuda_homes(torch: Torch) -> list[tuple[Path, bool]]:
+    """Folders that may hold a CUDA compiler, best first, and whether they are wheels of the package index."""
+    named = [os.environ[name] for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    homes = [(Path(name), False) for name in named]
+    homes += [(path, True) for path in sorted((torch.site / "nvidia").glob("cu[0-9][0-9]"))]
+    homes += [(path, False) for path in sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
+    homes.append((Path("/usr/local/cuda"), False))
+    if nvcc := shutil.which("nvcc"):
+        homes.append((Path(nvcc).resolve().parent.parent, False))
+    return homes
+
+
+def nvcc_version(home: Path) -> str | None:
+    """The release of the nvcc in a CUDA folder."""
+    match = re.search(r"release (\d+\.\d+)", output_of(home / "bin" / "nvcc", "--version"))
+    return match.group(1) if match else None
+
+
+def find_nccl(torch: Torch, cuda_home: Path) -> tuple[str, Path, Path]:
+    """Version, library and headers of NCCL: torch's, or the one that HOROVOD_NCCL_HOME names."""
+    roots = [Path(os.environ[name]) for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME") if os.environ.get(name)]
+    for root in [*roots, torch.site / "nvidia" / "nccl", cuda_home, Path("/usr")]:
+        header = root / "include" / "nccl.h"
+        libraries = [
+            path
+            for pattern in ("lib/libnccl.so*", "lib64/libnccl.so*", "lib/*/libnccl.so*")
+            for path in sorted(root.glob(pattern))
+        ]
+        if header.exists() and libraries:
+            text = header.read_text(encoding="utf-8", errors="replace")
+            numbers = [re.search(rf"#define NCCL_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
+            return ".".join(n.group(1) for n in numbers if n), libraries[0], header.parent
+    raise BuildError(
+        "torch has CUDA, but its NCCL is not where the package index puts it (nvidia/nccl): "
+        "set HOROVOD_NCCL_HOME to a folder with include/nccl.h and lib/libnccl.so"
+    )
+
+
+def cuda_archs(home: Path) -> tuple[int, ...]:
+    """GPU generations to compile for: HOROVOD_BUILD_CUDA_CC_LIST, or today's cards that this nvcc knows."""
+    named = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST")
+    if named:
+        if not re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", named):
+            raise BuildError(f"HOROVOD_BUILD_CUDA_CC_LIST={named!r} is not a list of numbers such as 80,90")
+        return tuple(sorted({int(number) for number in named.split(",")}))
+    known = {
+        int(number) for number in re.findall(r"compute_(\d+)", output_of(home / "bin" / "nvcc", "--list-gpu-arch"))
+    }
+    return tuple(arch for arch in CUDA_ARCHS if not known or arch in known)

@@ -1,0 +1,85 @@
+"""What a build fetches through pip: the release, and tools that the environment lacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sysconfig
+import tarfile
+from pathlib import Path
+
+from horovod_build.cache import cache_folder, file_digest
+from horovod_build.errors import BuildError
+from horovod_build.machine import installed_version, output_of
+from horovod_build.show import step
+from horovod_build.workshop import Workshop
+
+REQUIREMENT = Path(__file__).resolve().parents[1] / "horovod.txt"
+BUILD_TOOLS = {"setuptools": "setuptools>=64", "wheel": "wheel", "packaging": "packaging"}
+CMAKE_REQUIREMENT = "cmake>=3.21,<4"  # 4 refuses the Gloo that Horovod bundles
+
+
+def read_requirement(path: Path = REQUIREMENT) -> tuple[str, str]:
+    """Version and digest of the release."""
+    match = re.search(r"^horovod==(\S+) --hash=sha256:([0-9a-f]{64})$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    if not match:
+        raise BuildError(f"{path.name} does not hold a line 'horovod==VERSION --hash=sha256:DIGEST'")
+    return match.group(1), match.group(2)
+
+
+def fetch_release(version: str, sha256: str, shop: Workshop, env: dict[str, str]) -> Path:
+    """The release's source archive, from the cache or through pip, so that the user's pip settings count."""
+    kept = cache_folder() / "sources" / f"horovod-{version}.tar.gz"
+    if kept.exists() and file_digest(kept) == sha256:
+        return kept
+    requirement, folder = shop.copy_of(REQUIREMENT), shop.folder / "download"
+    source = ["--no-deps", "--no-build-isolation", "--no-binary", "horovod", "--require-hashes"]
+    with step(f"fetched horovod {version}"):
+        shop.run(
+            f"fetching horovod {version} (is the package index reachable?)",
+            shop.pip("download", *source, "-r", requirement, "-d", folder),
+            {name: value for name, value in env.items() if name != "HOROVOD_LOCAL_VERSION"},  # pip compares it
+        )
+    archive = folder / kept.name
+    if file_digest(archive) != sha256:
+        raise BuildError(f"{archive.name} is not the file that {REQUIREMENT.name} names: its digest differs")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    part = kept.with_suffix(f".{os.getpid()}.part")
+    shutil.copyfile(archive, part)
+    part.rename(kept)
+    return kept
+
+
+def unpack(archive: Path, shop: Workshop) -> Path:
+    """Unpack the release; returns its top folder."""
+    with tarfile.open(archive) as tar:
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(shop.folder, filter="data")
+        else:  # Python 3.10 and 3.11 before their security releases; the digest was checked
+            tar.extractall(shop.folder)  # noqa: S202
+    return shop.folder / archive.name.removesuffix(".tar.gz")
+
+
+def fetch_tools(shop: Workshop, env: dict[str, str]) -> None:
+    """See that the build's own tools are there; what is missing goes into the workshop, not the environment."""
+    wanted = [requirement for name, requirement in BUILD_TOOLS.items() if installed_version(name) is None]
+    cmake = find_cmake()
+    if cmake is None:
+        wanted.append(CMAKE_REQUIREMENT)
+    tools = shop.folder / "tools"
+    if wanted:
+        command = shop.pip("install", "--no-warn-script-location", "--target", tools, *wanted)
+        with step(f"fetched {', '.join(wanted)} for this build"):
+            shop.run("fetching build tools", command, env)
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tools), env.get("PYTHONPATH"))))
+        env["PATH"] = f"{tools / 'bin'}{os.pathsep}{env['PATH']}"
+    env["HOROVOD_CMAKE"] = str(shop.path(cmake) if cmake else tools / "bin" / "cmake")
+
+
+def find_cmake() -> Path | None:
+    """A CMake that reads toolchain files from the environment and still takes the bundled Gloo."""
+    own = os.pathsep.join([sysconfig.get_path("scripts"), *os.get_exec_path()])
+    found = shutil.which("cmake", path=own)
+    match = re.search(r"cmake version (\d+)\.(\d+)", output_of(found, "--version")) if found else None
+    return Path(found) if found and match and (3, 21) <= (int(match[1]), int(match[2])) < (4, 0) else None

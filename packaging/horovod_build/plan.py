@@ -1,0 +1,115 @@
+"""All that a build depends on, found before anything is fetched, and the key that it gives the wheel."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from horovod_build.cuda import Cuda, find_cuda
+from horovod_build.errors import BuildError
+from horovod_build.fetch import read_requirement
+from horovod_build.machine import (
+    Compiler,
+    Torch,
+    check_make,
+    check_pip,
+    check_python_headers,
+    cpu_flags,
+    find_compiler,
+    find_torch,
+)
+from horovod_build.mpi import Mpi, find_mpi
+from horovod_build.patches import Patch, load_patches
+from horovod_build.workshop import build_folder
+
+RECIPE = 1  # part of the cache key: raise it when this package builds differently from the same inputs
+FOLDER = Path(__file__).resolve().parents[1]
+CMAKE_FILES = (FOLDER / "horovod-toolchain.cmake", FOLDER / "horovod-project.cmake")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a build depends on."""
+
+    horovod: str
+    sha256: str
+    patches: tuple[Patch, ...]
+    torch: Torch
+    compiler: Compiler
+    mpi: Mpi | None
+    cuda: Cuda | None
+
+    def inputs(self) -> dict[str, Any]:
+        """Everything that changes the wheel, by name."""
+        return {
+            "recipe": RECIPE,
+            "horovod": f"{self.horovod} {self.sha256}",
+            "patches": digest("".join(f"{p.file}\n{p.why}\n{p.text}" for p in self.patches)),
+            "cmake": digest("".join(path.read_text(encoding="utf-8") for path in CMAKE_FILES)),
+            "python": sysconfig.get_config_var("SOABI"),
+            "machine": platform.machine(),
+            "glibc": platform.libc_ver()[1],
+            "cpu_flags": cpu_flags(),
+            "torch": self.torch.version,
+            "torch_cuda": self.torch.cuda,
+            "compiler": str(self.compiler),
+            "flags": {name: os.environ.get(name, "") for name in ("CPPFLAGS", "CXXFLAGS", "LDFLAGS")},
+            "mpi": str(self.mpi) if self.mpi else None,
+            "nvcc": self.cuda.version if self.cuda else None,
+            "nccl": self.cuda.nccl_version if self.cuda else None,
+            "cuda_archs": list(self.cuda.archs) if self.cuda else None,
+        }
+
+    @property
+    def key(self) -> str:
+        """Names the wheel in the cache."""
+        return digest(json.dumps(self.inputs(), sort_keys=True))[:16]
+
+    @property
+    def version(self) -> str:
+        """The release and, as a local label, the key, so that pip tells two builds apart."""
+        return f"{self.horovod}+hvdtrain.k{self.key[:12]}"
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def make_plan(without_patches: bool = False, without_mpi: bool = False, without_cuda: bool = False) -> Plan:
+    """Look at the machine; problems that can be seen without compiling are told here, all at once."""
+    problems: list[str] = []
+
+    def attempt(look: Callable[[], Any]) -> Any:
+        try:
+            return look()
+        except BuildError as error:
+            problems.extend(error.args)
+            return None
+
+    if sys.platform != "linux":
+        raise BuildError("this builder knows Linux only")
+    attempt(check_pip)
+    compiler = attempt(find_compiler)
+    attempt(check_make)
+    if compiler:
+        attempt(lambda: check_python_headers(compiler))
+    torch = attempt(find_torch)
+    cuda = attempt(lambda: find_cuda(torch)) if torch and torch.cuda and not without_cuda else None
+    attempt(build_folder)
+    patches = attempt(load_patches) or []
+    requirement = attempt(read_requirement)
+    if problems or requirement is None:
+        raise BuildError(*problems)
+    version, sha256 = requirement
+    chosen = tuple(patch for patch in patches if patch.needed_to_build or not without_patches)
+    mpi = None if without_mpi else find_mpi()
+    return Plan(version, sha256, chosen, torch, compiler, mpi, cuda)

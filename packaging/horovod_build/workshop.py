@@ -1,0 +1,101 @@
+"""The temporary folder of one build, and the commands that run in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from horovod_build.cache import cache_folder
+from horovod_build.errors import BuildError
+from horovod_build.show import Progress, first_errors
+
+NEEDED_DISK_MB = 1200
+
+
+def build_folder() -> Path:
+    """A folder for temporary files: its path has no blank (make and CMake split at them) and it has room."""
+    found = []
+    for folder in (Path(tempfile.gettempdir()), Path("/var/tmp"), cache_folder()):  # noqa: S108 - only its parent
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            free_mb = shutil.disk_usage(folder).free // 2**20
+            if free_mb >= NEEDED_DISK_MB and " " not in str(folder) and os.access(folder, os.W_OK):
+                return folder
+            found.append(f"{folder}: {free_mb} MB")
+    raise BuildError(
+        f"too little room for temporary files: {NEEDED_DISK_MB} MB are needed ({', '.join(found)}); "
+        "free some, or set TMPDIR to a folder that has it"
+    )
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """The folder of one build, with names that hold no blank whatever the environment is called."""
+
+    folder: Path
+    prefix: Path  # the environment
+    log: Path
+
+    def path(self, path: Path) -> Path:
+        """The same file, reached through the folder's own link to the environment."""
+        with contextlib.suppress(ValueError):
+            return self.prefix / path.relative_to(sys.prefix)
+        return path
+
+    def copy_of(self, path: Path) -> Path:
+        """A copy in the folder, whose path has no blank."""
+        return Path(shutil.copy(path, self.folder))
+
+    def pip(self, *arguments: str | Path) -> list[str]:
+        """A pip command of the environment."""
+        return [str(self.path(Path(sys.executable))), "-m", "pip", *map(str, arguments)]
+
+    def run(self, what: str, command: list[str], env: dict[str, str], progress: Progress | None = None) -> None:
+        """Run a command with all it prints in the log, or raise an error that names the log and quotes from it."""
+        with self.log.open("a", encoding="utf-8") as log:
+            print("$", shlex.join(command), file=log, flush=True)
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # so that make and its compilers can be ended together
+            )
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    log.write(line)
+                    if progress:
+                        progress.feed(line)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
+                raise
+        if process.wait() != 0:
+            errors = [f"  {line}" for line in first_errors(self.log)]
+            raise BuildError(f"{what} failed", *errors, f"  full log: {self.log}")
+
+
+@contextlib.contextmanager
+def workshop(log: Path) -> Iterator[Workshop]:
+    """A temporary folder for one build, gone afterwards. The log stays."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="hvd_train-build-", dir=build_folder()) as name:
+        folder = Path(name)
+        prefix = Path(sys.prefix)
+        if " " in sys.prefix:
+            prefix = folder / "env"
+            prefix.symlink_to(sys.prefix)
+        yield Workshop(folder, prefix, log)
