@@ -1,0 +1,45 @@
+"""Exact, elastic data-parallel training of PyTorch models with Horovod."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hvd_train import recipes as recipes
+    from hvd_train.config import Config as Config
+    from hvd_train.data.dataset import DataSet as DataSet
+    from hvd_train.errors import HvdTrainError as HvdTrainError
+    from hvd_train.errors import UsageError as UsageError
+    from hvd_train.result import Result as Result
+    from hvd_train.run import evaluate as evaluate
+    from hvd_train.run import train as train
+    from hvd_train.validate import Scores as Scores
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Config": "config",
+    "DataSet": "data.dataset",
+    "HvdTrainError": "errors",
+    "Result": "result",
+    "Scores": "validate",
+    "UsageError": "errors",
+    "evaluate": "run",
+    "recipes": "",
+    "train": "run",
+}
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: `import hvd_train` alone does not import torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not _HOME[name]:
+        return importlib.import_module(f"{__name__}.{name}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

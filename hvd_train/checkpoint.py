@@ -1,0 +1,192 @@
+"""Committed checkpoints: written in the background, atomic, checked when they are read.
+
+A file is a line of magic, a line of JSON (digest, size, progress) and a payload of torch.save that loads with
+weights_only=True. `head -2` of it says what it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pickle
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hvd_train import durable
+from hvd_train.errors import UsageError
+from hvd_train.state import Snapshot, TrainState, to_host
+
+BEST, FINAL = "model-best.pt", "model-final.pt"
+MAGIC = b"hvd_train checkpoint 1\n"
+_NAME = re.compile(r"step-(\d{10})\.ckpt")
+
+Report = Callable[[str], None]
+
+
+class BadCheckpoint(Exception):
+    """A file that is not a whole checkpoint, with the reason."""
+
+
+class Store(Protocol):
+    """Where commits and weights go."""
+
+    def commit(self, state: TrainState, *, wait: bool = False) -> bool:
+        """Keep this state; False where the disk is still busy with the one before (try again at the next step)."""
+
+    def save_weights(self, name: str, state: TrainState) -> None:
+        """Write the model's plain state_dict into the run folder, and wait for it.
+
+        Weights that are the best ever are gone with the next step: should this process die in it, they must be there.
+        """
+
+    def close(self) -> bool:
+        """Wait for what is under way; whether the last commit and all weights are on disk."""
+
+
+class NoStore:
+    """For ranks that do not write."""
+
+    def commit(self, state: TrainState, *, wait: bool = False) -> bool:
+        """Nothing to do."""
+        return True
+
+    def save_weights(self, name: str, state: TrainState) -> None:
+        """Nothing to do."""
+
+    def close(self) -> bool:
+        """Nothing is under way."""
+        return True
+
+
+class DiskStore:
+    """Writes checkpoints in a thread of its own: training waits for the copy only.
+
+    A write that fails (disk full) is reported in one line and training goes on; older files are removed only
+    after a newer one is safe.
+    """
+
+    def __init__(self, folder: Path, keep: int, config: Mapping[str, Any], report: Report) -> None:
+        self.folder, self._keep, self._config, self._report = folder, keep, dict(config), report
+        (folder / "checkpoints").mkdir(exist_ok=True)
+        durable.remove_partial(folder / "checkpoints")
+        durable.remove_partial(folder)
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._last: Future[bool] | None = None
+        self._weights: dict[str, bool] = {}
+
+    def commit(self, state: TrainState, *, wait: bool = False) -> bool:
+        """See Store; with `wait`, until it is on disk (False: it could not be written)."""
+        if self._last is not None and not self._last.done() and not wait:
+            return False
+        snapshot = {**state.snapshot(), "config": self._config}
+        path = path_of(self.folder, state.progress.step)
+        self._last = self._writer.submit(self._try, path, lambda: self._write(path, snapshot))
+        return self._last.result() if wait else True
+
+    def save_weights(self, name: str, state: TrainState) -> None:
+        """See Store."""
+        weights = to_host(state.result.state_dict())
+        path = self.folder / name
+        self._weights[name] = self._try(path, lambda: durable.write(path, serialize(weights)))
+
+    def close(self) -> bool:
+        """See Store."""
+        self._writer.shutdown(wait=True)
+        return (self._last is None or self._last.result()) and all(self._weights.values())
+
+    def _write(self, path: Path, snapshot: Snapshot) -> None:
+        write(path, snapshot)
+        # What has a higher number was skipped as damaged when this run was resumed: it must not push out good ones.
+        older = [old for old in committed(self.folder) if old.name <= path.name]
+        for old in older[self._keep :]:
+            old.unlink(missing_ok=True)
+
+    def _try(self, path: Path, write_file: Callable[[], None]) -> bool:
+        try:
+            write_file()
+        except OSError as error:
+            newest = next(iter(committed(self.folder)), None)
+            last = f"the newest good checkpoint is {newest.name}" if newest else "there is no checkpoint yet"
+            self._report(f"cannot write {path}: {error.strerror}; training goes on, {last}")
+            return False
+        return True
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """The file of the commit after `step` steps."""
+    return folder / "checkpoints" / f"step-{step:010d}.ckpt"
+
+
+def committed(folder: Path) -> list[Path]:
+    """The checkpoints of a run folder, newest first; they may be damaged."""
+    return sorted((p for p in (folder / "checkpoints").glob("*.ckpt") if _NAME.fullmatch(p.name)), reverse=True)
+
+
+def newest_good(folder: Path, report: Report) -> Snapshot | None:
+    """The newest checkpoint that is whole; damaged ones before it are named to `report` and left where they are."""
+    for path in committed(folder):
+        try:
+            return read(path)
+        except BadCheckpoint as error:
+            report(f"skipping a damaged checkpoint: {error}")
+    return None
+
+
+def write(path: Path, snapshot: Snapshot) -> None:
+    """Write a checkpoint durably. Raises OSError."""
+    payload = serialize(snapshot)
+    header = {
+        "digest": hashlib.blake2b(payload, digest_size=32).hexdigest(),
+        "size": len(payload),
+        **snapshot["progress"],
+    }
+    durable.write(path, MAGIC, json.dumps(header).encode() + b"\n", payload)
+
+
+def read(path: Path) -> Snapshot:
+    """The snapshot in a file. Raises BadCheckpoint, naming the file, where it is not whole or not ours."""
+    try:
+        with open(path, "rb") as file:
+            magic, header_line, payload = file.readline(64), file.readline(4096), file.read()
+    except OSError as error:
+        raise BadCheckpoint(f"{path}: {error.strerror}") from None
+    if magic != MAGIC:
+        if magic.startswith(MAGIC[:-3]):
+            raise BadCheckpoint(f"{path} was written by another version of hvd_train")
+        raise BadCheckpoint(f"{path} is not a checkpoint of hvd_train")
+    try:
+        header = json.loads(header_line)
+        size, digest = header["size"], header["digest"]
+    except (ValueError, KeyError, TypeError):
+        raise BadCheckpoint(f"{path}: its header is damaged") from None
+    if len(payload) != size:
+        raise BadCheckpoint(f"{path} is truncated: {len(payload)} of {size} bytes")
+    if hashlib.blake2b(payload, digest_size=32).hexdigest() != digest:
+        raise BadCheckpoint(f"{path}: its contents do not match their checksum")
+    try:
+        snapshot: Snapshot = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError):
+        raise BadCheckpoint(f"{path} holds more than plain values and tensors; it is not loaded") from None
+    return snapshot
+
+
+def read_named(path: Path) -> Snapshot:
+    """A checkpoint the user named. Raises UsageError where it cannot be used."""
+    try:
+        return read(path)
+    except BadCheckpoint as error:
+        raise UsageError(str(error)) from None
+
+
+def serialize(value: Mapping[str, Tensor] | Snapshot) -> bytes:
+    """What torch.save makes of plain values and tensors."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()

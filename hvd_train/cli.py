@@ -1,0 +1,203 @@
+"""The front door, `hvd-train COMMAND`. Only here the process ends and errors become lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from hvd_train import __version__, config, launch, ledger, recipes
+from hvd_train.config import Config
+from hvd_train.errors import HvdTrainError, RankLost, UsageError, unknown_name
+from hvd_train.flags import parse_flags
+
+PROGRAM = "hvd-train"
+_LAUNCHER_SECONDS = 10.0  # ranks of one host can be seconds apart while they import
+# What people type from other trainers.
+ALIASES = {"--lr": "--learning-rate", "-b": "--batch-size", "-j": "--workers"}
+
+USAGE = f"""usage: {PROGRAM} COMMAND ...
+
+  train [RECIPE] [flags]   train; RECIPE is one of: {", ".join(recipes.RECIPES)} (default: {recipes.DEFAULT})
+  evaluate RUN|CHECKPOINT  scores of a run's best weights, or of a checkpoint file
+  config [RECIPE] [flags]  check the settings of `train` and print them, as --config FILE takes them
+  audit RUN                whether every sample counted exactly once (of a run with --ledger)
+  doctor                   what this machine and this build of Horovod can do
+  --version                {__version__}
+
+`{PROGRAM} COMMAND --help` lists the flags. On several ranks: horovodrun -np 2 {PROGRAM} train
+"""
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Scores of a run's best weights, or of a checkpoint file: loss, top-1, top-5 and top-1 of each class."""
+
+    target: Annotated[Path, tyro.conf.Positional]
+    """Run folder or checkpoint file."""
+    json: bool = False
+    """Print one JSON object, with every digit."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs."""
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Whether every sample counted exactly once in every finished epoch, by ledger.jsonl; exit code 1 if not."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder of a training with --ledger."""
+
+
+def main() -> None:
+    """Console entry point: runs the command and exits with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command; the exit code. An error made on purpose is one line on stderr, once for all ranks."""
+    commands = {"train": _train, "evaluate": _evaluate, "audit": _audit, "config": _config, "doctor": _doctor}
+    try:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(USAGE, end="")
+            return 0 if arguments else 2
+        if arguments[0] == "--version":
+            print(f"{PROGRAM} {__version__}")
+            return 0
+        if arguments[0] not in commands:
+            raise unknown_name("command", arguments[0], commands)
+        return commands[arguments[0]](list(arguments[1:]))
+    except HvdTrainError as error:
+        _complain(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _train(arguments: list[str]) -> int:
+    settings = parse_train(arguments)
+    from hvd_train.run import train  # imports torch, which parsing can do without
+
+    result = train(settings)
+    if result.finished:
+        return 0 if result.saved else 1
+    return 128 + result.stopped_by if result.stopped_by else os.EX_TEMPFAIL
+
+
+def parse_train(arguments: list[str], command: str = "train") -> Config:
+    """The config of `hvd-train train ...`: a recipe or --config FILE, changed by the flags.
+
+    Raises UsageError for an unknown recipe, flag or value.
+    """
+    path, arguments = _config_file([_usual(argument) for argument in arguments])
+    recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    if path is None:
+        base = recipes.get(recipe or recipes.DEFAULT)
+    elif recipe is None:
+        base = config.load(path)
+    else:
+        raise UsageError(f"--config {path} is a whole run already; leave out the recipe {recipe!r}")
+    given = {argument.partition("=")[0] for argument in arguments}
+    if "--batch-size" in given and "--global-batch-size" not in given:
+        batch = dataclasses.replace(base.batch, batch_size=base.batch.batch_size or 1, global_batch_size=None)
+        base = dataclasses.replace(base, batch=batch)  # a batch size per worker decides the global one
+    names = "|".join(recipes.RECIPES)
+    return parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [--config FILE]", default=base)
+
+
+def _evaluate(arguments: list[str]) -> int:
+    options = parse_flags(EvaluateOptions, arguments, f"{PROGRAM} evaluate")
+    from hvd_train.run import connect, evaluate  # imports torch, which parsing can do without
+
+    world = connect()
+    scores = evaluate(options.target, world=world, device=options.device)
+    if world.place.rank != 0:
+        return 0
+    if options.json:
+        print(json.dumps(scores.as_dict()))
+        return 0
+    print(f"loss {scores.loss:.6f}  top-1 {scores.top1:.4%}  top-5 {scores.top5:.4%}  ({scores.count:,} images)")
+    for name, share in zip(scores.classes, scores.per_class, strict=True):
+        print(f"  {name:<20} {share:8.2%}")
+    return 0
+
+
+def _audit(arguments: list[str]) -> int:
+    options = parse_flags(AuditOptions, arguments, f"{PROGRAM} audit")
+    verdict = ledger.audit(options.run)
+    print(verdict)
+    return 1 if verdict.faults else 0
+
+
+def _config(arguments: list[str]) -> int:
+    settings = parse_train(arguments, "config")
+    from hvd_train.run import check  # imports torch, which parsing can do without
+
+    check(settings)
+    print(config.dump(settings), end="")
+    return 0
+
+
+def _doctor(arguments: list[str]) -> int:
+    from hvd_train.doctor import main as examine
+
+    return examine(arguments)
+
+
+def _complain(error: HvdTrainError) -> None:
+    """Print an error once for all ranks: by rank 0, or by the one rank that met it, with its name.
+
+    A launcher ends all ranks when the first one ends, with that one's exit code. So whoever is not to speak for
+    the job waits for that; where it does not come, nobody else has spoken.
+    """
+    launched = launch.launched(os.environ)
+    if launched is None:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+    elif error.met_by is not None:
+        _say_as(launched, error)
+    elif launched.rank == 0:
+        print(f"{PROGRAM}: {error}", file=sys.stderr, flush=True)
+        if isinstance(error, RankLost):
+            _ended_by_launcher(error)
+    elif not _ended_by_launcher(error):
+        _say_as(launched, error)
+
+
+def _say_as(launched: launch.Launch, error: HvdTrainError) -> None:
+    print(f"{PROGRAM}: rank {launched.rank} on {socket.gethostname()}: {error}", file=sys.stderr)
+
+
+def _ended_by_launcher(error: HvdTrainError) -> bool:
+    """Wait for the launcher's SIGTERM; whether it came."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    return error.ending or signal.sigtimedwait({signal.SIGTERM}, _LAUNCHER_SECONDS) is not None
+
+
+def _config_file(arguments: list[str]) -> tuple[Path | None, list[str]]:
+    """The value of --config, and the arguments without it."""
+    for index, argument in enumerate(arguments):
+        if argument.startswith("--config="):
+            return Path(argument.partition("=")[2]), arguments[:index] + arguments[index + 1 :]
+        if argument == "--config":
+            if index + 1 == len(arguments):
+                raise UsageError("--config needs the path of a config.yaml")
+            return Path(arguments[index + 1]), arguments[:index] + arguments[index + 2 :]
+    return None, arguments
+
+
+def _usual(argument: str) -> str:
+    """A flag by its one name: `--batch_size=3` and `-b=3` are `--batch-size=3`."""
+    flag, equals, value = argument.partition("=")
+    if not flag.startswith("-"):
+        return argument
+    flag = flag.replace("_", "-")
+    return ALIASES.get(flag, flag) + equals + value

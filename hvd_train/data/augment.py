@@ -1,0 +1,51 @@
+"""Random changes to whole batches of images in memory. Each draws its numbers from the samples, not from the rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Augment:
+    """A change of a batch: images float [n, c, h, w] and `num_uniforms` random numbers each, to images alike."""
+
+    num_uniforms: int
+    apply: Callable[[Tensor, Tensor], Tensor]
+
+
+def crop_and_flip(padding: int) -> Augment:
+    """Shift by up to `padding` pixels either way, filling with zeros, and mirror every other image."""
+
+    def apply(images: Tensor, uniforms: Tensor) -> Tensor:
+        n, _, height, width = images.shape
+        padded = F.pad(images, (padding,) * 4)
+        top, left = (uniforms[:, :2] * (2 * padding + 1)).long().unbind(1)
+        rows = top[:, None] + torch.arange(height, device=images.device)
+        columns = left[:, None] + torch.arange(width, device=images.device)
+        columns = torch.where(uniforms[:, 2:3] < 0.5, columns, columns.flip(1))
+        sample = torch.arange(n, device=images.device)[:, None, None]
+        # Advanced indices around a slice come first: [n, h, w, c]
+        return padded[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+    return Augment(3, apply)
+
+
+def affine_jitter(degrees: float, shift: float, scale: float) -> Augment:
+    """Turn by up to `degrees`, move by up to `shift` and zoom by up to `scale` (shares of the image's side)."""
+
+    def apply(images: Tensor, uniforms: Tensor) -> Tensor:
+        turn, zoom, x, y = (2 * uniforms - 1).unbind(1)
+        angle, zoom = turn * math.radians(degrees), 1 + zoom * scale
+        cos, sin = torch.cos(angle) * zoom, torch.sin(angle) * zoom
+        # An image spans -1..1 for grid_sample: a shift by its whole side is 2.
+        theta = torch.stack([cos, -sin, 2 * shift * x, sin, cos, 2 * shift * y], dim=1).view(-1, 2, 3)
+        grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid, align_corners=False)
+
+    return Augment(4, apply)

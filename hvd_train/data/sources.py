@@ -1,0 +1,148 @@
+"""Where the images come from: digits, CIFAR, class folders, synthetic ones, or the user's own data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from hvd_train import plugin
+from hvd_train.config import DataConfig
+from hvd_train.data.augment import affine_jitter, crop_and_flip
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, Source
+from hvd_train.errors import UsageError, unknown_name
+
+OwnData = Callable[[DataConfig], Sequence[Any]]
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError, with the nearest name, where no data set is called that."""
+    if plugin.is_reference(name):
+        plugin.load("data", name)
+    elif name not in _OPENERS:
+        raise unknown_name("data set", name, _OPENERS)
+
+
+def open_data(config: DataConfig, seed: int, own: OwnData | None = None) -> DataSet:
+    """The data set of a run. Raises UsageError where it is missing, empty or not in the expected form."""
+    if own is not None or plugin.is_reference(config.data):
+        data = _own(config, own or plugin.load("data", config.data))
+    else:
+        data = _OPENERS[config.data](config, seed)
+    if len(data.train) == 0:
+        raise UsageError(f"--data {config.data}: there are no training images")
+    return data
+
+
+def _digits(config: DataConfig, seed: int) -> DataSet:
+    """The test part of the UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998).
+
+    1,797 images of 8 x 8 pixels with values 0..16, as scikit-learn ships them; one in five is held out, drawn
+    by a seed of its own so that every run is measured on the same images.
+    """
+    from sklearn.datasets import load_digits  # slow to import, and only this data set needs it
+
+    raw = load_digits()
+    images = torch.from_numpy((raw.images * (255 / 16)).round().astype(np.uint8)).unsqueeze(1)
+    labels = torch.from_numpy(raw.target.astype(np.int64))
+    shuffled = torch.from_numpy(np.random.default_rng(1998).permutation(len(labels)))
+    test, train = shuffled[:360], shuffled[360:]
+    return DataSet(
+        train=Arrays(images[train], labels[train], len(train)),
+        val=Arrays(images[test], labels[test], len(test)),
+        classes=tuple(str(digit) for digit in range(10)),
+        channels=1,
+        image_size=8,
+        mean=(0.305,),
+        std=(0.376,),
+        augment=affine_jitter(degrees=10, shift=0.1, scale=0.1),
+    )
+
+
+def _cifar(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[DataConfig, int], DataSet]:
+    def opener(config: DataConfig, seed: int) -> DataSet:
+        from filelock import FileLock
+        from torchvision.datasets import CIFAR10, CIFAR100
+
+        cls = {"cifar10": CIFAR10, "cifar100": CIFAR100}[name]
+        root = config.data_dir or Path("data")
+        try:
+            if config.download:
+                root.mkdir(parents=True, exist_ok=True)
+                with FileLock(root / f".{name}.lock"):  # the ranks of a host share the folder: one fetches
+                    cls(root, train=True, download=True)
+            parts = [cls(root, train=train) for train in (True, False)]
+        except (RuntimeError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise UsageError(
+                f"--data {name}: not found whole in {root} ({reason}); add --download or name its --data-dir"
+            ) from None
+        train, val = (
+            Arrays(
+                torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(),
+                torch.tensor(part.targets),
+                len(part),
+            )
+            for part in parts
+        )
+        return DataSet(train, val, tuple(parts[0].classes), 3, 32, mean, std, crop_and_flip(padding=4))
+
+    return opener
+
+
+def _folder(config: DataConfig, seed: int) -> DataSet:
+    from hvd_train.data.folder import open_folder
+
+    assert config.data_dir is not None  # DataConfig has checked it
+    return open_folder(config.data_dir, config.image_size or 224, augment=config.augment == "standard", seed=seed)
+
+
+def _synthetic(config: DataConfig, seed: int) -> DataSet:
+    """Random images of 1,000 classes, to measure throughput: 256 different ones, however many are asked for."""
+    size = config.image_size or 224
+    generator = torch.Generator().manual_seed(seed)
+    rows = min(256, config.synthetic_samples)
+    images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, 1000, (rows,), generator=generator)
+    val = Arrays(images, labels, min(rows, 64))
+    classes = tuple(str(number) for number in range(1000))
+    train = Arrays(images, labels, config.synthetic_samples)
+    return DataSet(train, val, classes, 3, size, IMAGENET_MEAN, IMAGENET_STD)
+
+
+def _own(config: DataConfig, function: OwnData) -> DataSet:
+    result = function(config)
+    if isinstance(result, DataSet):
+        return result
+    if not isinstance(result, (tuple, list)) or len(result) != 2 or result[0] is None:
+        raise UsageError(f"--data {config.data}: it must return (training set, validation set or None)")
+    train, val = (_in_memory(part) for part in result)
+    return DataSet(train, val, _class_names(config.data, result[0], train))
+
+
+def _in_memory(part: Any) -> Any:
+    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
+        images, labels = part.tensors
+        return Arrays(images, labels.long(), len(labels))
+    return part
+
+
+def _class_names(name: str, original: Any, train: Source) -> tuple[str, ...]:
+    if hasattr(original, "classes"):
+        return tuple(map(str, original.classes))
+    if isinstance(train, Arrays):
+        return tuple(str(number) for number in range(max(train.labels.tolist(), default=-1) + 1))
+    raise UsageError(f"--data {name}: the training set needs an attribute `classes`: the list of class names")
+
+
+_OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {
+    "digits": _digits,
+    "cifar10": _cifar("cifar10", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": _cifar("cifar100", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "folder": _folder,
+    "synthetic": _synthetic,
+}

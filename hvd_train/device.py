@@ -1,0 +1,56 @@
+"""Where a rank computes, and the loss scale its number formats need."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from hvd_train.config import Config
+from hvd_train.errors import UsageError
+from hvd_train.world import Place
+
+# First loss scales. 65,536 is torch's own for fp16 arithmetic; where only the wire is fp16 the gradients were
+# computed in fp32, and a scale that never overflows at the start loses no step.
+_FP16_SCALE, _WIRE_SCALE = 65536.0, 1024.0
+
+
+def choose_device(config: Config, place: Place) -> torch.device:
+    """The device of this rank: a GPU of its own, or the CPU with this rank's share of the cores.
+
+    Raises UsageError where a GPU is asked for and there is none, or fewer than ranks on this host.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.run.device == "cuda" and count == 0:
+        raise UsageError("--device cuda: torch sees no GPU here; type --device cpu, or `hvd-train doctor` for why")
+    if config.run.device == "cpu" or count == 0:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_size))
+        return torch.device("cpu")
+    if place.local_size > count:
+        raise UsageError(
+            f"{place.local_size} ranks on this host but {count} GPUs: start one rank per GPU, or type --device cpu"
+        )
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def uses_fp16_wire(config: Config, device: torch.device) -> bool:
+    """Whether gradients travel as fp16. On a CPU the casts cost more than they save."""
+    choice = config.precision.compression
+    return device.type == "cuda" if choice == "auto" else choice == "fp16"
+
+
+def loss_scaler(config: Config, device: torch.device, *, fp16_wire: bool) -> torch.amp.GradScaler:
+    """The loss scale that keeps gradients in the range of fp16, be it in the arithmetic or only on the wire.
+
+    Horovod's fp16 compression casts as it is: 7e4 becomes inf and 1e-8 becomes 0. With a scale that grows
+    until something overflows and then halves, small gradients survive and an overflow skips the step on
+    every rank (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740).
+    """
+    arithmetic = config.precision.precision == "fp16"
+    scaler = torch.amp.GradScaler(
+        device.type, init_scale=_FP16_SCALE if arithmetic else _WIRE_SCALE, enabled=arithmetic or fp16_wire
+    )
+    scaler.scale(torch.ones((), device=device))  # makes its tensors now: a rank may have no slot in the first step
+    return scaler

@@ -1,0 +1,48 @@
+"""The errors a user can meet. Each is one line that says what, why and what to type, and has an exit code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HvdTrainError(Exception):
+    """Base of every error this package raises on purpose; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+    met_by: int | None = None
+    """The rank that met it, where the others did not: they will only see that this rank has gone."""
+    ending = False
+    """Whether the launcher has asked this process to end already."""
+
+
+class UsageError(HvdTrainError):
+    """The settings, the data or the environment cannot give a run; nothing has been started or overwritten."""
+
+    exit_code = 2
+
+
+class RankLost(HvdTrainError):
+    """A collective operation broke because another rank ended or could not be reached."""
+
+    exit_code = 3
+
+
+class ReplicasDiffer(HvdTrainError):
+    """Ranks that must hold the same weights do not: training on would give a model nobody asked for."""
+
+    exit_code = 4
+
+
+class FaultRepeats(HvdTrainError):
+    """One step breaks again and again, in one world after another."""
+
+    exit_code = 5
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that is not in `known`: with the nearest one, or all of them where they are few."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names[:12])}"
+    return UsageError(f"unknown {kind} {name!r}; {hint}")

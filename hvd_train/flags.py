@@ -1,0 +1,57 @@
+"""Command line flags into a dataclass. What cannot be read becomes one line with the nearest flag."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import tyro
+
+from hvd_train import config
+from hvd_train.config import Config
+from hvd_train.errors import UsageError, unknown_name
+
+T = TypeVar("T")
+
+
+def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T | None = None) -> T:
+    """A dataclass from command line flags. Raises UsageError in one line, with the nearest flag."""
+    options: dict[str, Any] = {"prog": program, "config": (tyro.conf.OmitArgPrefixes,)}
+    if default is not None:
+        options["default"] = default
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            parsed: tuple[T, list[str]] = tyro.cli(cls, args=arguments, return_unknown_args=True, **options)
+    except SystemExit as ended:
+        if not ended.code:  # --help
+            raise
+        raise UsageError(_one_line(told.getvalue())) from None
+    value, unknown = parsed
+    if unknown:
+        known = [f"--{name.replace('_', '-')}" for name in _field_names(cls)]
+        raise unknown_name("argument", unknown[0].partition("=")[0], [*known, "--config", "--help"])
+    return value
+
+
+def _field_names(cls: Any) -> list[str]:
+    names = []
+    for field in dataclasses.fields(cls):
+        group = config.GROUPS.get(field.name) if cls is Config else None
+        names += _field_names(group) if group else [field.name]
+    return names
+
+
+def _one_line(told: str) -> str:
+    """The message in tyro's report: the first block of text between its title and its hints."""
+    blocks: list[list[str]] = [[]]
+    for line in told.splitlines()[1:]:
+        words = line.strip(" │")
+        if words and not set(words) <= set("-─╭╮╰╯"):
+            blocks[-1].append(words)
+        elif blocks[-1]:
+            blocks.append([])
+    return " ".join(blocks[0]).removeprefix("Error parsing ") or "the arguments cannot be read; see --help"

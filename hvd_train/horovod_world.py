@@ -1,0 +1,298 @@
+"""The only module of a worker that imports Horovod: `World` by its collectives. Its exceptions leave here as ours."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import horovod.torch as hvd
+import torch
+from horovod.common.elastic import State, run_fn
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hvd_train import launch, pulse, remains
+from hvd_train.errors import RankLost
+from hvd_train.world import Pending, Place, Wish, WorldChanged, fill_missing_gradients, stay, together
+
+T = TypeVar("T")
+
+# Gradients are reduced in groups of about this size, so that one group travels while the next is computed.
+_GROUP_BYTES = 25 * 2**20
+_JOIN_ATTEMPTS = 5  # a peer may die while all meet again, and another after it
+
+
+class HorovodWorld:
+    """The ranks that horovodrun, mpirun or srun has started."""
+
+    def __init__(self) -> None:
+        # Else Horovod joins what happens to be ready at the same moment into one reduction, and from three ranks on
+        # the order of a sum's additions depends on the place in it: the same training would give other bits.
+        os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
+        self._wrapped: list[Any] = []
+        self.place = self._meet()
+
+    def _meet(self) -> Place:
+        with _as_ours():
+            hvd.init()
+        return Place(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
+
+    def start_sum(self, tensor: Tensor, name: str) -> Pending:
+        """See World."""
+        with _as_ours():
+            handle = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
+        return lambda: _wait(handle)
+
+    def sum(self, tensor: Tensor, name: str) -> Tensor:
+        """See World."""
+        return self.start_sum(tensor, name)()
+
+    def broadcast(self, value: T, root: int) -> T:
+        """See World."""
+        mine = self.place.rank == root
+        payload = _packed(value) if mine else torch.empty(0, dtype=torch.uint8)
+        with _as_ours():
+            size = hvd.broadcast(torch.tensor([payload.numel()]), root, name="hvd_train.broadcast.size")
+            if not mine:
+                payload = torch.empty(int(size), dtype=torch.uint8)
+            hvd.broadcast_(payload, root, name="hvd_train.broadcast")
+        return value if mine else _unpacked(payload)
+
+    def gather(self, value: T) -> list[T]:
+        """See World."""
+        payload = _packed(value)
+        with _as_ours():
+            sizes = hvd.allgather(torch.tensor([payload.numel()]), name="hvd_train.gather.size")
+            payloads = hvd.allgather(payload, name="hvd_train.gather")
+        return [_unpacked(one) for one in payloads.split(sizes.tolist())]
+
+    def wrap(self, optimizer: Optimizer, model: nn.Module, *, fp16_wire: bool) -> Optimizer:
+        """See World. Gradients are summed: each rank's loss is already divided by the whole global batch."""
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        with _as_ours():
+            wrapped: Any = hvd.DistributedOptimizer(
+                optimizer,
+                named_parameters=named,
+                compression=hvd.Compression.fp16 if fp16_wire else hvd.Compression.none,
+                op=hvd.Sum,
+            )
+        # Not by the constructor, which broadcasts their names: in an elastic job the ranks need not have met yet.
+        groups = _groups([parameter for _, parameter in named])
+        wrapped._groups = groups
+        wrapped._p_to_group = {parameter: group for group in groups for parameter in group}
+        wrapped._group_counts = dict.fromkeys(groups, 0)
+        # A backward pass, which calls this, may be the first to find that another rank is lost.
+        send = wrapped._grouped_allreduce_grad_async
+        wrapped._grouped_allreduce_grad_async = _translated(send)
+        self._wrapped.append(wrapped)
+        return wrapped  # type: ignore[no-any-return]
+
+    def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
+        """See World. A rank without a backward pass joins when the sums are waited for."""
+        passes = max(1, passes)
+        if optimizer.backward_passes_per_step != passes:  # type: ignore[attr-defined]  # added by Horovod
+            optimizer.set_backward_passes_per_step(passes)  # type: ignore[attr-defined]
+
+    @contextmanager
+    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
+        """See World."""
+        with _as_ours():
+            if optimizer._requires_update:  # type: ignore[attr-defined]
+                _send_the_rest(optimizer)
+            else:  # a launched world of one: Horovod has no part in its gradients
+                fill_missing_gradients(optimizer)
+            optimizer.synchronize()  # type: ignore[attr-defined]
+        with optimizer.skip_synchronize():  # type: ignore[attr-defined]
+            yield
+
+    def prepare(self, build: Callable[[], T]) -> T:
+        """See World."""
+        return together(self, build)
+
+    def run(self, body: Callable[[], T], enter: Callable[[], None] = stay) -> T:
+        """Call them."""
+        enter()
+        return body()
+
+    def heard(self) -> Wish:
+        """Nothing: the ranks are what they are, and signals come by themselves."""
+        return "train"
+
+    def close(self) -> None:
+        """Leave the group; the ranks that are still at work learn of it."""
+        hvd.shutdown()
+
+
+class ElasticWorld(HorovodWorld):
+    """The ranks of an elastic job, as they come and go.
+
+    A process meets the others in `run` only: until then it has imported and built what it needs, alone, so that
+    nobody waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._lives: _Lives | None = None
+        self._met = False
+        remains.clear_away_predecessor(os.environ)
+        self._pulse = pulse.Pulse(os.environ)
+        super().__init__()
+
+    def _meet(self) -> Place:
+        return Place(local_rank=launch.slot(os.environ), local_size=int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
+
+    def prepare(self, build: Callable[[], T]) -> T:
+        """See World."""
+        return build()
+
+    def run(self, body: Callable[[], T], enter: Callable[[], None] = stay) -> T:
+        """See World. Raises RankLost where the others cannot be reached again."""
+
+        def live(_: State) -> T:
+            try:
+                return body()
+            except RankLost as error:
+                raise HorovodInternalError(str(error)) from error
+            except WorldChanged:
+                raise HostsUpdatedInterrupt(skip_sync=False) from None
+
+        self._lives = _Lives(enter, self._forget_broken_step)
+        self._join()
+        lives: Callable[[State], T] = run_fn(live, self._join_again)
+        with _as_ours():
+            return lives(self._lives)
+
+    def heard(self) -> Wish:
+        """What the driver wants."""
+        told_by_horovod = self._lives is not None and self._lives.asked
+        return "change" if told_by_horovod and self._pulse.wish == "train" else self._pulse.wish
+
+    def _join_again(self) -> None:
+        assert self._lives is not None
+        self._lives.asked = False  # said once: from here on it may be news after the ranks have met
+        hvd.shutdown()
+        self._join()
+
+    def _forget_broken_step(self) -> None:
+        """Reductions under way have ended with the fault; the optimizer would wait for them in the next step."""
+        for optimizer in self._wrapped:
+            optimizer._handles.clear()
+            optimizer._group_counts.update(dict.fromkeys(optimizer._group_counts, 0))
+            optimizer.set_backward_passes_per_step(optimizer.backward_passes_per_step)
+
+    def _join(self) -> None:
+        started = time.monotonic()
+        for attempt in range(_JOIN_ATTEMPTS):
+            try:
+                if self._met:
+                    pulse.announce(os.environ)  # and Horovod's core asks
+                else:
+                    pulse.ask_for_rank(os.environ)
+                    self._met = True
+                hvd.init()
+                break
+            except (ValueError, OSError) as error:
+                hvd.shutdown()
+                if attempt == _JOIN_ATTEMPTS - 1:
+                    raise RankLost(f"cannot meet the other ranks: {error}") from error
+                waited, reason = time.monotonic() - started, str(error).partition("\n")[0]
+                print(f"hvd-train: the ranks have not met within {waited:.0f} s, again: {reason}", file=sys.stderr)
+                time.sleep(1.0)
+        self._pulse.met()  # a newcomer has heard of the change that it is itself
+        local_rank = self.place.local_rank  # the device is chosen; Horovod may count this host's ranks anew
+        self.place = Place(hvd.rank(), hvd.size(), local_rank, hvd.local_size(), hvd.cross_rank())
+
+
+class _Lives(State):  # type: ignore[misc]  # Horovod has no types
+    """Horovod's elastic state over ours: live weights are kept on a fault, and no synchronisation is ever skipped."""
+
+    def __init__(self, enter: Callable[[], None], forget_broken_step: Callable[[], None]) -> None:
+        super().__init__(bcast_object=None, get_rank=hvd.rank)
+        self._enter, self._forget_broken_step = enter, forget_broken_step
+        self.asked = False
+
+    def on_hosts_updated(self, timestamp: int, update_res: Any) -> None:
+        """From a thread of Horovod's. Its own way counts in whole seconds and forgets a second change in one."""
+        self.asked = True
+
+    def on_reset(self) -> None:
+        """Horovod's own would drop the messages that have come since."""
+
+    def save(self) -> None:
+        """Nothing is copied: the live weights are those after some whole step, on every survivor."""
+
+    def restore(self) -> None:
+        """What the step has touched of the model has been undone where it was taken."""
+        self._forget_broken_step()
+
+    def sync(self) -> None:
+        """All ranks come to one state."""
+        try:
+            self._enter()
+        except RankLost as error:
+            raise HorovodInternalError(str(error)) from error
+
+
+# Not by Horovod's own functions for objects, which make a number of Python's of every byte: a state of 200 MB took
+# 15 s, in which nothing else of the process ran.
+def _packed(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
+
+
+def _unpacked(payload: Tensor) -> Any:
+    return pickle.loads(payload.numpy().data)  # noqa: S301  # from a rank of this job
+
+
+def _groups(parameters: list[Tensor]) -> list[tuple[Tensor, ...]]:
+    """In the order in which a backward pass reaches them, more or less: the last comes first."""
+    groups: list[list[Tensor]] = []
+    size = _GROUP_BYTES
+    for parameter in reversed(parameters):
+        if size >= _GROUP_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(parameter)
+        size += parameter.numel() * parameter.element_size()
+    return [tuple(group) for group in groups]
+
+
+def _send_the_rest(optimizer: Any) -> None:
+    """Send the groups in which this rank has no gradient for some parameter, with zeros for it.
+
+    Left to itself Horovod sends the parameters of such a group one by one, and ranks that have them all a group.
+    """
+    for group in optimizer._group_counts:
+        if group not in optimizer._handles:
+            for parameter in group:
+                optimizer._handles.pop(parameter, None)
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            optimizer._handles[group] = optimizer._grouped_allreduce_grad_async(group)
+            optimizer._group_counts[group] = 0
+
+
+def _translated(function: Callable[..., T]) -> Callable[..., T]:
+    def call(*arguments: Any) -> T:
+        with _as_ours():
+            return function(*arguments)
+
+    return call
+
+
+def _wait(handle: int) -> Tensor:
+    with _as_ours():
+        result: Tensor = hvd.synchronize(handle)
+    return result
+
+
+@contextmanager
+def _as_ours() -> Iterator[None]:
+    try:
+        yield
+    except HorovodInternalError as error:
+        raise RankLost(str(error).splitlines()[0] if str(error) else "a collective operation failed") from error

@@ -1,0 +1,132 @@
+"""Which samples each finished step took, for anyone to audit: ledger.jsonl in the run folder."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from hvd_train import durable
+from hvd_train.errors import UsageError
+
+LEDGER = "ledger.jsonl"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished step: `epoch` counts from 0, `step` from 1 over the whole run; samples are those of all ranks."""
+
+    epoch: int
+    step: int
+    world_size: int
+    samples: tuple[int, ...]
+
+    def line(self) -> str:
+        """As it stands in the file."""
+        values = {"epoch": self.epoch, "step": self.step, "world_size": self.world_size, "samples": [*self.samples]}
+        return json.dumps(values) + "\n"
+
+
+class LedgerFile:
+    """ledger.jsonl of a run that goes on at some step: what is in it beyond that did not happen."""
+
+    def __init__(self, folder: Path, step: int, recent: Iterable[Entry]) -> None:
+        """`recent`: entries that travel with the state, some of which a rank that died may not have written."""
+        path = folder / LEDGER
+        lines = {entry.step: entry.line() for entry in read(path) if entry.step <= step} if path.exists() else {}
+        lines |= {entry.step: entry.line() for entry in recent}
+        durable.write_text(path, "".join(lines[number] for number in sorted(lines)))
+        self._file: TextIO = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # until close
+
+    def write(self, entry: Entry) -> None:
+        """Add a step. Raises OSError."""
+        self._file.write(entry.line())
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What a ledger proves. `epochs` are the finished ones; `faults` are lines, none where all is well."""
+
+    epochs: int
+    steps: int
+    num_samples: int
+    world_sizes: tuple[int, ...]
+    faults: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.faults:
+            return "NOT exact: " + "; ".join(self.faults[:3])
+        sizes = ", ".join(str(size) for size in self.world_sizes)
+        return (
+            f"exact: every one of {self.num_samples:,} samples counted once in each of {self.epochs} finished epochs "
+            f"({self.steps:,} steps, world sizes {sizes})"
+        )
+
+
+def audit(folder: Path) -> Audit:
+    """Check the ledger of a run folder. Raises UsageError where there is none."""
+    path = folder / LEDGER
+    if not path.exists():
+        raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
+    entries = list(read(path))
+    num_samples = _num_samples(folder)
+    return audit_entries(entries, num_samples)
+
+
+def audit_entries(entries: Sequence[Entry], num_samples: int) -> Audit:
+    """Each step once and in order; in each epoch each sample at most once, in each but the last exactly once."""
+    faults = []
+    steps = [entry.step for entry in entries]
+    if steps != list(range(1, len(steps) + 1)):
+        wrong = next(number for number, step in enumerate(steps, 1) if number != step)
+        faults.append(f"line {wrong} is of step {steps[wrong - 1]}")
+    finished = 0
+    last = max((entry.epoch for entry in entries), default=-1)
+    for epoch in range(last + 1):
+        counts = Counter(sample for entry in entries if entry.epoch == epoch for sample in entry.samples)
+        twice = sum(count > 1 for count in counts.values())
+        never, strange = num_samples - sum(0 <= s < num_samples for s in counts), sum(s >= num_samples for s in counts)
+        if twice or strange:
+            faults.append(f"epoch {epoch}: {twice} samples more than once, {strange} that do not exist")
+        if never and epoch < last:
+            faults.append(f"epoch {epoch}: {never} samples never")
+        finished += not never
+    sizes = tuple(sorted({entry.world_size for entry in entries}))
+    return Audit(finished, len(entries), num_samples, sizes, tuple(faults))
+
+
+def read(path: Path) -> Iterable[Entry]:
+    """The entries of a ledger; a torn last line, of a process that was killed, is left out.
+
+    Raises UsageError for a line that is not an entry.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            values: dict[str, Any] = json.loads(line)
+            entry = Entry(values["epoch"], values["step"], values["world_size"], tuple(values["samples"]))
+        except (ValueError, KeyError, TypeError):
+            if number == len(lines) and not line.endswith("\n"):
+                return
+            raise UsageError(f"{path}: line {number} is not a step of a ledger") from None
+        yield entry
+
+
+def _num_samples(folder: Path) -> int:
+    """Samples in the training set, as the run has written them down at its start."""
+    path = folder / "metrics.jsonl"
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and record.get("name") == "start" and "num_samples" in record:
+            return int(record["num_samples"])
+    raise UsageError(f"{path} does not say how many samples the training set has: the ledger cannot be judged")

@@ -1,0 +1,40 @@
+"""Exact sums of what a model gets right: they add over slots, ranks and steps, and are divided once at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over samples: of the loss, of hits at rank 1 and among the first 5, and the number of samples."""
+
+    loss: float = 0.0
+    top1: float = 0.0
+    top5: float = 0.0
+    count: int = 0
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(self.loss + other.loss, self.top1 + other.top1, self.top5 + other.top5, self.count + other.count)
+
+    def means(self) -> dict[str, float]:
+        """Mean loss, top-1 and top-5 (shares of 1); NaN over no samples."""
+        if self.count == 0:
+            return {"loss": float("nan"), "top1": float("nan"), "top5": float("nan")}
+        return {name: getattr(self, name) / self.count for name in ("loss", "top1", "top5")}
+
+
+def hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """For logits [n, classes] and targets [n]: whether the target is first, and among the first five; bool [n]."""
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    match = best == targets[:, None]
+    return match[:, 0], match.any(dim=1)
+
+
+def sums(losses: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+    """Sums of loss, top-1 and top-5 over a micro-batch: float32 [3], on its device."""
+    top1, top5 = hits(logits.detach(), targets)
+    return torch.stack([losses.detach().float().sum(), top1.sum().float(), top5.sum().float()])

@@ -1,0 +1,98 @@
+"""Networks by name: torchvision's classification models, a small convnet for digits, and the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from hvd_train import plugin
+from hvd_train.errors import UsageError, unknown_name
+
+DIGITS_CONVNET = "digits-convnet"
+Builder = Callable[[int], nn.Module]
+
+
+def digits_convnet(num_classes: int, channels: int = 1) -> nn.Module:
+    """Three convolutions and two linear layers, 0.1 million parameters, for images of 8 x 8 pixels or a few more.
+
+    Input [batch, channels, height, width], output [batch, num_classes] logits. No batch norm and no dropout.
+    """
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveMaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(256, 128),
+        nn.ReLU(),
+        nn.Linear(128, num_classes),
+    )
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError, with the nearest name, where no model is called that."""
+    if name == DIGITS_CONVNET:
+        return
+    if plugin.is_reference(name):
+        plugin.load("model", name)
+        return
+    known = _torchvision_names()
+    if name not in known:
+        raise unknown_name("model", name, [*known, DIGITS_CONVNET])
+
+
+def needs_colour(name: str) -> bool:
+    """Whether the model takes three channels whatever the data has: true for torchvision's."""
+    return name != DIGITS_CONVNET and not plugin.is_reference(name)
+
+
+def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder | None = None) -> nn.Module:
+    """The named model with random weights that `seed` decides; `own` is the user's function, if it is given."""
+    torch.manual_seed(seed)
+    if own is not None or plugin.is_reference(name):
+        model = (own or plugin.load("model", name))(num_classes)
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"--model {name}: it returned {type(model).__name__}, not a torch.nn.Module")
+        return model
+    if name == DIGITS_CONVNET:
+        return digits_convnet(num_classes, channels)
+    from torchvision.models import get_model  # slow to import, and not every run needs it
+
+    extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
+    model = get_model(name, weights=None, num_classes=num_classes, **extra)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int) -> None:
+    """Pass one batch through the model, without a trace in it.
+
+    Raises UsageError where the model cannot take the images ([batch, channels, height, width]) or does not
+    return one logit per class.
+    """
+    was_training = model.training
+    model.eval()
+    shape = " x ".join(map(str, example.shape[1:]))
+    try:
+        with torch.no_grad():
+            output = model(example)
+    except (RuntimeError, ValueError, AssertionError) as error:  # torch and torchvision raise any of these
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"model {name} cannot take images of {shape}: {reason}; try another --image-size") from None
+    finally:
+        model.train(was_training)
+    if not isinstance(output, Tensor) or output.shape != (len(example), num_classes):
+        got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise UsageError(f"model {name} returns {got}; it must return logits of shape [batch, {num_classes}]")
+
+
+def _torchvision_names() -> list[str]:
+    import torchvision.models
+
+    return list(torchvision.models.list_models(module=torchvision.models))

@@ -1,0 +1,110 @@
+"""How a run ended, in the words and numbers that the user sees."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hvd_train.config import Config
+from hvd_train.loop import Job
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a training ended. Scores are those of the last evaluation (NaN without one), as shares of 1."""
+
+    run_dir: Path | None
+    finished: bool
+    saved: bool
+    """Whether the last commit and the weights are on disk (true on ranks that do not write)."""
+    stopped_by: int | None
+    """The signal that stopped it, on whichever rank; None where it ended, or the time or the launcher was up."""
+    epochs: int
+    steps: int
+    loss: float
+    top1: float
+    top5: float
+    best_top1: float
+    best_epoch: int | None
+    images_per_second: float
+    world_size: int
+    seconds: float
+
+
+def describe(job: Job) -> str:
+    """What is about to be trained, in one line."""
+    config, training, place = job.config, job.state, job.world.place
+    cut, parameters = training.cut, sum(p.numel() for p in training.model.parameters())
+    slots = math.ceil(cut.global_batch / cut.micro_batch)
+    line = (
+        f"{config.model.model} ({parameters / 1e6:.2f} M parameters) on {config.data.data} "
+        f"({job.train_loader.num_samples:,} images), {ranks(place.size)} on {job.device.type}, "
+        f"{cut.global_batch} images a step in {slots} slots of {cut.micro_batch}"
+    )
+    if slots % place.size:
+        line += f"; {slots} slots do not divide over {ranks(place.size)}: some idle in part of each step"
+    if training.progress.step:
+        line += f"; going on at epoch {training.progress.epoch + 1}, step {training.progress.step}"
+    return line
+
+
+def summary(result: Result, config: Config) -> dict[str, Any]:
+    """Contents of summary.json."""
+    values = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in vars(result).items()}
+    return {**values, "run_dir": str(result.run_dir), "recipe": config.recipe, "torch": torch.__version__}
+
+
+def ending(result: Result) -> str:
+    """The last lines a run prints."""
+    if not result.finished:
+        name = signal.Signals(result.stopped_by).name if result.stopped_by else "its time limit or its launcher"
+        if not result.saved:
+            return f"stopped by {name} at step {result.steps}, NOT committed (see above)"
+        return f"stopped by {name} at step {result.steps}, committed; the same command goes on from there"
+    score = (
+        ""
+        if math.isnan(result.top1)
+        else f"top-1 {result.top1:.2%} (best {result.best_top1:.2%}, epoch {result.best_epoch}), "
+    )
+    lost = "" if result.saved else "\nNOT all files could be written (see above)"
+    return (
+        f"done: {score}{result.images_per_second:,.0f} images/s on {ranks(result.world_size)}, "
+        f"{result.seconds:.0f} s\n"
+        f"files: {result.run_dir}\n"
+        f"next:  hvd-train evaluate {shlex.quote(str(result.run_dir))}{lost}"
+    )
+
+
+def result_of(
+    job: Job, run_dir: Path | None, *, finished: bool, stopped_by: int | None, saved: bool, seconds: float
+) -> Result:
+    """The result of a job whose loop has ended."""
+    best, last, progress = job.state.best, job.state.last, job.state.progress
+    nan = float("nan")
+    return Result(
+        run_dir=run_dir,
+        finished=finished,
+        saved=saved,
+        stopped_by=stopped_by,
+        epochs=progress.epoch,
+        steps=progress.step,
+        loss=last.loss if last else nan,
+        top1=last.top1 if last else nan,
+        top5=last.top5 if last else nan,
+        best_top1=best.top1 if best else nan,
+        best_epoch=best.epoch if best else None,
+        images_per_second=job.stopwatch.images_per_second,
+        world_size=job.world.place.size,
+        seconds=seconds,
+    )
+
+
+def ranks(count: int) -> str:
+    """A number of ranks in words."""
+    return f"{count} rank{'s' if count != 1 else ''}"

@@ -1,0 +1,165 @@
+"""The composition root: connect, build the parts from facts, train or evaluate, return a result."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hvd_train import checkpoint, launch, models, run_folder, state
+from hvd_train import config as configs
+from hvd_train.config import Config
+from hvd_train.data import sources
+from hvd_train.data.sources import OwnData
+from hvd_train.errors import UsageError
+from hvd_train.models import Builder
+from hvd_train.result import Result
+from hvd_train.step import Step
+from hvd_train.stop import StopSignal
+from hvd_train.training import Parts, Training, build
+from hvd_train.validate import Scores
+from hvd_train.validate import evaluate as evaluate_model
+from hvd_train.world import LocalWorld, World, together
+
+
+def train(
+    config: Config, *, model: Builder | None = None, data: OwnData | None = None, world: World | None = None
+) -> Result:
+    """Train as `config` says, on the ranks the launcher has started, or alone.
+
+    `model(num_classes)` and `data(config.data)` bring your own network and (training set, validation set or
+    None); they take the place of `config.model` and `config.data`. Raises UsageError for settings or data that
+    cannot be used, RankLost when another rank ends, ReplicasDiffer should the ranks come apart.
+    """
+    config = _with_own_names(config, model, data)
+    check(config)
+    with (
+        StopSignal() as stop,
+        closing(world or connect()) as here,
+        closing(Training(config, here, stop, model, data)) as training,
+    ):
+        return training.run()
+
+
+def evaluate(
+    target: Path,
+    *,
+    model: Builder | None = None,
+    data: OwnData | None = None,
+    world: World | None = None,
+    device: str | None = None,
+) -> Scores:
+    """Scores of a run (its best weights) or of a checkpoint file, as training measured them.
+
+    `model` and `data` are those that `train` was given, if it was. Raises UsageError where `target` is neither
+    a run nor a checkpoint.
+    """
+    world = world or connect()
+    try:
+        return world.run(lambda: _evaluate(target, world, device, model, data))
+    finally:
+        world.close()
+
+
+def check(config: Config) -> None:
+    """Raise UsageError for what can be known to be wrong before any process group exists."""
+    if config.data.data != OWN:
+        sources.check_name(config.data.data)
+    if config.model.model != OWN:
+        models.check_name(config.model.model)
+    if config.run.resume not in ("auto", "never") and not Path(config.run.resume).is_file():
+        raise UsageError(f"--resume {config.run.resume}: no such file; it must be auto, never or a checkpoint file")
+
+
+def connect() -> World:
+    """The world the launcher has made, or the world of one. Raises UsageError for several ranks without Horovod."""
+    launched = launch.launched(os.environ)
+    if launched is None:
+        return LocalWorld()
+    try:
+        from hvd_train.horovod_world import ElasticWorld, HorovodWorld
+    except ImportError as error:
+        if launched.size == 1:
+            return LocalWorld()
+        raise UsageError(
+            f"{launched.launcher} started {launched.size} ranks, but Horovod cannot be imported ({error}): "
+            "type `python packaging/build_horovod.py` in a checkout of hvd_train, or `make env` there"
+        ) from error
+    return ElasticWorld() if launch.elastic(os.environ) else HorovodWorld()
+
+
+def _evaluate(
+    target: Path, world: World, device: str | None, own_model: Builder | None, own_data: OwnData | None
+) -> Scores:
+    def prepare() -> tuple[Config, Parts]:
+        config, weights = read_target(target)
+        if device is not None:
+            config = config.replace(device=device)
+        for kind, name, own in (("model", config.model.model, own_model), ("data", config.data.data, own_data)):
+            if name == OWN and own is None:
+                raise UsageError(
+                    f"{target} was trained with a {kind} that only its script knows: call "
+                    "hvd_train.evaluate(run, model=..., data=...) from there"
+                )
+        parts = build(config, world.place, own_model, own_data)
+        state.check_same_shapes(parts.model.state_dict(), weights)
+        parts.model.load_state_dict(weights)
+        return config, parts
+
+    config, parts = together(world, prepare)
+    if parts.val_loader is None:
+        raise UsageError(f"{target}: its data set has no validation set")
+    return evaluate_model(
+        parts.model,
+        parts.val_loader,
+        world,
+        micro_batch=config.batch.eval_batch_size,
+        classes=parts.data.classes,
+        device=parts.device,
+        autocast=Step(config, world, parts.model, parts.device).autocast(),
+    )
+
+
+def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor]]:
+    """The config and the weights of a run folder (its best ones) or of a checkpoint file."""
+    if target.is_dir():
+        config = configs.load(target / run_folder.CONFIG)
+        found = [target / name for name in (checkpoint.BEST, checkpoint.FINAL) if (target / name).exists()]
+        if not found:
+            raise UsageError(f"{target} has no {checkpoint.BEST} yet: it was stopped before its first evaluation")
+        path = found[0]
+        try:
+            return config, torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError) as error:
+            raise UsageError(f"cannot read the weights {path}: {str(error).splitlines()[0]}") from None
+    if not target.exists():
+        raise UsageError(f"{target}: no such run folder or checkpoint")
+    snapshot = checkpoint.read_named(target)
+    return configs.from_dict(snapshot["config"], source=str(target)), state.result_in(snapshot)
+
+
+OWN = "custom"
+"""Name in the config of a model or data set that was given as a Python object without a name of its own."""
+
+
+def _with_own_names(config: Config, model: Builder | None, data: OwnData | None) -> Config:
+    """The config that names the user's functions, so that `evaluate` and `--config` find them again."""
+    changes: dict[str, Any] = {}
+    if model is not None:
+        changes["model"] = reference(model)
+    if data is not None:
+        changes["data"] = reference(data)
+    return config.replace(**changes)
+
+
+def reference(function: Callable[..., Any]) -> str:
+    """`module:function` of a function that can be imported again (from its script, too), OWN of any other."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module == "__main__":
+        module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
+    return f"{module}:{name}" if module and f"{module}{name}".replace(".", "").isidentifier() else OWN

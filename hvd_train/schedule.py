@@ -1,0 +1,35 @@
+"""The learning rate as a pure function of progress, so that no change of world or resume can disturb it."""
+
+from __future__ import annotations
+
+import math
+
+from hvd_train.config import OptimizerConfig, ScheduleConfig
+
+
+def peak_learning_rate(optimizer: OptimizerConfig, global_batch_size: int) -> float:
+    """The learning rate after warm-up, scaled to the global batch (in samples).
+
+    linear: Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677); sqrt: Krizhevsky, "One weird
+    trick" (arXiv 1404.5997), which keeps the variance of the gradient estimate.
+    """
+    ratio = global_batch_size / optimizer.lr_base_batch
+    factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[optimizer.lr_scaling]
+    return optimizer.learning_rate * factor
+
+
+def learning_rate_factor(schedule: ScheduleConfig, epochs_done: float) -> float:
+    """Share of the peak learning rate at `epochs_done` (a fraction counts the samples of the current epoch).
+
+    Take the middle of a step's batch for `epochs_done`: then neither the first step of a warm-up nor the
+    last one of a cosine is taken with a learning rate of zero.
+    """
+    if epochs_done < schedule.warmup_epochs:
+        return epochs_done / schedule.warmup_epochs
+    if schedule.schedule == "cosine":
+        length = schedule.epochs - schedule.warmup_epochs
+        share = min(1.0, (epochs_done - schedule.warmup_epochs) / length) if length else 1.0
+        return 0.5 * (1 + math.cos(math.pi * share))
+    if schedule.schedule == "step":
+        return schedule.decay_factor ** sum(epochs_done >= epoch for epoch in schedule.decay_epochs)
+    return 1.0

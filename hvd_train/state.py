@@ -1,0 +1,180 @@
+"""All that must survive, as one value: sync to other ranks, checkpoints and resume are made of its snapshot."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from hvd_train.errors import ReplicasDiffer, UsageError
+from hvd_train.ledger import Entry
+from hvd_train.metrics import Totals
+from hvd_train.order import Cut
+from hvd_train.world import World
+
+Snapshot = dict[str, Any]
+"""Plain values and CPU tensors only, so that it can be written, sent and loaded without running any code."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: whole epochs done, samples consumed of the current one, optimizer steps in all."""
+
+    epoch: int = 0
+    cursor: int = 0
+    step: int = 0
+
+    def after_step(self, num_samples: int) -> Progress:
+        """One step further, with so many samples of the global batch consumed."""
+        return Progress(self.epoch, self.cursor + num_samples, self.step + 1)
+
+    def next_epoch(self) -> Progress:
+        """At the start of the next epoch."""
+        return Progress(self.epoch + 1, 0, self.step)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores on the validation set after an epoch (counted from 1)."""
+
+    epoch: int
+    loss: float
+    top1: float
+    top5: float
+
+
+@dataclass
+class TrainState:
+    """A training under way. Random numbers need no place here: they follow from the seed and the progress."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    scaler: torch.amp.GradScaler
+    cut: Cut
+    progress: Progress = Progress()
+    totals: Totals = Totals()
+    best: Evaluation | None = None
+    last: Evaluation | None = None
+    recent: list[Entry] = field(default_factory=list)
+    """Of the ledger, where one is kept: the steps of this epoch, so that a lost rank takes no line with it."""
+    average: AveragedModel | None = None
+    """Of the model, where one is kept."""
+
+    @property
+    def result(self) -> nn.Module:
+        """What the training has come to: the model, or its average."""
+        return self.model if self.average is None else self.average.module
+
+    def snapshot(self) -> Snapshot:
+        """A copy in host memory that later steps do not touch."""
+        return {
+            "model": to_host(self.model.state_dict()),
+            "average": None if self.average is None else to_host(self.average.state_dict()),
+            "optimizer": to_host(self.optimizer.state_dict()),
+            "scaler": to_host(self.scaler.state_dict()),
+            "cut": dataclasses.asdict(self.cut),
+            "progress": dataclasses.asdict(self.progress),
+            "totals": dataclasses.asdict(self.totals),
+            "best": dataclasses.asdict(self.best) if self.best else None,
+            "last": dataclasses.asdict(self.last) if self.last else None,
+            "recent": [dataclasses.asdict(entry) for entry in self.recent],
+        }
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Become what `snapshot` says. Raises UsageError where it belongs to another model or optimizer.
+
+        Optimizer first, parameters last: whatever loading an optimizer does to weights is undone. Its tensors
+        are copied, because an optimizer keeps and changes the ones it is given.
+        """
+        check_same_shapes(self.model.state_dict(), snapshot["model"])
+        try:
+            self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
+        except ValueError as error:
+            raise UsageError(f"the checkpoint is of another optimizer: {error}") from None
+        if snapshot["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(snapshot["scaler"])
+        self.cut = Cut(**snapshot["cut"])
+        self.progress = Progress(**snapshot["progress"])
+        self.totals = Totals(**snapshot["totals"])
+        self.best, self.last = (Evaluation(**e) if e else None for e in (snapshot["best"], snapshot["last"]))
+        self.recent = [Entry(**{**e, "samples": tuple(e["samples"])}) for e in snapshot["recent"]]
+        if self.average is not None:
+            self.average.load_state_dict(snapshot["average"])
+        self.model.load_state_dict(snapshot["model"])
+
+    def digest(self) -> str:
+        """A fingerprint of weights, buffers, optimizer state and progress: equal only for bit-identical states."""
+        values = (self.progress, self.cut, self.totals, self.best, self.last, self.scaler.state_dict())
+        fingerprint = hashlib.blake2b(repr(values).encode(), digest_size=16)
+        averaged = {} if self.average is None else self.average.state_dict()
+        for tensor in _tensors([self.model.state_dict(), averaged, self.optimizer.state_dict()["state"]]):
+            fingerprint.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return fingerprint.hexdigest()
+
+
+def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
+    """`TrainState.result`'s weights in a snapshot."""
+    weights: dict[str, Tensor] = snapshot["model"]
+    if snapshot["average"] is not None:
+        weights = {name: snapshot["average"][f"module.{name}"] for name in weights}
+    return weights
+
+
+def synchronize(state: TrainState, world: World, root: int) -> None:
+    """Give every rank the state of rank `root`, and prove that they are equal. Raises ReplicasDiffer if not."""
+    snapshot = world.broadcast(state.snapshot() if world.place.rank == root else None, root)
+    if snapshot is not None and world.place.rank != root:
+        state.load(snapshot)
+    confirm_equal(state, world)
+
+
+def confirm_equal(state: TrainState, world: World) -> None:
+    """Raise ReplicasDiffer, naming the ranks, unless all hold the same state bit for bit."""
+    digests = world.gather(state.digest())
+    odd = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
+    if odd:
+        raise ReplicasDiffer(
+            f"ranks {', '.join(odd)} hold other weights than rank 0 at step {state.progress.step}; "
+            "this must not happen: please report it with the run's config.yaml"
+        )
+
+
+def to_host(value: Any) -> Any:
+    """A copy of nested values with every tensor in host memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {name: to_host(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_host(item) for item in value]
+    return value
+
+
+def check_same_shapes(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    """Raise UsageError that names the first tensors in which two models differ."""
+    shapes, other = ({name: tuple(t.shape) for name, t in each.items()} for each in (mine, theirs))
+    if shapes == other:
+        return
+    wrong = sorted(name for name in {**shapes, **other} if shapes.get(name) != other.get(name))
+    shown = ", ".join(f"{name} {other.get(name, 'absent')} for {shapes.get(name, 'absent')}" for name in wrong[:3])
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    raise UsageError(f"the checkpoint is of another model: {shown}{more}; start it with the same --model and --data")
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)

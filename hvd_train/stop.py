@@ -1,0 +1,37 @@
+"""A wish to stop, from Ctrl-C or a signal of the batch system: noted here, agreed on by all ranks at the next step."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class StopSignal:
+    """While entered, the first of these signals is noted in `received`; a second one ends the process as usual.
+
+    SIGINT, SIGTERM, and SIGUSR1, which batch systems can send some time before they end a job.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers there only
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()

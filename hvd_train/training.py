@@ -1,0 +1,378 @@
+"""One process's part in a training, through all the worlds that it is part of."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hvd_train import checkpoint, durable, launch, models, optim, order, run_folder, state
+from hvd_train.checkpoint import DiskStore, NoStore
+from hvd_train.clock import Stopwatch, Timer
+from hvd_train.config import Config
+from hvd_train.data import loader as loaders
+from hvd_train.data import sources
+from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.loader import Loader, Prepare
+from hvd_train.data.sources import OwnData
+from hvd_train.device import choose_device, loss_scaler, uses_fp16_wire
+from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer
+from hvd_train.journal import RunJournal, SilentJournal
+from hvd_train.loop import Job
+from hvd_train.loop import train as train_loop
+from hvd_train.members import Change, Member, Standing, change_between, most_advanced, torn
+from hvd_train.models import Builder
+from hvd_train.order import Cut
+from hvd_train.result import Result, describe, ending, result_of, summary
+from hvd_train.run_folder import Busy, RunFolder
+from hvd_train.state import TrainState
+from hvd_train.step import Step
+from hvd_train.stop import StopSignal
+from hvd_train.world import Place, World, WorldChanged, together
+
+_SAME_STEP_FAULTS = 5  # a fault that comes back as often at one step is in the step, not in the cluster
+_PATIENCE_SECONDS = 45.0  # workers without a driver may take as long to notice, to commit and to leave the run folder
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is built on each rank from the config and its place alone, before anything is exchanged."""
+
+    device: torch.device
+    data: DataSet
+    model: nn.Module
+    train_loader: Loader
+    val_loader: Loader | None
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What writes, on the one rank that has the run folder."""
+
+    folder: RunFolder
+    journal: RunJournal
+    store: DiskStore
+
+    def commit_last(self, state: TrainState) -> bool:
+        """Commit, unless the job has gone on without this process and has the folder; whether it is on disk."""
+        return self.folder.held() and self.store.commit(state, wait=True)
+
+    def leave(self) -> None:
+        """Finish what is being written and give up the folder."""
+        self.store.close()
+        self.journal.close()
+        self.folder.release()
+
+
+class Training:
+    """Built once; in each world `_enter` brings it to the state of all, and `_live` trains on from there."""
+
+    def __init__(
+        self, config: Config, world: World, stop: StopSignal, own_model: Builder | None, own_data: OwnData | None
+    ) -> None:
+        self._config, self._world, self._stop = config, world, stop
+        self._started = time.perf_counter()
+        self._stopwatch, self._commit_timer = Stopwatch(), Timer(config.run.commit_seconds)
+        self._time_limit = Timer(config.run.max_seconds, passed=launch.running_for(os.environ, time.time()))
+        self._parts, self._optimizer = world.prepare(lambda: warm_parts(config, world.place, own_model, own_data))
+        self._state: TrainState | None = None
+        self._desk: Desk | None = None
+        self._standing = Standing(Member(socket.gethostname(), os.getpid()))
+        self._change: Change | None = None
+        self._reported = self._left = 0.0
+        self._faults: tuple[int, int] = (-1, 0)  # at this step, so many in a row
+
+    def run(self) -> Result:
+        """Train to the end. Raises RankLost where the world cannot go on; finished steps are committed then."""
+        try:
+            return self._world.run(self._live, self._enter)
+        except RankLost as error:
+            raise self._committed(error) from error
+        except SystemExit:  # the job goes on without this process, or not at all
+            if self._state is not None and self._desk is not None:
+                self._desk.commit_last(self._state)
+            raise
+        except HvdTrainError as error:
+            if self._standing.lived:
+                error.met_by = self._world.place.rank
+            raise
+
+    def close(self) -> None:
+        """Give up what is open."""
+        if self._desk is not None:
+            self._desk.leave()
+        for loader in (self._parts.train_loader, self._parts.val_loader):
+            if loader is not None:
+                loader.close()
+
+    def _enter(self) -> None:
+        """All ranks meet, and take the state of the one that has done most steps; digests prove that they have it."""
+        world = self._world
+        # Made once, whatever befalls the first meeting: an optimizer that is wrapped twice sums twice.
+        training = self._state = self._state or fresh_state(self._config, world, self._parts, self._optimizer)
+        if not self._standing.lived:
+            training.cut = self._cut()
+        standings = world.gather(self._own_standing(training))
+        lived = [standing for standing in standings if standing.lived]
+        from_disk = torn(standings) or not lived
+        known = next((standing.run_dir for standing in lived if standing.run_dir), None)
+        folder, notes, loaded = together(world, lambda: self._open_folder(training, known, from_disk=from_disk))
+        run_dir, loaded = world.broadcast((folder.path if folder else None, loaded), 0)
+        if lived and from_disk and not loaded:
+            raise ReplicasDiffer("the survivors of a fault hold different weights, and there is no checkpoint yet")
+        if from_disk or len({standing.digest for standing in standings}) > 1:
+            state.synchronize(training, world, 0 if from_disk else most_advanced(standings))
+        if self._config.batch.on_resize == "per-worker":
+            training.cut = self._cut()
+        self._change = change_between(standings, training.progress.step)
+        members = tuple(standing.member for standing in standings)
+        self._standing = replace(self._standing, lived=True, before=members, run_dir=run_dir)
+        self._sit_down(training, folder, notes)
+
+    def _cut(self) -> Cut:
+        return order.choose_cut(self._config.batch, self._world.place.size, self._parts.train_loader.num_samples)
+
+    def _own_standing(self, training: TrainState) -> Standing:
+        if not self._standing.lived:
+            return self._standing
+        # What comes from here on is counted by each rank itself: computing the digest, waiting for newcomers.
+        self._reported = time.perf_counter()
+        progress, waited = training.progress, self._reported - self._left
+        return replace(
+            self._standing, epoch=progress.epoch, step=progress.step, digest=training.digest(), waited=waited
+        )
+
+    def _live(self) -> Result:
+        """Train in this world to the end, or until it breaks or is left."""
+        assert self._state is not None
+        job = self._job(self._state)
+        if self._change is None:
+            facts = {"world_size": self._world.place.size, "num_samples": job.train_loader.num_samples}
+            job.journal.event("start", describe(job), **facts)
+        try:
+            return self._finish(job, finished=train_loop(job))
+        except WorldChanged:
+            self._leave("hosts came or went")
+            raise
+        except RankLost as error:
+            self._leave("a rank was lost")
+            self._count_fault(error, self._state.progress.step)
+            raise
+
+    def _leave(self, why: str) -> None:
+        self._left, self._standing = time.perf_counter(), replace(self._standing, why=why)
+
+    def _count_fault(self, error: RankLost, step: int) -> None:
+        """Raise FaultRepeats where the same step breaks again and again: no other world will do better."""
+        count = self._faults[1] + 1 if self._faults[0] == step else 1
+        self._faults = (step, count)
+        if count == _SAME_STEP_FAULTS:
+            raise FaultRepeats(f"step {step + 1} has failed {count} times in a row; the last time: {error}") from error
+
+    def _job(self, training: TrainState) -> Job:
+        desk = self._desk
+        return Job(
+            config=self._config,
+            world=self._world,
+            device=self._parts.device,
+            state=training,
+            step=Step(self._config, self._world, self._parts.model, self._parts.device),
+            train_loader=self._parts.train_loader,
+            val_loader=self._parts.val_loader,
+            classes=self._parts.data.classes,
+            journal=desk.journal if desk else SilentJournal(),
+            store=desk.store if desk else NoStore(),
+            stop=self._stop,
+            stopwatch=self._stopwatch,
+            commit_timer=self._commit_timer,
+            time_limit=self._time_limit,
+            change=self._change,
+            since=self._reported,
+        )
+
+    def _finish(self, job: Job, *, finished: bool) -> Result:
+        # What ranks do together comes first: should one be lost in it, nothing is closed yet.
+        if finished:
+            state.confirm_equal(job.state, self._world)
+        signals = [number for number in self._world.gather(self._stop.received) if number is not None]
+        if finished:
+            job.store.save_weights(checkpoint.FINAL, job.state)
+            job.store.commit(job.state, wait=True)
+        saved = job.store.close()
+        result = result_of(
+            job,
+            self._desk.folder.path if self._desk else None,
+            finished=finished,
+            stopped_by=signals[0] if signals and not finished else None,
+            saved=saved,
+            seconds=time.perf_counter() - self._started,
+        )
+        if self._desk is not None and finished:
+            _write_summary(self._desk, result, self._config)
+        job.journal.event("end", ending(result))
+        return result
+
+    def _committed(self, error: RankLost) -> RankLost:
+        """A rank that is lost costs no finished step: the weights here are whole, and are committed."""
+        if self._state is None or not self._standing.lived:
+            return error
+        whole = self._desk is None or self._desk.commit_last(self._state)
+        kept = "committed" if whole else "NOT committed (see above)"
+        lost = RankLost(
+            f"another rank ended or cannot be reached ({error}); step {self._state.progress.step} is {kept}; "
+            "the same command goes on from there"
+        )
+        lost.ending = self._stop.received is not None
+        return lost
+
+    # -------------------------------------------------------------------------------- the run folder, on rank 0
+
+    def _open_folder(
+        self, training: TrainState, run_dir: Path | None, *, from_disk: bool
+    ) -> tuple[RunFolder | None, list[str], bool]:
+        """On rank 0: the run folder, what the user should know of it, and whether a state was loaded from it."""
+        notes: list[str] = []
+        if self._world.place.rank != 0:
+            return None, notes, False
+        if self._desk is not None:
+            if not from_disk:
+                return self._desk.folder, notes, False
+            self._desk.leave()
+            self._desk = None
+        config = self._config
+        if run_dir is not None:
+            config = config.replace(output_dir=run_dir, resume="auto")
+        elif launch.goes_on(os.environ):
+            config = config.replace(resume="auto")
+        named = config.run.resume not in ("auto", "never")
+        snapshot = checkpoint.read_named(Path(config.run.resume)) if named else None
+        if snapshot is not None:
+            training.load(snapshot)  # before a folder is touched: the checkpoint may be of another model
+        folder = self._claim(config, given_up=run_dir is not None)
+        if from_disk and snapshot is None and folder.earlier:
+            snapshot = checkpoint.newest_good(folder.path, notes.append)
+            if snapshot is not None:
+                training.load(snapshot)
+        return folder, notes, snapshot is not None
+
+    def _claim(self, config: Config, *, given_up: bool) -> RunFolder:
+        """The run's folder. `given_up`: whoever has it is of this job, which has formed a world without it.
+
+        Such a process is about to end, or it is stopped or cut off, and is not to write any more. Workers of a
+        driver that has died are to: they end with a commit.
+        """
+        patience = 0.0 if given_up or not launch.elastic(os.environ) else _PATIENCE_SECONDS
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return run_folder.claim(config, datetime.now())
+            except Busy:
+                if time.monotonic() < deadline:
+                    time.sleep(0.05)
+                elif config.run.output_dir is not None and (given_up or launch.goes_on(os.environ)):
+                    run_folder.take_over(config.run.output_dir)
+                else:
+                    raise
+
+    def _sit_down(self, training: TrainState, folder: RunFolder | None, notes: list[str]) -> None:
+        """On rank 0: open what writes; elsewhere: close it, where it is open."""
+        if folder is None:
+            if self._desk is not None:
+                self._desk.leave()
+                self._desk = None
+        elif self._desk is None:
+            config, progress = self._config, training.progress
+            live, recent = shows_bar(config, self._world.place), training.recent if config.run.ledger else None
+            journal = RunJournal(folder.path, progress.step, progress.epoch, live=live, ledger=recent)
+            for note in (*folder.notes, *notes):
+                journal.event("note", note)
+            keep, values = config.run.keep_checkpoints, config.as_dict()
+            store = DiskStore(folder.path, keep, values, lambda message: journal.event("checkpoint", message))
+            self._desk = Desk(folder, journal, store)
+            if training.best and (training.best.epoch, 0) == (progress.epoch, progress.cursor):
+                store.save_weights(checkpoint.BEST, training)  # whoever was writing these may be gone
+
+
+def fresh_state(config: Config, world: World, parts: Parts, optimizer: Optimizer) -> TrainState:
+    """The state before the first step. Raises UsageError where the batch does not fit the data or the world."""
+    fp16_wire = uses_fp16_wire(config, parts.device)
+    average = optim.average(config.optimizer, parts.model)  # copies the model, which must not have Horovod's hooks yet
+    return TrainState(
+        model=parts.model,
+        optimizer=world.wrap(optimizer, parts.model, fp16_wire=fp16_wire),
+        scaler=loss_scaler(config, parts.device, fp16_wire=fp16_wire),
+        cut=order.choose_cut(config.batch, world.place.size, parts.train_loader.num_samples),
+        average=average,
+    )
+
+
+def warm_parts(
+    config: Config, place: Place, own_model: Builder | None, own_data: OwnData | None
+) -> tuple[Parts, Optimizer]:
+    """All that takes seconds to import, build or start: where ranks come and go, the others would wait for it."""
+    parts = build(config, place, own_model, own_data)
+    optimizer = optim.build(config.optimizer, parts.model)
+    parts.train_loader.start()
+    if launch.elastic(os.environ):
+        import torch.utils.tensorboard  # noqa: F401  # any rank may have to keep the journal from one step to the next
+    return parts, optimizer
+
+
+def build(config: Config, place: Place, own_model: Builder | None, own_data: OwnData | None) -> Parts:
+    """The parts of this rank. Raises UsageError where the device, the data or the model cannot be had."""
+    device = choose_device(config, place)
+    data = sources.open_data(config.data, config.seed, own_data)
+    colour = own_model is None and models.needs_colour(config.model.model)
+    size = config.data.image_size
+    augment = data.augment if config.data.augment == "standard" else None
+    plain = Prepare(data, device, image_size=size, augment=None, colour=colour)
+    changed = Prepare(data, device, image_size=size, augment=augment, colour=colour)
+    train_loader = loaders.open_loader(data.train, changed, device, config.seed, config.data.workers)
+    val_loader = None
+    if data.val is not None:
+        val_loader = loaders.open_loader(data.val, plain, device, config.seed, config.data.workers)
+    network = models.build(
+        config.model.model,
+        num_classes=len(data.classes),
+        channels=3 if colour else data.channels,
+        seed=config.seed,
+        own=own_model,
+    ).to(device)
+    models.check_fits(network, config.model.model, _example(data, plain, device), len(data.classes))
+    return Parts(device, data, network, train_loader, val_loader)
+
+
+def shows_bar(config: Config, place: Place) -> bool:
+    """Whether progress is a live bar.
+
+    Launchers forward what ranks print line by line, and Open MPI gives ranks a terminal even where its own output
+    goes to a file: there a bar must be asked for.
+    """
+    if config.run.progress == "auto":
+        return place.size == 1 and sys.stdout.isatty()
+    return config.run.progress == "bar"
+
+
+def _write_summary(desk: Desk, result: Result, config: Config) -> None:
+    path = desk.folder.path / run_folder.SUMMARY
+    try:
+        durable.write_text(path, json.dumps(summary(result, config), indent=2) + "\n")
+    except OSError as error:
+        desk.journal.event("summary", f"cannot write {path}: {error.strerror}")
+
+
+def _example(data: DataSet, prepare: Prepare, device: torch.device) -> torch.Tensor:
+    if isinstance(data.train, Arrays):
+        images = data.train.images[:2]
+    else:
+        images = data.train[0][0].unsqueeze(0).expand(2, -1, -1, -1)
+    return prepare(images.to(device), None)
