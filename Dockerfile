@@ -1,0 +1,66 @@
+# `docker build -t hvd_train .`, about 10 minutes on 2 cores; then
+#
+#   docker run --rm hvd_train                            train the digits on 2 ranks: under a minute on 2 cores
+#   docker run --rm -v "$PWD/runs:/home/trainer/runs" hvd_train train digits --epochs 3
+#   docker run --rm --gpus all --ipc=host hvd_train      one rank per GPU; NCCL wants more /dev/shm than 64 MB
+#   docker run --rm hvd_train doctor                     what this machine and this build can do
+#
+# A plain Debian is enough: CUDA, NCCL and MPI come with the Python packages, the driver from the container runtime.
+# Certificates or a package index of your own: mount them for the build (podman build --volume ...), keep them out of here.
+
+ARG BASE=debian:bookworm-slim
+
+# The Python packages that training needs. The two stages after this one start from it.
+FROM ${BASE} AS packages
+ENV PATH=/opt/hvd_train/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# hadolint ignore=DL3008  # Debian keeps only the newest version of a package: a pinned one is gone after the next fix
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+RUN python3 -m venv /opt/hvd_train
+WORKDIR /src
+COPY requirements requirements
+RUN pip install -c requirements/constraints.txt -r requirements/run.txt -r requirements/mpi.txt
+
+# The compilers, from Debian and (nvcc) from the package index; all that leaves this stage is two wheels.
+FROM packages AS compile
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends g++ make python3-dev \
+    && rm -rf /var/lib/apt/lists/*
+RUN pip install -c requirements/constraints.txt -r requirements/build.txt -r requirements/nvcc.txt
+COPY packaging packaging
+RUN python packaging/build_horovod.py --wheel-dir /wheels
+COPY pyproject.toml README.md LICENSE ./
+COPY hvd_train hvd_train
+RUN pip wheel --no-deps --no-build-isolation -w /wheels .
+
+FROM packages AS environment
+COPY --from=compile /wheels /wheels
+# Nothing is linked here any more: static libraries (180 MB) need not travel on.
+RUN pip install --no-deps /wheels/*.whl && find /opt/hvd_train -name '*.a' -delete
+
+# What is shipped: Python, that environment, an ssh client (horovodrun and mpirun start ranks on other hosts with it).
+FROM ${BASE}
+LABEL org.opencontainers.image.title="hvd_train" \
+      org.opencontainers.image.description="Exact, elastic data-parallel training of PyTorch models with Horovod" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends openssh-client python3 tini \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 1000 --shell /bin/bash trainer
+COPY --from=environment /opt/hvd_train /opt/hvd_train
+COPY horovodrun_scripts /opt/hvd_train/horovodrun_scripts
+COPY hostfiles /opt/hvd_train/hostfiles
+COPY packaging/image_entrypoint.sh /opt/hvd_train/bin/image_entrypoint.sh
+# The last two lines are for the NVIDIA container runtime: which GPUs, and nvidia-smi besides CUDA.
+ENV PATH=/opt/hvd_train/bin:$PATH \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER 1000:1000
+WORKDIR /home/trainer
+# The container ends with its training; this tells one that can still start a program from one that cannot.
+HEALTHCHECK --interval=60s --timeout=30s --start-period=30s CMD ["hvd-train", "--version"]
+# tini hands Ctrl-C and `docker stop` on, and takes in what a killed rank leaves behind.
+ENTRYPOINT ["tini", "--", "image_entrypoint.sh"]
