@@ -1,0 +1,66 @@
+# `make` alone lists the targets. Every path below is relative, so that the clone may lie anywhere, blanks included.
+PYTHON ?= python3
+RECIPE ?=
+ARGS ?=
+NP ?=
+TESTS ?=
+
+SHELL := /bin/bash
+BIN := .venv/bin
+# Tests start horovodrun and mpirun by name.
+WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
+# A Python that was named must be the one in .venv; otherwise a .venv that works stays.
+CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
+
+.DEFAULT_GOAL := help
+.PHONY: help env train test test-slow test-image campaign check clean build-matrix
+
+help:
+	@echo "make train         set up .venv, then train on all GPUs, or on 2 ranks without one"
+	@echo "                   RECIPE=digits  NP=4  ARGS=\"--epochs 5\""
+	@echo "make test          set up .venv, then run the tests"
+	@echo "make test-slow     the tests that take minutes"
+	@echo "make test-image    build the container image and run it (podman or docker; 20 GB, 15 minutes)"
+	@echo "make campaign      random faults on three hosts for half an hour (as root); SECONDS=600 SEED=1"
+	@echo "make check         ruff, ruff format --check, mypy --strict"
+	@echo "make env           set up .venv and nothing else; PYTHON=python3.12 chooses its Python"
+	@echo "make build-matrix  build and run Horovod for every supported torch, Python and MPI (an hour or more)"
+	@echo "make clean         remove .venv and all that was built (not runs/)"
+
+env:
+	@command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no $(PYTHON) on the PATH: apt install python3 python3-venv" >&2; exit 1; }
+	@MAKE_GOAL="$(or $(MAKECMDGOALS),env)" "$(PYTHON)" packaging/environment.py $(CHOSEN)
+
+# As many ranks as GPUs. torch counts, since it knows CUDA_VISIBLE_DEVICES; it is not asked where there is no driver.
+train: env
+	@np="$(NP)"; \
+	if [ -z "$$np" ] && command -v nvidia-smi >/dev/null; then \
+		np=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count() or "")'); \
+	fi; \
+	if [ -t 1 ]; then bar="--progress bar"; fi; \
+	HVD_TRAIN_OUTPUT_PREFIX=errors exec $(BIN)/horovodrun -np "$${np:-2}" --gloo $(BIN)/hvd-train train $(RECIPE) $$bar $(ARGS)
+
+test: env
+	@$(WITH_PATH) $(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+test-slow: env
+	@$(WITH_PATH) $(BIN)/python -m pytest -m slow $(TESTS) $(ARGS)
+
+test-image: env
+	@$(WITH_PATH) $(BIN)/python -m pytest -m image tests/integration/test_image.py $(ARGS)
+
+campaign: env
+	@$(WITH_PATH) CAMPAIGN_SECONDS="$(or $(SECONDS),1800)" CAMPAIGN_SEED="$(or $(SEED),0)" \
+		$(BIN)/python -m pytest -m campaign tests/integration/test_campaign.py $(ARGS)
+
+check: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+build-matrix: env
+	@$(WITH_PATH) $(BIN)/python packaging/build_matrix.py $(ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +

@@ -1,0 +1,86 @@
+"""CIFAR archives in the published format (https://www.cs.toronto.edu/~kriz/cifar.html), with a few images of noise."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import http.server
+import pickle
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torchvision.datasets import CIFAR10, CIFAR100
+
+CLASSES = {"cifar10": 10, "cifar100": 100}
+NUM_TRAIN, NUM_TEST = 100, 20
+
+
+def publish(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write the archive of a small CIFAR and make torchvision take it for the published one; returns the archive."""
+    cls = {"cifar10": CIFAR10, "cifar100": CIFAR100}[name]
+    tree = folder / cls.base_folder
+    tree.mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    lists = []
+    for listed, count in ((cls.train_list, NUM_TRAIN // len(cls.train_list)), (cls.test_list, NUM_TEST)):
+        lists.append([[file, _write(tree / file, _batch(name, count, draw))] for file, _ in listed])
+    names = [f"class {number}" for number in range(CLASSES[name])]
+    meta = {**cls.meta, "md5": _write(tree / cls.meta["filename"], {cls.meta["key"]: names})}
+    archive = folder / cls.filename
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tree, arcname=cls.base_folder)
+    for attribute, value in (
+        ("train_list", lists[0]),
+        ("test_list", lists[1]),
+        ("meta", meta),
+        ("tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest()),  # torchvision's choice
+    ):
+        monkeypatch.setattr(cls, attribute, value)
+    return archive
+
+
+@contextlib.contextmanager
+def served(archive: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The archive on a web server that torchvision downloads from; a list of the requests it has had."""
+    requests: list[str] = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *arguments: object) -> None:
+            requests.append(" ".join(str(word) for word in arguments))
+
+    class Server(http.server.ThreadingHTTPServer):
+        def handle_error(self, *arguments: object) -> None:
+            """Torchvision hangs up after a first request that looks for redirects."""
+
+    handler = functools.partial(Handler, directory=str(archive.parent))
+    with Server(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        for cls in (CIFAR10, CIFAR100):
+            monkeypatch.setattr(cls, "url", f"http://127.0.0.1:{server.server_port}/{archive.name}")
+        yield requests
+        server.shutdown()
+        thread.join()
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """As the download does."""
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder)  # our own archive
+
+
+def _batch(name: str, count: int, draw: np.random.Generator) -> dict[str, Any]:
+    fine = draw.integers(0, CLASSES[name], count).tolist()
+    labels = {"labels": fine} if name == "cifar10" else {"fine_labels": fine, "coarse_labels": fine}
+    return {"data": draw.integers(0, 256, (count, 3072), dtype=np.uint8), **labels}
+
+
+def _write(path: Path, value: dict[str, Any]) -> str:
+    path.write_bytes(pickle.dumps(value, protocol=2))
+    return hashlib.md5(path.read_bytes()).hexdigest()  # torchvision's choice

@@ -1,0 +1,73 @@
+"""Guards around every test: its own folder, no leaked environment, no left processes; time limit: pyproject."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+# pytest names the test; torch and the OpenMP of scikit-learn set theirs when they are first used.
+SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "KMP_")
+# Threads that wait in a busy loop take the cores from the ranks they wait for. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A shell starts what runs in its background deaf to Ctrl-C, and children inherit that; tests press Ctrl-C.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(_no_leaked_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative paths lead into the test's own folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_environment() -> Iterator[None]:
+    """The environment and the import path are what they were."""
+    environment, path = dict(os.environ), list(sys.path)
+    yield  # what a test sets through monkeypatch is taken back before this goes on
+    changed = {name for name, value in {*os.environ.items()} ^ {*environment.items()}}
+    leaked = {name for name in changed if not name.startswith(SET_BY_LIBRARIES)}
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = path
+    assert not leaked, f"the test left these environment variables changed: {sorted(leaked)}"
+
+
+@pytest.fixture(autouse=True)
+def _no_left_processes() -> Iterator[None]:
+    """Child processes that the test started have ended; those still there are killed and named."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    started = [p for p in psutil.Process().children(recursive=True) if p not in before]
+    # One server of multiprocessing and its tracker live as long as the process that asked for loader workers.
+    servers = [p for p in started if _is_forkserver(p)]
+    own = [p for p in started if p not in servers and not any(s in p.parents() for s in servers if s.is_running())]
+    _, left = psutil.wait_procs(own, timeout=2)
+    names = [f"{p.pid}: {' '.join(p.cmdline())[:200]}" for p in left if p.status() != psutil.STATUS_ZOMBIE]
+    for process in left:
+        process.kill()
+    assert not names, f"the test left processes: {names}"
+
+
+def _is_forkserver(process: psutil.Process) -> bool:
+    try:
+        line = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return "multiprocessing.forkserver" in line or "multiprocessing.resource_tracker" in line
+
+
+@pytest.fixture(autouse=True)
+def _same_thread_count() -> Iterator[None]:
+    """torch computes with as many threads as before (where a test has imported it)."""
+    torch = sys.modules.get("torch")
+    count = torch.get_num_threads() if torch else 0
+    yield
+    if torch and torch.get_num_threads() != count:
+        torch.set_num_threads(count)

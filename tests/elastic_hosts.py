@@ -1,0 +1,128 @@
+"""An elastic training on hosts of `tests.hosts`, watched and disturbed from outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from hvd_train.ledger import audit
+from tests.hosts import Hosts
+from tests.launching import HVD_TRAIN, PROGRAMS, finished, started, wait_for
+from tests.runs import Weights, largest_difference
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "horovodrun_scripts"
+ALL = ("h1", "h2", "h3")
+STEPS_PER_EPOCH = 24
+TOLERANCE = 1e-5
+
+
+def arguments(epochs: int = 8, model: str = "tests.runs:smooth") -> list[str]:
+    """Of a training of `STEPS_PER_EPOCH * epochs` steps in 3 slots, with a ledger."""
+    line = f"--data digits --model {model} --epochs {epochs} --global-batch-size 60 --batch-size 20 --ledger "
+    line += "--learning-rate 0.02 --augment none --log-steps 1 --device cpu --commit-steps 10 --output-dir run"
+    return line.split()
+
+
+def undisturbed(folder: Path, epochs: int = 8) -> Weights:
+    """The weights after a training in one process that nothing befalls."""
+    code, output = finished(["env", f"PYTHONPATH={ROOT}", HVD_TRAIN, "train", *arguments(epochs)], folder)
+    assert code == 0, output
+    weights: Weights = torch.load(folder / "run/model-final.pt", weights_only=True)
+    return weights
+
+
+def list_hosts(folder: Path, lines: Sequence[str]) -> None:
+    """Write a job's host file, at once: whoever reads it meanwhile sees the old or the new one."""
+    (folder / "hosts.new").write_text("\n".join(lines) + "\n")
+    (folder / "hosts.new").rename(folder / "hostfile")
+
+
+@dataclass
+class Job:
+    """A training under way, started on h1."""
+
+    hosts: Hosts
+    folder: Path
+    launcher: subprocess.Popen[bytes]
+
+    @property
+    def steps(self) -> int:
+        """Finished steps."""
+        path = self.folder / "run" / "ledger.jsonl"
+        return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """Changes of world so far."""
+        path = self.folder / "run" / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        return [line for line in lines if line.get("name") == "world"]
+
+    def after(self, steps: int) -> None:
+        """Wait until so many steps are done."""
+        wait_for(f"step {steps}", lambda: self.steps >= steps or self.launcher.poll() is not None, limit_s=120)
+        assert self.launcher.poll() is None, self.output
+
+    def worker(self, host: str) -> psutil.Process:
+        """The process of a host that trains."""
+        return self.hosts.workers(host)[0]
+
+    @property
+    def supervisor(self) -> psutil.Process:
+        """What the script has become."""
+        return psutil.Process(self.launcher.pid).children()[0]
+
+    @property
+    def driver(self) -> psutil.Process:
+        """Horovod's launcher, with our driver in it."""
+        return next(p for p in self.supervisor.children() if "hvd_train.elastic_driver" in p.cmdline())
+
+    def list(self, *lines: str) -> None:
+        """The list of hosts becomes this one."""
+        list_hosts(self.folder, lines)
+
+    def completes(self, expected: Weights, limit_s: float = 250) -> None:
+        """Wait for its end, which is that of the undisturbed run (`check`)."""
+        assert self.launcher.wait(limit_s) == 0, self.output
+        check(self, expected)
+
+    @property
+    def output(self) -> str:
+        """What was printed."""
+        return (self.folder / "output.txt").read_text()
+
+
+@contextmanager
+def job(
+    hosts: Hosts,
+    folder: Path,
+    *options: str,
+    listed: tuple[str, ...] = ALL,
+    training: list[str] | None = None,
+) -> Iterator[Job]:
+    """Train on the listed hosts; whoever is left is killed at the end."""
+    list_hosts(folder, listed)
+    script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *(training or arguments())]
+    environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1"]
+    environment.append(f"PYTHONPATH={ROOT}")
+    with started(hosts.inside("h1", folder, *environment, *script), folder, folder / "output.txt") as launcher:
+        yield Job(hosts, folder, launcher)
+
+
+def check(running: Job, expected: Weights, epochs: int = 8) -> None:
+    """Each sample once per epoch, no step lost, and the weights of the undisturbed run."""
+    report = audit(running.folder / "run")
+    assert (report.faults, report.epochs, report.steps) == ((), epochs, epochs * STEPS_PER_EPOCH), report
+    assert all(change["steps_lost"] == 0 for change in running.changes)
+    weights = torch.load(running.folder / "run/model-final.pt", weights_only=True)
+    weights.pop("ballast", None)
+    assert largest_difference(weights, expected) <= TOLERANCE

@@ -1,0 +1,21 @@
+"""C1: after shutdown() no connection to a peer is open; prints how many are."""
+
+import os
+import time
+
+import horovod.torch as hvd
+import psutil
+import torch
+
+hvd.init()
+hvd.allreduce(torch.ones(1), name="warm-up")
+hvd.shutdown()
+deadline = time.monotonic() + 3
+while True:
+    connections = [c for c in psutil.Process().net_connections("tcp") if c.raddr and c.status == "ESTABLISHED"]
+    if not connections or time.monotonic() > deadline:
+        break
+    time.sleep(0.05)
+print("OPEN", len(connections), flush=True)
+time.sleep(max(0.0, deadline - time.monotonic()))  # the peer's end must not close ours
+os._exit(0)

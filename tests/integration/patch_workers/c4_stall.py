@@ -1,0 +1,17 @@
+"""C4: rank 1 submits a tensor only after Horovod has said that it is missing."""
+
+import os
+import time
+from pathlib import Path
+
+import horovod.torch as hvd
+import torch
+
+hvd.init()
+said = Path(os.environ["SAID"])
+if hvd.rank() == 1:
+    deadline = time.monotonic() + 12
+    while not said.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+hvd.allreduce(torch.ones(1), name="late tensor")
+print("DONE", hvd.rank(), flush=True)

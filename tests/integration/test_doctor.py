@@ -1,0 +1,108 @@
+"""The real `hvd-train doctor`, on this machine and with faults of Horovod."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import hvd_train
+
+pytestmark = pytest.mark.integration
+
+DOCTOR = [sys.executable, "-c", "from hvd_train.cli import main; main()", "doctor"]
+needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="there is no Horovod here")
+
+
+def environment(*folders: Path, **variables: str) -> dict[str, str]:
+    """This environment without the folder of its programs on the PATH, and with these folders for imports."""
+    own = str(Path(sys.executable).parent)
+    path = [folder for folder in os.environ["PATH"].split(os.pathsep) if folder != own]
+    imports = [str(folder) for folder in (*folders, Path(hvd_train.__file__).parent.parent)]
+    return {**os.environ, "PATH": os.pathsep.join(path), "PYTHONPATH": os.pathsep.join(imports), **variables}
+
+
+def examine(*arguments: str, **variables: Any) -> tuple[int, dict[str, Any]]:
+    """Exit code and findings by name."""
+    done = subprocess.run(
+        [*DOCTOR, "--json", *arguments], capture_output=True, text=True, check=False, timeout=280, **variables
+    )
+    assert not done.stderr, done.stderr
+    findings = json.loads(done.stdout)["findings"]
+    return done.returncode, {finding["name"]: finding for finding in findings}
+
+
+@needs_horovod
+def test_this_machine_adds_over_two_ranks_by_every_launcher() -> None:
+    """Nothing is broken here, and each controller of the build gave the right sum, with no environment activated."""
+    code, findings = examine(env=environment())
+    assert code == 0, findings
+    for name in ("python", "torch", "torchvision", "horovod loads", "Gloo", "MPI", "horovodrun --gloo"):
+        assert findings[name]["verdict"] == "ok", findings[name]
+    if "Horovod" not in findings["MPI"]["what"] and "none" not in findings["MPI"]["what"]:
+        for name in ("horovodrun --mpi", "mpirun"):
+            assert "the sum is right" in findings[name]["what"], findings[name]
+
+
+def test_undefined_symbol_is_a_line_that_says_rebuild(tmp_path: Path) -> None:
+    """Horovod that was built for another torch ends the doctor neither in a traceback nor in a silent ok."""
+    package = tmp_path / "horovod"
+    package.mkdir()
+    (package / "__init__.py").write_text('raise ImportError("mpi_lib_v2.so: undefined symbol: _ZN3c104cuda")')
+    code, findings = examine(env=environment(tmp_path))
+    assert code == 1
+    assert findings["horovod loads"]["verdict"] == "broken"
+    assert "undefined symbol" in findings["horovod loads"]["what"]
+    assert "packaging/build_horovod.py" in findings["horovod loads"]["todo"]
+    assert not any("allreduce" in name or "horovodrun" in name for name in findings), "what cannot work is not tried"
+
+
+def test_a_crash_while_horovod_loads_is_a_line(tmp_path: Path) -> None:
+    """The process that dies is not the doctor."""
+    package = tmp_path / "horovod"
+    package.mkdir()
+    (package / "__init__.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    code, findings = examine("--quick", env=environment(tmp_path))
+    assert code == 1
+    assert "SIGSEGV" in findings["horovod loads"]["what"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_doctor_leaves_nothing(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """A signal while a child process hangs ends both, at once, and removes the temporary folder."""
+    package = tmp_path / "horovod"
+    package.mkdir()
+    told, temporary = tmp_path / "told", tmp_path / "temporary"
+    os.mkfifo(told)
+    temporary.mkdir()
+    (package / "__init__.py").write_text(
+        f"import os, signal\nwith open({str(told)!r}, 'w') as told:\n    told.write(str(os.getpid()))\nsignal.pause()\n"
+    )
+    doctor = subprocess.Popen(
+        DOCTOR, env=environment(tmp_path, TMPDIR=str(temporary)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    child = psutil.Process(int(told.read_text()))
+    doctor.send_signal(number)
+    output, _ = doctor.communicate(timeout=60)
+    assert doctor.returncode == code
+    assert b"Traceback" not in output
+    assert not child.is_running()
+    assert not list(temporary.iterdir())
+
+
+def test_inside_a_launched_world_it_refuses_in_one_line() -> None:
+    """One line on stderr, exit code 2."""
+    variables = environment(OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2")
+    done = subprocess.run(DOCTOR, capture_output=True, text=True, check=False, env=variables, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "Open MPI has started this process" in done.stderr
+    assert not done.stdout

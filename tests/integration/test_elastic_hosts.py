@@ -1,0 +1,277 @@
+"""Elastic training on three hosts with ssh between them, through everything that can happen to a cluster."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hvd_train import checkpoint
+from tests import hosts as cluster
+from tests import on_demand
+from tests.elastic_hosts import ALL, STEPS_PER_EPOCH, Job, arguments, job, undisturbed
+from tests.hosts import Hosts
+from tests.launching import wait_for
+from tests.runs import Weights
+
+STEPS = 8 * STEPS_PER_EPOCH
+NO_HOSTS = cluster.missing()
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
+]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    """The weights of the undisturbed run, of one process."""
+    return undisturbed(tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """h1, h2 and h3 run; h4 is a name that nobody answers to."""
+    with cluster.hosts(tmp_path / "cluster", 3, names=4) as found:
+        yield found
+
+
+def kill_at_once(*names: str) -> Callable[[Job], None]:
+    """kill -9 of the workers of these hosts."""
+
+    def fault(job: Job) -> None:
+        workers = [job.worker(name) for name in names]
+        for worker in workers:
+            worker.kill()
+
+    return fault
+
+
+def power_off(job: Job) -> None:
+    """A host is gone without a word."""
+    job.hosts.power_off("h3")
+
+
+def stop(job: Job) -> None:
+    """A worker is stopped."""
+    job.worker("h2").send_signal(signal.SIGSTOP)
+
+
+def unplug_for_a_while(job: Job) -> None:
+    """A partition that heals."""
+    job.hosts.unplug("h2")
+    reached = len(job.changes)
+    wait_for("the others to go on", lambda: len(job.changes) > reached, limit_s=60)
+    job.hosts.plug("h2")
+
+
+def take_and_add(job: Job) -> None:
+    """One host out and one in at once."""
+    job.hosts.boot("h4")
+    job.list("h1", "h3", "h4")
+
+
+def name_unreachable(job: Job) -> None:
+    """A host that cannot be reached is named."""
+    job.list("h1", "h2", "h3", "h4")
+
+
+def raise_in_worker(job: Job) -> None:
+    """A worker ends by an error: SIGABRT, as an assertion in native code."""
+    job.worker("h2").send_signal(signal.SIGABRT)
+
+
+def take_away(job: Job) -> None:
+    """A host is taken from the list: that of rank 0 and the launcher, of all."""
+    job.list("h2", "h3")
+
+
+FAULTS: dict[str, Callable[[Job], None]] = {
+    "kill": kill_at_once("h2"),
+    "kill rank 0": kill_at_once("h1"),
+    "kill two": kill_at_once("h1", "h3"),
+    "power off": power_off,
+    "stop": stop,
+    "partition": unplug_for_a_while,
+    "out and in": take_and_add,
+    "taken": take_away,
+    "unreachable": name_unreachable,
+    "abort": raise_in_worker,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault(name: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """No step is lost, each sample counts once per epoch, and the weights are those of the undisturbed run."""
+    with job(hosts, tmp_path) as running:
+        running.after(random.Random(name).randint(15, 35))
+        FAULTS[name](running)
+        running.completes(expected)
+    assert running.changes or name in ("out and in", "unreachable")
+
+
+def goes_on(
+    hosts: Hosts,
+    folder: Path,
+    expected: Weights,
+    steps: int,
+    listed: tuple[str, ...] = ALL,
+) -> None:
+    """The same command goes on at this step, to the promised end."""
+    with job(hosts, folder, listed=listed) as running:
+        running.completes(expected)
+    assert f"step {steps}" in running.output.split("going on at", 1)[1].splitlines()[0]
+
+
+def test_below_the_fewest_and_back(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """With --min-np 3 two survivors wait for a third, and go on with it (horovod issue #3494 deadlocks there)."""
+    with job(hosts, tmp_path, "--min-np", "3") as running:
+        running.after(20)
+        running.worker("h2").kill()
+        running.completes(expected)
+    assert {change["world_size"] for change in running.changes} == {3}
+
+
+def test_a_newcomer_that_dies_while_it_joins(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """The others do not wait for it, and another one joins in its place."""
+    with job(hosts, tmp_path, listed=("h1", "h2")) as running:
+        running.after(5)
+        running.list(*ALL)
+        wait_for("a worker on h3", lambda: hosts.workers("h3"), limit_s=60)
+        running.worker("h3").kill()
+        running.completes(expected)
+
+
+def test_ctrl_c_and_the_same_command_again_on_other_hosts(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """One commit on all, no orphan on any host; the same command goes on, with another number of workers."""
+    with job(hosts, tmp_path) as running:
+        running.after(25)
+        running.supervisor.send_signal(signal.SIGINT)
+        assert running.launcher.wait(60) == 128 + signal.SIGINT, running.output
+        steps = running.steps
+        assert f"at step {steps}, committed" in running.output
+        assert not [name for name in hosts.inits if hosts.workers(name)]
+    goes_on(hosts, tmp_path, expected, steps, listed=("h1", "h2"))
+
+
+def test_a_dead_launcher_leaves_no_orphans(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """kill -9 of the launcher: the workers of all hosts commit and end, and the same command goes on."""
+    with job(hosts, tmp_path) as running:
+        running.after(20)
+        running.supervisor.kill()
+        wait_for("the workers to end", lambda: not any(hosts.workers(name) for name in hosts.inits), limit_s=60)
+        steps = running.steps
+        assert steps < STEPS
+    goes_on(hosts, tmp_path, expected, steps)
+
+
+def test_a_dead_driver_is_started_again(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """kill -9 of Horovod's launcher: the job goes on by itself from what its workers committed."""
+    with job(hosts, tmp_path) as running:
+        running.after(20)
+        running.driver.kill()
+        running.completes(expected, 300)
+    assert "it goes on from its last commit in 2 s" in running.output
+
+
+def test_a_survivor_dies_while_the_others_meet_again(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """A second fault in the recovery from the first: the last survivor goes on, and the others come back."""
+    training = arguments(model="tests.on_demand:obedient")
+    with job(hosts, tmp_path, training=training) as running:
+        running.after(20)
+        on_demand.order(tmp_path, "state", "h3", "die")  # asked for its digest, or for its part of a commit
+        running.worker("h2").kill()
+        running.completes(expected)
+    assert on_demand.obeyed(tmp_path, "state", "h3")
+
+
+def test_a_newcomer_dies_while_it_is_given_the_state(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """The others, who were in the middle of sending it, go on; another one joins in its place."""
+    training = arguments(model="tests.on_demand:obedient")
+    on_demand.order(tmp_path, "load", "h3", "die")
+    with job(hosts, tmp_path, listed=("h1", "h2"), training=training) as running:
+        running.after(5)
+        running.list(*ALL)
+        running.completes(expected)
+    assert on_demand.obeyed(tmp_path, "load", "h3")
+
+
+def test_rank_0_dies_while_it_writes_a_checkpoint(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """Half a file is no checkpoint: another rank takes over the folder, and what it writes is whole."""
+    training = arguments(model="tests.on_demand:heavy")
+    checkpoints = tmp_path / "run/checkpoints"
+    with job(hosts, tmp_path, training=training) as running:
+        running.after(15)
+        wait_for("a checkpoint under way", lambda: list(checkpoints.glob("*.partial")), poll_s=0.001)
+        running.worker("h1").kill()
+        assert list(checkpoints.glob("*.partial")), "it was done before"
+        running.completes(expected)
+    assert "nothing was heard" not in running.output, "giving 100 MB to a newcomer kept the ranks from all else"
+    assert not list(checkpoints.glob("*.partial"))
+    last = checkpoint.newest_good(tmp_path / "run", pytest.fail)
+    assert last is not None
+    assert last["progress"]["step"] == STEPS
+
+
+def test_a_worker_that_raises(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """Its traceback is shown, the others go on, and it is started again."""
+    training = arguments(model="tests.on_demand:obedient")
+    with job(hosts, tmp_path, training=training) as running:
+        running.after(20)
+        on_demand.order(tmp_path, "forward", "h2", "an error in somebody's model")
+        running.completes(expected)
+    assert "RuntimeError: an error in somebody's model" in running.output
+    assert 2 in {change["world_size"] for change in running.changes}
+
+
+def test_a_newcomer_that_needs_a_minute(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """Nobody waits for it, and it joins when it is ready."""
+    on_demand.order(tmp_path, "build", "h3", "wait 60")
+    with job(hosts, tmp_path, listed=("h1", "h2"), training=arguments(model="tests.on_demand:slow")) as running:
+        running.after(5)
+        running.list(*ALL)
+        wait_for("the newcomer to begin", lambda: on_demand.obeyed(tmp_path, "build", "h3"))
+        begun = running.steps
+        running.completes(expected)
+    (joined,) = running.changes
+    assert joined["step"] - begun > 80, "the others have not gone on"
+    assert (joined["previous_size"], joined["world_size"]) == (2, 3)
+
+
+def test_a_flapping_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """It comes and goes in the list, faster than anybody can join, and then its network does."""
+    with job(hosts, tmp_path, training=arguments(model="tests.on_demand:slow")) as running:
+        running.after(5)
+        for _ in range(4):
+            running.list("h1", "h2")
+            running.after(running.steps + 8)
+            running.list(*ALL)
+            running.after(running.steps + 8)
+        for _ in range(5):
+            hosts.unplug("h2")
+            time.sleep(0.5)
+            hosts.plug("h2")
+            running.after(running.steps + 5)
+        running.completes(expected)
+    assert any("h3" in str(change["left"]) for change in running.changes)
+
+
+def test_several_workers_on_each_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """One of two on a remote host dies, then all of a host; each is replaced in its own place."""
+    training = arguments(model="tests.on_demand:slow")
+    with job(hosts, tmp_path, listed=("h1 slots=1", "h2 slots=2"), training=training) as running:
+        running.after(5)
+        hosts.workers("h2")[1].kill()
+        wait_for("two of three", lambda: running.changes and running.changes[-1]["world_size"] == 2)
+        wait_for("all three again", lambda: running.changes[-1]["world_size"] == 3)
+        for worker in hosts.workers("h2"):
+            worker.kill()
+        wait_for("all three once more", lambda: [c["world_size"] for c in running.changes[-2:]] in ([1, 3], [2, 3]))
+        running.completes(expected)
+    assert 1 in {change["world_size"] for change in running.changes}

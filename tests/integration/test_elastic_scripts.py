@@ -1,0 +1,149 @@
+"""discover_hosts.sh and train_elastic.sh on this machine: what they print and refuse, and a real elastic training."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hvd_train.ledger import audit
+from tests.launching import PROGRAMS, ranks_of, started, wait_for
+
+SCRIPTS = Path(__file__).parents[2] / "horovodrun_scripts"
+pytestmark = pytest.mark.integration
+
+
+def run(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as a user would."""
+    env = {
+        **os.environ,
+        "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
+        "CUDA_VISIBLE_DEVICES": "",
+        **environment,
+    }
+    command = [str(SCRIPTS / script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=60)
+
+
+def test_a_host_file_in_any_form_is_printed_as_horovod_wants_it() -> None:
+    """Comments and blank lines are skipped; a host without a number has one slot."""
+    Path("hosts").write_text("# ours\n\nh1 slots=4  # four GPUs\nh2:2\nh3\nh4 slots = 3 max_slots=8\n")
+    assert run("discover_hosts.sh", "hosts").stdout == "h1:4\nh2:2\nh3:1\nh4:3\n"
+    assert run("discover_hosts.sh", "--command", "cat hosts").stdout == "h1:4\nh2:2\nh3:1\nh4:3\n"
+    Path("hosts").write_text("# all are away\n")
+    done = run("discover_hosts.sh", "hosts")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["hosts"], 1, 'hosts, line 2: "h2 two" is not of the form "NAME slots=N"'),
+        (["nowhere"], 1, "there is no host file nowhere"),
+        (["--command", "exit 4"], 1, "exit 4 failed"),
+        (["--command", "echo a b c"], 1, "line 1"),
+        (["--slurm"], 2, "there is no Slurm allocation here"),
+        ([], 2, "which host file?"),
+    ],
+)
+def test_a_list_that_cannot_be_read_is_one_line(arguments: list[str], code: int, message: str) -> None:
+    """Named on stderr; the exit code tells a running job to keep the list it has."""
+    Path("hosts").write_text("h1\nh2 two\n")
+    done = run("discover_hosts.sh", *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_nodes_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
+    """As sinfo tells it: * after the state means no answer."""
+    sinfo = tmp_path / "bin" / "sinfo"
+    sinfo.parent.mkdir()
+    sinfo.write_text("#!/bin/sh\nprintf 'n1 alloc\\nn2 alloc*\\nn3 down\\nn4 mix\\nn5 failg\\n'\n")
+    sinfo.chmod(0o755)
+    environment = {"PATH": f"{sinfo.parent}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[1-5]"}
+    assert run("discover_hosts.sh", "--slurm", **environment).stdout == "n1:1\nn4:1\n"
+    assert run("discover_hosts.sh", "--slurm", SLURM_GPUS_ON_NODE="8", **environment).stdout == "n1:8\nn4:8\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--learning-rate", "fast"], "learning-rate"),
+        (["--model", "resnet1000"], "unknown model 'resnet1000'"),
+        (["--resume", "nothing.ckpt"], "--resume nothing.ckpt: no such file"),
+    ],
+)
+def test_wrong_settings_are_told_before_anything_starts(arguments: list[str], message: str) -> None:
+    """One line and exit code 2; no worker, and no folder for one."""
+    done = run("train_elastic.sh", "--", "digits", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hosts", "nowhere"], "there is no host file 'nowhere'"),
+        (["--min-np", "none"], "--min-np takes a number from 1, not 'none'"),
+        (["--min-np", "4", "--max-np", "2"], "--max-np 2 is less than --min-np 4"),
+        (["digits"], "what is for hvd-train train goes after --"),
+        (["--discover", ""], "--discover takes a command"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], message: str) -> None:
+    """With exit code 2, before anything is started."""
+    done = run("train_elastic.sh", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_start_waits_for_the_slots_listed() -> None:
+    """As many as there are, but no more than --max-np."""
+    Path("hosts").write_text("h1 slots=4\nh2 slots=4\n")
+    words = shlex.split(
+        run("train_elastic.sh", "--dry-run", "--hosts", "hosts", "--", "digits", "--epochs", "2").stdout
+    )
+    assert words[words.index("-np") + 1] == "8"
+    assert words[-4:] == ["train", "digits", "--epochs", "2"]
+    words = shlex.split(run("train_elastic.sh", "--dry-run", "--hosts", "hosts", "--max-np", "6").stdout)
+    assert words[words.index("-np") + 1] == "6"
+
+
+def test_wrong_settings_end_it_with_one_line() -> None:
+    """Nothing is tried again: they are wrong on every host."""
+    done = run("train_elastic.sh", "--", "digits", "--data", "folder", "--data-dir", "nowhere")
+    assert done.returncode == 2, done.stderr
+    assert "nowhere" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_one_machine_survives_a_crash_and_a_stop(tmp_path: Path) -> None:
+    """A killed worker ends no job on one host (Horovod's own driver would); SIGTERM to the script is a commit."""
+    command = [str(SCRIPTS / "train_elastic.sh"), "-np", "2", "--"]
+    command += ["digits", "--epochs", "400", "--ledger", "--output-dir", "run"]
+    output, metrics = tmp_path / "output.txt", tmp_path / "run" / "metrics.jsonl"
+
+    def worlds() -> int:
+        return metrics.read_text().count('"name": "world"') if metrics.exists() else 0
+
+    with started(command, tmp_path, output) as script:
+        ledger = tmp_path / "run" / "ledger.jsonl"
+        wait_for("the first steps", lambda: ledger.exists() and ledger.read_bytes().count(b"\n") > 10, limit_s=60)
+        workers = [process for process in ranks_of(script, "train") if process.cmdline()[1].endswith("hvd-train")]
+        workers[0].kill()
+        wait_for("the survivor and then a newcomer", lambda: worlds() >= 2, limit_s=90)
+        script.send_signal(signal.SIGTERM)
+        assert script.wait(60) == 128 + signal.SIGTERM, output.read_text()
+    assert "committed; the same command goes on from there" in output.read_text()
+    report = audit(tmp_path / "run")
+    assert (report.faults, report.world_sizes) == ((), (1, 2))

@@ -1,0 +1,248 @@
+"""What the patches C1 to C5, L1, L2 and L3 of Horovod change, each shown by processes on this machine.
+
+HVD_TRAIN_TEST_PYTHON names another environment's python: with a build of `--without-patches` there, the tests
+must fail. C6 takes several GPUs and has no test.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+PYTHON = os.environ.get("HVD_TRAIN_TEST_PYTHON", sys.executable)
+WORKERS = Path(__file__).parent / "patch_workers"
+
+
+def has(what: str) -> bool:
+    """Whether the Horovod of the environment under test was built with this."""
+    code = f"import horovod.torch as hvd; assert hvd.{what}_built()"
+    return subprocess.run([PYTHON, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _horovod() -> None:
+    if not has("gloo"):
+        pytest.skip(f"{PYTHON} has no Horovod")
+
+
+CONTROLLERS = ["--gloo", "--mpi"]
+
+
+@pytest.fixture(params=CONTROLLERS)
+def controller(request: pytest.FixtureRequest) -> str:
+    if request.param == "--mpi" and not has("mpi"):
+        pytest.skip("this build has no MPI")
+    return str(request.param)
+
+
+def environment(**changes: object) -> dict[str, str]:
+    """The environment of a job: the tested programs first, and no variable of a job around us."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "OMPI_", "PMI"))}
+    env["PATH"] = f"{Path(PYTHON).parent}{os.pathsep}{env['PATH']}"
+    env["OMP_NUM_THREADS"] = "1"
+    return {**env, **{name: str(value) for name, value in changes.items()}}
+
+
+def run_world(num_workers: int, limit_s: int, worker: str, **env: object) -> tuple[list[int | None], str]:
+    """Run workers over Gloo without horovodrun; returns their exit codes and all they printed."""
+    command = [PYTHON, str(WORKERS / "gloo_world.py"), str(num_workers), str(limit_s), str(WORKERS / worker)]
+    result = subprocess.run(command, env=environment(**env), capture_output=True, text=True, check=False, timeout=240)
+    printed = result.stdout + result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith("EXIT ")]
+    assert lines, printed
+    return [None if code == "None" else int(code) for code in lines[-1][6:-1].split(", ")], printed
+
+
+def test_c1_shutdown_closes_all_connections() -> None:
+    """After shutdown() a process holds no connection to a peer."""
+    codes, printed = run_world(2, 100, "c1_connections.py")
+    assert codes == [0, 0], printed
+    assert printed.count("OPEN 0") == 2, printed
+
+
+def test_c2_operations_have_a_time_limit_of_their_own() -> None:
+    """A silent peer fails an operation after the operation timeout, however long rendezvous may take."""
+    limits = {"HOROVOD_GLOO_TIMEOUT_SECONDS": 60, "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": 2}
+    codes, printed = run_world(2, 100, "c2_silent_peer.py", **limits)
+    assert codes == [0, -signal.SIGKILL], printed
+    seconds = float(printed.split("FAILED AFTER ")[1].split()[0])
+    assert 1.5 <= seconds < 10
+
+
+def run_worker(worker: str) -> subprocess.CompletedProcess[str]:
+    command = [PYTHON, str(WORKERS / worker)]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=240)
+
+
+def test_c3_init_raises_when_a_peer_does_not_come() -> None:
+    """A failed rendezvous is an exception of init(), and the next init() works."""
+    result = run_worker("c3_failed_init.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "RAISED" in result.stdout
+    assert "SUM 1.0" in result.stdout
+
+
+def test_c3_worker_removed_from_the_job_leaves_with_0() -> None:
+    """An elastic job that goes on without a worker lets it go in peace."""
+    result = run_worker("c3_removed.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "REMOVED" in result.stdout
+    assert "STILL HERE" not in result.stdout
+
+
+def test_c4_stall_check_names_the_missing_rank(tmp_path: Path) -> None:
+    """With Gloo, a tensor that one rank does not submit is told with that rank."""
+    said = tmp_path / "said"
+    command = [PYTHON, str(WORKERS / "gloo_world.py"), "2", "100", str(WORKERS / "c4_stall.py")]
+    env = environment(SAID=said, HOROVOD_STALL_CHECK_TIME_SECONDS=1)
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        printed = []
+        for line in process.stdout:
+            printed.append(line)
+            if line.startswith("1: [allreduce.late tensor"):
+                said.touch()
+    text = "".join(printed)
+    assert said.exists(), text
+    assert "EXIT [0, 0]" in text
+
+
+def test_c5_nothing_is_sent_after_a_broken_operation() -> None:
+    """Where one rank leaves an operation halfway, all get an exception; no process is aborted."""
+    env = {"HOROVOD_ELASTIC": 1, "HOROVOD_FUSION_THRESHOLD": 0, "HOROVOD_GLOO_TIMEOUT_SECONDS": 8}
+    codes, printed = run_world(3, 150, "c5_left_halfway.py", **env)
+    assert "gloo::EnforceNotMet" not in printed, printed
+    assert codes == [0, 0, 0], printed
+
+
+class Job:
+    """A horovodrun job of two ranks that leave their traces in a folder."""
+
+    def __init__(self, folder: Path, controller: str, what: str, **env: object) -> None:
+        self.folder = folder
+        command = [PYTHON, "-m", "horovod.runner.launch", controller, "-np", "2", PYTHON, str(WORKERS / "l1_job.py")]
+        # A group of its own, so that a signal reaches horovodrun alone.
+        self.process = subprocess.Popen(
+            command,
+            env=environment(FOLDER=folder, WHAT=what, **env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_for_workers(self) -> None:
+        deadline = time.monotonic() + 120
+        while not all((self.folder / f"pid.{rank}").exists() for rank in (0, 1)):
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                self.process.kill()  # the workers' guards see it and end them
+                pytest.fail(f"the workers did not start: {self.process.communicate()}")
+            time.sleep(0.05)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and stderr; sees to it that no worker is left."""
+        _, errors = self.process.communicate(timeout=240)
+        deadline = time.monotonic() + 5
+        while self.living_workers() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = self.living_workers()
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left, "workers were left running"
+        return self.process.returncode, errors
+
+    def living_workers(self) -> list[int]:
+        living = []
+        for path in self.folder.glob("pid.*"):
+            pid = int(path.read_text())
+            if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                living.append(pid)
+        return living
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [
+        ("exit 2", 2, "ended with exit code 2"),
+        ("exit 7", 7, "ended with exit code 7"),
+        ("kill", 137, "was killed by signal 9 (SIGKILL)"),
+    ],
+)
+def test_l1_horovodrun_ends_with_the_workers_code(
+    tmp_path: Path, controller: str, what: str, code: int, said: str
+) -> None:
+    """A failing rank ends the job with its own exit code and a line that names it; the others are stopped."""
+    status, errors = Job(tmp_path, controller, what).end()
+    assert status == code, errors
+    last = errors.splitlines()[-1]
+    assert last == f"horovodrun: rank 1 on host localhost {said}; the other ranks were stopped"
+    assert "Traceback" not in errors
+    assert (tmp_path / "term.0").read_text() == f"{signal.SIGTERM.value}\n"
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_l1_a_signal_lets_the_workers_finish(tmp_path: Path, controller: str, signum: int, code: int) -> None:
+    """Ctrl-C on horovodrun: each worker gets one SIGTERM and time to commit; one line, and nobody is left."""
+    job = Job(tmp_path, controller, "stop")
+    job.wait_for_workers()
+    job.process.send_signal(signum)
+    status, errors = job.end()
+    assert status == code, errors
+    name = signal.Signals(signum).name
+    assert errors.splitlines()[-1] == f"horovodrun: stopped by {name}; all ranks were stopped"
+    assert "Traceback" not in errors
+    for rank in (0, 1):
+        assert (tmp_path / f"term.{rank}").read_text() == f"{signal.SIGTERM.value}\n"
+        assert (tmp_path / f"committed.{rank}").exists()
+
+
+def test_l1_a_worker_that_does_not_end_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+    """HVD_TRAIN_GRACE_SECONDS is what lies between SIGTERM and SIGKILL."""
+    job = Job(tmp_path, "--gloo", "ignore", HVD_TRAIN_GRACE_SECONDS=1)
+    job.wait_for_workers()
+    start = time.monotonic()
+    job.process.send_signal(signal.SIGINT)
+    status, errors = job.end()
+    assert status == 130, errors
+    assert 1 <= time.monotonic() - start < 10
+    assert not (tmp_path / "committed.0").exists()
+
+
+def parse_host_file(path: Path) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from horovod.runner.common.util import hosts; print(hosts.parse_host_files(sys.argv[1]))"
+    return subprocess.run([PYTHON, "-c", code, str(path)], capture_output=True, text=True, check=False)
+
+
+def test_l2_host_files_may_have_comments_and_blank_lines(tmp_path: Path) -> None:
+    """What mpirun takes as a host file, horovodrun takes as well."""
+    path = tmp_path / "hosts"
+    path.write_text("# the cluster\n\nh1 slots=4   # with four GPUs\n  h2   slots = 2 max_slots=4\nh3\nh4:8\n")
+    assert parse_host_file(path).stdout.strip() == "h1:4,h2:2,h3:1,h4:8"
+
+
+@pytest.mark.parametrize(("text", "said"), [("h1 slots=4\nh2 slots=two\n", "line 2"), ("# none\n", "names no host")])
+def test_l2_a_bad_host_file_is_told_by_its_line(tmp_path: Path, text: str, said: str) -> None:
+    """A line that is no host is named."""
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    assert said in parse_host_file(path).stderr
+
+
+@pytest.mark.parametrize(("value", "first"), [("errors", "out of 0"), ("", "[0]<stdout>:out of 0")])
+def test_l3_output_of_rank_0_can_stay_plain(value: str, first: str) -> None:
+    """With HVD_TRAIN_OUTPUT_PREFIX=errors rank 0's output stays plain; all else keeps its rank."""
+    command = [PYTHON, "-m", "horovod.runner.launch", "--gloo", "-np", "2", PYTHON, str(WORKERS / "l3_lines.py")]
+    env = environment(HVD_TRAIN_OUTPUT_PREFIX=value)
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=180)
+    assert first in result.stdout.splitlines()
+    assert "[1]<stdout>:out of 1" in result.stdout
+    assert "[0]<stderr>:error of 0" in result.stderr

@@ -1,0 +1,169 @@
+"""The container image: built from the Dockerfile, it trains as an ordinary user and holds no compiler.
+
+`make test-image`: 15 minutes and 20 GB of disk for the first build. A podman that cannot pull the base image gets one
+made by debootstrap, as root. What this machine needs for its package index (pip's settings, certificates) is mounted
+for the build. In the environment: IMAGE_ENGINE, IMAGE_BUILD_OPTIONS, IMAGE_RUN_OPTIONS, and IMAGE to test one
+that is there already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+DOCKERFILE = PROJECT / "Dockerfile"
+ENGINE = os.environ.get("IMAGE_ENGINE") or next((e for e in ("docker", "podman") if shutil.which(e)), None)
+OWN_SETTINGS = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf")  # where they are, the build sees them
+
+pytestmark = [
+    pytest.mark.image,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(ENGINE is None, reason="neither docker nor podman is on this machine"),
+]
+
+
+def engine(*arguments: str | Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+    """Run docker or podman; what it says is kept."""
+    assert ENGINE
+    command = [*shlex.split(ENGINE), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
+
+
+def is_podman() -> bool:
+    return "podman" in engine("--version").stdout
+
+
+def base_image() -> str:
+    """The default of the Dockerfile's argument."""
+    match = re.search(r"^ARG BASE=(\S+)$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert match
+    return match.group(1)
+
+
+def obtain_base(folder: Path) -> None:
+    """See that the base image is there: pulled, or (podman, as root) made from Debian's packages."""
+    base = base_image()
+    if engine("image", "inspect", base).returncode == 0 or engine("pull", base).returncode == 0:
+        return
+    if not is_podman() or os.geteuid() != 0 or not shutil.which("debootstrap"):
+        pytest.skip(f"{base} cannot be pulled here, and only root with podman and debootstrap can make one")
+    suite = base.rpartition(":")[2].removesuffix("-slim")
+    make = ["debootstrap", "--variant=minbase", "--include=ca-certificates", suite, str(folder / "base")]
+    subprocess.run(make, check=True, capture_output=True, timeout=900)
+    tar = ["tar", "-C", str(folder / "base"), "-cf", str(folder / "base.tar"), "."]
+    subprocess.run(tar, check=True, capture_output=True, timeout=300)
+    assert engine("import", folder / "base.tar", f"localhost/{base}").returncode == 0
+    shutil.rmtree(folder / "base")
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The image: the one that is named, or a fresh build."""
+    if named := os.environ.get("IMAGE"):
+        return named
+    folder = tmp_path_factory.mktemp("image")
+    obtain_base(folder)
+    options = shlex.split(os.environ.get("IMAGE_BUILD_OPTIONS", ""))
+    if is_podman():
+        options += ["--pull=never", "--network=host", "--isolation=chroot", "--format=docker"]
+        options += [f"--volume={path}:{path}:ro" for path in OWN_SETTINGS if Path(path).exists()]
+    name = "hvd_train:test"
+    built = engine("build", *options, "-t", name, PROJECT, timeout_s=3000)
+    assert built.returncode == 0, (built.stdout + built.stderr)[-6000:]
+    return name
+
+
+def run(image: str, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run the image to its end and remove the container."""
+    options = (*options, *shlex.split(os.environ.get("IMAGE_RUN_OPTIONS", "")))
+    if is_podman() and not os.environ.get("IMAGE_RUN_OPTIONS"):
+        # Some kernels let podman raise no limit.
+        options += ("--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096", "--network=none")
+    return engine("run", "--rm", *options, image, *arguments, timeout_s=900)
+
+
+def test_trains_the_digits_without_a_word_more(image: str) -> None:
+    """`docker run IMAGE` trains the digits on as many ranks as there are GPUs or 2, to at least 98%."""
+    result = run(image)
+    assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
+    top1 = re.search(r"done: top-1 ([\d.]+)%.* on (\d+) ranks?", result.stdout)
+    assert top1, result.stdout[-4000:]
+    assert float(top1[1]) >= 98
+    assert int(top1[2]) == min(2, len(os.sched_getaffinity(0)))
+
+
+def test_trains_as_an_ordinary_user_into_a_mounted_folder(image: str, tmp_path: Path) -> None:
+    """`docker run -v ... IMAGE train digits --epochs 3` leaves the run's files on the host, not as root."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    runs.chmod(0o777)
+    result = run(image, "train", "digits", "--epochs", "3", options=(f"--volume={runs}:/home/trainer/runs",))
+    assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
+    summaries = list(runs.glob("*/summary.json"))
+    assert len(summaries) == 1
+    assert json.loads(summaries[0].read_text(encoding="utf-8"))["epochs"] == 3
+    if os.geteuid() == 0:
+        assert summaries[0].stat().st_uid != 0
+
+
+def test_the_doctor_finds_every_controller(image: str) -> None:
+    """`docker run IMAGE doctor` says that nothing is broken, over Gloo and over MPI."""
+    result = run(image, "doctor", "--json")
+    findings = {found["name"]: found for found in json.loads(result.stdout)["findings"]}
+    assert result.returncode == 0
+    assert [found for found in findings.values() if found["verdict"] == "broken"] == []
+    allreduces = [name for name in findings if name.startswith(("horovodrun -", "mpirun"))]
+    assert {"horovodrun --gloo", "horovodrun --mpi"} <= set(allreduces), sorted(findings)
+    assert {findings[name]["verdict"] for name in allreduces} == {"ok"}
+
+
+def test_ranks_start_over_mpi(image: str) -> None:
+    """Any program of the image can be run: train_local.sh with --mpi trains on 2 ranks."""
+    result = run(image, "train_local.sh", "-n", "2", "--mpi", "--", "digits", "--epochs", "1")
+    assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
+
+
+def test_a_word_that_is_no_command_is_one_line(image: str) -> None:
+    """A mistyped command gets the nearest one, exit code 2, and no traceback."""
+    result = run(image, "trian")
+    assert result.returncode == 2
+    assert "train" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_arguments_arrive_as_typed(image: str) -> None:
+    """Blanks, quotes, `;` and `$()` pass through the entry point unchanged."""
+    words = ["a b", "", "it's", 'q"q', "; touch pwned", "$(touch pwned)", "*"]
+    result = run(image, "train_local.sh", "--dry-run", "--", *words)
+    assert shlex.split(result.stdout)[-len(words) :] == words
+
+
+def test_holds_no_compiler_and_no_secret(image: str) -> None:
+    """Neither compilers (g++, make, nvcc) nor keys nor the build machine's settings are in the image."""
+    names = " -o ".join(f"-name '{name}'" for name in ("nvcc", "cicc", "cc1plus", "id_*", "ssh_host_*", "*.whl"))
+    programs = "for name in gcc g++ c++ cc make cmake nvcc; do type -P $name; done"
+    files = rf"find / -xdev -type f \( {names} -o -path /etc/pip.conf -size +0 \) 2>/dev/null"
+    result = run(image, "bash", "-c", f"{programs}; {files}; true")
+    assert (result.returncode, result.stdout.split()) == (0, [])
+
+
+def test_metadata(image: str) -> None:
+    """The image runs as a user by number, has one entry point, labels, and a health check that succeeds."""
+    config = json.loads(engine("image", "inspect", image).stdout)[0]
+    settings = config["Config"]
+    assert re.fullmatch(r"[1-9]\d*(:\d+)?", settings["User"])
+    assert settings["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
+    health = settings.get("Healthcheck") or config.get("Healthcheck") or config["HealthCheck"]
+    kind, *command = health["Test"]
+    assert kind == "CMD"
+    assert run(image, *command).returncode == 0
+    print(f"\n{image}: {config['Size'] / 1e9:.2f} GB", file=sys.stderr)

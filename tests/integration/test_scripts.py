@@ -1,0 +1,334 @@
+"""The scripts of horovodrun_scripts/: the command they print, what they refuse, real trainings with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+SCRIPTS = PROJECT / "horovodrun_scripts"
+LOCALHOST = PROJECT / "hostfiles" / "localhost"
+PROGRAMS = Path(sys.executable).parent  # of the environment that the tests run in
+AWKWARD = ["two words", "", "it's", 'a "b"', "; touch pwned", "$(touch pwned)", "`touch pwned`", "$HOME", "*"]
+AWKWARD += [r"a\b", "line\nbreak", "--", "-np", "é"]
+
+pytestmark = pytest.mark.integration
+
+
+def run(
+    script: str | Path, *arguments: str | Path, cwd: Path, timeout_s: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script as a user would, in a folder; what it started is gone afterwards, whatever happens."""
+    path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
+    command = [str(SCRIPTS / script), *map(str, arguments)]
+    with subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def dry_run(script: str | Path, *arguments: str | Path, cwd: Path, **environment: str) -> list[str]:
+    """The words of the one line that --dry-run prints."""
+    result = run(script, "--dry-run", *arguments, cwd=cwd, timeout_s=60, **environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    return shlex.split(result.stdout)
+
+
+def program(path: Path, text: str) -> Path:
+    """Write an executable shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def system_only(tmp_path: Path) -> str:
+    """A PATH with the system's tools and without horovodrun."""
+    folder = tmp_path / "system only"
+    folder.mkdir()
+    for name in ("bash", "dirname", "env", "grep", "nproc", "readlink", "sed", "tr"):
+        found = shutil.which(name)
+        assert found, f"this machine has no {name}"
+        (folder / name).symlink_to(found)
+    return str(folder)
+
+
+# ------------------------------------------------------------------------------------------------ the dry run
+
+
+def test_local_dry_run_prints_the_command(tmp_path: Path) -> None:
+    """train_local.sh puts what follows -- behind `hvd-train train` and runs nothing."""
+    words = dry_run("train_local.sh", "-n", "3", "--", "digits", "--epochs", "5", cwd=tmp_path)
+    assert words == ["horovodrun", "-np", "3", "--gloo", "hvd-train", "train", "digits", "--epochs", "5"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("script", [["train_local.sh"], ["train_hostfile.sh", LOCALHOST]])
+def test_mpi_is_handed_on(script: list[str | Path], tmp_path: Path) -> None:
+    """--mpi chooses MPI in place of Gloo."""
+    words = dry_run(*script, "--mpi", cwd=tmp_path)
+    assert "--mpi" in words
+    assert "--gloo" not in words
+
+
+@pytest.mark.parametrize(("devices", "num_ranks"), [("0,1,2", 3), ("3", 1), ("0,-1,1", 1), ("GPU-1a,GPU-2b", 2)])
+def test_one_rank_per_visible_gpu(devices: str, num_ranks: int, tmp_path: Path) -> None:
+    """CUDA_VISIBLE_DEVICES says how many GPUs there are, as CUDA reads it: none from a -1 on."""
+    words = dry_run("train_local.sh", cwd=tmp_path, CUDA_VISIBLE_DEVICES=devices)
+    assert words[:3] == ["horovodrun", "-np", str(num_ranks)]
+
+
+def test_one_rank_per_gpu_that_the_driver_lists(tmp_path: Path) -> None:
+    """Without CUDA_VISIBLE_DEVICES the driver's list counts, and the parts of a divided GPU do not."""
+    lines = [
+        "GPU 0: NVIDIA H100 (UUID: GPU-1)",
+        "  MIG 1g.10gb Device 0: (UUID: MIG-1)",
+        "GPU 1: NVIDIA H100 (UUID: GPU-2)",
+    ]
+    driver = program(tmp_path / "nvidia-smi", f"printf '%s\\n' {shlex.join(lines)}")
+    path = f"{driver.parent}:{PROGRAMS}:{os.environ['PATH']}"
+    unset = ["env", "-u", "CUDA_VISIBLE_DEVICES", f"PATH={path}"]
+    command = [*unset, str(SCRIPTS / "train_local.sh"), "--dry-run"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert shlex.split(result.stdout)[:3] == ["horovodrun", "-np", "2"]
+
+
+@pytest.mark.parametrize(("cores", "num_ranks"), [(1, 1), (2, 2), (64, 2)])
+def test_without_a_gpu_two_ranks_and_no_more_than_cores(cores: int, num_ranks: int, tmp_path: Path) -> None:
+    """A machine without a GPU gets 2 ranks, or 1 on a single core; OMP_NUM_THREADS does not count."""
+    pretended = program(tmp_path / "nproc", f'echo "${{OMP_NUM_THREADS:-{cores}}}"')
+    path = f"{pretended.parent}:{PROGRAMS}:{os.environ['PATH']}"
+    words = dry_run("train_local.sh", cwd=tmp_path, PATH=path, OMP_NUM_THREADS="7")
+    assert words[:3] == ["horovodrun", "-np", str(num_ranks)]
+
+
+def test_hostfile_slots_are_the_ranks(tmp_path: Path) -> None:
+    """train_hostfile.sh starts as many ranks as the hosts have slots together."""
+    hosts = tmp_path / "my hosts"
+    hosts.write_text(
+        "a slots=4\nb.example slots=3 max_slots=8\n10.0.0.1:08\r\n\nc # one slot\n# d slots=9\ne slots=1",
+        encoding="utf-8",
+    )
+    words = dry_run("train_hostfile.sh", hosts, "--", "digits", cwd=tmp_path)
+    assert words[:5] == ["horovodrun", "-np", "17", "--hostfile", str(hosts)]
+    assert words[5:] == ["--gloo", "hvd-train", "train", "digits"]
+
+
+def test_mpi_is_told_where_its_daemon_is_on_other_hosts(tmp_path: Path, system_only: str) -> None:
+    """Over MPI the orted beside horovodrun is named, quoted for ssh's shell; what the user has set stays."""
+    folder = tmp_path / "an environment" / "bin"
+    for name in ("horovodrun", "hvd-train", "orted"):
+        program(folder / name, "exit 9")
+    path = f"{folder}:{system_only}"
+    chosen = {"PATH": path, "OMPI_MCA_orte_launch_agent": "my-orted"}
+    told = f"OMPI_MCA_orte_launch_agent={folder.parent.parent}/an\\ environment/bin/orted"
+    assert dry_run("train_hostfile.sh", LOCALHOST, "--mpi", cwd=tmp_path, PATH=path)[:3] == ["env", told, "horovodrun"]
+    assert dry_run("train_hostfile.sh", LOCALHOST, "--mpi", cwd=tmp_path, **chosen)[0] == "horovodrun"
+    assert dry_run("train_hostfile.sh", LOCALHOST, "--gloo", cwd=tmp_path, PATH=path)[0] == "horovodrun"
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted((PROJECT / "hostfiles").iterdir())])
+def test_hostfiles_are_bare(name: str, tmp_path: Path) -> None:
+    """Every host file that the project ships has lines of `NAME slots=N` only, which any Horovod can read."""
+    text = (PROJECT / "hostfiles" / name).read_text(encoding="utf-8")
+    slots = [line.partition(" slots=") for line in text.splitlines()]
+    assert all(host.strip() == host != "" and number.isdigit() for host, _, number in slots)
+    words = dry_run("train_hostfile.sh", PROJECT / "hostfiles" / name, cwd=tmp_path)
+    assert words[:3] == ["horovodrun", "-np", str(sum(int(number) for _, _, number in slots))]
+
+
+@pytest.mark.parametrize("script", ["train_local.sh", "train_hostfile.sh"])
+def test_help_is_the_comment_at_the_top(script: str, tmp_path: Path) -> None:
+    """--help shows what the script does, how it is typed and how long it takes, and nothing of its code."""
+    result = run(script, "--help", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert f"{script} " in result.stdout
+    assert "--dry-run" in result.stdout
+    assert "minute" in result.stdout
+    assert "set -euo pipefail" not in result.stdout
+
+
+# ------------------------------------------------------------------------------------- where the programs are
+
+
+def test_own_environment_is_found_from_a_path_with_blanks(tmp_path: Path, system_only: str) -> None:
+    """Where horovodrun is not on the PATH, the clone's own .venv is used, also through a link."""
+    clone = tmp_path / "my clone's folder"
+    shutil.copytree(SCRIPTS, clone / "horovodrun_scripts")
+    program(clone / ".venv" / "bin" / "hvd-train", 'for word in "$@"; do echo "<$word>"; done')
+    program(clone / ".venv" / "bin" / "horovodrun", 'shift 3; "$@"')
+    link = tmp_path / "train"
+    link.symlink_to(clone / "horovodrun_scripts" / "train_local.sh")
+
+    real = run(link, "--", "a b", cwd=tmp_path, PATH=system_only)
+    assert (real.returncode, real.stdout, real.stderr) == (0, "<train>\n<a b>\n", "")
+
+    printed = run(link, "--dry-run", "--", "a b", cwd=tmp_path, PATH=system_only).stdout
+    typed = subprocess.run(["bash", "-c", printed], capture_output=True, text=True, check=False, timeout=60)
+    assert (typed.returncode, typed.stdout, typed.stderr) == (0, "<train>\n<a b>\n", "")
+
+
+@pytest.mark.parametrize("missing", ["horovodrun", "hvd-train"])
+def test_a_missing_program_is_one_line(missing: str, tmp_path: Path, system_only: str) -> None:
+    """A clone that was not set up gets one line that names what is missing and what to type."""
+    clone = tmp_path / "clone"
+    shutil.copytree(SCRIPTS, clone / "horovodrun_scripts")
+    for name in {"horovodrun", "hvd-train"} - {missing}:
+        program(clone / ".venv" / "bin" / name, "exit 9")
+    result = run(clone / "horovodrun_scripts" / "train_local.sh", cwd=tmp_path, PATH=system_only)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert f"there is no {missing} " in result.stderr
+    assert f"make -C {clone} " in result.stderr
+
+
+# -------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train_local.sh", "--epochs", "5"], "unknown argument '--epochs'"),
+        (["train_local.sh", "digits"], "unknown argument 'digits'"),
+        (["train_local.sh", "-n"], "-n takes a number of ranks from 1, not ''"),
+        (["train_local.sh", "-n", "0"], "-n takes a number of ranks from 1, not '0'"),
+        (["train_local.sh", "-n", "two"], "-n takes a number of ranks from 1, not 'two'"),
+        (["train_hostfile.sh"], "which host file?"),
+        (["train_hostfile.sh", "--", "digits"], "which host file?"),
+        (["train_hostfile.sh", "nowhere"], "there is no host file nowhere"),
+        (["train_hostfile.sh", "."], "there is no host file ."),
+        (["train_hostfile.sh", "bad", "--nope"], "unknown argument '--nope'"),
+        (["train_hostfile.sh", "bad", "digits"], "two host files, 'bad' and 'digits'"),
+        (["train_hostfile.sh", "bad"], "bad, line 2: 'b slots=two' is not of the form 'NAME slots=N'"),
+        (["train_hostfile.sh", "empty"], "empty has no slots"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line(arguments: list[str], says: str, tmp_path: Path) -> None:
+    """What cannot be run is one line on stderr that begins with the script's name, and exit code 2."""
+    (tmp_path / "bad").write_text("a slots=1\nb slots=two\n", encoding="utf-8")
+    (tmp_path / "empty").write_text("# no hosts yet\n", encoding="utf-8")
+    result = run(*arguments, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"{arguments[0]}: {says}")
+
+
+# ----------------------------------------------------------------------------------------- arguments as typed
+
+
+@pytest.mark.parametrize(
+    ("script", "controller"),
+    [(["train_local.sh", "-n", "2"], "--gloo"), (["train_hostfile.sh", LOCALHOST], "--mpi")],
+    ids=["local gloo", "hostfile mpi"],
+)
+def test_arguments_arrive_as_typed(script: list[str | Path], controller: str, tmp_path: Path) -> None:
+    """Blanks, quotes, `;`, `$()` and line breaks reach every rank unchanged, over Gloo and MPI."""
+    recorder = tmp_path / "stand in" / "hvd-train"
+    recorder.parent.mkdir()
+    recorder.write_text(
+        f"#!{sys.executable}\n"
+        "import json, os, pathlib, sys\n"
+        "rank = os.environ.get('HOROVOD_RANK') or os.environ['OMPI_COMM_WORLD_RANK']\n"
+        "pathlib.Path(f'rank-{rank}').write_text(json.dumps(sys.argv[1:]))\n",
+        encoding="utf-8",
+    )
+    recorder.chmod(0o755)
+    path = f"{recorder.parent}:{PROGRAMS}:{os.environ['PATH']}"
+    result = run(*script, controller, "--", *AWKWARD, cwd=tmp_path, PATH=path)
+    assert result.returncode == 0, result.stderr
+    arrived = {file.name: json.loads(file.read_text(encoding="utf-8")) for file in tmp_path.glob("rank-*")}
+    assert arrived == {"rank-0": ["train", *AWKWARD], "rank-1": ["train", *AWKWARD]}
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_dry_run_can_be_typed(tmp_path: Path) -> None:
+    """The line that --dry-run prints is the same command again for a shell, whatever the arguments hold."""
+    result = run("train_local.sh", "--dry-run", "--", *AWKWARD, cwd=tmp_path)
+    split = ["bash", "-c", f"printf '%s\\0' {result.stdout}"]
+    told = subprocess.run(split, capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout.split("\0")[:-1][-len(AWKWARD) :] == AWKWARD
+    assert not (tmp_path / "pwned").exists()
+
+
+# --------------------------------------------------------------------------------------------- real trainings
+
+
+@pytest.mark.parametrize(
+    ("script", "controller"),
+    [(["train_local.sh"], "--gloo"), (["train_hostfile.sh", LOCALHOST], "--mpi")],
+    ids=["local gloo", "hostfile mpi"],
+)
+def test_trains_the_digits(script: list[str | Path], controller: str, tmp_path: Path) -> None:
+    """A real training of two epochs runs to its end on as many ranks as the script says."""
+    words = dry_run(*script, controller, cwd=tmp_path)
+    num_ranks = int(words[words.index("-np") + 1])
+    output = tmp_path / "my run"
+    result = run(
+        *script,
+        controller,
+        "--",
+        "digits",
+        "--epochs",
+        "2",
+        "--output-dir",
+        output,
+        cwd=tmp_path,
+        timeout_s=240,
+    )
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((output / "summary.json").read_text(encoding="utf-8"))
+    assert summary["world_size"] == num_ranks
+    assert summary["top1"] > 0.5, "two epochs of the digits are far above chance, which is 0.1"
+
+
+def test_a_failed_training_fails_the_script(tmp_path: Path) -> None:
+    """A training that could not start is a failure of the script, too."""
+    result = run("train_local.sh", "--", "no-such-recipe", cwd=tmp_path)
+    assert result.returncode != 0
+
+
+# -------------------------------------------------------------------------------------------------- the style
+
+
+def test_shellcheck_has_nothing_to_say() -> None:
+    """All shell scripts of the project are clean by shellcheck."""
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not on this machine: apt install shellcheck")
+    scripts = [*sorted(SCRIPTS.glob("*.sh")), *sorted((PROJECT / "packaging").glob("*.sh"))]
+    command = ["shellcheck", "--external-sources", *map(str, scripts)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("train_*.sh")), ids=lambda path: path.name)
+def test_each_script_opens_with_what_it_does_and_ends_with_exec(path: Path) -> None:
+    """Each script is executable, says first what it is for, and becomes the command that it starts."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert os.access(path, os.X_OK)
+    assert lines[0] == "#!/usr/bin/env bash"
+    assert lines[1].startswith("# Train ")
+    assert "set -euo pipefail" in lines
+    assert [line for line in lines if line.startswith("exec ")] == lines[-1:]

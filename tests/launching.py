@@ -1,0 +1,86 @@
+"""Starts real launchers for tests, and leaves nothing running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+PROGRAMS = Path(sys.executable).parent
+HVD_TRAIN = str(PROGRAMS / "hvd-train")
+LAUNCHERS = {
+    "gloo": ["horovodrun", "--gloo", "-np"],
+    "mpi": ["horovodrun", "--mpi", "-np"],
+    # Open MPI refuses to run as root and beyond the cores it counts unless told that this is meant.
+    "mpirun": ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "-np"],
+}
+
+
+def launch_line(launcher: str, ranks: int, *command: str) -> list[str]:
+    """The command that starts `command` on so many ranks; launcher "none" starts it alone."""
+    if launcher == "none":
+        return list(command)
+    name, *options = LAUNCHERS[launcher]
+    return [str(PROGRAMS / name), *options, str(ranks), *command]
+
+
+@contextmanager
+def started(command: list[str], folder: Path, output: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program in a session of its own, writing to a file; whatever is left of it is killed at the end."""
+    environment = {**os.environ, "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            left = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            for one in left:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def finished(command: list[str], folder: Path, limit_s: float = 150) -> tuple[int, str]:
+    """Run a program to its end: exit code and all it printed."""
+    output = folder / "output.txt"
+    with started(command, folder, output) as process:
+        code = process.wait(limit_s)
+    return code, output.read_text()
+
+
+def wait_for(what: str, condition: Callable[[], object], limit_s: float = 60, poll_s: float = 0.05) -> None:
+    """Poll until `condition` holds; AssertionError that says `what` was waited for when the time is over."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {limit_s:.0f} s for {what}"
+        time.sleep(poll_s)
+
+
+def ranks_of(launcher: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
+    """The training processes below a launcher: those with `word` among their arguments, Python itself running them."""
+    found = []
+    for process in psutil.Process(launcher.pid).children(recursive=True):
+        try:
+            arguments = process.cmdline()
+        except psutil.Error:
+            continue
+        if word in arguments and Path(arguments[0]).name.startswith("python"):
+            found.append(process)
+    return found

@@ -1,0 +1,37 @@
+"""This room is run by a launcher: `horovodrun -np 2 python -m pytest tests/parallel`. Without one it is empty."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hvd_train import launch
+from hvd_train.world import World
+
+if launch.launched(os.environ) is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def world() -> Iterator[World]:
+    """All ranks that the launcher has started; they leave together at the end of the session."""
+    from hvd_train.horovod_world import HorovodWorld
+
+    class Stays(HorovodWorld):
+        """`run.train` closes its world; MPI cannot be started twice in a process."""
+
+        def close(self) -> None:
+            """Not yet."""
+
+    ranks = Stays()
+    yield ranks
+    HorovodWorld.close(ranks)
+
+
+@pytest.fixture
+def on_ranks(world: World) -> Callable[[Callable[[World], Any]], Any]:
+    """Runs a body on this rank; the other processes do the same."""
+    return lambda body: body(world)

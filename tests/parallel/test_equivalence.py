@@ -1,0 +1,112 @@
+"""The same training on the ranks that the launcher has started and on one of them alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hvd_train.state import TrainState, confirm_equal
+from hvd_train.world import LocalWorld, World
+from tests import runs
+from tests.runs import equal, largest_difference, small_config, trained
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _arithmetic_alike() -> None:
+    """One thread on every rank: the sums inside an operation are then the same in both runs."""
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("make", [runs.convnet, runs.batch_norm, runs.dropout])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_ranks_and_one(world: World, make: Callable[[int], nn.Module], optimizer: str) -> None:
+    """N ranks take the same step as one rank with the same global batch: equal weights after 50 steps to 1e-5."""
+    rate = {"sgd": 0.05, "adamw": 0.003}[optimizer]
+    config = small_config(optimizer=optimizer, learning_rate=rate, clip_norm=5.0)
+    alone, expected = trained(LocalWorld(), config.replace(output_dir=Path("alone")), make)
+    result, weights = trained(world, config.replace(output_dir=Path("ranks")), make)
+    assert (alone.steps, result.steps) == (50, 50)
+    assert largest_difference(weights, expected) <= TOLERANCE
+    assert all(equal(weights, other) for other in world.gather(weights)), "ranks hold different bits"
+    assert (result.top1, result.best_epoch) == (alone.top1, alone.best_epoch)
+    assert result.loss == pytest.approx(alone.loss, abs=TOLERANCE)
+
+
+@pytest.mark.parallel
+def test_stopped_and_resumed(world: World) -> None:
+    """A run stopped in mid epoch by a wish of the last rank and resumed is bit-identical to one never stopped."""
+    config = small_config(epochs=2)
+    _, expected = trained(world, config.replace(output_dir=Path("undisturbed")), runs.batch_norm)
+    stop = StopLast(world, after=7)
+    result, _ = trained(stop, config, runs.batch_norm)
+    assert (result.finished, result.steps) == (False, 7)
+    result, weights = trained(world, config, runs.batch_norm)
+    assert (result.finished, result.steps) == (True, 20)
+    assert equal(weights, expected)
+
+
+@pytest.mark.parallel
+def test_timing_changes_no_bit(world: World) -> None:
+    """Gradients that become ready at other times on each rank give the same sums, on any number of ranks."""
+    config = small_config(epochs=2)
+    _, expected = trained(world, config.replace(output_dir=Path("prompt")), runs.deep)
+    late = functools.partial(runs.late, runs.deep, seed=world.place.rank)
+    _, weights = trained(world, config.replace(output_dir=Path("late")), late)
+    assert equal(weights, expected)
+
+
+@pytest.mark.parallel
+def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> None:
+    """With fp16 on the wire and a loss scale that is too large no rank steps, and all halve their scale."""
+    from hvd_train import Config
+    from hvd_train.data.loader import Batch, MicroBatch
+    from hvd_train.order import Cut
+    from hvd_train.step import Step, Votes
+    from tests.worlds import own_generator
+
+    rank, size = world.place.rank, world.place.size
+    model = own_generator(runs.convnet(10))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    scaler.scale(torch.ones(()))
+    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, fp16_wire=True)
+    state = TrainState(model, optimizer, scaler, Cut(4, 4))
+    # Only the last rank has a slot: the others have no gradient of their own that could overflow.
+    micro = MicroBatch(0, torch.ones(4, 1, 8, 8), torch.arange(4), np.arange(4))
+    batch = Batch(4, 1, (micro,) if rank == size - 1 else ())
+    step = Step(Config(), world, model, torch.device("cpu"))
+    step.take(state, batch, Votes(), want_norm=False)
+    if size > 1:  # alone nothing travels
+        assert equal(before, dict(model.state_dict()))
+        assert world.gather(scaler.get_scale()) == [2.0**39] * size
+    for _ in range(40):
+        step.take(state, batch, Votes(), want_norm=False)
+    assert not equal(before, dict(model.state_dict()))
+    confirm_equal(state, world)
+
+
+class StopLast:
+    """The same world, in which the last rank wishes to stop after so many steps."""
+
+    def __init__(self, world: World, after: int) -> None:
+        self._world, self._left = world, after
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._world, name)
+
+    def start_sum(self, tensor: torch.Tensor, name: str) -> object:
+        """With the wish in the last rank's votes."""
+        if name == "step":
+            self._left -= 1
+            if self._left == 0 and self._world.place.rank == self._world.place.size - 1:
+                tensor[3] = 1.0
+        return self._world.start_sum(tensor, name)

@@ -1,0 +1,5 @@
+"""The contract of a world, on Horovod."""
+
+from __future__ import annotations
+
+from tests.contract import *  # noqa: F403  # the tests of the suite

@@ -1,0 +1,17 @@
+"""Programs that stand in for a machine's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+Program = Callable[[str, str], Path]  # what the fixture `program` gives: writes a script of that name and body
+
+
+def write_program(folder: Path, name: str, body: str) -> Path:
+    """A shell script that can be called by its name where the folder is on the PATH."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path

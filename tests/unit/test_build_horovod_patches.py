@@ -1,0 +1,70 @@
+"""Patches of Horovod: they fit in one place, and each says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from horovod_build import patches
+from horovod_build.errors import BuildError
+
+DIFF = """Why: for the test.
+--- a/one.txt
++++ b/one.txt
+@@ -1,3 +1,3 @@
+ first
+-second
++2nd
+ third
+--- /dev/null
++++ b/new.txt
+@@ -0,0 +1 @@
++made
+"""
+
+
+def patch_of(text: str) -> patches.Patch:
+    return patches.Patch("T1", "T1-test.patch", "for the test", text)
+
+
+def test_patch_changes_and_makes_files(tmp_path: Path) -> None:
+    """A diff changes the lines it names and makes the files it adds."""
+    (tmp_path / "one.txt").write_text("zero\nfirst\nsecond\nthird\n")
+    patches.apply_patch(patch_of(DIFF.partition("\n")[2]), tmp_path)
+    assert (tmp_path / "one.txt").read_text() == "zero\nfirst\n2nd\nthird\n"
+    assert (tmp_path / "new.txt").read_text() == "made\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "found"), [("nothing of it\n", "nowhere"), ("first\nsecond\nthird\n" * 2, "in 2 places")]
+)
+def test_patch_that_does_not_fit_names_itself(tmp_path: Path, content: str, found: str) -> None:
+    """A patch must fit in exactly one place, or the build stops with its name and the file's."""
+    (tmp_path / "one.txt").write_text(content)
+    with pytest.raises(BuildError, match=rf"T1-test\.patch does not fit.*one\.txt.*{found}"):
+        patches.apply_patch(patch_of(DIFF.partition("\n")[2]), tmp_path)
+
+
+def test_patch_of_a_missing_file_does_not_fit(tmp_path: Path) -> None:
+    """A file that the release no longer has is told like text that it no longer has."""
+    with pytest.raises(BuildError, match=r"T1-test.patch does not fit"):
+        patches.apply_patch(patch_of(DIFF.partition("\n")[2]), tmp_path)
+
+
+def test_every_patch_says_why() -> None:
+    """The patch set of the project is readable, named, and complete."""
+    found = patches.load_patches()
+    assert {"B1", "C1", "C2", "C3", "C4", "C5", "C6", "L1", "L2"} <= {patch.name for patch in found}
+    assert all(len(patch.why) > 20 and patches.parse_diff(patch.text) for patch in found)
+
+
+def test_patch_without_a_reason_is_refused(tmp_path: Path) -> None:
+    """The first line of a patch says why."""
+    (tmp_path / "C9-no-reason.patch").write_text("--- a/x\n")
+    with pytest.raises(BuildError, match=r"C9-no-reason.patch"):
+        patches.load_patches(tmp_path)
+
+
+def test_without_patches_keeps_what_compiling_needs() -> None:
+    """Only patches named B... are needed to build."""
+    assert [p.name for p in patches.load_patches() if p.needed_to_build] == ["B1", "B2", "B3", "B4", "B5"]

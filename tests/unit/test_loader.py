@@ -1,0 +1,259 @@
+"""How samples arrive: in memory, item by item, in other processes, and from folders."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from hvd_train.config import DataConfig
+from hvd_train.data import sources
+from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.folder import open_folder
+from hvd_train.data.loader import ArrayLoader, Batch, MapLoader, Prepare
+from hvd_train.errors import UsageError
+from hvd_train.order import Cut, EpochOrder, assignments
+
+CPU = torch.device("cpu")
+CUT = Cut(8, 3)
+PLAIN = Prepare(DataSet((), None, ("a",), channels=1), CPU, image_size=None, augment=None, colour=False)  # type: ignore[arg-type]
+
+
+class Random:
+    """A map-style data set whose items draw from all three generators that transforms use."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        drawn = [torch.rand(()).item(), random.random(), float(np.random.rand())]
+        return torch.tensor([index, *drawn]).view(1, 2, 2), index % 3
+
+
+def epochs_of(loader: MapLoader, rank: int = 0, size: int = 1, cut: Cut = CUT) -> list[Batch]:
+    """Two epochs of this rank."""
+    work = ((e, assignments(EpochOrder(1, e, 30), 0, cut, rank, size)) for e in range(2))
+    return [batch for epoch, part in work for batch in loader.load(epoch, part)]
+
+
+def flat(batches: list[Batch]) -> Tensor:
+    """All inputs in the order in which they came."""
+    return torch.cat([micro.inputs.flatten(1) for batch in batches for micro in batch.micro_batches])
+
+
+def test_loader_processes_change_nothing() -> None:
+    """With 0 and with 2 workers the same batches, random transforms included; each epoch has its own numbers."""
+    alone = MapLoader(Random(), PLAIN, CPU, seed=5, num_workers=0)
+    others = MapLoader(Random(), PLAIN, CPU, seed=5, num_workers=2)
+    try:
+        first, second = flat(epochs_of(alone)), flat(epochs_of(others))
+    finally:
+        others.close()
+        alone.close()
+    assert torch.equal(first, second)
+    by_sample = [half[half[:, 0].argsort()] for half in first.split(30)]
+    assert by_sample[0][:, 0].tolist() == list(range(30))
+    assert not (by_sample[0][:, 1:] == by_sample[1][:, 1:]).any()
+
+
+def test_random_transforms_belong_to_the_sample() -> None:
+    """Another cut, another rank: the same item in the same epoch draws the same numbers."""
+    loader = MapLoader(Random(), PLAIN, CPU, seed=5, num_workers=0)
+    whole = flat(epochs_of(loader)[:4])
+    parts = flat([b for rank in range(3) for b in epochs_of(loader, rank, 3, Cut(10, 2))[:3]])
+    assert torch.equal(whole[whole[:, 0].argsort()], parts[parts[:, 0].argsort()])
+    other = flat(epochs_of(MapLoader(Random(), PLAIN, CPU, seed=6, num_workers=0))[:4])
+    assert not torch.equal(whole[whole[:, 0].argsort()], other[other[:, 0].argsort()])
+
+
+def test_an_epoch_can_begin_in_its_middle_and_be_left_there() -> None:
+    """Resume at a cursor gives the rest of the epoch; a loader left in mid epoch serves the next one whole."""
+    loader = MapLoader(Random(), PLAIN, CPU, seed=5, num_workers=0)
+    order = EpochOrder(1, 0, 30)
+    whole = flat(list(loader.load(0, assignments(order, 0, Cut(8, 3), 0, 1))))
+    rest = flat(list(loader.load(0, assignments(order, 16, Cut(8, 3), 0, 1))))
+    assert torch.equal(rest, whole[16:])
+    next(iter(loader.load(0, assignments(order, 0, Cut(8, 3), 0, 1))))
+    assert torch.equal(flat(list(loader.load(0, assignments(order, 0, Cut(8, 3), 0, 1)))), whole)
+
+
+def test_a_rank_without_slots_gets_empty_batches() -> None:
+    """It takes part in each step with nothing to compute."""
+    loader = MapLoader(Random(), PLAIN, CPU, seed=5, num_workers=0)
+    batches = list(loader.load(0, assignments(EpochOrder(1, 0, 30), 0, Cut(8, 8), 1, 2)))
+    assert [(batch.size, batch.num_slots, batch.micro_batches) for batch in batches] == [
+        (8, 1, ()), (8, 1, ()), (8, 1, ()), (6, 1, ()),
+    ]  # fmt: skip
+
+
+class Uneven:
+    """Items of different sizes."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.zeros(1, 2 + index, 2), 0
+
+
+def test_items_that_do_not_fit_together_are_an_error_of_use() -> None:
+    """One line instead of a traceback of the loader."""
+    loader = MapLoader(Uneven(), PLAIN, CPU, seed=0, num_workers=0)
+    with pytest.raises(UsageError, match="the items of a batch do not fit together"):
+        list(loader.load(0, assignments(EpochOrder(0, 0, 2), 0, Cut(2, 2), 0, 1)))
+
+
+def test_a_set_in_memory_repeats_its_rows() -> None:
+    """`synthetic` has as many samples as asked for, made of fewer images."""
+    data = Arrays(torch.arange(3.0).view(3, 1, 1, 1), torch.arange(3), num_samples=7)
+    loader = ArrayLoader(data, PLAIN, CPU, seed=0)
+    batches = list(loader.load(0, assignments(EpochOrder(0, 0, 7), 0, Cut(7, 7), 0, 1)))
+    assert sorted(flat(batches).flatten().tolist()) == [0, 0, 0, 1, 1, 2, 2]
+    assert torch.equal(flat(batches).flatten().long(), batches[0].micro_batches[0].targets)
+
+
+def test_images_are_scaled_resized_normalised_and_coloured_in_this_order() -> None:
+    """Bytes become shares of one, then the size, then mean and spread, then three channels."""
+    data = DataSet((), None, ("a",), channels=1, mean=(0.5,), std=(0.25,))  # type: ignore[arg-type]
+    prepare = Prepare(data, CPU, image_size=4, augment=None, colour=True)
+    result = prepare(torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), None)
+    assert result.shape == (2, 3, 4, 4)
+    assert torch.equal(result, torch.full((2, 3, 4, 4), 2.0))
+
+
+def picture(path: Path, shade: int, size: tuple[int, int] = (40, 30)) -> None:
+    """A real JPEG of one shade."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (shade, 255 - shade, 128)).save(path, quality=95)
+
+
+@pytest.fixture
+def folder() -> Path:
+    """A data folder with two classes."""
+    root = Path("images")
+    for split, count in (("train", 3), ("val", 2)):
+        for number in range(count):
+            picture(root / split / "cat" / f"{number}.jpg", 20 * number)
+            picture(root / split / "dog" / f"{number}.jpeg", 200 + number, size=(30, 50))
+    return root
+
+
+def test_class_folders_become_a_data_set(folder: Path) -> None:
+    """Classes in the order of their names, images of the size asked for, of any shape and mode."""
+    Image.new("L", (25, 25), 77).save(folder / "train" / "cat" / "grey.png")
+    Image.new("RGBA", (25, 25), (9, 9, 9, 0)).save(folder / "train" / "dog" / "clear.png")
+    data = open_folder(folder, 16, augment=True, seed=0)
+    assert data.classes == ("cat", "dog")
+    assert (len(data.train), len(data.val or ())) == (8, 4)
+    for index in range(8):
+        image, label = data.train[index]  # type: ignore[index]
+        assert (image.shape, image.dtype, label) == ((3, 16, 16), torch.uint8, index // 4)
+    first = data.val[0][0]  # type: ignore[index]
+    assert abs(first.float().mean(dim=(1, 2)) - torch.tensor([0.0, 255.0, 128.0])).max() < 3
+
+
+def test_a_folder_without_augmentation_shows_the_middle(folder: Path) -> None:
+    """`--augment none`: training images come as those of an evaluation, the same each time."""
+    data = open_folder(folder, 16, augment=False, seed=0)
+    assert torch.equal(data.train[0][0], data.train[0][0])  # type: ignore[index]
+
+
+def test_an_unreadable_image_is_named(folder: Path) -> None:
+    """One line with the file, in the training process and out of a loader process."""
+    bad = folder / "train" / "cat" / "1.jpg"
+    bad.write_bytes(bad.read_bytes()[:100])
+    data = open_folder(folder, 16, augment=True, seed=0)
+    for workers in (0, 1):
+        loader = MapLoader(data.train, PLAIN, CPU, seed=0, num_workers=workers)  # type: ignore[arg-type]
+        try:
+            with pytest.raises(
+                UsageError, match=r"cannot read the image .*cat/1\.jpg: .*; mend or remove it"
+            ) as caught:
+                list(loader.load(0, assignments(EpochOrder(0, 0, 6), 0, Cut(2, 2), 0, 1)))
+            assert "\n" not in str(caught.value)
+        finally:
+            loader.close()
+
+
+def remove(path: Path) -> None:
+    """A folder with all that is in it."""
+    import shutil
+
+    shutil.rmtree(path)
+
+
+FAULTS = {
+    "no folder": (lambda root: remove(root), r"images is not a folder; it must hold train/ and val/"),
+    "no val": (lambda root: remove(root / "val"), r"images/val is missing"),
+    "no train": (lambda root: remove(root / "train"), r"images/train is missing"),
+    "empty train": (lambda root: (remove(root / "train"), (root / "train").mkdir()), r"images/train is empty"),
+    "other classes": (lambda root: (root / "val" / "dog").rename(root / "val" / "wolf"), r"only in one: dog, wolf"),
+    "empty class": (lambda root: [p.unlink() for p in (root / "train/dog").iterdir()], r"images/train: .*dog"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_folder_that_cannot_be_used_is_refused(folder: Path, fault: str) -> None:
+    """The part that is missing, empty or different is named, in one line."""
+    damage, message = FAULTS[fault]
+    damage(folder)  # type: ignore[no-untyped-call]
+    with pytest.raises(UsageError, match=message) as caught:
+        sources.open_data(DataConfig(data="folder", data_dir=folder), seed=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_digits_are_split_the_same_whatever_the_seed() -> None:
+    """1,437 to train on and 360 held out, of ten classes; every run is measured on the same images."""
+    first, second = (sources.open_data(DataConfig(data="digits"), seed=seed) for seed in (0, 1))
+    assert isinstance(first.val, Arrays)
+    assert isinstance(second.val, Arrays)
+    assert (len(first.train), len(first.val), len(first.classes)) == (1437, 360, 10)
+    assert torch.equal(first.val.images, second.val.images)
+    assert isinstance(first.train, Arrays)
+    seen = {image.numpy().tobytes() for image in first.train.images}
+    assert sum(image.numpy().tobytes() in seen for image in first.val.images) == 0
+    values = first.train.images.float() / 255
+    assert (values.mean().item(), values.std().item()) == pytest.approx((first.mean[0], first.std[0]), abs=0.002)
+
+
+def test_an_unknown_data_set_is_answered_with_the_nearest() -> None:
+    """`cifar` is `cifar10`."""
+    with pytest.raises(UsageError, match="unknown data set 'cifar1'; did you mean 'cifar10'"):
+        sources.check_name("cifar1")
+
+
+def test_cifar_that_is_not_there_says_what_to_type() -> None:
+    """Neither a traceback nor a download nobody asked for."""
+    with pytest.raises(UsageError, match=r"--data cifar10: not found whole in data .*add --download"):
+        sources.open_data(DataConfig(data="cifar10"), seed=0)
+
+
+def test_own_tensors_are_kept_in_memory() -> None:
+    """A pair of TensorDatasets needs no class names: they follow from the labels."""
+    images, labels = torch.rand(6, 3, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2], dtype=torch.int32)
+    data = sources.open_data(DataConfig(), 0, own=lambda config: (TensorDataset(images, labels), None))
+    assert isinstance(data.train, Arrays)
+    assert data.classes == ("0", "1", "2")
+    assert data.train.labels.dtype == torch.int64
+    assert data.val is None
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (None, "it must return"),
+        ((None, None), "it must return"),
+        ((Random(), None), "needs an attribute `classes`"),
+        ((TensorDataset(torch.zeros(0, 1, 2, 2), torch.zeros(0)), None), "there are no training images"),
+    ],
+)
+def test_own_data_of_another_form_are_refused(result: object, message: str) -> None:
+    """What the function must return is said in one line."""
+    with pytest.raises(UsageError, match=message):
+        sources.open_data(DataConfig(), 0, own=lambda config: result)  # type: ignore[arg-type, return-value]
