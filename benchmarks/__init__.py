@@ -1,0 +1,1 @@
+"""Measurements of our own promises; not part of the package, and never run as tests."""

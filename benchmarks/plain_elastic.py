@@ -1,0 +1,55 @@
+"""An elastic training as Horovod's documentation has it, for comparison: TorchState, ElasticSampler, a commit a step.
+
+    horovodrun -np 3 --min-np 1 --host-discovery-script ./discover.sh python benchmarks/plain_elastic.py LOG
+
+Rank 0 appends a line of JSON to LOG for each step: time, process, how often this process has (re)entered, world size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import horovod.torch as hvd
+import torch
+from elastic_model import network
+from sklearn.datasets import load_digits
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+hvd.init()
+digits = load_digits()
+dataset = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
+model = network()
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), named_parameters=model.named_parameters()
+)
+entries = 0
+
+
+@hvd.elastic.run
+def train(state):  # type: ignore[no-untyped-def]  # as its users write it
+    """Train on from the state."""
+    global entries
+    entries += 1
+    while state.epoch < 100_000:
+        for number, (images, labels) in enumerate(loader):
+            optimizer.zero_grad()
+            cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            if hvd.rank() == 0:
+                line = {"time": time.time(), "world": [os.getpid(), entries], "world_size": hvd.size()}
+                with open(sys.argv[1], "a") as log:
+                    log.write(json.dumps(line) + "\n")
+            state.sampler.record_batch(number, 20)
+            state.commit()
+        state.epoch += 1
+        state.sampler.set_epoch(state.epoch)
+        state.commit()
+
+
+sampler = hvd.elastic.ElasticSampler(dataset)
+loader = DataLoader(dataset, batch_size=20, sampler=sampler)
+train(hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0))

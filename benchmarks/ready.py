@@ -1,0 +1,91 @@
+"""What it costs to be ready for a fault, while none happens: commits at the default cadence, and an elastic world.
+
+    python -m benchmarks.ready       about 25 minutes on 2 cores
+
+ResNet-50 (23.5 million parameters with 10 classes), SGD with momentum, 2 ranks, 32 images of 32 pixels a step. A
+commit's cost is what the ten steps after it take longer than the ten after those, in one run; the default cadence has
+one a minute.
+Elastic against static: the same training in turn (A B A B), medians of the step times. The record goes to
+benchmarks/records/ready.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks.record import RECORDS, about
+from hvd_train.config import RunConfig
+
+ROOT = Path(__file__).parents[1]
+PROGRAMS = Path(sys.executable).parent
+COMMIT_STEPS, WARMUP_STEPS = 20, 10
+LAUNCHERS = {
+    "static": [str(PROGRAMS / "horovodrun"), "--gloo", "-np", "2", str(PROGRAMS / "hvd-train"), "train"],
+    "elastic": [str(ROOT / "horovodrun_scripts/train_elastic.sh"), "-np", "2", "--"],
+}
+
+
+def step_times(launcher: str, steps: int, commit_steps: int) -> list[float]:
+    """Seconds of each step from the second on, by the times in metrics.jsonl."""
+    line = "--data digits --model resnet50 --image-size 32 --global-batch-size 32 --batch-size 16 --augment none "
+    line += f"--device cpu --epochs {-(-steps // 45)} --eval-epochs 1000 --log-steps 1 --output-dir run "
+    line += f"--commit-steps {commit_steps} --commit-seconds 1000000"
+    environment = {**os.environ, "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory(prefix="ready-") as folder:
+        subprocess.run([*LAUNCHERS[launcher], *line.split()], cwd=folder, env=environment, check=True)
+        lines = map(json.loads, (Path(folder) / "run/metrics.jsonl").read_text().splitlines())
+        times = [found["time"] for found in lines if found["kind"] == "step"]
+    return [after - before for before, after in pairwise(times)]
+
+
+def commit_cost(steps: int) -> list[float]:
+    """Seconds that each commit has cost."""
+    times = step_times("static", steps, COMMIT_STEPS)
+    half = COMMIT_STEPS // 2
+    costs = []
+    for commit in range(COMMIT_STEPS, len(times) - COMMIT_STEPS, COMMIT_STEPS):
+        after = times[commit - 1 : commit - 1 + COMMIT_STEPS]  # times[n] is that of step n + 2
+        costs.append(sum(after[:half]) - half * statistics.median(after[half:]))
+    return costs
+
+
+def main() -> None:
+    """Measure, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=320, help="of the run with commits (default: 320)")
+    parser.add_argument("--pairs", type=int, default=5, help="elastic and static runs (default: 5)")
+    options = parser.parse_args()
+    cadence = RunConfig().commit_seconds
+    assert cadence is not None
+    costs = commit_cost(options.steps)
+    runs: dict[str, list[float]] = {"static": [], "elastic": []}
+    for pair in range(options.pairs):
+        for launcher in runs if pair % 2 else reversed(runs):
+            times = step_times(launcher, 60, 1_000_000)[WARMUP_STEPS:]
+            runs[launcher].append(statistics.median(times))
+    ratios = [elastic / static for static, elastic in zip(runs["static"], runs["elastic"], strict=True)]
+    share = statistics.median(costs) / cadence
+    record = {
+        **about("benchmarks.ready", sys.argv[1:]),
+        "seconds_per_commit": [round(cost, 3) for cost in costs],
+        "commit_every_seconds": cadence,
+        "commit_share_of_time": round(share, 5),
+        "median_step_seconds": {name: [round(median, 4) for median in medians] for name, medians in runs.items()},
+        "elastic_over_static": [round(ratio, 4) for ratio in ratios],
+    }
+    (RECORDS / "ready.json").write_text(json.dumps(record, indent=1) + "\n")
+    cost, ratio = statistics.median(costs), statistics.median(ratios)
+    print(f"a commit costs {cost:.3f} s (median of {len(costs)}): {share:.2%} of the time at one a minute")
+    print(f"elastic over static: {ratio:.3f} (median of {len(ratios)}: {record['elastic_over_static']})")
+
+
+if __name__ == "__main__":
+    main()
