@@ -23,6 +23,7 @@ SCRIPTS = ROOT / "horovodrun_scripts"
 ALL = ("h1", "h2", "h3")
 STEPS_PER_EPOCH = 24
 TOLERANCE = 1e-5
+OBEDIENT = "tests.on_demand:obedient"
 
 
 def arguments(epochs: int = 8, model: str = "tests.runs:smooth") -> list[str]:
@@ -64,6 +65,8 @@ class Job:
     def changes(self) -> list[dict[str, Any]]:
         """Changes of world so far."""
         path = self.folder / "run" / "metrics.jsonl"
+        if not path.exists():
+            return []
         lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
         return [line for line in lines if line.get("name") == "world"]
 
@@ -71,6 +74,16 @@ class Job:
         """Wait until so many steps are done."""
         wait_for(f"step {steps}", lambda: self.steps >= steps or self.launcher.poll() is not None, limit_s=120)
         assert self.launcher.poll() is None, self.output
+
+    def reaches(self, size: int) -> None:
+        """Wait until the world has so many ranks."""
+        wait_for(f"{size} ranks", lambda: self._size() == size or self.launcher.poll() is not None, limit_s=150)
+        assert self.launcher.poll() is None, self.output
+
+    def _size(self) -> int | None:
+        """Ranks after the last change of world."""
+        changes = self.changes
+        return changes[-1]["world_size"] if changes else None
 
     def worker(self, host: str) -> psutil.Process:
         """The process of a host that trains."""

@@ -70,7 +70,7 @@ class Hosts:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self.inits[name] = host
-        wait_for(f"{name} to start", lambda: bool(psutil.Process(host.pid).children()), limit_s=10)
+        wait_for(f"{name} to start", lambda: bool(psutil.Process(host.pid).children()))
         own = f"02:00:00:00:00:{number:02x}"  # a host that is started again has the address that others remember
         peer = ("peer", "name", "eth0", "address", own, "netns", str(self._init(name)))
         self._on_switch("link", "add", f"p{number}", "type", "veth", *peer)
@@ -79,7 +79,7 @@ class Hosts:
                         ("link", "set", "eth0", "up")):  # fmt: skip
             _run("nsenter", "-t", str(self._init(name)), "-n", "ip", *command)
         log_file = self.folder / f"{name}.log"
-        wait_for(f"sshd of {name}", lambda: "listening on 0.0.0.0" in log_file.read_text(), limit_s=10)
+        wait_for(f"sshd of {name}", lambda: "listening on 0.0.0.0" in log_file.read_text())
 
     def inside(self, name: str, folder: Path, *command: str) -> list[str]:
         """The command that runs another one on a host, in this folder."""
@@ -148,7 +148,7 @@ def hosts(folder: Path, count: int, names: int) -> Iterator[Hosts]:
     cluster = Hosts(folder, switch.pid, {})
     try:
         own = os.readlink("/proc/self/ns/net")
-        wait_for("the switch", lambda: os.readlink(f"/proc/{switch.pid}/ns/net") != own, limit_s=10)
+        wait_for("the switch", lambda: os.readlink(f"/proc/{switch.pid}/ns/net") != own)
         cluster._on_switch("link", "add", "bridge", "type", "bridge", "stp_state", "0", "forward_delay", "0")
         cluster._on_switch("link", "set", "bridge", "up")
         for number in range(1, count + 1):

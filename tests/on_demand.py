@@ -1,4 +1,4 @@
-"""A model whose worker fails where a test wants it to: a file in the job's folder, `PLACE-HOST`, says how."""
+"""A model whose workers do what a test wants: a file `PLACE-HOST` in the job's folder says who fails where, and how."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -19,15 +20,9 @@ def obedient(num_classes: int) -> nn.Module:
     _obey("build")
     model = smooth(num_classes)
     model.register_forward_pre_hook(lambda *_: _obey("forward"))
+    model.register_forward_hook(_take_time)
     model.register_load_state_dict_pre_hook(lambda *_: _obey("load"))
     model.register_state_dict_pre_hook(lambda *_: _obey("state"))
-    return model
-
-
-def slow(num_classes: int) -> nn.Module:
-    """`obedient`, which takes 0.2 s for each slot without being busy, so that there is time for things to happen."""
-    model = obedient(num_classes)
-    model.register_forward_hook(lambda module, *_: time.sleep(0.2) if module.training else None)
     return model
 
 
@@ -40,13 +35,30 @@ def heavy(num_classes: int) -> nn.Module:
 
 def order(folder: Path, place: str, host: str, what: str) -> None:
     """Have the next worker of `host` that comes to `place` obey: "die", "wait SECONDS", or raise with these words."""
-    (folder / "order").write_text(what)
-    (folder / "order").rename(folder / f"{place}-{host}")
+    _put(folder / f"{place}-{host}", what)
+
+
+def pace(folder: Path, seconds: float) -> None:
+    """From now on all take so long for a slot, without being busy: time for things to happen before the end."""
+    _put(folder / "pace", str(seconds))
 
 
 def obeyed(folder: Path, place: str, host: str) -> bool:
     """Whether a worker has come to it."""
     return not (folder / f"{place}-{host}").exists()
+
+
+def _put(path: Path, text: str) -> None:
+    """Whoever reads it meanwhile sees all of it or nothing."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.rename(path)
+
+
+def _take_time(model: nn.Module, *_: object) -> None:
+    with suppress(FileNotFoundError):
+        if model.training:
+            time.sleep(float(Path("pace").read_text()))
 
 
 def _obey(place: str) -> None:

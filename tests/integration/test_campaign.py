@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests import hosts as cluster
-from tests.elastic_hosts import ALL, STEPS_PER_EPOCH, Job, arguments, check, job, undisturbed
+from tests import on_demand
+from tests.elastic_hosts import ALL, OBEDIENT, STEPS_PER_EPOCH, Job, arguments, check, job, undisturbed
 from tests.hosts import Hosts
 from tests.launching import wait_for
 
@@ -106,7 +107,8 @@ def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[st
         folder = tmp_path / str(trainings)
         folder.mkdir()
         history = []
-        with job(hosts, folder, training=arguments(EPOCHS, "tests.on_demand:slow")) as running:
+        on_demand.pace(folder, 0.2)
+        with job(hosts, folder, training=arguments(EPOCHS, OBEDIENT)) as running:
             running.after(3)
             while running.launcher.poll() is None:
                 fault = chance.choice(FAULTS)

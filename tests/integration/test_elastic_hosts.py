@@ -13,7 +13,7 @@ import pytest
 from hvd_train import checkpoint
 from tests import hosts as cluster
 from tests import on_demand
-from tests.elastic_hosts import ALL, STEPS_PER_EPOCH, Job, arguments, job, undisturbed
+from tests.elastic_hosts import ALL, OBEDIENT, STEPS_PER_EPOCH, Job, arguments, job, undisturbed
 from tests.hosts import Hosts
 from tests.launching import wait_for
 from tests.runs import Weights
@@ -140,11 +140,14 @@ def test_below_the_fewest_and_back(hosts: Hosts, tmp_path: Path, expected: Weigh
 
 def test_a_newcomer_that_dies_while_it_joins(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """The others do not wait for it, and another one joins in its place."""
-    with job(hosts, tmp_path, listed=("h1", "h2")) as running:
+    on_demand.pace(tmp_path, 0.5)
+    with job(hosts, tmp_path, listed=("h1", "h2"), training=arguments(model=OBEDIENT)) as running:
         running.after(5)
         running.list(*ALL)
-        wait_for("a worker on h3", lambda: hosts.workers("h3"), limit_s=60)
+        wait_for("a worker on h3", lambda: hosts.workers("h3"))
         running.worker("h3").kill()
+        running.reaches(3)
+        on_demand.pace(tmp_path, 0)
         running.completes(expected)
 
 
@@ -182,7 +185,7 @@ def test_a_dead_driver_is_started_again(hosts: Hosts, tmp_path: Path, expected: 
 
 def test_a_survivor_dies_while_the_others_meet_again(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """A second fault in the recovery from the first: the last survivor goes on, and the others come back."""
-    training = arguments(model="tests.on_demand:obedient")
+    training = arguments(model=OBEDIENT)
     with job(hosts, tmp_path, training=training) as running:
         running.after(20)
         on_demand.order(tmp_path, "state", "h3", "die")  # asked for its digest, or for its part of a commit
@@ -193,13 +196,15 @@ def test_a_survivor_dies_while_the_others_meet_again(hosts: Hosts, tmp_path: Pat
 
 def test_a_newcomer_dies_while_it_is_given_the_state(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """The others, who were in the middle of sending it, go on; another one joins in its place."""
-    training = arguments(model="tests.on_demand:obedient")
+    on_demand.pace(tmp_path, 0.5)
     on_demand.order(tmp_path, "load", "h3", "die")
-    with job(hosts, tmp_path, listed=("h1", "h2"), training=training) as running:
+    with job(hosts, tmp_path, listed=("h1", "h2"), training=arguments(model=OBEDIENT)) as running:
         running.after(5)
         running.list(*ALL)
+        wait_for("h3 to be given it", lambda: on_demand.obeyed(tmp_path, "load", "h3"), limit_s=150)
+        running.reaches(3)
+        on_demand.pace(tmp_path, 0)
         running.completes(expected)
-    assert on_demand.obeyed(tmp_path, "load", "h3")
 
 
 def test_rank_0_dies_while_it_writes_a_checkpoint(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
@@ -208,9 +213,19 @@ def test_rank_0_dies_while_it_writes_a_checkpoint(hosts: Hosts, tmp_path: Path, 
     checkpoints = tmp_path / "run/checkpoints"
     with job(hosts, tmp_path, training=training) as running:
         running.after(15)
-        wait_for("a checkpoint under way", lambda: list(checkpoints.glob("*.partial")), poll_s=0.001)
-        running.worker("h1").kill()
-        assert list(checkpoints.glob("*.partial")), "it was done before"
+        writer = running.worker("h1")
+
+        def caught() -> bool:
+            """It is stopped in the middle of a write; one that was done before it stopped does not count."""
+            if list(checkpoints.glob("*.partial")):
+                writer.suspend()
+                if list(checkpoints.glob("*.partial")):
+                    return True
+                writer.resume()
+            return False
+
+        wait_for("a checkpoint under way", caught, poll_s=0.001)
+        writer.kill()
         running.completes(expected)
     assert "nothing was heard" not in running.output, "giving 100 MB to a newcomer kept the ranks from all else"
     assert not list(checkpoints.glob("*.partial"))
@@ -221,7 +236,7 @@ def test_rank_0_dies_while_it_writes_a_checkpoint(hosts: Hosts, tmp_path: Path, 
 
 def test_a_worker_that_raises(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Its traceback is shown, the others go on, and it is started again."""
-    training = arguments(model="tests.on_demand:obedient")
+    training = arguments(model=OBEDIENT)
     with job(hosts, tmp_path, training=training) as running:
         running.after(20)
         on_demand.order(tmp_path, "forward", "h2", "an error in somebody's model")
@@ -232,21 +247,25 @@ def test_a_worker_that_raises(hosts: Hosts, tmp_path: Path, expected: Weights) -
 
 def test_a_newcomer_that_needs_a_minute(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Nobody waits for it, and it joins when it is ready."""
+    on_demand.pace(tmp_path, 0.3)
     on_demand.order(tmp_path, "build", "h3", "wait 60")
-    with job(hosts, tmp_path, listed=("h1", "h2"), training=arguments(model="tests.on_demand:slow")) as running:
+    with job(hosts, tmp_path, listed=("h1", "h2"), training=arguments(model=OBEDIENT)) as running:
         running.after(5)
         running.list(*ALL)
         wait_for("the newcomer to begin", lambda: on_demand.obeyed(tmp_path, "build", "h3"))
         begun = running.steps
+        running.reaches(3)
+        on_demand.pace(tmp_path, 0)
         running.completes(expected)
     (joined,) = running.changes
-    assert joined["step"] - begun > 80, "the others have not gone on"
+    assert joined["step"] - begun > 50, "the others have not gone on"
     assert (joined["previous_size"], joined["world_size"]) == (2, 3)
 
 
 def test_a_flapping_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """It comes and goes in the list, faster than anybody can join, and then its network does."""
-    with job(hosts, tmp_path, training=arguments(model="tests.on_demand:slow")) as running:
+    on_demand.pace(tmp_path, 0.2)
+    with job(hosts, tmp_path, training=arguments(model=OBEDIENT)) as running:
         running.after(5)
         for _ in range(4):
             running.list("h1", "h2")
@@ -264,14 +283,17 @@ def test_a_flapping_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> Non
 
 def test_several_workers_on_each_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """One of two on a remote host dies, then all of a host; each is replaced in its own place."""
-    training = arguments(model="tests.on_demand:slow")
+    on_demand.pace(tmp_path, 0.5)
+    training = arguments(model=OBEDIENT)
     with job(hosts, tmp_path, listed=("h1 slots=1", "h2 slots=2"), training=training) as running:
         running.after(5)
         hosts.workers("h2")[1].kill()
-        wait_for("two of three", lambda: running.changes and running.changes[-1]["world_size"] == 2)
-        wait_for("all three again", lambda: running.changes[-1]["world_size"] == 3)
+        running.reaches(2)
+        running.reaches(3)
         for worker in hosts.workers("h2"):
             worker.kill()
-        wait_for("all three once more", lambda: [c["world_size"] for c in running.changes[-2:]] in ([1, 3], [2, 3]))
+        wait_for("the fault to be noticed", lambda: len(running.changes) > 2)
+        running.reaches(3)
+        on_demand.pace(tmp_path, 0)
         running.completes(expected)
     assert 1 in {change["world_size"] for change in running.changes}
