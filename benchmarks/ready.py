@@ -1,12 +1,13 @@
 """What it costs to be ready for a fault, while none happens: commits at the default cadence, and an elastic world.
 
-    python -m benchmarks.ready       about 25 minutes on 2 cores
+    python -m benchmarks.ready commits       about 3 minutes on 2 cores
+    python -m benchmarks.ready elastic       about 10 minutes
 
 ResNet-50 (23.5 million parameters with 10 classes), SGD with momentum, 2 ranks, 32 images of 32 pixels a step. A
 commit's cost is what the ten steps after it take longer than the ten after those, in one run; the default cadence has
 one a minute.
-Elastic against static: the same training in turn (A B A B), medians of the step times. The record goes to
-benchmarks/records/ready.json.
+Elastic against static: the same training in turn (A B A B), medians of the step times. The records go to
+benchmarks/records/ready-*.json.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from benchmarks.record import RECORDS, about
 from hvd_train.config import RunConfig
@@ -57,34 +59,43 @@ def commit_cost(steps: int) -> list[float]:
     return costs
 
 
-def main() -> None:
-    """Measure, and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=320, help="of the run with commits (default: 320)")
-    parser.add_argument("--pairs", type=int, default=5, help="elastic and static runs (default: 5)")
-    options = parser.parse_args()
+def measure_commits(steps: int) -> dict[str, Any]:
+    """What a commit costs, and its share of the time at the default cadence."""
     cadence = RunConfig().commit_seconds
     assert cadence is not None
-    costs = commit_cost(options.steps)
+    costs = commit_cost(steps)
+    cost = statistics.median(costs)
+    print(f"a commit costs {cost:.3f} s (median of {len(costs)}): {cost / cadence:.2%} of the time at one a minute")
+    return {
+        "seconds_per_commit": [round(cost, 3) for cost in costs],
+        "commit_every_seconds": cadence,
+        "commit_share_of_time": round(cost / cadence, 5),
+    }
+
+
+def measure_elastic(pairs: int) -> dict[str, Any]:
+    """Step times of an elastic and of a static world, in turn."""
     runs: dict[str, list[float]] = {"static": [], "elastic": []}
-    for pair in range(options.pairs):
+    for pair in range(pairs):
         for launcher in runs if pair % 2 else reversed(runs):
             times = step_times(launcher, 60, 1_000_000)[WARMUP_STEPS:]
             runs[launcher].append(statistics.median(times))
-    ratios = [elastic / static for static, elastic in zip(runs["static"], runs["elastic"], strict=True)]
-    share = statistics.median(costs) / cadence
-    record = {
-        **about("benchmarks.ready", sys.argv[1:]),
-        "seconds_per_commit": [round(cost, 3) for cost in costs],
-        "commit_every_seconds": cadence,
-        "commit_share_of_time": round(share, 5),
-        "median_step_seconds": {name: [round(median, 4) for median in medians] for name, medians in runs.items()},
-        "elastic_over_static": [round(ratio, 4) for ratio in ratios],
-    }
-    (RECORDS / "ready.json").write_text(json.dumps(record, indent=1) + "\n")
-    cost, ratio = statistics.median(costs), statistics.median(ratios)
-    print(f"a commit costs {cost:.3f} s (median of {len(costs)}): {share:.2%} of the time at one a minute")
-    print(f"elastic over static: {ratio:.3f} (median of {len(ratios)}: {record['elastic_over_static']})")
+    ratios = [round(elastic / static, 4) for static, elastic in zip(runs["static"], runs["elastic"], strict=True)]
+    print(f"elastic over static: {statistics.median(ratios):.3f} (median of {len(ratios)}: {ratios})")
+    medians = {name: [round(median, 4) for median in found] for name, found in runs.items()}
+    return {"median_step_seconds": medians, "elastic_over_static": ratios}
+
+
+def main() -> None:
+    """Measure, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["commits", "elastic"])
+    parser.add_argument("--steps", type=int, default=320, help="of the run with commits (default: 320)")
+    parser.add_argument("--pairs", type=int, default=5, help="elastic and static runs (default: 5)")
+    options = parser.parse_args()
+    found = measure_commits(options.steps) if options.what == "commits" else measure_elastic(options.pairs)
+    record = {**about("benchmarks.ready", sys.argv[1:]), **found}
+    (RECORDS / f"ready-{options.what}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from hvd_train.state import Snapshot, TrainState, to_host
 
 BEST, FINAL = "model-best.pt", "model-final.pt"
 MAGIC = b"hvd_train checkpoint 1\n"
+_HEADER_SIZE = 512
 _NAME = re.compile(r"step-(\d{10})\.ckpt")
 
 Report = Callable[[str], None]
@@ -94,7 +96,7 @@ class DiskStore:
         """See Store."""
         weights = to_host(state.result.state_dict())
         path = self.folder / name
-        self._weights[name] = self._try(path, lambda: durable.write(path, serialize(weights)))
+        self._weights[name] = self._try(path, lambda: write_weights(path, weights))
 
     def close(self) -> bool:
         """See Store."""
@@ -140,14 +142,52 @@ def newest_good(folder: Path, report: Report) -> Snapshot | None:
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
-    """Write a checkpoint durably. Raises OSError."""
-    payload = serialize(snapshot)
-    header = {
-        "digest": hashlib.blake2b(payload, digest_size=32).hexdigest(),
-        "size": len(payload),
-        **snapshot["progress"],
-    }
-    durable.write(path, MAGIC, json.dumps(header).encode() + b"\n", payload)
+    """Write a checkpoint durably, through no copy of it: training on the same cores pays for each. Raises OSError."""
+    with durable.writing(path) as file:
+        file.write(MAGIC)
+        file.write(b" " * _HEADER_SIZE)  # what stands here is known when all the rest is written
+        payload = _Digested(file)
+        with _without_crc32():
+            _save(snapshot, payload)
+        header = {"digest": payload.digest.hexdigest(), "size": payload.size, **snapshot["progress"]}
+        file.seek(len(MAGIC))
+        file.write(json.dumps(header).encode().ljust(_HEADER_SIZE - 1) + b"\n")
+
+
+def _save(value: Mapping[str, Any], file: Any) -> None:
+    """torch.save, which hides what the disk says behind an error of its own."""
+    try:
+        torch.save(value, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
+class _Digested:
+    """A file for torch.save that computes the digest of what goes through it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.size, self.digest = file, 0, hashlib.blake2b(digest_size=32)
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        self.size += len(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+@contextmanager
+def _without_crc32() -> Iterator[None]:
+    """torch.save leaves out the checksums of its own: ours covers all that is written."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def read(path: Path) -> Snapshot:
@@ -185,8 +225,7 @@ def read_named(path: Path) -> Snapshot:
         raise UsageError(str(error)) from None
 
 
-def serialize(value: Mapping[str, Tensor] | Snapshot) -> bytes:
-    """What torch.save makes of plain values and tensors."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
+def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write a plain state_dict durably. Raises OSError."""
+    with durable.writing(path) as file:
+        _save(weights, file)

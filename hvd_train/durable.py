@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 PARTIAL_SUFFIX = ".partial"
 
 
-def write(path: Path, *parts: bytes | memoryview) -> None:
-    """Write `parts` under a name of their own, force them to disk and rename: `path` is the old or the new whole.
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A file under a name of its own, forced to disk and renamed after the block: `path` is the old or the new whole.
 
     Raises OSError (disk full, no permission) and leaves nothing behind then.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     try:
         with open(partial, "wb") as file:
-            for part in parts:
-                file.write(part)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -26,6 +28,12 @@ def write(path: Path, *parts: bytes | memoryview) -> None:
         partial.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write `content` as in `writing`. Raises OSError."""
+    with writing(path) as file:
+        file.write(content)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -11,7 +11,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_train import checkpoint, durable
+from hvd_train import checkpoint
 from hvd_train.checkpoint import BadCheckpoint, DiskStore, committed, newest_good, path_of, read
 from hvd_train.errors import UsageError
 from hvd_train.order import Cut
-from hvd_train.state import Progress, TrainState
+from hvd_train.state import Progress, Snapshot, TrainState
 from tests import runs
 from tests.worlds import own_generator
 
@@ -217,37 +218,44 @@ def test_a_damaged_newer_file_does_not_push_out_the_good_ones() -> None:
     assert snapshot["progress"]["step"] == 14
 
 
-def test_an_older_one_goes_only_when_the_newer_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def no_room() -> Iterator[None]:
+    """No file of this process grows beyond 500 bytes: a real error in the middle of a write, as of a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_an_older_one_goes_only_when_the_newer_is_safe() -> None:
     """A full disk is one line that names the newest good file; nothing is deleted and training goes on."""
     run, told = Path("run"), []
     disk = store(run, told, keep=1)
     assert disk.commit(state_at(1), wait=True)
 
-    def full(path: Path, *parts: bytes | memoryview) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(durable, "write", full)
+    with no_room():
         assert not disk.commit(state_at(2), wait=True)
     assert steps_on_disk(run) == [1]
     assert len(told) == 1
-    assert "No space left on device; training goes on, the newest good checkpoint is step-0000000001.ckpt" in told[0]
+    assert "File too large; training goes on, the newest good checkpoint is step-0000000001.ckpt" in told[0]
     assert disk.commit(state_at(3), wait=True)
     assert steps_on_disk(run) == [3]
     assert disk.close()
 
 
-def test_a_store_says_at_its_end_whether_all_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed last commit, or weights that could not be written, are not reported as written."""
+@pytest.mark.parametrize("what", ["commit", "weights"])
+def test_a_store_says_at_its_end_whether_all_is_on_disk(what: str) -> None:
+    """A failed last commit, or weights that could not be written, are not reported as written; nothing is left."""
     disk = store(Path("run"))
-
-    def fails(path: Path, *parts: bytes | memoryview) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(durable, "write", fails)
-    disk.save_weights("model-best.pt", state_at(1))
-    disk.commit(state_at(1))
+    with no_room():
+        if what == "commit":
+            disk.commit(state_at(1), wait=True)
+        else:
+            disk.save_weights("model-best.pt", state_at(1))
     assert not disk.close()
+    assert [path for path in Path("run").rglob("*") if path.is_file()] == []
 
 
 def test_weights_load_without_this_package() -> None:
@@ -307,13 +315,13 @@ def test_a_busy_disk_puts_a_commit_off_but_not_the_last_one(monkeypatch: pytest.
     """While one file is being written another is not begun; one that is waited for comes after it."""
     import threading
 
-    may_write, write = threading.Event(), durable.write
+    may_write, write = threading.Event(), checkpoint.write
 
-    def slow(path: Path, *parts: bytes | memoryview) -> None:
+    def slow(path: Path, snapshot: Snapshot) -> None:
         assert may_write.wait(30)
-        write(path, *parts)
+        write(path, snapshot)
 
-    monkeypatch.setattr(durable, "write", slow)
+    monkeypatch.setattr(checkpoint, "write", slow)
     disk = store(Path("run"))
     assert disk.commit(state_at(1))
     assert not disk.commit(state_at(2))

@@ -12,7 +12,7 @@ from hvd_train import durable
 def test_parts_are_written_one_after_the_other() -> None:
     """A new file, and an old one replaced."""
     path = Path("a.txt")
-    durable.write(path, b"one ", memoryview(b"two"))
+    durable.write(path, b"one two")
     assert path.read_bytes() == b"one two"
     durable.write_text(path, "grün")
     assert path.read_text(encoding="utf-8") == "grün"
