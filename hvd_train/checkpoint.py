@@ -225,6 +225,15 @@ def read_named(path: Path) -> Snapshot:
         raise UsageError(str(error)) from None
 
 
+def read_weights(path: Path) -> dict[str, Tensor] | None:
+    """A plain state_dict, on the CPU; None where it cannot be read."""
+    try:
+        weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):
+        return None
+    return weights
+
+
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write a plain state_dict durably. Raises OSError."""
     with durable.writing(path) as file:

@@ -41,8 +41,22 @@ class DataConfig:
     """Fetch the data set into the data folder if it is not there (cifar10, cifar100)."""
     image_size: int | None = None
     """Side of the square images the model sees, in pixels; the data set's own size if not given."""
-    augment: Literal["standard", "none"] = "standard"
-    """Random changes to training images: what is usual for the data set, or none."""
+    val_crop_size: int | None = None
+    """Side of the square that evaluation looks at, in pixels, for `folder`; default: image-size."""
+    val_resize_size: int | None = None
+    """Length of the shorter side before that square is cut out; default: 256 for each 224 of it."""
+    augment: Literal["standard", "trivial", "rand", "none"] = "standard"
+    """Random changes to training images: what is usual for the data set, the same and then TrivialAugment (wide) or
+    RandAugment, or none."""
+    random_erasing: float = 0.0
+    """Probability with which a rectangle of a training image is blanked."""
+    mixup: float = 0.0
+    """Blend the images of a micro-batch in pairs, with shares drawn from Beta(mixup, mixup); 0: do not."""
+    cutmix: float = 0.0
+    """Paste a rectangle of another image instead, with an area drawn from Beta(cutmix, cutmix); with --mixup as well,
+    each micro-batch gets one of the two."""
+    repeated_augmentation: int = 1
+    """Every sample this many times in a row, changed differently each time, in as many epochs once."""
     workers: int = free(4)
     """Loader processes per rank, for data read from files (0: load in the training process)."""
     synthetic_samples: int = 2048
@@ -50,6 +64,14 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _at_least("image-size", self.image_size, 1)
+        _at_least("val-crop-size", self.val_crop_size, 1)
+        _at_least("val-resize-size", self.val_resize_size, self.val_crop_size or 1)
+        _at_least("repeated-augmentation", self.repeated_augmentation, 1)
+        _share("random-erasing", self.random_erasing)
+        _at_least("mixup", self.mixup, 0)
+        _at_least("cutmix", self.cutmix, 0)
+        if self.data != "folder" and (self.val_crop_size or self.val_resize_size):
+            raise UsageError(f"--val-crop-size and --val-resize-size go with --data folder, not with {self.data}")
         _at_least("workers", self.workers, 0)
         _at_least("synthetic-samples", self.synthetic_samples, 1)
         if self.data == "folder" and self.data_dir is None:
@@ -64,6 +86,15 @@ class ModelConfig:
 
     model: str = "digits-convnet"
     """A torchvision classification model by name, digits-convnet, or your own as package.module:function."""
+    weights: str | None = None
+    """Weights to start from: torchvision's by name (DEFAULT, IMAGENET1K_V2), or a file with a plain state_dict. A last
+    layer for other classes is left out."""
+    freeze: str = "none"
+    """Parameters that are not trained: none, backbone (all but the last layer), or names, as in layer[12].*"""
+    sync_batch_norm: bool = False
+    """Batch norm over the samples of all workers, instead of those of each micro-batch."""
+    unfreeze: tuple[str, ...] = ()
+    """Train frozen parameters after so many epochs: EPOCH:NAMES, as in --unfreeze 5:layer4.* 10:*"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +127,8 @@ class BatchConfig:
 class OptimizerConfig:
     """How a gradient changes the weights."""
 
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Optimizer."""
+    optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
+    """Optimizer; lars and lamb, for large batches, are timm's (pip install timm)."""
     learning_rate: float = 0.1
     """Peak learning rate, for a global batch of `lr-base-batch` where it is scaled."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -105,11 +136,13 @@ class OptimizerConfig:
     lr_base_batch: int = 256
     """The global batch for which `learning-rate` was chosen (with --lr-scaling linear or sqrt)."""
     momentum: float = 0.9
-    """Momentum of SGD."""
+    """Momentum of SGD and LARS."""
     nesterov: bool = False
     """Nesterov momentum."""
     weight_decay: float = 5e-4
     """Weight decay."""
+    decay_of: Literal["all", "weights"] = "all"
+    """What decays: all parameters, or all but biases and those of normalisation layers."""
     label_smoothing: float = 0.0
     """Share of the target spread evenly over all classes, 0 to 1."""
     clip_norm: float | None = None
@@ -126,8 +159,8 @@ class OptimizerConfig:
         _within("label-smoothing", self.label_smoothing, 0, 1)
         _positive("clip-norm", self.clip_norm)
         _within("ema-decay", self.ema_decay or 0.0, 0, 1)
-        if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
-            raise UsageError("--nesterov needs --optimizer sgd with a momentum above 0")
+        if self.nesterov and (self.optimizer not in ("sgd", "lars") or self.momentum == 0):
+            raise UsageError("--nesterov needs --optimizer sgd or lars with a momentum above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +169,12 @@ class ScheduleConfig:
 
     epochs: int = 10
     """Passes over the training set."""
+    target_accuracy: float | None = free(None)
+    """Stop after the evaluation whose top-1 reaches this share, 0 to 1."""
+    patience: int | None = free(None)
+    """Stop when so many epochs have brought no better evaluation."""
+    best_by: Literal["top1", "loss"] = "top1"
+    """Which evaluation is the best one: that of the highest top-1, or of the lowest loss."""
     schedule: Literal["constant", "cosine", "step"] = "cosine"
     """Learning rate after the warm-up: constant, a half cosine down to 0, or steps down."""
     warmup_epochs: float = 0.0
@@ -148,6 +187,9 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         _at_least("epochs", self.epochs, 1)
         _at_least("warmup-epochs", self.warmup_epochs, 0)
+        _at_least("patience", self.patience, 1)
+        _positive("target-accuracy", self.target_accuracy)
+        _share("target-accuracy", self.target_accuracy or 0.0)
         _positive("decay-factor", self.decay_factor)
         if list(self.decay_epochs) != sorted(self.decay_epochs):
             raise UsageError("--decay-epochs must rise, as in --decay-epochs 30 60 80")
@@ -165,6 +207,17 @@ class PrecisionConfig:
     """Arithmetic of forward and backward: fp16 (with loss scaling) and bf16 are mixed precision."""
     compression: Literal["auto", "none", "fp16"] = "auto"
     """Gradients on the wire: fp16 (with loss scaling) or as they are; auto: fp16 on GPUs, none on CPUs."""
+    channels_last: Literal["auto", "on", "off"] = "auto"
+    """Keep the channels innermost in memory, which convolutions on GPUs like; auto: for mixed precision there."""
+    compile: bool = False
+    """Compile the model with torch.compile: faster steps after a start of a minute or more."""
+    deterministic: bool = False
+    """Only operations that give the same bits each time on a GPU, too (CPUs always do); slower."""
+    max_skipped_steps: int = 10
+    """Give up when so many steps in a row had a loss or a gradient that is not finite; each is skipped."""
+
+    def __post_init__(self) -> None:
+        _at_least("max-skipped-steps", self.max_skipped_steps, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +226,8 @@ class RunConfig:
 
     device: Literal["auto", "cpu", "cuda"] = free("auto")
     """Where the model lives; auto: a GPU per rank where there is one."""
+    gpu_ids: tuple[int, ...] | None = free(None)
+    """GPUs of each host for its ranks, in their order; default: 0, 1, 2, ..."""
     output_dir: Path | None = free(None)
     """Run folder; default: runs/RECIPE-TIME, or that of the same command if it was stopped on its way."""
     resume: str = free("auto")
@@ -195,6 +250,8 @@ class RunConfig:
     """Epochs from one evaluation to the next (the last epoch is always evaluated)."""
 
     def __post_init__(self) -> None:
+        if len(set(self.gpu_ids or ())) < len(self.gpu_ids or ()):
+            raise UsageError("--gpu-ids names a GPU twice: each rank has one of its own")
         _at_least("commit-steps", self.commit_steps, 1)
         _positive("commit-seconds", self.commit_seconds)
         _at_least("keep-checkpoints", self.keep_checkpoints, 1)
@@ -233,6 +290,12 @@ class Config:
     def __post_init__(self) -> None:
         if self.batch.on_resize == "per-worker" and self.optimizer.lr_scaling == "none":
             raise UsageError("--on-resize per-worker changes the global batch: add --lr-scaling linear or sqrt")
+        times, epochs = self.data.repeated_augmentation, self.schedule.epochs
+        if epochs % times:
+            raise UsageError(
+                f"--epochs {epochs} is not a multiple of --repeated-augmentation {times}: some samples would come more "
+                f"often than others; type --epochs {-(-epochs // times) * times}"
+            )
         _within("seed", self.seed, 0, 2**63)  # what torch.manual_seed takes
 
     def replace(self, **changes: Any) -> Config:
@@ -340,6 +403,8 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is tuple and isinstance(value, (list, tuple)):
         return tuple(_convert(name, item, get_args(hint)[0]) for item in value)
     options = get_args(hint) or (hint,)
+    if get_origin(options[0]) is tuple and value is not None:  # of something, or None
+        return _convert(name, value, options[0])
     if value is None and type(None) in options:
         return None
     for option in options:
@@ -378,6 +443,11 @@ def _at_least(name: str, value: float | None, least: float) -> None:
 def _positive(name: str, value: float | None) -> None:
     if value is not None and not (value > 0 and math.isfinite(value)):
         raise UsageError(f"--{name} is {value:g}; it must be a number above 0")
+
+
+def _share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise UsageError(f"--{name} is {value:g}; it must be at least 0 and at most 1")
 
 
 def _within(name: str, value: float, least: float, below: float) -> None:

@@ -23,16 +23,30 @@ def choose_device(config: Config, place: Place) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if config.run.device == "cuda" and count == 0:
         raise UsageError("--device cuda: torch sees no GPU here; type --device cpu, or `hvd-train doctor` for why")
+    torch.use_deterministic_algorithms(config.precision.deterministic)
     if config.run.device == "cpu" or count == 0:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_size))
         return torch.device("cpu")
-    if place.local_size > count:
+    ids = config.run.gpu_ids or tuple(range(count))
+    if missing := [number for number in ids if not 0 <= number < count]:
+        raise UsageError(f"--gpu-ids: there is no GPU {missing[0]} on this host; they are 0 to {count - 1}")
+    if place.local_size > len(ids):
         raise UsageError(
-            f"{place.local_size} ranks on this host but {count} GPUs: start one rank per GPU, or type --device cpu"
+            f"{place.local_size} ranks on this host but {len(ids)} GPUs: start one rank per GPU, or type --device cpu"
         )
-    device = torch.device("cuda", place.local_rank)
+    device = torch.device("cuda", ids[place.local_rank])
     torch.cuda.set_device(device)
+    # The fastest algorithm for each shape is found by trial, which is another one from run to run.
+    torch.backends.cudnn.benchmark = not config.precision.deterministic
+    if config.precision.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not, and torch says so
     return device
+
+
+def uses_channels_last(config: Config, device: torch.device) -> bool:
+    """Whether images lie in memory with their channels innermost."""
+    choice = config.precision.channels_last
+    return device.type == "cuda" and config.precision.precision != "fp32" if choice == "auto" else choice == "on"
 
 
 def uses_fp16_wire(config: Config, device: torch.device) -> bool:

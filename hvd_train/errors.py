@@ -40,6 +40,12 @@ class FaultRepeats(HvdTrainError):
     exit_code = 5
 
 
+class Diverged(HvdTrainError):
+    """Step after step has a loss or a gradient that is not finite. All ranks find it in the same step."""
+
+    exit_code = 6
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that is not in `known`: with the nearest one, or all of them where they are few."""
     names = sorted(known)

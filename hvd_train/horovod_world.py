@@ -82,16 +82,24 @@ class HorovodWorld:
                 compression=hvd.Compression.fp16 if fp16_wire else hvd.Compression.none,
                 op=hvd.Sum,
             )
-        # Not by the constructor, which broadcasts their names: in an elastic job the ranks need not have met yet.
-        groups = _groups([parameter for _, parameter in named])
-        wrapped._groups = groups
-        wrapped._p_to_group = {parameter: group for group in groups for parameter in group}
-        wrapped._group_counts = dict.fromkeys(groups, 0)
+        self.regroup(wrapped)
         # A backward pass, which calls this, may be the first to find that another rank is lost.
         send = wrapped._grouped_allreduce_grad_async
         wrapped._grouped_allreduce_grad_async = _translated(send)
         self._wrapped.append(wrapped)
         return wrapped  # type: ignore[no-any-return]
+
+    def regroup(self, optimizer: Optimizer) -> None:
+        """See World."""
+        wrapped: Any = optimizer
+        of_all = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        trained = [parameter for parameter in of_all if parameter.requires_grad]
+        # Not by the constructor, which broadcasts their names: in an elastic job the ranks need not have met yet.
+        groups = _groups(trained)
+        wrapped._groups = groups
+        wrapped._p_to_group = {parameter: group for group in groups for parameter in group}
+        wrapped._group_counts = dict.fromkeys(groups, 0)
+        wrapped._requires_update = set(trained) if wrapped._requires_update else set()  # none in a world of one
 
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
         """See World. A rank without a backward pass joins when the sums are waited for."""

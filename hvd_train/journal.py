@@ -29,6 +29,10 @@ class StepRecord:
     top5: float
     learning_rate: float
     gradient_norm: float | None
+    loss_scale: float | None
+    """None where gradients are not scaled."""
+    skipped_steps: int
+    """Since the run began: steps whose loss or gradient was not finite."""
     images_per_second: float
 
 
@@ -147,8 +151,9 @@ class RunJournal:
     def step(self, record: StepRecord) -> None:
         """See Journal."""
         self._write("step", vars(record))
-        for name in ("loss", "top1", "top5", "learning_rate", "gradient_norm", "images_per_second"):
-            self._plot(f"train/{name}", getattr(record, name), record.step)
+        for name, value in vars(record).items():
+            if name not in ("epoch", "step", "samples"):
+                self._plot(f"train/{name}", value, record.step)
 
     def epoch(self, record: EpochRecord) -> None:
         """See Journal."""

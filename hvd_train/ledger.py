@@ -59,13 +59,16 @@ class Audit:
     num_samples: int
     world_sizes: tuple[int, ...]
     faults: tuple[str, ...]
+    times: int = 1
+    """So many epochs count as one, in which each sample comes so many times (repeated augmentation)."""
 
     def __str__(self) -> str:
         if self.faults:
             return "NOT exact: " + "; ".join(self.faults[:3])
         sizes = ", ".join(str(size) for size in self.world_sizes)
+        turns = "once in each" if self.times == 1 else f"{self.times} times in {self.times} epochs,"
         return (
-            f"exact: every one of {self.num_samples:,} samples counted once in each of {self.epochs} finished epochs "
+            f"exact: every one of {self.num_samples:,} samples counted {turns} of {self.epochs} finished epochs "
             f"({self.steps:,} steps, world sizes {sizes})"
         )
 
@@ -76,30 +79,38 @@ def audit(folder: Path) -> Audit:
     if not path.exists():
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
     entries = list(read(path))
-    num_samples = _num_samples(folder)
-    return audit_entries(entries, num_samples)
+    start = _start(folder)
+    return audit_entries(entries, int(start["num_samples"]), int(start.get("repeated_augmentation", 1)))
 
 
-def audit_entries(entries: Sequence[Entry], num_samples: int) -> Audit:
-    """Each step once and in order; in each epoch each sample at most once, in each but the last exactly once."""
+def audit_entries(entries: Sequence[Entry], num_samples: int, times: int = 1) -> Audit:
+    """Each step once and in order; in each epoch each sample at most once, in each but the last exactly once.
+
+    With repeated augmentation `times` epochs count as one, in which each sample comes `times` times.
+    """
     faults = []
     steps = [entry.step for entry in entries]
     if steps != list(range(1, len(steps) + 1)):
         wrong = next(number for number, step in enumerate(steps, 1) if number != step)
         faults.append(f"line {wrong} is of step {steps[wrong - 1]}")
     finished = 0
-    last = max((entry.epoch for entry in entries), default=-1)
-    for epoch in range(last + 1):
-        counts = Counter(sample for entry in entries if entry.epoch == epoch for sample in entry.samples)
-        twice = sum(count > 1 for count in counts.values())
-        never, strange = num_samples - sum(0 <= s < num_samples for s in counts), sum(s >= num_samples for s in counts)
-        if twice or strange:
-            faults.append(f"epoch {epoch}: {twice} samples more than once, {strange} that do not exist")
-        if never and epoch < last:
-            faults.append(f"epoch {epoch}: {never} samples never")
-        finished += not never
+    last = max((entry.epoch for entry in entries), default=-1) // times
+    for turn in range(last + 1):
+        counts = Counter(sample for entry in entries if entry.epoch // times == turn for sample in entry.samples)
+        name = f"epoch {turn}" if times == 1 else f"epochs {turn * times} to {turn * times + times - 1}"
+        often, strange = sum(count > times for count in counts.values()), sum(s >= num_samples for s in counts)
+        rare = sum(counts[sample] < times for sample in range(num_samples))
+        if often or strange:
+            faults.append(f"{name}: {often} samples more than {_times(times)}, {strange} that do not exist")
+        if rare and turn < last:
+            faults.append(f"{name}: {rare} samples {'never' if times == 1 else f'less than {_times(times)}'}")
+        finished += times if not rare else counts.total() // num_samples if turn == last and times > 1 else 0
     sizes = tuple(sorted({entry.world_size for entry in entries}))
-    return Audit(finished, len(entries), num_samples, sizes, tuple(faults))
+    return Audit(finished, len(entries), num_samples, sizes, tuple(faults), times)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def read(path: Path) -> Iterable[Entry]:
@@ -119,8 +130,8 @@ def read(path: Path) -> Iterable[Entry]:
         yield entry
 
 
-def _num_samples(folder: Path) -> int:
-    """Samples in the training set, as the run has written them down at its start."""
+def _start(folder: Path) -> dict[str, Any]:
+    """What the run has written down at its start: num_samples, of the training set, among others."""
     path = folder / "metrics.jsonl"
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -128,5 +139,5 @@ def _num_samples(folder: Path) -> int:
         except ValueError:
             continue
         if isinstance(record, dict) and record.get("name") == "start" and "num_samples" in record:
-            return int(record["num_samples"])
+            return record
     raise UsageError(f"{path} does not say how many samples the training set has: the ledger cannot be judged")

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
-from hvd_train import checkpoint, optim, schedule
+from hvd_train import checkpoint, freeze, optim, schedule
 from hvd_train.checkpoint import Store
 from hvd_train.clock import Stopwatch, Timer
-from hvd_train.config import Config
+from hvd_train.config import Config, ScheduleConfig
 from hvd_train.data.loader import Batch, Loader
+from hvd_train.errors import Diverged
 from hvd_train.journal import EpochRecord, Journal, Moment, StepRecord
 from hvd_train.ledger import Entry
 from hvd_train.members import Change
 from hvd_train.metrics import Totals
-from hvd_train.order import EpochOrder, assignments
+from hvd_train.order import assignments, order_of
 from hvd_train.state import Evaluation, TrainState
 from hvd_train.step import Step, StepResult, Votes
 from hvd_train.stop import StopSignal
@@ -59,9 +62,11 @@ def train(job: Job) -> bool:
     job.journal.begin(epochs, num_samples)
     job.stopwatch.restart()
 
-    while state.progress.epoch < epochs:
+    while not ended(config, state):
         epoch = state.progress.epoch
-        order = EpochOrder(config.seed, epoch, num_samples)
+        if freeze.apply(config.model, state.model, epoch):
+            job.world.regroup(state.optimizer)
+        order = order_of(config.seed, epoch, num_samples, config.data.repeated_augmentation)
         work = assignments(order, state.progress.cursor, state.cut, place.rank, place.size)
         for batch in job.train_loader.load(epoch, work):
             middle = (state.progress.cursor + batch.size / 2) / num_samples
@@ -72,15 +77,18 @@ def train(job: Job) -> bool:
 
             result = job.step.take(state, batch, wishes(job), want_norm=log)
 
-            if state.average is not None:
+            if state.average is not None and not result.skipped:
                 state.average.update_parameters(state.model)
-            state.progress = state.progress.after_step(batch.size)
-            state.totals += result.totals
+            state.progress = state.progress.after_step(batch.size, skipped=result.skipped)
+            if not result.skipped:
+                state.totals += result.totals
             job.stopwatch.step(batch.size)
             if entry is not None:
                 state.recent.append(entry)
                 job.journal.took(entry)
             take_down(job, result, learning_rate, log=log)
+            if state.progress.skipped_in_row == config.precision.max_skipped_steps:
+                give_up(job, result)
             if result.agreed.stop:
                 job.store.commit(state, wait=True)
                 return False
@@ -92,6 +100,18 @@ def train(job: Job) -> bool:
         with job.stopwatch.paused():
             finish_epoch(job)
     return True
+
+
+def ended(config: Config, state: TrainState) -> str | None:
+    """Why there is nothing more to train, or None: a function of the state, so that no restart goes on beyond it."""
+    schedule, best, last, epoch = config.schedule, state.best, state.last, state.progress.epoch
+    if epoch >= schedule.epochs:
+        return "done"
+    if last and schedule.target_accuracy and last.top1 >= schedule.target_accuracy:
+        return f"target accuracy {schedule.target_accuracy:.2%} reached"
+    if best and schedule.patience and epoch - best.epoch >= schedule.patience:
+        return f"nothing better since epoch {best.epoch}"
+    return None
 
 
 def wishes(job: Job) -> Votes:
@@ -108,10 +128,30 @@ def wishes(job: Job) -> Votes:
 
 def ledger_entry(job: Job, batch: Batch) -> Entry:
     """The samples that all ranks are about to take. Before the step: should a rank be lost here, there is none."""
-    mine = [int(sample) for micro in batch.micro_batches for sample in micro.samples]
+    num_samples = job.train_loader.num_samples
+    mine = [int(sample) % num_samples for micro in batch.micro_batches for sample in micro.samples]
     samples = [sample for of_rank in job.world.gather(mine) for sample in of_rank]
     progress = job.state.progress
     return Entry(progress.epoch, progress.step + 1, job.world.place.size, tuple(samples))
+
+
+def give_up(job: Job, result: StepResult) -> None:
+    """Keep what is there, which no skipped step has touched, and raise Diverged with what all ranks know."""
+    state = job.state
+    job.store.commit(state, wait=True)
+    of_ranks = job.world.gather([int(sample) % job.train_loader.num_samples for sample in result.not_finite])
+    shown = [f"rank {rank}: samples {numbers(found)}" for rank, found in enumerate(of_ranks) if found]
+    reason = f"the loss is not finite ({'; '.join(shown)})" if shown else "the loss is finite, but not its gradient"
+    progress = state.progress
+    raise Diverged(
+        f"{progress.skipped_in_row} steps in a row were skipped; in the last one, step {progress.step}, {reason}; "
+        "the weights are those before them, and committed; try a smaller --learning-rate or --clip-norm"
+    )
+
+
+def numbers(found: list[int], most: int = 8) -> str:
+    """The first few of them."""
+    return ", ".join(map(str, found[:most])) + (f" and {len(found) - most} more" if len(found) > most else "")
 
 
 def take_down(job: Job, result: StepResult, learning_rate: float, *, log: bool) -> None:
@@ -121,6 +161,8 @@ def take_down(job: Job, result: StepResult, learning_rate: float, *, log: bool) 
     job.journal.moved(Moment(progress.epoch, progress.cursor, progress.step, so_far["loss"], so_far["top1"], speed))
     if job.change is not None and progress.step == job.change.step + 1:
         job.journal.world(job.change, progress.step, job.change.waited + time.perf_counter() - job.since)
+    if result.skipped and not math.isfinite(result.totals.loss):
+        job.journal.event("skipped", f"step {progress.step} is skipped: its loss is not finite", step=progress.step)
     if log:
         job.journal.step(
             StepRecord(
@@ -130,6 +172,8 @@ def take_down(job: Job, result: StepResult, learning_rate: float, *, log: bool) 
                 **result.totals.means(),
                 learning_rate=learning_rate,
                 gradient_norm=result.gradient_norm,
+                loss_scale=job.state.scaler.get_scale() if job.state.scaler.is_enabled() else None,
+                skipped_steps=progress.skipped,
                 images_per_second=speed,
             )
         )
@@ -137,13 +181,13 @@ def take_down(job: Job, result: StepResult, learning_rate: float, *, log: bool) 
 
 def finish_epoch(job: Job) -> None:
     """Evaluate on the cadence, keep the best weights, and move to the next epoch."""
-    state, run = job.state, job.config.run
+    state, config = job.state, job.config
     number = state.progress.epoch + 1
-    due = number % run.eval_epochs == 0 or number == job.config.schedule.epochs
-    scores = validate(job) if due else None
+    due = number % config.run.eval_epochs == 0 or number == config.schedule.epochs
+    scores = validate(job, job.val_loader, state.result) if due and job.val_loader else None
     if scores is not None:
         state.last = Evaluation(number, scores.loss, scores.top1, scores.top5)
-        if state.best is None or state.last.top1 > state.best.top1:
+        if state.best is None or better(config.schedule, state.last, state.best):
             state.best = state.last
             job.store.save_weights(checkpoint.BEST, state)
     job.journal.epoch(
@@ -160,13 +204,18 @@ def finish_epoch(job: Job) -> None:
     state.progress, state.totals, state.recent = state.progress.next_epoch(), Totals(), []
 
 
-def validate(job: Job) -> Scores | None:
-    """Scores on the validation set; None where there is none."""
-    if job.val_loader is None:
-        return None
+def better(schedule: ScheduleConfig, evaluation: Evaluation, best: Evaluation) -> bool:
+    """Whether an evaluation is better than the best one so far."""
+    if schedule.best_by == "loss":
+        return evaluation.loss < best.loss or math.isnan(best.loss)
+    return evaluation.top1 > best.top1
+
+
+def validate(job: Job, loader: Loader, model: nn.Module) -> Scores:
+    """Scores of a model on a set."""
     return evaluate(
-        job.state.result,
-        job.val_loader,
+        model,
+        loader,
         job.world,
         micro_batch=job.config.batch.eval_batch_size,
         classes=job.classes,

@@ -42,9 +42,24 @@ def check_name(name: str) -> None:
     if plugin.is_reference(name):
         plugin.load("model", name)
         return
-    known = _torchvision_names()
+    known = torchvision_names()
     if name not in known:
         raise unknown_name("model", name, [*known, DIGITS_CONVNET])
+
+
+def torchvision_names() -> list[str]:
+    """torchvision's classification models."""
+    import torchvision.models  # slow to import
+
+    return list(torchvision.models.list_models(module=torchvision.models))
+
+
+def head_of(model: nn.Module) -> str | None:
+    """Name of the last linear or convolutional layer, which makes the logits; None where there is none."""
+    layers = [
+        name for name, module in model.named_modules() if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
+    ]
+    return layers[-1] if layers else None
 
 
 def needs_colour(name: str) -> bool:
@@ -90,9 +105,3 @@ def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int) -
     if not isinstance(output, Tensor) or output.shape != (len(example), num_classes):
         got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise UsageError(f"model {name} returns {got}; it must return logits of shape [batch, {num_classes}]")
-
-
-def _torchvision_names() -> list[str]:
-    import torchvision.models
-
-    return list(torchvision.models.list_models(module=torchvision.models))

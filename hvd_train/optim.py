@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hvd_train.config import OptimizerConfig
 from hvd_train.errors import UsageError
 
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
 
 def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
     """The optimizer; its learning rate is set before each step by the loop. Raises UsageError with nothing to train."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
+    groups = parameter_groups(config, model)
+    if not groups:
         raise UsageError("the model has no parameter to train")
+    common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=config.learning_rate,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-        )
+        return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
+    if config.optimizer in ("lars", "lamb"):
+        return _of_timm(config, groups, common)
     cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
-    return cls(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+    return cls(groups, **common)
+
+
+def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
+    """The parameters that are trained: one group, or those that decay and those that do not."""
+    of_norms = {id(p) for m in model.modules() if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
+    decaying: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            exempt = config.decay_of == "weights" and (id(parameter) in of_norms or name.rpartition(".")[2] == "bias")
+            (others if exempt else decaying).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _of_timm(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
+    """LARS (You, Gitman and Ginsburg, arXiv 1708.03888) or LAMB (You et al., arXiv 1904.00962)."""
+    try:
+        from timm.optim import Lamb, Lars
+    except ImportError:
+        raise UsageError(f"--optimizer {config.optimizer} is timm's, which is not here: pip install timm") from None
+    built: Optimizer
+    if config.optimizer == "lars":
+        built = Lars(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
+    else:
+        built = Lamb(groups, **common)
+    return built
 
 
 def average(config: OptimizerConfig, model: nn.Module) -> AveragedModel | None:

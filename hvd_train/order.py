@@ -111,6 +111,34 @@ class EpochOrder:
         return joined
 
 
+class RepeatedOrder:
+    """Repeated augmentation (Hoffer et al., arXiv 1901.09335): each sample `times` times in a row.
+
+    Over `times` epochs every sample comes `times` times, as in as many epochs of `EpochOrder`. So that each copy is
+    changed in its own way, copy c of sample s is number s + c * num_samples.
+    """
+
+    def __init__(self, seed: int, epoch: int, num_samples: int, times: int) -> None:
+        self.num_samples, self._times = num_samples, times
+        self._order = EpochOrder(seed, epoch - epoch % times, num_samples)
+        self._before = epoch % times * num_samples
+
+    def __getitem__(self, span: slice) -> Indices:
+        """Numbers at the positions of a slice with step 1, as int64; cut at the end of the epoch."""
+        start, stop, _ = span.indices(self.num_samples)
+        positions = np.arange(self._before + start, self._before + max(start, stop), dtype=np.int64)
+        if not len(positions):
+            return positions
+        first = int(positions[0]) // self._times
+        samples = self._order[first : int(positions[-1]) // self._times + 1]
+        return samples[positions // self._times - first] + positions % self._times * self.num_samples
+
+
+def order_of(seed: int, epoch: int, num_samples: int, times: int) -> EpochOrder | RepeatedOrder:
+    """The order of an epoch in which every sample comes `times` times in a row."""
+    return EpochOrder(seed, epoch, num_samples) if times == 1 else RepeatedOrder(seed, epoch, num_samples, times)
+
+
 @dataclass(frozen=True)
 class Cut:
     """How a global batch is cut into micro-batches (slots) of at most `micro_batch` samples.
@@ -140,7 +168,9 @@ class Assignment:
     slots: tuple[Slot, ...]
 
 
-def assignments(order: EpochOrder | InSequence, cursor: int, cut: Cut, rank: int, size: int) -> Iterator[Assignment]:
+def assignments(
+    order: EpochOrder | RepeatedOrder | InSequence, cursor: int, cut: Cut, rank: int, size: int
+) -> Iterator[Assignment]:
     """The steps of the rest of an epoch from `cursor`, as rank `rank` of `size` sees them.
 
     Rank r computes slots r, r + size, ... of each global batch; the last batch is smaller, and a rank may

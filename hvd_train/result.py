@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from hvd_train.config import Config
-from hvd_train.loop import Job
+from hvd_train.loop import Job, ended
+from hvd_train.validate import Scores
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,12 @@ class Result:
     top5: float
     best_top1: float
     best_epoch: int | None
+    test_loss: float
+    test_top1: float
+    test_top5: float
+    """Of the best weights, on the test set; NaN where there is none."""
+    why: str
+    """Why it has ended, where it has: the last epoch, or an aim that was reached before."""
     images_per_second: float
     world_size: int
     seconds: float
@@ -72,9 +79,11 @@ def ending(result: Result) -> str:
         if math.isnan(result.top1)
         else f"top-1 {result.top1:.2%} (best {result.best_top1:.2%}, epoch {result.best_epoch}), "
     )
+    if not math.isnan(result.test_top1):
+        score += f"test loss {result.test_loss:.4f}, test top-1 {result.test_top1:.2%}, "
     lost = "" if result.saved else "\nNOT all files could be written (see above)"
     return (
-        f"done: {score}{result.images_per_second:,.0f} images/s on {ranks(result.world_size)}, "
+        f"{result.why}: {score}{result.images_per_second:,.0f} images/s on {ranks(result.world_size)}, "
         f"{result.seconds:.0f} s\n"
         f"files: {result.run_dir}\n"
         f"next:  hvd-train evaluate {shlex.quote(str(result.run_dir))}{lost}"
@@ -82,7 +91,14 @@ def ending(result: Result) -> str:
 
 
 def result_of(
-    job: Job, run_dir: Path | None, *, finished: bool, stopped_by: int | None, saved: bool, seconds: float
+    job: Job,
+    run_dir: Path | None,
+    *,
+    finished: bool,
+    stopped_by: int | None,
+    saved: bool,
+    test: Scores | None,
+    seconds: float,
 ) -> Result:
     """The result of a job whose loop has ended."""
     best, last, progress = job.state.best, job.state.last, job.state.progress
@@ -99,6 +115,10 @@ def result_of(
         top5=last.top5 if last else nan,
         best_top1=best.top1 if best else nan,
         best_epoch=best.epoch if best else None,
+        test_loss=test.loss if test else nan,
+        test_top1=test.top1 if test else nan,
+        test_top5=test.top5 if test else nan,
+        why=ended(job.config, job.state) or "",
         images_per_second=job.stopwatch.images_per_second,
         world_size=job.world.place.size,
         seconds=seconds,

@@ -17,9 +17,10 @@ BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 STEADY_S = 60.0  # a worker that has lived so long has not failed to start
 
 # How a worker ends where the job as a whole should end with it: wrong settings, replicas that differ, a step that
-# breaks in every world; and a commit on the way, by a signal or when its time was up.
+# breaks in every world, a loss that is not finite any more; and a commit on the way, by a signal or when its time
+# was up.
 WRONG_SETTINGS = 2
-HOPELESS = (4, 5)
+HOPELESS = (4, 5, 6)
 COMMITTED = (75, 130, 138, 143)
 _TOLD_TO = -1  # ended by an order: its exit code says nothing
 

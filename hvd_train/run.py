@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hvd_train import checkpoint, launch, models, run_folder, state
+from hvd_train import checkpoint, freeze, launch, models, run_folder, state, weights
 from hvd_train import config as configs
 from hvd_train.config import Config
 from hvd_train.data import sources
@@ -72,6 +72,9 @@ def check(config: Config) -> None:
         sources.check_name(config.data.data)
     if config.model.model != OWN:
         models.check_name(config.model.model)
+    if config.model.weights is not None:
+        weights.check(config.model.weights, config.model.model)
+    freeze.check(config.model)
     if config.run.resume not in ("auto", "never") and not Path(config.run.resume).is_file():
         raise UsageError(f"--resume {config.run.resume}: no such file; it must be auto, never or a checkpoint file")
 
@@ -97,7 +100,7 @@ def _evaluate(
     target: Path, world: World, device: str | None, own_model: Builder | None, own_data: OwnData | None
 ) -> Scores:
     def prepare() -> tuple[Config, Parts]:
-        config, weights = read_target(target)
+        config, trained = read_target(target)
         if device is not None:
             config = config.replace(device=device)
         for kind, name, own in (("model", config.model.model, own_model), ("data", config.data.data, own_data)):
@@ -107,8 +110,8 @@ def _evaluate(
                     "hvd_train.evaluate(run, model=..., data=...) from there"
                 )
         parts = build(config, world.place, own_model, own_data)
-        state.check_same_shapes(parts.model.state_dict(), weights)
-        parts.model.load_state_dict(weights)
+        state.check_same_shapes(parts.model.state_dict(), trained)
+        parts.model.load_state_dict(trained)
         return config, parts
 
     config, parts = together(world, prepare)

@@ -31,14 +31,19 @@ class Progress:
     epoch: int = 0
     cursor: int = 0
     step: int = 0
+    skipped: int = 0
+    """Steps among them that changed nothing, because the loss or its gradient was not finite."""
+    skipped_in_row: int = 0
+    """How many of the last steps were such, without one that was not."""
 
-    def after_step(self, num_samples: int) -> Progress:
+    def after_step(self, num_samples: int, *, skipped: bool = False) -> Progress:
         """One step further, with so many samples of the global batch consumed."""
-        return Progress(self.epoch, self.cursor + num_samples, self.step + 1)
+        in_row = self.skipped_in_row + 1 if skipped else 0
+        return Progress(self.epoch, self.cursor + num_samples, self.step + 1, self.skipped + skipped, in_row)
 
     def next_epoch(self) -> Progress:
         """At the start of the next epoch."""
-        return Progress(self.epoch + 1, 0, self.step)
+        return dataclasses.replace(self, epoch=self.epoch + 1, cursor=0)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train import metrics, order
 from hvd_train.config import Config
-from hvd_train.data.loader import Batch
+from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.errors import RankLost
 from hvd_train.metrics import Totals
 from hvd_train.normalization import RunningStatistics
@@ -19,6 +22,15 @@ from hvd_train.world import World
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _SLOT = 3  # tells the random numbers of a slot (dropout) from other uses of the seed
+
+
+Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Images [n, c, h, w] and class numbers [n] to images alike and targets that cross_entropy takes."""
+
+
+def unmixed(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """As they are."""
+    return images, targets
 
 
 @dataclass(frozen=True)
@@ -38,16 +50,34 @@ class StepResult:
     totals: Totals
     agreed: Votes
     gradient_norm: float | None
+    skipped: bool = False
+    """Loss or gradient was not finite, so nothing has changed."""
+    not_finite: tuple[int, ...] = ()
+    """Of a skipped step: the samples of this rank whose loss is not finite."""
 
 
 class Step:
     """Takes optimizer steps; holds settings and the model's running statistics, no progress."""
 
-    def __init__(self, config: Config, world: World, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        model: nn.Module,
+        device: torch.device,
+        mix: Mixer = unmixed,
+        together: Tensor | None = None,
+    ) -> None:
+        """`mix` blends the images of a micro-batch and their targets.
+
+        `together`: the model's layers meet over the ranks within each pass (an example of its input).
+        """
         self._world, self._device, self._seed = world, device, config.seed
         self._precision = config.precision.precision
         self._label_smoothing = config.optimizer.label_smoothing
         self._clip_norm = config.optimizer.clip_norm
+        self._mix = mix
+        self._empty = None if together is None else empty_like(together)
         self._statistics = RunningStatistics(model)
 
     def autocast(self) -> torch.autocast:
@@ -66,23 +96,30 @@ class Step:
 
     def _take(self, state: TrainState, batch: Batch, votes: Votes, *, want_norm: bool) -> StepResult:
         model, optimizer, scaler = state.model, state.optimizer, state.scaler
-        passes = len(batch.micro_batches)
+        micro_batches = self._as_many_as_others(batch)
+        passes = len(micro_batches)
         model.zero_grad(set_to_none=True)  # not the optimizer's: Horovod's takes no arguments (issue #3405)
         self._world.expect_passes(optimizer, passes)
         self._statistics.begin()
         sums = torch.zeros(3, device=self._device)
         loss = None
-        for micro in batch.micro_batches:
+        each: list[Tensor] = []
+        for micro in micro_batches:
             if loss is not None:
                 torch.autograd.backward(scaler.scale(loss))
             self._statistics.begin_slot()
             torch.manual_seed(order.key(self._seed, _SLOT, state.progress.step, micro.number))
+            inputs, targets = micro.inputs, micro.targets
+            if len(targets):
+                inputs, targets = self._mix(inputs, targets)
             with self.autocast():
-                logits = model(micro.inputs)
-                losses = F.cross_entropy(logits, micro.targets, reduction="none", label_smoothing=self._label_smoothing)
+                logits = model(inputs)
+                losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self._label_smoothing)
             loss = losses.sum() / batch.size
+            each.append(losses.detach())
             sums += metrics.sums(losses, logits, micro.targets)
-            self._statistics.end_slot()
+            if len(targets):
+                self._statistics.end_slot()
         # All forward passes are done: what they gave travels while the last backward pass runs.
         wishes = torch.tensor([float(v) for v in (votes.stop, votes.commit, votes.change)], device=self._device)
         pending = self._world.start_sum(torch.cat([sums, wishes]), "step")
@@ -91,16 +128,46 @@ class Step:
             torch.autograd.backward(scaler.scale(loss))
         with self._world.reduced(optimizer):
             totals, agreed = _read(pending(), batch.size)
-            self._statistics.finish(batch.num_slots)
             scaler.unscale_(optimizer)
-            norm = self._clip(model) if want_norm or self._clip_norm else None
-            scaler.step(optimizer)
+            norm = self._clip(model)
+            skipped = not (math.isfinite(totals.loss) and math.isfinite(norm))  # on all ranks: both are sums over them
+            if skipped:
+                self._statistics.drop()
+            else:
+                self._statistics.finish(batch.num_slots)
+                scaler.step(optimizer)
             scaler.update()
-        return StepResult(totals, agreed, norm.item() if norm is not None and want_norm else None)
+        not_finite = _not_finite(batch, each) if skipped else ()
+        return StepResult(totals, agreed, norm if want_norm else None, skipped, not_finite)
 
-    def _clip(self, model: nn.Module) -> Tensor:
+    def _as_many_as_others(self, batch: Batch) -> tuple[MicroBatch, ...]:
+        """This rank's micro-batches and, where ranks meet within a pass, empty ones for those it has no part in."""
+        if self._empty is None:
+            return batch.micro_batches
+        missing = -(-batch.num_slots // self._world.place.size) - len(batch.micro_batches)
+        return (*batch.micro_batches, *[self._empty] * missing)
+
+    def _clip(self, model: nn.Module) -> float:
+        """The 2-norm of the whole gradient, which is scaled down to the largest one allowed."""
         parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-        return nn.utils.clip_grad_norm_(parameters, self._clip_norm or float("inf"))
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        if self._clip_norm is not None:
+            nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, norm)
+        return norm.item()
+
+
+def empty_like(images: Tensor) -> MicroBatch:
+    """A micro-batch without samples, of such images."""
+    return MicroBatch(-1, images[:0], torch.zeros(0, dtype=torch.long, device=images.device), np.zeros(0, np.int64))
+
+
+def _not_finite(batch: Batch, losses: list[Tensor]) -> tuple[int, ...]:
+    return tuple(
+        int(sample)
+        for micro, of_micro in zip(batch.micro_batches, losses, strict=False)  # empty ones come last
+        for sample, loss in zip(micro.samples, of_micro.tolist(), strict=True)
+        if not math.isfinite(loss)
+    )
 
 
 def _read(result: Tensor, count: int) -> tuple[Totals, Votes]:

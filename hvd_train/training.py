@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import socket
@@ -15,19 +16,31 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hvd_train import checkpoint, durable, launch, models, optim, order, run_folder, state
+from hvd_train import (
+    checkpoint,
+    durable,
+    freeze,
+    launch,
+    models,
+    normalization,
+    optim,
+    order,
+    run_folder,
+    state,
+    weights,
+)
 from hvd_train.checkpoint import DiskStore, NoStore
 from hvd_train.clock import Stopwatch, Timer
-from hvd_train.config import Config
+from hvd_train.config import Config, DataConfig
 from hvd_train.data import loader as loaders
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.loader import Loader, Prepare
 from hvd_train.data.sources import OwnData
-from hvd_train.device import choose_device, loss_scaler, uses_fp16_wire
-from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer
+from hvd_train.device import choose_device, loss_scaler, uses_channels_last, uses_fp16_wire
+from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError
 from hvd_train.journal import RunJournal, SilentJournal
-from hvd_train.loop import Job
+from hvd_train.loop import Job, validate
 from hvd_train.loop import train as train_loop
 from hvd_train.members import Change, Member, Standing, change_between, most_advanced, torn
 from hvd_train.models import Builder
@@ -35,8 +48,9 @@ from hvd_train.order import Cut
 from hvd_train.result import Result, describe, ending, result_of, summary
 from hvd_train.run_folder import Busy, RunFolder
 from hvd_train.state import TrainState
-from hvd_train.step import Step
+from hvd_train.step import Mixer, Step, unmixed
 from hvd_train.stop import StopSignal
+from hvd_train.validate import Scores
 from hvd_train.world import Place, World, WorldChanged, together
 
 _SAME_STEP_FAULTS = 5  # a fault that comes back as often at one step is in the step, not in the cluster
@@ -52,6 +66,11 @@ class Parts:
     model: nn.Module
     train_loader: Loader
     val_loader: Loader | None
+    test_loader: Loader | None
+    example: torch.Tensor
+    """Two images as the model takes them."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of how a fresh training starts."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +102,8 @@ class Training:
         self._started = time.perf_counter()
         self._stopwatch, self._commit_timer = Stopwatch(), Timer(config.run.commit_seconds)
         self._time_limit = Timer(config.run.max_seconds, passed=launch.running_for(os.environ, time.time()))
-        self._parts, self._optimizer = world.prepare(lambda: warm_parts(config, world.place, own_model, own_data))
+        self._parts, self._optimizer = world.prepare(lambda: warm_parts(config, world, own_model, own_data))
+        self._mix = mixer(config.data, len(self._parts.data.classes))
         self._state: TrainState | None = None
         self._desk: Desk | None = None
         self._standing = Standing(Member(socket.gethostname(), os.getpid()))
@@ -102,7 +122,7 @@ class Training:
                 self._desk.commit_last(self._state)
             raise
         except HvdTrainError as error:
-            if self._standing.lived:
+            if self._standing.lived and not isinstance(error, Diverged):
                 error.met_by = self._world.place.rank
             raise
 
@@ -110,7 +130,7 @@ class Training:
         """Give up what is open."""
         if self._desk is not None:
             self._desk.leave()
-        for loader in (self._parts.train_loader, self._parts.val_loader):
+        for loader in (self._parts.train_loader, self._parts.val_loader, self._parts.test_loader):
             if loader is not None:
                 loader.close()
 
@@ -156,8 +176,15 @@ class Training:
         assert self._state is not None
         job = self._job(self._state)
         if self._change is None:
-            facts = {"world_size": self._world.place.size, "num_samples": job.train_loader.num_samples}
+            facts = {
+                "world_size": self._world.place.size,
+                "num_samples": job.train_loader.num_samples,
+                "repeated_augmentation": self._config.data.repeated_augmentation,
+            }
             job.journal.event("start", describe(job), **facts)
+            if self._state.progress.step == 0:
+                for note in self._parts.notes:
+                    job.journal.event("note", note)
         try:
             return self._finish(job, finished=train_loop(job))
         except WorldChanged:
@@ -185,7 +212,14 @@ class Training:
             world=self._world,
             device=self._parts.device,
             state=training,
-            step=Step(self._config, self._world, self._parts.model, self._parts.device),
+            step=Step(
+                self._config,
+                self._world,
+                self._parts.model,
+                self._parts.device,
+                self._mix,
+                together=self._parts.example if self._config.model.sync_batch_norm else None,
+            ),
             train_loader=self._parts.train_loader,
             val_loader=self._parts.val_loader,
             classes=self._parts.data.classes,
@@ -208,18 +242,30 @@ class Training:
             job.store.save_weights(checkpoint.FINAL, job.state)
             job.store.commit(job.state, wait=True)
         saved = job.store.close()
+        test = self._test(job) if finished and self._parts.test_loader is not None else None
         result = result_of(
             job,
             self._desk.folder.path if self._desk else None,
             finished=finished,
             stopped_by=signals[0] if signals and not finished else None,
             saved=saved,
+            test=test,
             seconds=time.perf_counter() - self._started,
         )
         if self._desk is not None and finished:
             _write_summary(self._desk, result, self._config)
         job.journal.event("end", ending(result))
         return result
+
+    def _test(self, job: Job) -> Scores:
+        """Scores of the best weights, which rank 0 has on disk (where it could not write them: the last ones)."""
+        assert self._parts.test_loader is not None
+        best = None if self._desk is None else checkpoint.read_weights(self._desk.folder.path / checkpoint.BEST)
+        best = self._world.broadcast(best, 0)
+        model = copy.deepcopy(job.state.result)
+        if best is not None:
+            model.load_state_dict(best)
+        return validate(job, self._parts.test_loader, model)
 
     def _committed(self, error: RankLost) -> RankLost:
         """A rank that is lost costs no finished step: the weights here are whole, and are committed."""
@@ -302,6 +348,15 @@ class Training:
                 store.save_weights(checkpoint.BEST, training)  # whoever was writing these may be gone
 
 
+def mixer(config: DataConfig, num_classes: int) -> Mixer:
+    """What blends the images of a micro-batch."""
+    if not (config.mixup or config.cutmix):
+        return unmixed
+    from hvd_train.data.transforms import Mix  # slow to import
+
+    return Mix(config, num_classes)
+
+
 def fresh_state(config: Config, world: World, parts: Parts, optimizer: Optimizer) -> TrainState:
     """The state before the first step. Raises UsageError where the batch does not fit the data or the world."""
     fp16_wire = uses_fp16_wire(config, parts.device)
@@ -316,11 +371,21 @@ def fresh_state(config: Config, world: World, parts: Parts, optimizer: Optimizer
 
 
 def warm_parts(
-    config: Config, place: Place, own_model: Builder | None, own_data: OwnData | None
+    config: Config, world: World, own_model: Builder | None, own_data: OwnData | None
 ) -> tuple[Parts, Optimizer]:
     """All that takes seconds to import, build or start: where ranks come and go, the others would wait for it."""
-    parts = build(config, place, own_model, own_data)
+    parts = build(config, world.place, own_model, own_data)
+    if config.model.sync_batch_norm:
+        parts = replace(parts, model=normalization.synchronised(parts.model, world))
+    if config.model.weights is not None:
+        name, classes = config.model.model, len(parts.data.classes)
+        parts = replace(parts, notes=(weights.start_from(config.model.weights, parts.model, name, classes),))
+    trained = freeze.ever_trained(config.model, parts.model)
+    for name, parameter in parts.model.named_parameters():
+        parameter.requires_grad_(name in trained)
     optimizer = optim.build(config.optimizer, parts.model)
+    if config.precision.compile:
+        parts.model.compile()
     parts.train_loader.start()
     if launch.elastic(os.environ):
         import torch.utils.tensorboard  # noqa: F401  # any rank may have to keep the journal from one step to the next
@@ -332,14 +397,19 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
     device = choose_device(config, place)
     data = sources.open_data(config.data, config.seed, own_data)
     colour = own_model is None and models.needs_colour(config.model.model)
-    size = config.data.image_size
-    augment = data.augment if config.data.augment == "standard" else None
-    plain = Prepare(data, device, image_size=size, augment=None, colour=colour)
-    changed = Prepare(data, device, image_size=size, augment=augment, colour=colour)
-    train_loader = loaders.open_loader(data.train, changed, device, config.seed, config.data.workers)
-    val_loader = None
-    if data.val is not None:
-        val_loader = loaders.open_loader(data.val, plain, device, config.seed, config.data.workers)
+    size = config.data.image_size if config.data.data != "folder" else None  # its images come in theirs
+    channels_last = uses_channels_last(config, device)
+    changed, plain = (
+        Prepare(data, device, image_size=size, augment=augment, colour=colour, channels_last=channels_last)
+        for augment in (data.augment, None)
+    )
+    train_loader, val_loader, test_loader = (
+        None if source is None else loaders.open_loader(source, prepare, device, config.seed, config.data.workers)
+        for source, prepare in ((data.train, changed), (data.val, plain), (data.test, plain))
+    )
+    assert train_loader is not None
+    if val_loader is None and (config.schedule.target_accuracy or config.schedule.patience):
+        raise UsageError("--target-accuracy and --patience need a validation set; the data have none")
     network = models.build(
         config.model.model,
         num_classes=len(data.classes),
@@ -347,8 +417,11 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
         seed=config.seed,
         own=own_model,
     ).to(device)
-    models.check_fits(network, config.model.model, _example(data, plain, device), len(data.classes))
-    return Parts(device, data, network, train_loader, val_loader)
+    if channels_last:
+        network = network.to(memory_format=torch.channels_last)
+    example = _example(data, plain, device)
+    models.check_fits(network, config.model.model, example, len(data.classes))
+    return Parts(device, data, network, train_loader, val_loader, test_loader, example)
 
 
 def shows_bar(config: Config, place: Place) -> bool:

@@ -48,7 +48,7 @@ def evaluate(
 
     The set is cut into the same micro-batches for every world size and dealt out in turn; sums are float64.
     """
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
     model.eval()
     cut = Cut(micro_batch * world.place.size, micro_batch)
     work = assignments(InSequence(loader.num_samples), 0, cut, world.place.rank, world.place.size)
@@ -64,7 +64,8 @@ def evaluate(
             sums += torch.stack([losses.sum(), top1.sum(), top5.sum()])
             right.index_add_(0, micro.targets, top1)
             seen.index_add_(0, micro.targets, torch.ones_like(top1))
-    model.train(was_training)
+    for module, training in modes:
+        module.training = training
     total = world.sum(torch.cat([sums, right, seen]), "evaluation").cpu()
     right, seen = total[3:].chunk(2)
     count = int(seen.sum())

@@ -66,6 +66,9 @@ class World(Protocol):
     def wrap(self, optimizer: Optimizer, model: nn.Module, *, fp16_wire: bool) -> Optimizer:
         """The optimizer whose gradients are added over the ranks as the last backward pass makes them."""
 
+    def regroup(self, optimizer: Optimizer) -> None:
+        """Say, between two steps, that other parameters of those it was wrapped with require a gradient now."""
+
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
         """Say how many backward passes this rank makes in the next step, so that the last one starts the sums."""
 
@@ -117,6 +120,9 @@ class LocalWorld:
     def wrap(self, optimizer: Optimizer, model: nn.Module, *, fp16_wire: bool) -> Optimizer:
         """The optimizer as it is: nothing travels, so there is nothing to compress."""
         return optimizer
+
+    def regroup(self, optimizer: Optimizer) -> None:
+        """Nothing is reduced."""
 
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
         """Nothing to prepare."""

@@ -44,6 +44,7 @@ def _few(count: int) -> DataSet:
         mean=digits.mean,
         std=digits.std,
         augment=digits.augment,
+        transforms=digits.transforms,
     )
 
 

@@ -120,6 +120,9 @@ class ThreadWorld:
         self._fp16_wire = fp16_wire
         return optimizer
 
+    def regroup(self, optimizer: Optimizer) -> None:
+        """See World."""
+
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
         """Nothing to prepare: the sums start when they are waited for."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -49,3 +50,7 @@ class DataSet:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     augment: Augment | None = None
+    transforms: Callable[[], tuple[Any, ...]] = tuple
+    """The same for one image at a time: torchvision's transforms, made when they are needed (slow to import)."""
+    test: Source | None = None
+    """To be evaluated on once, at the end."""

@@ -10,7 +10,9 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
+from hvd_train.config import DataConfig
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet
+from hvd_train.data.transforms import training_transform
 from hvd_train.errors import UsageError
 
 _VAL_CROP = 224 / 256  # the share of the shorter side that evaluation looks at, usual since AlexNet
@@ -41,25 +43,35 @@ class ImageFolder:
         return self._transform(image), label
 
 
-def open_folder(root: Path, image_size: int, *, augment: bool, seed: int) -> DataSet:
-    """The two splits under `root`, resized to `image_size` pixels a side.
+def open_folder(root: Path, config: DataConfig) -> DataSet:
+    """The splits under `root`: train/, val/ and, where it is there, test/.
 
     Raises UsageError where a split is missing or empty, or the splits do not have the same classes.
     """
+    size = config.image_size or 224
+    crop = config.val_crop_size or size
     if not root.is_dir():
         raise UsageError(f"--data-dir {root} is not a folder; it must hold train/ and val/")
-    train_classes, val_classes = (_classes(root / split) for split in ("train", "val"))
-    if train_classes != val_classes:
-        only = sorted(set(train_classes) ^ set(val_classes))
-        raise UsageError(f"{root}: train/ and val/ must have the same classes; only in one: {', '.join(only[:5])}")
-    whole = [v2.Resize(round(image_size / _VAL_CROP), antialias=True), v2.CenterCrop(image_size)]
-    change = [v2.RandomResizedCrop(image_size, antialias=True), v2.RandomHorizontalFlip()]
+    splits = ["train", "val", *(["test"] if (root / "test").is_dir() else [])]
+    classes, *others = (_classes(root / split) for split in splits)
+    for split, found in zip(splits[1:], others, strict=True):
+        if only := sorted(set(classes) ^ set(found)):
+            raise UsageError(
+                f"{root}: train/ and {split}/ must have the same classes; only in one: {', '.join(only[:5])}"
+            )
+    whole, middle = (
+        [v2.Resize(resize, antialias=True), v2.CenterCrop(side)]
+        for resize, side in ((config.val_resize_size or round(crop / _VAL_CROP), crop), (round(size / _VAL_CROP), size))
+    )
+    change = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
+    train = training_transform(config, middle if config.augment == "none" else change, IMAGENET_MEAN)
     return DataSet(
-        train=ImageFolder(root / "train", train_classes, v2.Compose(change if augment else whole)),
-        val=ImageFolder(root / "val", train_classes, v2.Compose(whole)),
-        classes=tuple(train_classes),
+        train=ImageFolder(root / "train", classes, train),
+        val=ImageFolder(root / "val", classes, v2.Compose(whole)),
+        test=ImageFolder(root / "test", classes, v2.Compose(whole)) if "test" in splits else None,
+        classes=tuple(classes),
         channels=3,
-        image_size=image_size,
+        image_size=size,
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
     )

@@ -69,9 +69,11 @@ class Prepare:
         image_size: int | None,
         augment: Augment | None,
         colour: bool,
+        channels_last: bool = False,
     ) -> None:
         self.augment = augment
         self._size = image_size
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
         self._channels = 3 if colour and data.channels == 1 else None
         self._mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
         self._std = torch.tensor(data.std, device=device).view(-1, 1, 1)
@@ -86,7 +88,9 @@ class Prepare:
             images = self.augment.apply(images, uniforms)
         if len(self._mean):
             images = (images - self._mean) / self._std
-        return images if self._channels is None else images.expand(-1, self._channels, -1, -1)
+        if self._channels is not None:
+            images = images.expand(-1, self._channels, -1, -1)
+        return images if self._format is torch.contiguous_format else images.contiguous(memory_format=self._format)
 
 
 class ArrayLoader:
@@ -209,7 +213,7 @@ class _Seeded:
         random.seed(number)
         np.random.seed(number % 2**32)
         try:
-            return self._data[index]
+            return self._data[index % len(self._data)]  # copies of a sample have numbers of their own
         except UsageError as error:
             return _Unreadable(str(error))
 

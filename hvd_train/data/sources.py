@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,24 @@ def open_data(config: DataConfig, seed: int, own: OwnData | None = None) -> Data
         data = _OPENERS[config.data](config, seed)
     if len(data.train) == 0:
         raise UsageError(f"--data {config.data}: there are no training images")
-    return data
+    return data if config.data == "folder" else _changed(config, data)
+
+
+def _changed(config: DataConfig, data: DataSet) -> DataSet:
+    """With the random changes that the config adds or takes away; those of class folders are made by themselves."""
+    if config.augment == "none":
+        data = replace(data, augment=None, transforms=tuple)
+    if config.augment in ("standard", "none") and not config.random_erasing:
+        return data
+    from hvd_train.data.transforms import Items, training_transform  # slow to import
+
+    if not isinstance(data.train, Arrays) or data.train.images.dtype != torch.uint8:
+        raise UsageError(
+            f"--augment {config.augment} and --random-erasing do not go with --data {config.data}, whose items are as "
+            "it makes them; put torchvision's transforms into it"
+        )
+    transform = training_transform(config, data.transforms(), data.mean)
+    return replace(data, train=Items(data.train, transform), augment=None)
 
 
 def _digits(config: DataConfig, seed: int) -> DataSet:
@@ -60,6 +79,7 @@ def _digits(config: DataConfig, seed: int) -> DataSet:
         mean=(0.305,),
         std=(0.376,),
         augment=affine_jitter(degrees=10, shift=0.1, scale=0.1),
+        transforms=partial(_affine, degrees=10, shift=0.1, scale=0.1),
     )
 
 
@@ -89,7 +109,7 @@ def _cifar(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Callab
             )
             for part in parts
         )
-        return DataSet(train, val, tuple(parts[0].classes), 3, 32, mean, std, crop_and_flip(padding=4))
+        return DataSet(train, val, tuple(parts[0].classes), 3, 32, mean, std, crop_and_flip(padding=4), _crop_and_flip)
 
     return opener
 
@@ -98,7 +118,7 @@ def _folder(config: DataConfig, seed: int) -> DataSet:
     from hvd_train.data.folder import open_folder
 
     assert config.data_dir is not None  # DataConfig has checked it
-    return open_folder(config.data_dir, config.image_size or 224, augment=config.augment == "standard", seed=seed)
+    return open_folder(config.data_dir, config)
 
 
 def _synthetic(config: DataConfig, seed: int) -> DataSet:
@@ -112,6 +132,19 @@ def _synthetic(config: DataConfig, seed: int) -> DataSet:
     classes = tuple(str(number) for number in range(1000))
     train = Arrays(images, labels, config.synthetic_samples)
     return DataSet(train, val, classes, 3, size, IMAGENET_MEAN, IMAGENET_STD)
+
+
+def _affine(degrees: float, shift: float, scale: float) -> tuple[Any, ...]:
+    from torchvision.transforms import v2  # slow to import
+
+    smooth = v2.InterpolationMode.BILINEAR
+    return (v2.RandomAffine(degrees, (shift, shift), (1 - scale, 1 + scale), interpolation=smooth),)
+
+
+def _crop_and_flip() -> tuple[Any, ...]:
+    from torchvision.transforms import v2
+
+    return (v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip())
 
 
 def _own(config: DataConfig, function: OwnData) -> DataSet:

@@ -21,7 +21,10 @@ def values_of(name: str, hint: Any) -> st.SearchStrategy[Any]:
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
     if get_origin(hint) is tuple:
-        return st.lists(st.floats(0, 1e6), max_size=4).map(lambda items: tuple(sorted(items)))
+        items = {float: st.floats(0, 1e6), int: st.integers(0, 9), str: st.just("5:layer4.*")}[get_args(hint)[0]]
+        return st.lists(items, max_size=4).map(lambda found: tuple(sorted(found)))
+    if get_origin(get_args(hint)[0] if get_args(hint) else None) is tuple:
+        return st.none() | values_of(name, get_args(hint)[0])
     options = [option for option in (get_args(hint) or (hint,)) if option is not type(None)]
     plain = {
         bool: st.booleans(),
@@ -113,7 +116,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"momentum": 1.0}, "--momentum is 1; it must be at least 0 and below 1"),
     ({"label_smoothing": 1.0}, "--label-smoothing is 1"),
     ({"clip_norm": 0.0}, "--clip-norm is 0"),
-    ({"nesterov": True, "momentum": 0.0}, "--nesterov needs --optimizer sgd with a momentum above 0"),
+    ({"nesterov": True, "momentum": 0.0}, "--nesterov needs --optimizer sgd or lars with a momentum above 0"),
     ({"nesterov": True, "optimizer": "adam"}, "--nesterov needs --optimizer sgd"),
     ({"epochs": 0}, "--epochs is 0"),
     ({"warmup_epochs": -1.0}, "--warmup-epochs is -1"),

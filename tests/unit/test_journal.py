@@ -13,7 +13,7 @@ from hvd_train.journal import EpochRecord, LineDisplay, RunJournal, StepRecord, 
 
 def step_record(step: int, loss: float = 0.5) -> StepRecord:
     """A step of the first epoch."""
-    return StepRecord(1, step, 10 * step, loss, 0.1, 0.2, 0.01, None, 100.0)
+    return StepRecord(1, step, 10 * step, loss, 0.1, 0.2, 0.01, None, None, 0, 100.0)
 
 
 def epoch_record(epoch: int, step: int) -> EpochRecord:

@@ -148,7 +148,7 @@ def test_class_folders_become_a_data_set(folder: Path) -> None:
     """Classes in the order of their names, images of the size asked for, of any shape and mode."""
     Image.new("L", (25, 25), 77).save(folder / "train" / "cat" / "grey.png")
     Image.new("RGBA", (25, 25), (9, 9, 9, 0)).save(folder / "train" / "dog" / "clear.png")
-    data = open_folder(folder, 16, augment=True, seed=0)
+    data = open_folder(folder, DataConfig(image_size=16))
     assert data.classes == ("cat", "dog")
     assert (len(data.train), len(data.val or ())) == (8, 4)
     for index in range(8):
@@ -160,7 +160,7 @@ def test_class_folders_become_a_data_set(folder: Path) -> None:
 
 def test_a_folder_without_augmentation_shows_the_middle(folder: Path) -> None:
     """`--augment none`: training images come as those of an evaluation, the same each time."""
-    data = open_folder(folder, 16, augment=False, seed=0)
+    data = open_folder(folder, DataConfig(image_size=16, augment="none"))
     assert torch.equal(data.train[0][0], data.train[0][0])  # type: ignore[index]
 
 
@@ -168,7 +168,7 @@ def test_an_unreadable_image_is_named(folder: Path) -> None:
     """One line with the file, in the training process and out of a loader process."""
     bad = folder / "train" / "cat" / "1.jpg"
     bad.write_bytes(bad.read_bytes()[:100])
-    data = open_folder(folder, 16, augment=True, seed=0)
+    data = open_folder(folder, DataConfig(image_size=16))
     for workers in (0, 1):
         loader = MapLoader(data.train, PLAIN, CPU, seed=0, num_workers=workers)  # type: ignore[arg-type]
         try:
