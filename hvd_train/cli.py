@@ -22,8 +22,20 @@ from hvd_train.flags import parse_flags
 
 PROGRAM = "hvd-train"
 _LAUNCHER_SECONDS = 10.0  # ranks of one host can be seconds apart while they import
-# What people type from other trainers.
-ALIASES = {"--lr": "--learning-rate", "-b": "--batch-size", "-j": "--workers"}
+# What people type from other trainers: the same by another name, and what the launcher says here.
+ALIASES = {
+    "-a": "--model",
+    "--arch": "--model",
+    "-b": "--batch-size",
+    "--checkpoint": "--resume",
+    "--desired-acc": "--target-accuracy",
+    "-j": "--workers",
+    "--lr": "--learning-rate",
+}
+OF_LAUNCHERS = (
+    *("--world-size", "--rank", "--local-rank", "--node-rank", "--nnodes", "--nproc-per-node"),
+    *("--dist-url", "--dist-backend", "--master-addr", "--master-port", "--multiprocessing-distributed"),
+)
 
 USAGE = f"""usage: {PROGRAM} COMMAND ...
 
@@ -98,7 +110,7 @@ def parse_train(arguments: list[str], command: str = "train") -> Config:
 
     Raises UsageError for an unknown recipe, flag or value.
     """
-    path, arguments = _config_file([_usual(argument) for argument in arguments])
+    path, arguments = _config_file(_lists([_usual(argument) for argument in arguments]))
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     if path is None:
         base = recipes.get(recipe or recipes.DEFAULT)
@@ -107,11 +119,17 @@ def parse_train(arguments: list[str], command: str = "train") -> Config:
     else:
         raise UsageError(f"--config {path} is a whole run already; leave out the recipe {recipe!r}")
     given = {argument.partition("=")[0] for argument in arguments}
+    if launcher_flag := next((flag for flag in OF_LAUNCHERS if flag in given), None):
+        raise UsageError(
+            f"{launcher_flag}: the launcher says how many ranks there are and which one this is; type "
+            f"`horovodrun -np 4 {PROGRAM} {command} ...`, on several hosts with -H host1:4,host2:4"
+        )
     if "--batch-size" in given and "--global-batch-size" not in given:
         batch = dataclasses.replace(base.batch, batch_size=base.batch.batch_size or 1, global_batch_size=None)
         base = dataclasses.replace(base, batch=batch)  # a batch size per worker decides the global one
     names = "|".join(recipes.RECIPES)
-    return parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [--config FILE]", default=base)
+    parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [--config FILE]", default=base)
+    return recipes.suited(parsed) if path is None and "--learning-rate" not in given else parsed
 
 
 def _evaluate(arguments: list[str]) -> int:
@@ -192,6 +210,19 @@ def _config_file(arguments: list[str]) -> tuple[Path | None, list[str]]:
                 raise UsageError("--config needs the path of a config.yaml")
             return Path(arguments[index + 1]), arguments[:index] + arguments[index + 2 :]
     return None, arguments
+
+
+def _lists(arguments: list[str]) -> list[str]:
+    """`--gpu-ids 0,1` as `--gpu-ids 0 1`."""
+    result: list[str] = []
+    for argument in arguments:
+        if argument.startswith("--gpu-ids="):
+            result += ["--gpu-ids", *argument.partition("=")[2].split(",")]
+        elif result[-1:] == ["--gpu-ids"]:
+            result += argument.split(",")
+        else:
+            result.append(argument)
+    return result
 
 
 def _usual(argument: str) -> str:

@@ -145,6 +145,13 @@ class OptimizerConfig:
     """What decays: all parameters, or all but biases and those of normalisation layers."""
     label_smoothing: float = 0.0
     """Share of the target spread evenly over all classes, 0 to 1."""
+    reduction: Literal["average", "adasum"] = "average"
+    """What the workers' gradients become: their average, or Adasum, which adds what they do not have in common (with
+    MPI, on 1, 2, 4, 8, ... workers)."""
+    gradient_predivide_factor: float = 1.0
+    """Divide gradients by this before they are added over the workers, and multiply by it afterwards."""
+    fusion_groups: int | None = None
+    """Send gradients in so many groups; default: groups of about 25 MB."""
     clip_norm: float | None = None
     """Largest 2-norm of the whole gradient; larger ones are scaled down to it."""
     ema_decay: float | None = None
@@ -158,6 +165,15 @@ class OptimizerConfig:
         _within("momentum", self.momentum, 0, 1)
         _within("label-smoothing", self.label_smoothing, 0, 1)
         _positive("clip-norm", self.clip_norm)
+        _positive("gradient-predivide-factor", self.gradient_predivide_factor)
+        _at_least("fusion-groups", self.fusion_groups, 1)
+        if self.reduction == "adasum" and self.clip_norm is not None:
+            raise UsageError(
+                "--clip-norm does not go with --reduction adasum, whose result has another length for the same "
+                "gradients of the workers; leave one of them out"
+            )
+        if self.reduction == "adasum" and self.gradient_predivide_factor != 1:
+            raise UsageError("--gradient-predivide-factor does not go with --reduction adasum, which adds no gradients")
         _within("ema-decay", self.ema_decay or 0.0, 0, 1)
         if self.nesterov and (self.optimizer not in ("sgd", "lars") or self.momentum == 0):
             raise UsageError("--nesterov needs --optimizer sgd or lars with a momentum above 0")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import pickle
 import sys
@@ -18,8 +20,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hvd_train import launch, pulse, remains
-from hvd_train.errors import RankLost
-from hvd_train.world import Pending, Place, Wish, WorldChanged, fill_missing_gradients, stay, together
+from hvd_train.errors import RankLost, UsageError
+from hvd_train.world import Pending, Place, Reduction, Wish, WorldChanged, fill_missing_gradients, stay, together
 
 T = TypeVar("T")
 
@@ -72,20 +74,22 @@ class HorovodWorld:
             payloads = hvd.allgather(payload, name="hvd_train.gather")
         return [_unpacked(one) for one in payloads.split(sizes.tolist())]
 
-    def wrap(self, optimizer: Optimizer, model: nn.Module, *, fp16_wire: bool) -> Optimizer:
+    def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
         """See World. Gradients are summed: each rank's loss is already divided by the whole global batch."""
+        if reduction.adasum:
+            self._check_adasum()
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         with _as_ours():
             wrapped: Any = hvd.DistributedOptimizer(
                 optimizer,
                 named_parameters=named,
-                compression=hvd.Compression.fp16 if fp16_wire else hvd.Compression.none,
+                compression=_Wire(hvd.Compression.fp16 if reduction.fp16_wire else hvd.Compression.none),
                 op=hvd.Sum,
             )
+        wrapped.reduction = reduction
         self.regroup(wrapped)
         # A backward pass, which calls this, may be the first to find that another rank is lost.
-        send = wrapped._grouped_allreduce_grad_async
-        wrapped._grouped_allreduce_grad_async = _translated(send)
+        wrapped._grouped_allreduce_grad_async = _translated(functools.partial(_send, wrapped))
         self._wrapped.append(wrapped)
         return wrapped  # type: ignore[no-any-return]
 
@@ -95,11 +99,18 @@ class HorovodWorld:
         of_all = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         trained = [parameter for parameter in of_all if parameter.requires_grad]
         # Not by the constructor, which broadcasts their names: in an elastic job the ranks need not have met yet.
-        groups = _groups(trained)
+        groups = _groups(trained, wrapped.reduction.groups)
         wrapped._groups = groups
         wrapped._p_to_group = {parameter: group for group in groups for parameter in group}
         wrapped._group_counts = dict.fromkeys(groups, 0)
         wrapped._requires_update = set(trained) if wrapped._requires_update else set()  # none in a world of one
+
+    def _check_adasum(self) -> None:
+        size = self.place.size
+        if size & (size - 1):
+            raise UsageError(f"--reduction adasum works on 1, 2, 4, 8, ... ranks, not on {size}")
+        if size > 1 and not hvd.mpi_enabled():
+            raise UsageError("--reduction adasum needs MPI: type horovodrun --mpi, or mpirun")
 
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
         """See World. A rank without a backward pass joins when the sums are waited for."""
@@ -256,17 +267,52 @@ def _unpacked(payload: Tensor) -> Any:
     return pickle.loads(payload.numpy().data)  # noqa: S301  # from a rank of this job
 
 
-def _groups(parameters: list[Tensor]) -> list[tuple[Tensor, ...]]:
-    """In the order in which a backward pass reaches them, more or less: the last comes first."""
+def _groups(parameters: list[Tensor], count: int | None) -> list[tuple[Tensor, ...]]:
+    """`count` groups of about the same size, or groups of about `_GROUP_BYTES`.
+
+    In the order in which a backward pass reaches them, more or less: the last comes first.
+    """
+    sizes = {parameter: parameter.numel() * parameter.element_size() for parameter in parameters}
+    full = _GROUP_BYTES if count is None else math.ceil(sum(sizes.values()) / count)
     groups: list[list[Tensor]] = []
-    size = _GROUP_BYTES
+    size = full
     for parameter in reversed(parameters):
-        if size >= _GROUP_BYTES:
+        if size >= full:
             groups.append([])
             size = 0
         groups[-1].append(parameter)
-        size += parameter.numel() * parameter.element_size()
+        size += sizes[parameter]
     return [tuple(group) for group in groups]
+
+
+class _Wire:
+    """What travels of a gradient: its numbers as they lie in memory, since Horovod takes no other order of them."""
+
+    def __init__(self, compression: Any) -> None:
+        self._compression = compression
+
+    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        flat, context = self._compression.compress(tensor.as_strided((tensor.numel(),), (1,)))
+        return flat, (context, tensor.shape, tensor.stride())
+
+    def decompress(self, flat: Tensor, context: Any) -> Tensor:
+        inner, shape, stride = context
+        result: Tensor = self._compression.decompress(flat, inner).as_strided(shape, stride)
+        return result
+
+
+def _send(optimizer: Any, group: tuple[Tensor, ...]) -> Any:
+    """Begin to reduce a group. Horovod's own does not divide before and multiply after where gradients are grouped."""
+    flat, contexts = zip(*[optimizer._compression.compress(parameter.grad) for parameter in group], strict=True)
+    factor = optimizer.reduction.predivide
+    handle = hvd.grouped_allreduce_async_(
+        flat,
+        name=optimizer._parameter_names[group[0]],
+        op=hvd.Adasum if optimizer.reduction.adasum else hvd.Sum,
+        prescale_factor=1 / factor,
+        postscale_factor=factor,
+    )
+    return handle, contexts
 
 
 def _send_the_rest(optimizer: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from hvd_train.config import (
     BatchConfig,
@@ -10,6 +11,7 @@ from hvd_train.config import (
     DataConfig,
     ModelConfig,
     OptimizerConfig,
+    PrecisionConfig,
     ScheduleConfig,
 )
 from hvd_train.errors import unknown_name
@@ -30,7 +32,125 @@ def digits() -> Config:
     )
 
 
-RECIPES: dict[str, Callable[[], Config]] = {"digits": digits}
+def cifar10_resnet18_transfer() -> Config:
+    """ResNet-18 with weights from ImageNet, of which only a new last layer is trained, on CIFAR-10 at 224 pixels.
+
+    `horovodrun -np 2 hvd-train train cifar10-resnet18-transfer --download`: any machine with GPUs; about 80% top-1.
+    """
+    return Config(
+        recipe="cifar10-resnet18-transfer",
+        data=DataConfig(data="cifar10", image_size=224),
+        model=ModelConfig(model="resnet18", weights="DEFAULT", freeze="backbone", sync_batch_norm=True),
+        batch=BatchConfig(batch_size=32, accumulation_steps=4),
+        optimizer=OptimizerConfig(optimizer="adam", learning_rate=0.001, weight_decay=0.0),
+        schedule=ScheduleConfig(epochs=50, schedule="cosine", warmup_epochs=1),
+        precision=PrecisionConfig(precision="fp16"),
+    )
+
+
+def cifar10_resnet50() -> Config:
+    """ResNet-50 from random weights on CIFAR-10.
+
+    `horovodrun -np 4 hvd-train train cifar10-resnet50 --download`: 4 GPUs. The network is torchvision's, which looks at
+    images of 32 pixels through a first layer made for 224: less accurate there than networks made for CIFAR.
+    """
+    return Config(
+        recipe="cifar10-resnet50",
+        data=DataConfig(data="cifar10", workers=8),
+        model=ModelConfig(model="resnet50"),
+        batch=BatchConfig(batch_size=128),
+        optimizer=OptimizerConfig(
+            optimizer="sgd", learning_rate=0.1, lr_scaling="linear", lr_base_batch=128, momentum=0.9, weight_decay=5e-4
+        ),
+        schedule=ScheduleConfig(epochs=200, schedule="cosine", warmup_epochs=5),
+    )
+
+
+def imagenet20_vgg19() -> Config:
+    """VGG-19 with weights from ImageNet and a new last layer, all of it trained, on folders of 20 classes.
+
+    `horovodrun -np 4 hvd-train train imagenet20-vgg19 --data-dir DATA --max-time 2h`: 4 GPUs. DATA holds train/, val/
+    and test/; the weights of the lowest validation loss are kept and tested at the end. The learning rate is 1e-4 times
+    the square root of the number of workers.
+    """
+    return Config(
+        recipe="imagenet20-vgg19",
+        data=DataConfig(data="folder", data_dir=Path("data/imagenet20")),
+        model=ModelConfig(model="vgg19", weights="DEFAULT"),
+        batch=BatchConfig(batch_size=32),
+        optimizer=OptimizerConfig(
+            optimizer="adam", learning_rate=1e-4, lr_scaling="sqrt", lr_base_batch=32, weight_decay=0.0
+        ),
+        schedule=ScheduleConfig(epochs=100, schedule="constant", best_by="loss"),
+    )
+
+
+def imagenet_resnet50() -> Config:
+    """ResNet-50 (another by --model) on ImageNet's folders in 90 epochs, with the schedule of Goyal et al.
+
+    `horovodrun -np 8 hvd-train train imagenet-resnet50 --data-dir DATA`: 8 GPUs, mixed precision; 76.1% top-1 is
+    published for it (torchvision, IMAGENET1K_V1). AlexNet and VGG start at 0.01. `--target-accuracy 0.75` ends it then.
+    """
+    return Config(
+        recipe="imagenet-resnet50",
+        data=DataConfig(data="folder", data_dir=Path("data/imagenet"), workers=8),
+        model=ModelConfig(model="resnet50"),
+        batch=BatchConfig(batch_size=208),
+        optimizer=OptimizerConfig(
+            optimizer="sgd", learning_rate=0.1, lr_scaling="linear", lr_base_batch=256, momentum=0.9, weight_decay=1e-4
+        ),
+        schedule=ScheduleConfig(epochs=90, schedule="step", decay_epochs=(30, 60), warmup_epochs=5),
+        precision=PrecisionConfig(precision="fp16", compression="fp16"),
+    )
+
+
+def imagenet_resnet50_modern() -> Config:
+    """The same network by today's practice: that of torchvision's second set of weights.
+
+    `horovodrun -np 8 hvd-train train imagenet-resnet50-modern --data-dir DATA`: 8 GPUs, mixed precision; 80.9% top-1 is
+    published for it (torchvision, IMAGENET1K_V2).
+    """
+    return Config(
+        recipe="imagenet-resnet50-modern",
+        data=DataConfig(
+            data="folder",
+            data_dir=Path("data/imagenet"),
+            image_size=176,
+            val_crop_size=224,
+            val_resize_size=232,
+            augment="trivial",
+            random_erasing=0.1,
+            mixup=0.2,
+            cutmix=1.0,
+            repeated_augmentation=4,
+            workers=8,
+        ),
+        model=ModelConfig(model="resnet50"),
+        batch=BatchConfig(batch_size=128),
+        optimizer=OptimizerConfig(
+            optimizer="sgd",
+            learning_rate=0.5,
+            lr_scaling="linear",
+            lr_base_batch=1024,
+            momentum=0.9,
+            weight_decay=2e-5,
+            decay_of="weights",
+            label_smoothing=0.1,
+            ema_decay=0.99997,
+        ),
+        schedule=ScheduleConfig(epochs=600, schedule="cosine", warmup_epochs=5),
+        precision=PrecisionConfig(precision="fp16", compression="fp16"),
+    )
+
+
+RECIPES: dict[str, Callable[[], Config]] = {
+    "digits": digits,
+    "cifar10-resnet18-transfer": cifar10_resnet18_transfer,
+    "cifar10-resnet50": cifar10_resnet50,
+    "imagenet20-vgg19": imagenet20_vgg19,
+    "imagenet-resnet50": imagenet_resnet50,
+    "imagenet-resnet50-modern": imagenet_resnet50_modern,
+}
 DEFAULT = "digits"
 
 
@@ -39,3 +159,11 @@ def get(name: str) -> Config:
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]()
+
+
+def suited(config: Config) -> Config:
+    """With what a recipe changes for another model than its own, as long as the user has not said otherwise."""
+    without_norms = config.model.model.startswith(("alexnet", "vgg")) and not config.model.model.endswith("_bn")
+    if config.recipe == "imagenet-resnet50" and without_norms:
+        return config.replace(learning_rate=0.01)  # 0.1 makes networks without batch norm diverge
+    return config

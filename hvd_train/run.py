@@ -75,6 +75,8 @@ def check(config: Config) -> None:
     if config.model.weights is not None:
         weights.check(config.model.weights, config.model.model)
     freeze.check(config.model)
+    if config.optimizer.reduction == "adasum" and launch.elastic(os.environ):
+        raise UsageError("--reduction adasum does not go with an elastic job: workers come and go in any number")
     if config.run.resume not in ("auto", "never") and not Path(config.run.resume).is_file():
         raise UsageError(f"--resume {config.run.resume}: no such file; it must be auto, never or a checkpoint file")
 

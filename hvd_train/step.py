@@ -76,6 +76,7 @@ class Step:
         self._precision = config.precision.precision
         self._label_smoothing = config.optimizer.label_smoothing
         self._clip_norm = config.optimizer.clip_norm
+        self._adasum = config.optimizer.reduction == "adasum"
         self._mix = mix
         self._empty = None if together is None else empty_like(together)
         self._statistics = RunningStatistics(model)
@@ -98,6 +99,10 @@ class Step:
         model, optimizer, scaler = state.model, state.optimizer, state.scaler
         micro_batches = self._as_many_as_others(batch)
         passes = len(micro_batches)
+        # The ranks' gradients are added; Adasum wants each rank's own mean.
+        divisor = batch.size
+        if self._adasum:
+            divisor = max(1, sum(len(micro.targets) for micro in micro_batches))
         model.zero_grad(set_to_none=True)  # not the optimizer's: Horovod's takes no arguments (issue #3405)
         self._world.expect_passes(optimizer, passes)
         self._statistics.begin()
@@ -115,7 +120,7 @@ class Step:
             with self.autocast():
                 logits = model(inputs)
                 losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self._label_smoothing)
-            loss = losses.sum() / batch.size
+            loss = losses.sum() / divisor
             each.append(losses.detach())
             sums += metrics.sums(losses, logits, micro.targets)
             if len(targets):

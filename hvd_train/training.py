@@ -51,7 +51,7 @@ from hvd_train.state import TrainState
 from hvd_train.step import Mixer, Step, unmixed
 from hvd_train.stop import StopSignal
 from hvd_train.validate import Scores
-from hvd_train.world import Place, World, WorldChanged, together
+from hvd_train.world import Place, Reduction, World, WorldChanged, together
 
 _SAME_STEP_FAULTS = 5  # a fault that comes back as often at one step is in the step, not in the cluster
 _PATIENCE_SECONDS = 45.0  # workers without a driver may take as long to notice, to commit and to leave the run folder
@@ -360,10 +360,16 @@ def mixer(config: DataConfig, num_classes: int) -> Mixer:
 def fresh_state(config: Config, world: World, parts: Parts, optimizer: Optimizer) -> TrainState:
     """The state before the first step. Raises UsageError where the batch does not fit the data or the world."""
     fp16_wire = uses_fp16_wire(config, parts.device)
+    reduction = Reduction(
+        fp16_wire=fp16_wire,
+        adasum=config.optimizer.reduction == "adasum",
+        predivide=config.optimizer.gradient_predivide_factor,
+        groups=config.optimizer.fusion_groups,
+    )
     average = optim.average(config.optimizer, parts.model)  # copies the model, which must not have Horovod's hooks yet
     return TrainState(
         model=parts.model,
-        optimizer=world.wrap(optimizer, parts.model, fp16_wire=fp16_wire),
+        optimizer=world.wrap(optimizer, parts.model, reduction),
         scaler=loss_scaler(config, parts.device, fp16_wire=fp16_wire),
         cut=order.choose_cut(config.batch, world.place.size, parts.train_loader.num_samples),
         average=average,

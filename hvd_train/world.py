@@ -32,6 +32,20 @@ class Place:
     cross_rank: int = 0
 
 
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients become one over the ranks."""
+
+    fp16_wire: bool = False
+    """They travel as fp16."""
+    adasum: bool = False
+    """Not their sum, but Adasum of each rank's own gradient (Maleki et al., arXiv 2006.02924)."""
+    predivide: float = 1.0
+    """Divided by this before they are added, and multiplied after it."""
+    groups: int | None = None
+    """They travel in so many groups (None: in groups of about 25 MB)."""
+
+
 class WorldChanged(Exception):
     """All ranks leave the body of `World.run` after the same step, to go on in another world."""
 
@@ -63,8 +77,11 @@ class World(Protocol):
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, in the order of ranks, on every rank."""
 
-    def wrap(self, optimizer: Optimizer, model: nn.Module, *, fp16_wire: bool) -> Optimizer:
-        """The optimizer whose gradients are added over the ranks as the last backward pass makes them."""
+    def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
+        """The optimizer whose gradients are reduced over the ranks as the last backward pass makes them.
+
+        Raises UsageError where these ranks cannot do it in the way that is asked for.
+        """
 
     def regroup(self, optimizer: Optimizer) -> None:
         """Say, between two steps, that other parameters of those it was wrapped with require a gradient now."""
@@ -117,7 +134,7 @@ class LocalWorld:
         """The one value there is."""
         return [value]
 
-    def wrap(self, optimizer: Optimizer, model: nn.Module, *, fp16_wire: bool) -> Optimizer:
+    def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
         """The optimizer as it is: nothing travels, so there is nothing to compress."""
         return optimizer
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hvd_train.state import to_host
-from hvd_train.world import World, barrier
+from hvd_train.world import Reduction, World, barrier
 
 OnRanks = Callable[[Callable[[World], Any]], Any]
 PROMISES = [
@@ -168,7 +168,7 @@ def test_a_frozen_parameter_stays_without_a_gradient(on_ranks: OnRanks) -> None:
         model = _weights()
         model[0].weight.requires_grad_(False)
         trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = world.wrap(torch.optim.SGD(trained, lr=0.1, weight_decay=0.1), model, fp16_wire=False)
+        optimizer = world.wrap(torch.optim.SGD(trained, lr=0.1, weight_decay=0.1), model, Reduction())
         world.expect_passes(optimizer, 1)
         model.zero_grad(set_to_none=True)
         _loss(model, world.place.rank, 0).backward()
@@ -273,7 +273,9 @@ def _model(world: World, *, fp16_wire: bool = False, **settings: float) -> tuple
     model = _weights()
     # A learning rate of zero unless asked for: the gradient expected is then that of the first weights.
     rate = 0.1 if settings else 0.0
-    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=rate, **settings), model, fp16_wire=fp16_wire)
+    optimizer = world.wrap(
+        torch.optim.SGD(model.parameters(), lr=rate, **settings), model, Reduction(fp16_wire=fp16_wire)
+    )
     return model, optimizer
 
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from hvd_train.errors import RankLost
 from hvd_train.roster import End, Finish, Form, Roster, Stage, Start, Worker
-from hvd_train.world import Place, Wish, WorldChanged, stay
+from hvd_train.world import Place, Reduction, Wish, WorldChanged, stay
 from tests.worlds import DEADLINE_S, Killed, Meeting, ThreadWorld
 
 T = TypeVar("T")
@@ -177,10 +177,10 @@ class ElasticThreadWorld(ThreadWorld):
         if self.place.rank == 0:
             self._job.steps += 1
 
-    def wrap(self, optimizer: Optimizer, model: nn.Module, *, fp16_wire: bool) -> Optimizer:
+    def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
         """See World."""
         self.wraps += 1
-        return super().wrap(optimizer, model, fp16_wire=fp16_wire)
+        return super().wrap(optimizer, model, reduction)
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
         self._exchanges += 1

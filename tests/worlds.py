@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hvd_train.errors import RankLost
-from hvd_train.world import LocalWorld, Pending, Place, Wish, fill_missing_gradients, stay, together
+from hvd_train.world import LocalWorld, Pending, Place, Reduction, Wish, fill_missing_gradients, stay, together
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -115,9 +115,9 @@ class ThreadWorld:
         """See World."""
         return self._exchange("gather", value)
 
-    def wrap(self, optimizer: Optimizer, model: nn.Module, *, fp16_wire: bool) -> Optimizer:
+    def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
         """See World."""
-        self._fp16_wire = fp16_wire
+        self._fp16_wire = reduction.fp16_wire
         return optimizer
 
     def regroup(self, optimizer: Optimizer) -> None:

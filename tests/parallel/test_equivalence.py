@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hvd_train.state import TrainState, confirm_equal
-from hvd_train.world import LocalWorld, World
+from hvd_train.world import LocalWorld, Reduction, World
 from tests import runs
 from tests.runs import equal, largest_difference, small_config, trained
 
@@ -78,7 +78,7 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     scaler.scale(torch.ones(()))
-    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, fp16_wire=True)
+    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction(fp16_wire=True))
     state = TrainState(model, optimizer, scaler, Cut(4, 4))
     # Only the last rank has a slot: the others have no gradient of their own that could overflow.
     micro = MicroBatch(0, torch.ones(4, 1, 8, 8), torch.arange(4), np.arange(4))

@@ -19,7 +19,7 @@ from hvd_train import checkpoint
 from hvd_train.checkpoint import DiskStore
 from hvd_train.ledger import audit
 from hvd_train.state import TrainState
-from hvd_train.world import LocalWorld
+from hvd_train.world import LocalWorld, Reduction
 from tests import runs
 from tests.elastic import ElasticThreadWorld, Event, Hosts, Job, Kill, KillMeeting, run_elastic
 from tests.runs import Weights, equal, largest_difference, small_config, trained
@@ -189,10 +189,10 @@ def test_the_wait_for_a_newcomer_is_told() -> None:
     delays = [0.5]
 
     class Slow(ElasticThreadWorld):
-        def wrap(self, optimizer: Optimizer, model: nn.Module, *, fp16_wire: bool) -> Optimizer:
+        def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
             if self.place.size == 2 and delays:
                 time.sleep(delays.pop())
-            return super().wrap(optimizer, model, fp16_wire=fp16_wire)
+            return super().wrap(optimizer, model, reduction)
 
     _, folder = play([Hosts(5, (ONE, TWO))], ONE, kind=Slow)
     (joined,) = events_of(folder)

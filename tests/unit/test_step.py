@@ -14,7 +14,7 @@ from hvd_train.errors import RankLost
 from hvd_train.order import Cut
 from hvd_train.state import TrainState
 from hvd_train.step import Step, StepResult, Votes
-from hvd_train.world import LocalWorld, Pending, World
+from hvd_train.world import LocalWorld, Pending, Reduction, World
 from tests import runs
 from tests.runs import equal
 from tests.worlds import ThreadWorld, own_generator, run_ranks
@@ -39,7 +39,7 @@ def state_of(world: World, model: nn.Module, *, scale: float | None = None, fp16
     """A state with SGD."""
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     scaler.scale(torch.ones(()))
-    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, fp16_wire=fp16_wire)
+    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction(fp16_wire=fp16_wire))
     return TrainState(model, optimizer, scaler, Cut(8, 4))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hvd_train.errors import RankLost
-from hvd_train.world import LocalWorld, World
+from hvd_train.world import LocalWorld, Reduction, World
 from tests.contract import *  # noqa: F403  # the tests of the suite
 from tests.contract import PROMISES, OnRanks
 from tests.worlds import Fault, Killed, ThreadWorld, run_ranks
@@ -56,7 +56,7 @@ def test_a_fault_takes_its_rank_inside_the_reduction_of_its_step() -> None:
 
     def body(world: ThreadWorld) -> int:
         model = torch.nn.Linear(2, 1)
-        optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, fp16_wire=False)
+        optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
         done = 0
         try:
             for _ in range(5):

@@ -1,0 +1,153 @@
+"""What the settings of a training mean on real ranks, against one rank or plain torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hvd_train.device import loss_scaler
+from hvd_train.errors import UsageError
+from hvd_train.world import LocalWorld, Reduction, World
+from tests import runs
+from tests.parallel.test_equivalence import TOLERANCE, StopLast
+from tests.runs import equal, largest_difference, small_config, trained
+from tests.worlds import own_generator
+
+ON_RANKS: dict[str, dict[str, Any]] = {
+    "frozen": {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*")},
+    "mixes and policies": {"mixup": 0.2, "cutmix": 1.0, "augment": "trivial", "random_erasing": 0.5},
+    "repeated augmentation": {"repeated_augmentation": 5},
+    "accumulation, average, clipping": {"ema_decay": 0.9, "clip_norm": 0.5, "decay_of": "weights"},
+    "one fusion group": {"fusion_groups": 1},
+    "many fusion groups": {"fusion_groups": 100},
+    "predivided": {"gradient_predivide_factor": 8.0},
+    "channels last": {"channels_last": "on"},
+    "LARS": {"optimizer": "lars", "learning_rate": 1.0},
+    "LAMB": {"optimizer": "lamb", "learning_rate": 0.01},
+}
+EVERYTHING: dict[str, Any] = {
+    **ON_RANKS["mixes and policies"], **ON_RANKS["frozen"], **ON_RANKS["accumulation, average, clipping"],
+    "repeated_augmentation": 2, "label_smoothing": 0.1, "precision": "bf16", "compression": "fp16",
+    "sync_batch_norm": True, "channels_last": "on", "epochs": 2, "unfreeze": ("1:*",), "fusion_groups": 3,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _arithmetic_alike() -> None:
+    """One thread on every rank: the sums inside an operation are then the same in both runs."""
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_ranks_and_one(world: World, name: str) -> None:
+    """N ranks take the same steps as one: equal weights after 50 steps to 1e-5, and the same bits on all ranks."""
+    if world.place.size > 2 and name not in ("frozen", "mixes and policies"):
+        pytest.skip("three ranks on two cores take long, and here they differ from two in nothing")
+    config = small_config(**ON_RANKS[name])
+    _, expected = trained(LocalWorld(), config.replace(output_dir=Path("alone")), runs.batch_norm)
+    _, weights = trained(world, config.replace(output_dir=Path("ranks")), runs.batch_norm)
+    assert largest_difference(weights, expected) <= TOLERANCE
+    assert all(equal(weights, other) for other in world.gather(weights)), "ranks hold different bits"
+
+
+@pytest.mark.parallel
+def test_batch_norm_over_ranks_is_that_of_the_joined_batch(world: World) -> None:
+    """One slot on each rank and statistics over all, against one rank with one slot."""
+    size = world.place.size
+    whole = small_config(batch_size=4 * size, global_batch_size=4 * size, epochs=2)
+    _, expected = trained(LocalWorld(), whole.replace(output_dir=Path("alone")), runs.batch_norm)
+    config = whole.replace(batch_size=4, sync_batch_norm=True, output_dir=Path("ranks"))
+    _, weights = trained(world, config, runs.batch_norm)
+    assert largest_difference(weights, expected) <= TOLERANCE
+
+
+@pytest.mark.parallel
+def test_everything_at_once_stopped_and_resumed(world: World) -> None:
+    """In mid epoch, and bit-identical."""
+    config = small_config(**EVERYTHING)
+    _, expected = trained(world, config.replace(output_dir=Path("whole")), runs.batch_norm)
+    result, _ = trained(StopLast(world, after=13), config, runs.batch_norm)  # type: ignore[arg-type]
+    assert (result.finished, result.steps) == (False, 13)
+    _, weights = trained(world, config, runs.batch_norm)
+    assert equal(weights, expected)
+
+
+@pytest.mark.parallel
+def test_the_wire_in_fp16_loses_nothing_that_fp16_can_hold(world: World) -> None:
+    """Gradients from 1e-9 to 1e5: with the scale that the run finds, sums are right to fp16's 2^-10 each.
+
+    Not below what fp16 holds at that scale: its smallest number times the number of ranks is the bound there.
+    """
+    size, rank = world.place.size, world.place.rank
+    for exponent in range(-9, 6):
+        model = nn.Linear(1, 1, bias=False)
+        optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model, Reduction(fp16_wire=True))
+        scaler = loss_scaler(small_config(compression="fp16"), torch.device("cpu"), fp16_wire=True)
+        expected = 10.0**exponent
+        for _ in range(40):  # until it neither overflows nor could grow
+            model.zero_grad(set_to_none=True)
+            world.expect_passes(optimizer, 1)
+            loss = model(torch.full((1, 1), expected * 2 * (rank + 1) / (size * (size + 1)))).sum()
+            torch.autograd.backward(scaler.scale(loss))
+            with world.reduced(optimizer):
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+            found = float(model.weight.grad)  # type: ignore[arg-type]
+            if found == found and abs(found) != float("inf"):
+                break
+        assert found == pytest.approx(expected, rel=2.0**-9, abs=size * 2.0**-24 / scaler.get_scale()), exponent
+
+
+def adasum(first: Tensor, second: Tensor) -> Tensor:
+    """The formula of Maleki et al. for two gradients."""
+    dot = (first * second).sum()
+    return (1 - dot / (2 * first.square().sum())) * first + (1 - dot / (2 * second.square().sum())) * second
+
+
+@pytest.mark.parallel
+def test_adasum(world: World) -> None:
+    """Each rank's own gradient goes in; what comes out is the formula's, on every rank; else the reason is told."""
+    import horovod.torch as hvd
+
+    size, rank = world.place.size, world.place.rank
+    model = own_generator(runs.convnet(10))
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    if size == 3:
+        with pytest.raises(UsageError, match=r"works on 1, 2, 4, 8, \.\.\. ranks, not on 3"):
+            world.wrap(plain, model, Reduction(adasum=True))
+        return
+    if size > 1 and not hvd.mpi_enabled():
+        with pytest.raises(UsageError, match="--reduction adasum needs MPI"):
+            world.wrap(plain, model, Reduction(adasum=True))
+        return
+    optimizer = world.wrap(plain, model, Reduction(adasum=True))
+    world.expect_passes(optimizer, 1)
+    inputs = torch.cos(torch.arange(4 * 64.0).view(4, 1, 8, 8) * (rank + 1))
+    own = torch.autograd.grad(model(inputs).square().mean(), list(model.parameters()))
+    model.zero_grad(set_to_none=True)
+    torch.autograd.backward(model(inputs).square().mean())
+    with world.reduced(optimizer):
+        pass
+    of_ranks = world.gather([gradient.clone() for gradient in own])
+    for number, parameter in enumerate(model.parameters()):
+        expected = of_ranks[0][number] if size == 1 else adasum(of_ranks[0][number], of_ranks[1][number])
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parallel
+def test_a_training_with_adasum(world: World) -> None:
+    """It learns, and all ranks hold the same bits."""
+    import horovod.torch as hvd
+
+    if world.place.size == 3 or (world.place.size > 1 and not hvd.mpi_enabled()):
+        return
+    result, weights = trained(world, small_config(reduction="adasum", epochs=3), runs.convnet)
+    assert result.loss < 2.0
+    assert all(equal(weights, other) for other in world.gather(weights))
