@@ -59,6 +59,8 @@ class DataConfig:
     """Every sample this many times in a row, changed differently each time, in as many epochs once."""
     workers: int = free(4)
     """Loader processes per rank, for data read from files (0: load in the training process)."""
+    workers_per_host: int | None = free(None)
+    """Loader processes of all ranks of a host together, instead of `workers`."""
     synthetic_samples: int = 2048
     """Number of training images of the `synthetic` data set."""
 
@@ -73,6 +75,7 @@ class DataConfig:
         if self.data != "folder" and (self.val_crop_size or self.val_resize_size):
             raise UsageError(f"--val-crop-size and --val-resize-size go with --data folder, not with {self.data}")
         _at_least("workers", self.workers, 0)
+        _at_least("workers-per-host", self.workers_per_host, 0)
         _at_least("synthetic-samples", self.synthetic_samples, 1)
         if self.data == "folder" and self.data_dir is None:
             raise UsageError("--data folder needs --data-dir: the folder that holds train/ and val/")
@@ -85,10 +88,11 @@ class ModelConfig:
     """Which network."""
 
     model: str = "digits-convnet"
-    """A torchvision classification model by name, digits-convnet, or your own as package.module:function."""
+    """A torchvision classification model by name, timm's as timm:NAME, digits-convnet, or your own as
+    package.module:function."""
     weights: str | None = None
-    """Weights to start from: torchvision's by name (DEFAULT, IMAGENET1K_V2), or a file with a plain state_dict. A last
-    layer for other classes is left out."""
+    """Weights to start from: torchvision's by name (DEFAULT, IMAGENET1K_V2; images are then normalised as theirs were),
+    or a file with a plain state_dict. A last layer for other classes is left out."""
     freeze: str = "none"
     """Parameters that are not trained: none, backbone (all but the last layer), or names, as in layer[12].*"""
     sync_batch_norm: bool = False

@@ -80,7 +80,7 @@ def train(job: Job) -> bool:
             if state.average is not None and not result.skipped:
                 state.average.update_parameters(state.model)
             state.progress = state.progress.after_step(batch.size, skipped=result.skipped)
-            if not result.skipped:
+            if math.isfinite(result.totals.loss):
                 state.totals += result.totals
             job.stopwatch.step(batch.size)
             if entry is not None:

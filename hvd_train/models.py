@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from hvd_train import plugin
 from hvd_train.errors import UsageError, unknown_name
 
 DIGITS_CONVNET = "digits-convnet"
+TIMM = "timm:"
 Builder = Callable[[int], nn.Module]
 
 
@@ -39,12 +41,25 @@ def check_name(name: str) -> None:
     """Raise UsageError, with the nearest name, where no model is called that."""
     if name == DIGITS_CONVNET:
         return
+    if name.startswith(TIMM):
+        timm, wanted = _timm(name), name.removeprefix(TIMM)
+        if not timm.is_model(wanted):
+            raise unknown_name("model of timm", wanted, timm.list_models())
+        return
     if plugin.is_reference(name):
         plugin.load("model", name)
         return
     known = torchvision_names()
     if name not in known:
         raise unknown_name("model", name, [*known, DIGITS_CONVNET])
+
+
+def _timm(name: str) -> Any:
+    try:
+        import timm
+    except ImportError:
+        raise UsageError(f"--model {name}: timm is not here: pip install timm") from None
+    return timm
 
 
 def torchvision_names() -> list[str]:
@@ -64,12 +79,15 @@ def head_of(model: nn.Module) -> str | None:
 
 def needs_colour(name: str) -> bool:
     """Whether the model takes three channels whatever the data has: true for torchvision's."""
-    return name != DIGITS_CONVNET and not plugin.is_reference(name)
+    return name != DIGITS_CONVNET and (name.startswith(TIMM) or not plugin.is_reference(name))
 
 
 def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder | None = None) -> nn.Module:
     """The named model with random weights that `seed` decides; `own` is the user's function, if it is given."""
     torch.manual_seed(seed)
+    if own is None and name.startswith(TIMM):
+        made: nn.Module = _timm(name).create_model(name.removeprefix(TIMM), num_classes=num_classes, in_chans=channels)
+        return made
     if own is not None or plugin.is_reference(name):
         model = (own or plugin.load("model", name))(num_classes)
         if not isinstance(model, nn.Module):

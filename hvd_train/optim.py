@@ -46,7 +46,8 @@ def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str
 def _of_timm(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
     """LARS (You, Gitman and Ginsburg, arXiv 1708.03888) or LAMB (You et al., arXiv 1904.00962)."""
     try:
-        from timm.optim import Lamb, Lars
+        from timm.optim.lamb import Lamb
+        from timm.optim.lars import Lars
     except ImportError:
         raise UsageError(f"--optimizer {config.optimizer} is timm's, which is not here: pip install timm") from None
     built: Optimizer

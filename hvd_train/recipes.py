@@ -93,7 +93,7 @@ def imagenet_resnet50() -> Config:
     """
     return Config(
         recipe="imagenet-resnet50",
-        data=DataConfig(data="folder", data_dir=Path("data/imagenet"), workers=8),
+        data=DataConfig(data="folder", data_dir=Path("data/imagenet"), workers_per_host=32),
         model=ModelConfig(model="resnet50"),
         batch=BatchConfig(batch_size=208),
         optimizer=OptimizerConfig(

@@ -34,7 +34,7 @@ from hvd_train.clock import Stopwatch, Timer
 from hvd_train.config import Config, DataConfig
 from hvd_train.data import loader as loaders
 from hvd_train.data import sources
-from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet
 from hvd_train.data.loader import Loader, Prepare
 from hvd_train.data.sources import OwnData
 from hvd_train.device import choose_device, loss_scaler, uses_channels_last, uses_fp16_wire
@@ -402,6 +402,11 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
     """The parts of this rank. Raises UsageError where the device, the data or the model cannot be had."""
     device = choose_device(config, place)
     data = sources.open_data(config.data, config.seed, own_data)
+    if data.mean and config.model.weights is not None and not weights.is_file(config.model.weights):
+        data = replace(data, mean=IMAGENET_MEAN, std=IMAGENET_STD)  # as the weights have seen images
+    num_workers = config.data.workers
+    if config.data.workers_per_host is not None:
+        num_workers = -(-config.data.workers_per_host // place.local_size)
     colour = own_model is None and models.needs_colour(config.model.model)
     size = config.data.image_size if config.data.data != "folder" else None  # its images come in theirs
     channels_last = uses_channels_last(config, device)
@@ -410,7 +415,7 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
         for augment in (data.augment, None)
     )
     train_loader, val_loader, test_loader = (
-        None if source is None else loaders.open_loader(source, prepare, device, config.seed, config.data.workers)
+        None if source is None else loaders.open_loader(source, prepare, device, config.seed, num_workers)
         for source, prepare in ((data.train, changed), (data.val, plain), (data.test, plain))
     )
     assert train_loader is not None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from hvd_train import models, plugin
-from hvd_train.config import OptimizerConfig
+from hvd_train.config import Config, OptimizerConfig
 from hvd_train.errors import UsageError
 from hvd_train.optim import build as build_optimizer
 from hvd_train.optim import set_learning_rate
@@ -46,6 +47,40 @@ def test_torchvision_models_by_name(name: str) -> None:
     assert models.needs_colour(name)
     model = models.build(name, num_classes=7, channels=3, seed=0)
     assert model.train()(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
+
+
+def test_models_of_timm_by_name() -> None:
+    """`timm:NAME`, with as many classes as the data; a name it does not have is answered with the nearest."""
+    assert models.needs_colour("timm:resnet10t")
+    model = models.build("timm:resnet10t", num_classes=7, channels=3, seed=0)
+    assert model.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    with pytest.raises(UsageError, match="unknown model of timm 'resnet10'; did you mean"):
+        models.check_name("timm:resnet10")
+
+
+@pytest.mark.parametrize("setting", [{"model": "timm:resnet10t"}, {"optimizer": "lamb"}])
+def test_without_timm(setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that says what to type."""
+    for name in ("timm", "timm.optim.lamb"):
+        monkeypatch.setitem(sys.modules, name, None)
+    config = Config().replace(**setting)
+    with pytest.raises(UsageError, match="pip install timm"):
+        models.check_name(config.model.model)
+        build_optimizer(config.optimizer, nn.Linear(2, 2))
+
+
+def test_what_decays() -> None:
+    """`--decay-of weights`: neither biases nor the weights of normalisation layers, and nothing that is frozen."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.LayerNorm(3), nn.Linear(3, 4, bias=False))
+    model[3].weight.requires_grad_(False)
+    optimizer = build_optimizer(OptimizerConfig(weight_decay=0.1, decay_of="weights"), model)
+    decaying, others = optimizer.param_groups
+    assert (decaying["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    assert [p is model[0].weight for p in decaying["params"]] == [True]
+    exempt = (model[0].bias, *model[1].parameters(), *model[2].parameters())
+    assert {id(p) for p in others["params"]} == {id(p) for p in exempt}
+    (every,) = build_optimizer(OptimizerConfig(weight_decay=0.1), model).param_groups
+    assert len(every["params"]) == 6
 
 
 def test_digits_convnet_is_small_and_takes_grey_images() -> None:

@@ -1,0 +1,132 @@
+"""Each recipe under horovodrun on two ranks, on a little data in its real format; and what real images come to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision.datasets import CIFAR10
+from torchvision.models import get_model, get_model_weights
+
+from hvd_train.config import load
+from tests import cifar, jpegs
+from tests.launching import HVD_TRAIN, finished, launch_line
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+
+ON_CPU = ["--device", "cpu", "--workers", "1", "--eval-batch-size", "20", "--output-dir", "run"]
+
+
+def on_two_ranks(folder: Path, *arguments: str, limit_s: float = 600) -> tuple[dict[str, Any], str]:
+    """Train to the end: summary and output. torch's folder of fetched weights is `home`."""
+    environment = ["env", "TORCH_HOME=home", f"PYTHONPATH={folder / 'site'}"]
+    command = [*environment, *launch_line("gloo", 2, HVD_TRAIN, "train", *arguments)]
+    code, output = finished(command, folder, limit_s)
+    assert code == 0, output
+    summary: dict[str, Any] = json.loads((folder / "run/summary.json").read_text())
+    return summary, output
+
+
+def offline_weights(folder: Path, model: str) -> None:
+    """What torchvision would fetch, with random numbers in it."""
+    torch.manual_seed(5)
+    path = folder / "home/hub/checkpoints" / get_model_weights(model)["DEFAULT"].url.rpartition("/")[2]
+    path.parent.mkdir(parents=True)
+    torch.save(get_model(model).state_dict(), path)
+
+
+@pytest.fixture
+def with_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder `data` with CIFAR-10 in its published format, but few images, which the ranks take for the real one."""
+    cifar.unpack(cifar.publish("cifar10", tmp_path / "web", monkeypatch), tmp_path / "data")
+    lists = {"train_list": CIFAR10.train_list, "test_list": CIFAR10.test_list, "meta": CIFAR10.meta}
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if sys.argv[0].endswith('hvd-train'):\n"
+        "    from torchvision.datasets import CIFAR10\n"
+        + "".join(f"    CIFAR10.{name} = {value!r}\n" for name, value in lists.items())
+    )
+    return tmp_path
+
+
+def test_cifar10_resnet18_transfer(with_cifar: Path) -> None:
+    """Only the new last layer of ResNet-18 is trained: all else is what was fetched, its statistics too."""
+    offline_weights(with_cifar, "resnet18")
+    settings = ["-b", "8", "--accumulation_steps", "4", "--image-size", "32", "--epochs", "2", "--warmup-epochs", "0"]
+    summary, output = on_two_ranks(with_cifar, "cifar10-resnet18-transfer", *settings, *ON_CPU)
+    assert summary["epochs"] == 2
+    assert "starting from the weights DEFAULT, but a new last layer (fc) for 10 classes" in output
+    before = torch.load(next(with_cifar.glob("home/hub/checkpoints/*")), weights_only=True)
+    after = torch.load(with_cifar / "run/model-final.pt", weights_only=True)
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"fc.weight", "fc.bias"}
+
+
+def test_cifar10_resnet50(with_cifar: Path) -> None:
+    """From random weights."""
+    summary, _ = on_two_ranks(
+        with_cifar, "cifar10-resnet50", "-b", "16", "--epochs", "1", "--warmup-epochs", "0", *ON_CPU
+    )
+    assert (summary["epochs"], summary["world_size"]) == (1, 2)
+
+
+def test_imagenet20_vgg19(tmp_path: Path) -> None:
+    """20 classes, a rate of 1.41e-4 on two workers, the best weights by validation loss, tested at the end."""
+    jpegs.digits(tmp_path / "data", range(20), most=2, test=True)
+    offline_weights(tmp_path, "vgg19")
+    settings = ["--data-dir", "data", "--image-size", "32", "-b", "10", "--epochs", "1", "--lr-base-batch", "10"]
+    summary, output = on_two_ranks(tmp_path, "imagenet20-vgg19", *settings, "--log-steps", "1", *ON_CPU)
+    assert "a new last layer (classifier.6) for 20 classes" in output
+    lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    rates = {round(line["learning_rate"], 8) for line in lines if line["kind"] == "step"}
+    assert rates == {round(1e-4 * 2**0.5, 8)}
+    assert summary["test_loss"] > 0
+    assert load(tmp_path / "run/config.yaml").schedule.best_by == "loss"
+
+
+@pytest.mark.parametrize("recipe", ["imagenet-resnet50", "imagenet-resnet50-modern"])
+def test_imagenet_resnet50(recipe: str, tmp_path: Path) -> None:
+    """Mixed precision with fp16 on the wire, on JPEG files; top-1 and top-5 of training and validation."""
+    jpegs.digits(tmp_path / "data", most=2)  # fp16 is slow on a CPU
+    line = "--data-dir data --image-size 32 -b 4 --workers-per-host 2 --warmup-epochs 0 "
+    line += {
+        "imagenet-resnet50": "--epochs 1",
+        "imagenet-resnet50-modern": "--epochs 2 --repeated-augmentation 2 --val-crop-size 40 --val-resize-size 44",
+    }[recipe]
+    settings = line.split()
+    summary, _ = on_two_ranks(tmp_path, recipe, *settings, *ON_CPU)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    assert len(epochs) == summary["epochs"] > 0
+    assert all(0 <= epochs[-1][name] <= 1 for name in ("top1", "top5", "val_top1", "val_top5"))
+    config = load(tmp_path / "run/config.yaml")
+    assert (config.precision.precision, config.precision.compression) == ("fp16", "fp16")
+
+
+def test_real_images_reach_97_percent(tmp_path: Path) -> None:
+    """ResNet-18 on JPEG files of handwritten digits at 32 pixels, two ranks."""
+    jpegs.digits(tmp_path / "data")
+    settings = ["digits", "--data", "folder", "--data-dir", "data", "--image-size", "32", "--model", "resnet18"]
+    settings += ["--augment", "none", "--epochs", "8", "--lr", "0.05"]
+    summary, output = on_two_ranks(tmp_path, *settings, *ON_CPU)
+    assert summary["top1"] >= 0.97, output
+
+
+def test_transfer_beats_training_from_scratch(tmp_path: Path) -> None:
+    """Weights from digits 0 to 4 against random ones, after as many epochs on digits 5 to 9."""
+    jpegs.digits(tmp_path / "first", range(5))
+    jpegs.digits(tmp_path / "second", range(5, 10))
+    settings = ["digits", "--data", "folder", "--image-size", "32", "--model", "resnet18", "--augment", "none"]
+    settings += ["--lr", "0.02", "--warmup-epochs", "0", *ON_CPU]
+    on_two_ranks(tmp_path, *settings, "--data-dir", "first", "--epochs", "3")
+    (tmp_path / "run/model-best.pt").rename(tmp_path / "first.pt")
+    scores = {}
+    for name, more in (("transfer", ["--weights", "./first.pt"]), ("scratch", [])):
+        summary, _ = on_two_ranks(
+            tmp_path, *settings, "--data-dir", "second", "--epochs", "1", "--resume", "never", *more
+        )
+        scores[name] = summary["top1"]
+    assert scores["transfer"] > scores["scratch"], scores
