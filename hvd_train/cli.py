@@ -43,6 +43,9 @@ USAGE = f"""usage: {PROGRAM} COMMAND ...
   evaluate RUN|CHECKPOINT  scores of a run's best weights, or of a checkpoint file
   config [RECIPE] [flags]  check the settings of `train` and print them, as --config FILE takes them
   audit RUN                whether every sample counted exactly once (of a run with --ledger)
+  show-data [RECIPE] [flags] [--ranks N] [--output FILE.png]
+                           a picture of an augmented batch, and each rank's share of the classes
+  export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
   doctor                   what this machine and this build of Horovod can do
   --version                {__version__}
 
@@ -70,6 +73,18 @@ class AuditOptions:
     """Run folder of a training with --ledger."""
 
 
+@dataclass(frozen=True)
+class ExportOptions:
+    """A run's best weights, or a checkpoint's, for use elsewhere: weights.pt, model.pt2 (torch.export), model.json."""
+
+    target: Annotated[Path, tyro.conf.Positional]
+    """Run folder or checkpoint file."""
+    output: Path | None = None
+    """Folder for the files; default: RUN/export, or CHECKPOINT.export."""
+    onnx: bool = False
+    """Write model.onnx, too (pip install onnx onnxscript onnxruntime)."""
+
+
 def main() -> None:
     """Console entry point: runs the command and exits with its code."""
     sys.exit(run(sys.argv[1:]))
@@ -77,7 +92,15 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command; the exit code. An error made on purpose is one line on stderr, once for all ranks."""
-    commands = {"train": _train, "evaluate": _evaluate, "audit": _audit, "config": _config, "doctor": _doctor}
+    commands = {
+        "train": _train,
+        "evaluate": _evaluate,
+        "audit": _audit,
+        "config": _config,
+        "show-data": _show_data,
+        "export": _export,
+        "doctor": _doctor,
+    }
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(USAGE, end="")
@@ -110,7 +133,9 @@ def parse_train(arguments: list[str], command: str = "train") -> Config:
 
     Raises UsageError for an unknown recipe, flag or value.
     """
-    path, arguments = _config_file(_lists([_usual(argument) for argument in arguments]))
+    arguments = _lists([_usual(argument) for argument in arguments])
+    file, arguments = _taken(arguments, "--config", "the path of a config.yaml")
+    path = None if file is None else Path(file)
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     if path is None:
         base = recipes.get(recipe or recipes.DEFAULT)
@@ -165,6 +190,31 @@ def _config(arguments: list[str]) -> int:
     return 0
 
 
+def _show_data(arguments: list[str]) -> int:
+    ranks, arguments = _taken(arguments, "--ranks", "a number of ranks")
+    output, arguments = _taken(arguments, "--output", "the path of a picture")
+    if ranks is not None and not (ranks.isdigit() and int(ranks)):
+        raise UsageError(f"--ranks {ranks}: it must be a number from 1 on")
+    settings = parse_train(arguments, "show-data")
+    from hvd_train.run import check  # imports torch, which parsing can do without
+    from hvd_train.show_data import show
+
+    check(settings)
+    print(show(settings, int(ranks or 1), Path(output or "show-data.png")))
+    return 0
+
+
+def _export(arguments: list[str]) -> int:
+    options = parse_flags(ExportOptions, arguments, f"{PROGRAM} export")
+    from hvd_train.export import export  # imports torch, which parsing can do without
+
+    target = options.target
+    usual = target / "export" if target.is_dir() else target.with_name(f"{target.name}.export")
+    for path in export(target, options.output or usual, onnx=options.onnx):
+        print(path)
+    return 0
+
+
 def _doctor(arguments: list[str]) -> int:
     from hvd_train.doctor import main as examine
 
@@ -200,15 +250,15 @@ def _ended_by_launcher(error: HvdTrainError) -> bool:
     return error.ending or signal.sigtimedwait({signal.SIGTERM}, _LAUNCHER_SECONDS) is not None
 
 
-def _config_file(arguments: list[str]) -> tuple[Path | None, list[str]]:
-    """The value of --config, and the arguments without it."""
+def _taken(arguments: list[str], flag: str, what: str) -> tuple[str | None, list[str]]:
+    """The value of a flag that is none of the settings, and the arguments without it; `what`: what it needs."""
     for index, argument in enumerate(arguments):
-        if argument.startswith("--config="):
-            return Path(argument.partition("=")[2]), arguments[:index] + arguments[index + 1 :]
-        if argument == "--config":
+        if argument.startswith(f"{flag}="):
+            return argument.partition("=")[2], arguments[:index] + arguments[index + 1 :]
+        if argument == flag:
             if index + 1 == len(arguments):
-                raise UsageError("--config needs the path of a config.yaml")
-            return Path(arguments[index + 1]), arguments[:index] + arguments[index + 2 :]
+                raise UsageError(f"{flag} needs {what}")
+            return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
     return None, arguments
 
 

@@ -24,7 +24,7 @@ from hvd_train.stop import StopSignal
 from hvd_train.training import Parts, Training, build
 from hvd_train.validate import Scores
 from hvd_train.validate import evaluate as evaluate_model
-from hvd_train.world import LocalWorld, World, together
+from hvd_train.world import LocalWorld, Place, World, together
 
 
 def train(
@@ -101,22 +101,7 @@ def connect() -> World:
 def _evaluate(
     target: Path, world: World, device: str | None, own_model: Builder | None, own_data: OwnData | None
 ) -> Scores:
-    def prepare() -> tuple[Config, Parts]:
-        config, trained = read_target(target)
-        if device is not None:
-            config = config.replace(device=device)
-        for kind, name, own in (("model", config.model.model, own_model), ("data", config.data.data, own_data)):
-            if name == OWN and own is None:
-                raise UsageError(
-                    f"{target} was trained with a {kind} that only its script knows: call "
-                    "hvd_train.evaluate(run, model=..., data=...) from there"
-                )
-        parts = build(config, world.place, own_model, own_data)
-        state.check_same_shapes(parts.model.state_dict(), trained)
-        parts.model.load_state_dict(trained)
-        return config, parts
-
-    config, parts = together(world, prepare)
+    config, parts = together(world, lambda: trained_parts(target, world.place, device, own_model, own_data))
     if parts.val_loader is None:
         raise UsageError(f"{target}: its data set has no validation set")
     return evaluate_model(
@@ -128,6 +113,29 @@ def _evaluate(
         device=parts.device,
         autocast=Step(config, world, parts.model, parts.device).autocast(),
     )
+
+
+def trained_parts(
+    target: Path,
+    place: Place,
+    device: str | None = None,
+    own_model: Builder | None = None,
+    own_data: OwnData | None = None,
+) -> tuple[Config, Parts]:
+    """The config of a run or checkpoint, and its parts with the trained weights (see `evaluate`)."""
+    config, trained = read_target(target)
+    if device is not None:
+        config = config.replace(device=device)
+    for kind, name, own in (("model", config.model.model, own_model), ("data", config.data.data, own_data)):
+        if name == OWN and own is None:
+            raise UsageError(
+                f"{target} was trained with a {kind} that only its script knows: call "
+                "hvd_train.evaluate(run, model=..., data=...) from there"
+            )
+    parts = build(config, place, own_model, own_data)
+    state.check_same_shapes(parts.model.state_dict(), trained)
+    parts.model.load_state_dict(trained)
+    return config, parts
 
 
 def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor]]:

@@ -21,7 +21,7 @@ from hvd_train.state import TrainState
 from hvd_train.world import World
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_SLOT = 3  # tells the random numbers of a slot (dropout) from other uses of the seed
+SLOT = 3  # tells the random numbers of a slot (dropout) from other uses of the seed
 
 
 Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -113,7 +113,7 @@ class Step:
             if loss is not None:
                 torch.autograd.backward(scaler.scale(loss))
             self._statistics.begin_slot()
-            torch.manual_seed(order.key(self._seed, _SLOT, state.progress.step, micro.number))
+            torch.manual_seed(order.key(self._seed, SLOT, state.progress.step, micro.number))
             inputs, targets = micro.inputs, micro.targets
             if len(targets):
                 inputs, targets = self._mix(inputs, targets)

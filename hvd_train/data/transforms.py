@@ -32,15 +32,15 @@ class Items:
     """A data set in memory, item by item, with a transform."""
 
     def __init__(self, arrays: Arrays, transform: Any) -> None:
-        self._arrays, self._transform = arrays, transform
+        self.arrays, self._transform = arrays, transform
 
     def __len__(self) -> int:
-        return len(self._arrays)
+        return len(self.arrays)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        row = index % len(self._arrays.images)
-        image: Tensor = self._transform(self._arrays.images[row])
-        return image, int(self._arrays.labels[row])
+        row = index % len(self.arrays.images)
+        image: Tensor = self._transform(self.arrays.images[row])
+        return image, int(self.arrays.labels[row])
 
 
 class Mix:

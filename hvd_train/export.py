@@ -1,0 +1,91 @@
+"""A trained model for use elsewhere: its weights, and a program that needs no code of ours and gives the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hvd_train import durable
+from hvd_train.errors import UsageError
+from hvd_train.run import trained_parts
+from hvd_train.world import Place
+
+WEIGHTS, PROGRAM, ONNX, CARD = "weights.pt", "model.pt2", "model.onnx", "model.json"
+_CLOSE = 1e-4  # of logits, which are of the order of 1 to 10: another order of additions, no other function
+
+
+def export(target: Path, output: Path, *, onnx: bool) -> list[Path]:
+    """Write a run's best weights (or a checkpoint's), the torch.export program, and ONNX where it is asked for.
+
+    The program takes images float32 [batch, channels, height, width], normalised as model.json says, to logits
+    [batch, classes], for any batch. Raises UsageError where `target` is no run, the model cannot be exported, or what
+    was written gives other logits than the model.
+    """
+    config, parts = trained_parts(target, Place(), device="cpu")
+    model = parts.model.eval()
+    images = torch.randn(3, *parts.example.shape[1:], generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(images)
+    output.mkdir(parents=True, exist_ok=True)
+    with durable.writing(output / WEIGHTS) as file:
+        torch.save(model.state_dict(), file)
+    written = [output / WEIGHTS, _program(model, images, expected, output / PROGRAM)]
+    if onnx:
+        written.append(_onnx(model, images, expected, output / ONNX))
+    card = {
+        "model": config.model.model,
+        "classes": parts.data.classes,
+        "input": ["batch", *images.shape[1:]],
+        "mean": parts.data.mean,
+        "std": parts.data.std,
+    }
+    durable.write_text(output / CARD, json.dumps(card, indent=1) + "\n")
+    return [*written, output / CARD]
+
+
+def _program(model: nn.Module, images: Tensor, expected: Tensor, path: Path) -> Path:
+    batch = torch.export.Dim("batch", min=1)
+    try:
+        program = torch.export.export(model, (images,), dynamic_shapes=({0: batch},))
+    except Exception as error:  # whatever torch cannot trace in somebody's model
+        raise UsageError(f"torch.export cannot take this model: {_first_line(error)}") from error
+    with durable.writing(path) as file:
+        torch.export.save(program, file)
+    loaded = torch.export.load(path).module()
+    _check(path, expected, lambda: loaded(images))
+    return path
+
+
+def _onnx(model: nn.Module, images: Tensor, expected: Tensor, path: Path) -> Path:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  # torch.onnx needs it
+    except ImportError as error:
+        raise UsageError(f"--onnx needs {error.name}: pip install onnx onnxscript onnxruntime") from None
+    batch = torch.export.Dim("batch", min=1)
+    try:
+        torch.onnx.export(
+            model, (images,), path, dynamo=True, dynamic_shapes=({0: batch},), external_data=False, verbose=False
+        )
+    except Exception as error:
+        raise UsageError(f"torch.onnx cannot take this model: {_first_line(error)}") from error
+    session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (name,) = (found.name for found in session.get_inputs())
+    _check(path, expected, lambda: torch.from_numpy(session.run(None, {name: images.numpy()})[0]))
+    return path
+
+
+def _check(path: Path, expected: Tensor, run: Callable[[], Tensor]) -> None:
+    with torch.no_grad():
+        difference = float((run() - expected).abs().max())
+    if not difference <= _CLOSE * max(1.0, float(expected.abs().max())):
+        raise UsageError(f"{path} gives other logits than the model: by up to {difference:.2g}; do not use it")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
