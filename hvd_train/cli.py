@@ -152,6 +152,8 @@ def parse_train(arguments: list[str], command: str = "train") -> Config:
     if "--batch-size" in given and "--global-batch-size" not in given:
         batch = dataclasses.replace(base.batch, batch_size=base.batch.batch_size or 1, global_batch_size=None)
         base = dataclasses.replace(base, batch=batch)  # a batch size per worker decides the global one
+    if "--workers" in given and "--workers-per-host" not in given:
+        base = base.replace(workers_per_host=None)
     names = "|".join(recipes.RECIPES)
     parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [--config FILE]", default=base)
     return recipes.suited(parsed) if path is None and "--learning-rate" not in given else parsed

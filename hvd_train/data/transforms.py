@@ -46,8 +46,8 @@ class Items:
 class Mix:
     """mixup and cutmix of a micro-batch (Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899).
 
-    Within a micro-batch, so that it is the same whichever rank takes it; its numbers are drawn from torch's default
-    generator.
+    At least one of them is asked for. Within a micro-batch, so that it is the same whichever rank takes it; its numbers
+    are drawn from torch's default generator.
     """
 
     def __init__(self, config: DataConfig, num_classes: int) -> None:
@@ -56,11 +56,9 @@ class Mix:
             mixers.append(v2.MixUp(alpha=config.mixup, num_classes=num_classes))
         if config.cutmix > 0:
             mixers.append(v2.CutMix(alpha=config.cutmix, num_classes=num_classes))
-        self._mix = v2.RandomChoice(mixers) if mixers else None
+        self._mix = mixers[0] if len(mixers) == 1 else v2.RandomChoice(mixers)
 
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Images [n, c, h, w] float and class numbers [n] to images alike and shares of the classes [n, classes]."""
-        if self._mix is None:
-            return images, targets
         mixed: tuple[Tensor, Tensor] = self._mix(images, targets)
         return mixed

@@ -45,6 +45,35 @@ def test_every_promised_flag_is_there() -> None:
     )  # fmt: skip
 
 
+def test_names_of_other_trainers() -> None:
+    """What people type there arrives in the field that means it here."""
+    line = "imagenet-resnet50 -a resnet18 -b 16 -j 3 --learning_rate 0.2 --accumulation_steps 2 --gpu_ids 0,1 "
+    made = parse_train([*line.split(), "--checkpoint", "old.ckpt", "--desired-acc", "0.75"])
+    assert made == recipes.get("imagenet-resnet50").replace(
+        model="resnet18", batch_size=16, workers=3, learning_rate=0.2, accumulation_steps=2, gpu_ids=(0, 1),
+        resume="old.ckpt", target_accuracy=0.75,
+        workers_per_host=None,
+    )  # fmt: skip
+    assert parse_train(["--arch=vgg11", "--gpu_ids=1"]).run.gpu_ids == (1,)
+
+
+@pytest.mark.parametrize("flag", ["--world_size", "--rank", "--dist_url", "--nproc_per_node", "--local_rank"])
+@pytest.mark.parametrize("form", ["{} 4", "{}=4"])
+def test_what_launchers_say_here(flag: str, form: str) -> None:
+    """One line with the command to type instead."""
+    with pytest.raises(UsageError, match=r"the launcher says how many ranks.*horovodrun -np 4 hvd-train train"):
+        parse_train(["digits", *form.format(flag).split()])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rate"),
+    [("", 0.1), ("-a alexnet", 0.01), ("--model vgg16", 0.01), ("-a vgg16_bn", 0.1), ("-a vgg16 --lr 0.3", 0.3)],
+)
+def test_networks_without_batch_norm_start_lower(arguments: str, rate: float) -> None:
+    """In `imagenet-resnet50`, unless the user says otherwise."""
+    assert parse_train(["imagenet-resnet50", *arguments.split()]).optimizer.learning_rate == rate
+
+
 @pytest.mark.parametrize("arguments", [["--batch-size", "16"], ["-b=16"], ["-b", "16"], ["--batch_size=16"]])
 def test_a_batch_per_worker_takes_the_place_of_the_global_one(arguments: list[str]) -> None:
     """A recipe's global batch does not contradict what the user types."""

@@ -14,6 +14,7 @@ from hvd_train.errors import UsageError
 from hvd_train.run import check
 from hvd_train.world import LocalWorld
 from tests import runs
+from tests.elastic import Hosts, Kill, run_elastic
 from tests.runs import Weights, equal, largest_difference, small_config, trained
 from tests.worlds import StoppingWorld, own_generator, run_ranks
 
@@ -85,6 +86,17 @@ def test_gradual_thawing_stopped_and_resumed(after: int) -> None:
     assert not result.finished
     _, weights = trained(LocalWorld(), config, runs.batch_norm)
     assert equal(weights, expected)
+
+
+def test_gradual_thawing_while_workers_come_and_go() -> None:
+    """Rank 0 dies in the second stage, another host joins in the last one: no bit is trained too early or too late."""
+    settings: dict[str, Any] = {**GRADUAL, "ema_decay": 0.9, "decay_of": "weights", "clip_norm": 1.0}
+    trained(LocalWorld(), small_config(**settings, output_dir=Path("alone")), runs.batch_norm)
+    config = small_config(**settings, output_dir=Path("elastic"))
+    events = [Kill(15, rank=0), Hosts(33, (("h1", 1), ("h2", 1), ("h3", 1)))]
+    run_elastic(lambda world: trained(world, config, runs.batch_norm), {"h1": 1, "h2": 1}, events, first=2)
+    found, expected = (torch.load(Path(run) / "model-final.pt", weights_only=True) for run in ("elastic", "alone"))
+    assert largest_difference(found, expected) <= 1e-5
 
 
 @pytest.mark.parametrize(
