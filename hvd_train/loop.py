@@ -87,7 +87,7 @@ def train(job: Job) -> bool:
                 state.recent.append(entry)
                 job.journal.took(entry)
             take_down(job, result, learning_rate, log=log)
-            if state.progress.skipped_in_row == config.precision.max_skipped_steps:
+            if result.skipped and state.progress.skipped_in_row >= config.precision.max_skipped_steps:
                 give_up(job, result)
             if result.agreed.stop:
                 job.store.commit(state, wait=True)

@@ -190,6 +190,17 @@ def test_too_many_in_a_row_end_the_run(ranks: int) -> None:
     assert all(bool(value.isfinite().all()) for value in newest["model"].values())
 
 
+def test_the_same_command_again_gives_up_at_once() -> None:
+    """A run that has given up does not train on as if nothing had been: one more such step, and it ends again."""
+    config = small_config(epochs=1, max_skipped_steps=3)
+    for steps in (3, 4):
+        with pytest.raises(Diverged):
+            trained(LocalWorld(), config, lambda _: Poisoned(lambda step: True, "loss"))
+        newest = checkpoint.newest_good(Path("run"), pytest.fail)
+        assert newest is not None
+        assert newest["progress"]["step"] == steps
+
+
 def test_a_skip_now_and_then_does_not_add_up() -> None:
     """Only steps in a row count towards giving up."""
     config = small_config(epochs=1, max_skipped_steps=2)
