@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from hvd_train import __version__, config, launch, ledger, recipes
+from hvd_train import __version__, config, hosts, launch, ledger, recipes
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, RankLost, UsageError, unknown_name
 from hvd_train.flags import parse_flags
@@ -46,6 +46,7 @@ USAGE = f"""usage: {PROGRAM} COMMAND ...
   show-data [RECIPE] [flags] [--ranks N] [--output FILE.png]
                            a picture of an augmented batch, and each rank's share of the classes
   export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
+  hosts FILE               check a host file, and write it as Open MPI, MPICH or Slurm take it
   doctor                   what this machine and this build of Horovod can do
   --version                {__version__}
 
@@ -85,6 +86,20 @@ class ExportOptions:
     """Write model.onnx, too (pip install onnx onnxscript onnxruntime)."""
 
 
+@dataclass(frozen=True)
+class HostsOptions:
+    """Check a host file (form, hosts named twice, slots, names that resolve here), or write it in another form."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """Host file."""
+    to: hosts.Form | None = None
+    """Print it in this form: horovod and openmpi are NAME slots=N, mpich is NAME:N, slurm a line for each task."""
+    form: hosts.Form = "horovod"
+    """Form of the file; those of horovod, openmpi and mpich are all understood."""
+    resolve: bool = True
+    """Ask whether the names are known here."""
+
+
 def main() -> None:
     """Console entry point: runs the command and exits with its code."""
     sys.exit(run(sys.argv[1:]))
@@ -99,6 +114,7 @@ def run(arguments: Sequence[str]) -> int:
         "config": _config,
         "show-data": _show_data,
         "export": _export,
+        "hosts": _hosts,
         "doctor": _doctor,
     }
     try:
@@ -214,6 +230,15 @@ def _export(arguments: list[str]) -> int:
     usual = target / "export" if target.is_dir() else target.with_name(f"{target.name}.export")
     for path in export(target, options.output or usual, onnx=options.onnx):
         print(path)
+    return 0
+
+
+def _hosts(arguments: list[str]) -> int:
+    options = parse_flags(HostsOptions, arguments, f"{PROGRAM} hosts")
+    found = hosts.read(options.file, options.form)
+    if options.resolve and (unknown := hosts.unknown(found)):
+        raise UsageError(f"{options.file}: unknown here: {', '.join(unknown)}; mend the name, or add it to /etc/hosts")
+    print(hosts.written(found, options.to) if options.to else f"{hosts.describe(found)}\n", end="")
     return 0
 
 
