@@ -62,3 +62,59 @@ parse_host() {
   # shellcheck disable=SC2034  # for the caller
   host=${BASH_REMATCH[1]} slots=${BASH_REMATCH[5]:-${BASH_REMATCH[3]:-1}}
 }
+
+# read_hosts FILE: sets num_ranks, the slots of all hosts, and host_list, `NAME:SLOTS,...`.
+read_hosts() {
+  local line number=0 host slots
+  [[ -f $1 && -r $1 ]] || fail "there is no host file $1"
+  num_ranks=0 host_list=''
+  while read -r line || [[ -n $line ]]; do
+    number=$((number + 1))
+    [[ ${line%%#*} =~ [^[:space:]] ]] || continue
+    parse_host "${line%%#*}" || fail "$1, line $number: '${line%$'\r'}' is not of the form 'NAME slots=N'"
+    num_ranks=$((num_ranks + 10#$slots))
+    host_list+=${host_list:+,}$host:$((10#$slots))
+  done <"$1"
+  ((num_ranks > 0)) || fail "$1 has no slots: one host per line, 'NAME slots=N'"
+}
+
+# check_hosts FILE: every host of host_list but this one lets us in by ssh without a password, and has hvd-train where it
+# is here. All are asked at once; horovodrun itself would try a dead one for a while.
+check_hosts() {
+  local path entry problems
+  path=$(type -P hvd-train)
+  problems=$(
+    for entry in ${host_list//,/ }; do
+      case ${entry%:*} in localhost | 127.* | "$(uname -n)" | "$(hostname -f 2>/dev/null)") continue ;; esac
+      check_host "${entry%:*}" "$path" "$1" &
+    done
+    wait
+  )
+  [[ -z $problems ]] || fail "$problems"
+}
+
+# check_host NAME PROGRAM FILE: print what is wrong with it.
+check_host() {
+  local said code=0
+  said=$(ssh -n -o BatchMode=yes -o ConnectTimeout=5 -- "$1" test -x "$(printf %q "$2")" 2>&1) || code=$?
+  if ((code == 255)); then
+    echo "$1 does not let us in by ssh without a password (${said##*$'\n'}); try \`ssh $1 true\`, or take it out of $3"
+  elif ((code)); then
+    echo "$1 has no $2: set up the same environment there, or put it on a file system that all hosts share"
+  fi
+}
+
+# find_open_mpi PROGRAM: sets open_mpi, words that tell the Open MPI 4 of a Python environment, which is beside PROGRAM,
+# where on the other hosts its daemon and its files are: over ssh they have a PATH without that environment, and its
+# wrappers set OPAL_PREFIX for themselves only. A system's own Open MPI knows.
+find_open_mpi() {
+  local folder
+  folder=$(dirname -- "$(type -P "$1")")
+  open_mpi=()
+  if [[ -x $folder/orted && -x $folder/python ]]; then
+    [[ -n ${OPAL_PREFIX-} ]] || open_mpi+=("OPAL_PREFIX=$(dirname -- "$folder")")
+    [[ -n ${OMPI_MCA_orte_launch_agent-} ]] || open_mpi+=("OMPI_MCA_orte_launch_agent=$(printf %q "$folder/orted")")
+    # shellcheck disable=SC2034  # for the caller
+    if ((${#open_mpi[@]})); then open_mpi=(env "${open_mpi[@]}"); fi
+  fi
+}

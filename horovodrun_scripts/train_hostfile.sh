@@ -14,20 +14,6 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/_launch.sh"
 
-# sum_slots FILE: sets num_ranks.
-sum_slots() {
-  # shellcheck disable=SC2034  # parse_host sets host
-  local line number=0 host slots
-  num_ranks=0
-  while read -r line || [[ -n $line ]]; do
-    number=$((number + 1))
-    [[ ${line%%#*} =~ [^[:space:]] ]] || continue
-    parse_host "${line%%#*}" || fail "$1, line $number: '${line%$'\r'}' is not of the form 'NAME slots=N'"
-    num_ranks=$((num_ranks + 10#$slots))
-  done <"$1"
-  ((num_ranks > 0)) || fail "$1 has no slots: one host per line, 'NAME slots=N'"
-}
-
 hostfile='' controller=gloo dry_run=''
 while (($#)); do
   case $1 in
@@ -45,14 +31,12 @@ while (($#)); do
 done
 
 [[ -n $hostfile ]] || fail "which host file? Such as: ${0##*/} hostfiles/localhost -- digits"
-[[ -f $hostfile && -r $hostfile ]] || fail "there is no host file $hostfile"
-sum_slots "$hostfile"
+read_hosts "$hostfile"
 find_programs
 set -- horovodrun -np "$num_ranks" --hostfile "$hostfile" "--$controller" hvd-train train "$@"
-# ssh gives the other hosts a PATH without this environment: its Open MPI has to be told where its daemon is.
-orted=$(dirname -- "$(type -P horovodrun)")/orted
-if [[ $controller == mpi && -x $orted && -z ${OMPI_MCA_orte_launch_agent-} ]]; then
-  set -- env "OMPI_MCA_orte_launch_agent=$(printf %q "$orted")" "$@"
-fi
+open_mpi=()
+if [[ $controller == mpi ]]; then find_open_mpi horovodrun; fi
+set -- "${open_mpi[@]}" "$@"
 [[ -z $dry_run ]] || show "$@"
+check_hosts "$hostfile"
 exec "$@"

@@ -31,7 +31,7 @@ class Host:
 def read(path: Path, form: Form = "horovod") -> tuple[Host, ...]:
     """The hosts of a file in the order of their lines.
 
-    A line is `NAME`, `NAME:SLOTS` or `NAME slots=SLOTS` with `max_slots=` ignored; in the form of Slurm it is a name for
+    A line is `NAME`, `NAME:SLOTS` or `NAME slots=SLOTS` (`max_slots=` is ignored); in Slurm's form it is a name for
     each task (SLURM_HOSTFILE). Blank lines and what follows a # do not count. Raises UsageError that lists every line
     that is wrong.
     """
@@ -89,9 +89,8 @@ def _checked(lines: Iterable[tuple[str, str]], form: Form, source: str) -> tuple
     if form == "slurm":
         found = [Host(name, count) for name, count in counts.items()]
     else:
-        wrong += [
-            f"{source}: {name} is there {count} times; add its slots up" for name, count in counts.items() if count > 1
-        ]
+        twice = [(name, count) for name, count in counts.items() if count > 1]
+        wrong += [f"{source}: {name} is there {count} times; add its slots up" for name, count in twice]
     if not found and not wrong:
         wrong.append(f"{source} names no host: one on each line, 'NAME slots=N'")
     if wrong:

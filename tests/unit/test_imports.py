@@ -15,20 +15,8 @@ PACKAGE = Path(hvd_train.__file__).parent
 ROWS = [
     {"errors"},
     {"config"},
-    {
-        "recipes",
-        "schedule",
-        "order",
-        "clock",
-        "durable",
-        "launch",
-        "hosts",
-        "plugin",
-        "stop",
-        "flags",
-        "members",
-        "roster",
-    },
+    {"recipes", "schedule", "order", "clock", "durable", "launch", "hosts", "plugin", "stop", "flags", "members"},
+    {"roster"},
     {"world", "models", "optim", "data.augment", "run_folder", "ledger", "remains", "supervisor"},
     {"data.dataset", "normalization", "device", "metrics", "pulse", "journal", "elastic_driver", "weights", "freeze"},
     {"data.transforms", "data.loader", "state", "horovod_world"},
@@ -44,7 +32,18 @@ ROWS = [
     {"doctor"},
     {"cli"},
 ]
-NO_TORCH = [*ROWS[0], *ROWS[1], *ROWS[2], "run_folder", "probe", "findings", "horovod_findings", "doctor", "cli"]
+NO_TORCH = [
+    *ROWS[0],
+    *ROWS[1],
+    *ROWS[2],
+    *ROWS[3],
+    "run_folder",
+    "probe",
+    "findings",
+    "horovod_findings",
+    "doctor",
+    "cli",
+]
 
 
 def names() -> list[str]:

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Train on the hosts of a host file with plain mpirun: of Open MPI 4 or 5, of MPICH or of what is made from it (Intel MPI).
+#
+#   train_mpirun.sh HOSTFILE [--dry-run] [-- ARGUMENTS OF hvd-train train]
+#
+#   train_mpirun.sh hostfiles/localhost -- digits              2 ranks here, no ssh: under a minute on 2 cores
+#   train_mpirun.sh hostfiles/two_hosts -- digits --epochs 5
+#
+# For clusters whose mpirun knows things that horovodrun does not: a batch system, a fabric, a site's defaults. Needs the
+# same hvd-train in the same place on each host, with Horovod built for this very MPI (`hvd-train doctor` says), and ssh
+# without a password where mpirun uses ssh. HOROVOD_*, NCCL_*, OMP_* and HVD_TRAIN_* go along to all ranks; more flags for
+# mpirun: MPIRUN_FLAGS='--mca btl_tcp_if_include eth0'.
+
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=_launch.sh
+source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/_launch.sh"
+
+hostfile='' dry_run=''
+while (($#)); do
+  case $1 in
+    --dry-run) dry_run=yes ;;
+    -h | --help) usage ;;
+    --) shift && break ;;
+    -*) fail "unknown argument '$1'; what is for hvd-train train goes after --; see --help" ;;
+    *)
+      [[ -z $hostfile ]] || fail "two host files, '$hostfile' and '$1'; what is for hvd-train train goes after --"
+      hostfile=$1
+      ;;
+  esac
+  shift
+done
+
+[[ -n $hostfile ]] || fail "which host file? Such as: ${0##*/} hostfiles/localhost -- digits"
+read_hosts "$hostfile"
+find_programs
+type -P mpirun >/dev/null || fail "there is no mpirun on the PATH; with train_hostfile.sh (Gloo) none is needed"
+
+hvd_train=$(type -P hvd-train)
+read -r -a flags <<<"${MPIRUN_FLAGS-}"
+mapfile -t names < <(compgen -e | grep -E '^(PATH|LD_LIBRARY_PATH|PYTHONPATH|(HOROVOD|NCCL|OMP|HVD_TRAIN)_.*)$')
+open_mpi=()
+version=$(mpirun --version 2>&1 || true)
+case $version in
+  *'Open MPI'*)
+    if ((EUID == 0)); then flags+=(--allow-run-as-root); fi
+    for name in "${names[@]}"; do flags+=(-x "$name"); done
+    # No binding to cores: loader processes would share the one of their rank. ob1: what horovodrun chooses, too.
+    flags+=(--bind-to none --map-by slot --mca pml ob1)
+    if [[ $version == *'Open MPI) 4.'* ]]; then
+      flags+=(--mca plm_rsh_args '-o BatchMode=yes -o ConnectTimeout=10')
+      find_open_mpi mpirun
+      if ((${#open_mpi[@]})); then flags+=(-x OPAL_PREFIX); fi
+    else
+      flags+=(--prtemca plm_ssh_args '-o BatchMode=yes -o ConnectTimeout=10')
+    fi
+    flags+=(--host "$host_list")
+    ;;
+  *HYDRA* | *MPICH* | *'Intel(R) MPI'*)
+    flags+=(-bind-to none -hosts "$host_list" -genvlist "$(IFS=, && echo "${names[*]}")")
+    ;;
+  *) fail "this mpirun is neither Open MPI's nor MPICH's: $(head -n 1 <<<"$version")" ;;
+esac
+set -- "${open_mpi[@]}" mpirun -np "$num_ranks" "${flags[@]}" "$hvd_train" train "$@"
+[[ -z $dry_run ]] || show "$@"
+exec "$@"

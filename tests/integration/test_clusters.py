@@ -1,0 +1,109 @@
+"""Every way to start on several hosts, over ssh between hosts of `tests.hosts`; what is said where one is not ready."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import hosts as cluster
+from tests.elastic_hosts import ROOT, SCRIPTS
+from tests.hosts import Hosts
+from tests.launching import PROGRAMS, started, wait_for
+
+NO_HOSTS = cluster.missing()
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
+]
+
+WAYS = {
+    "horovodrun, Gloo": ["train_hostfile.sh", "hostfile", "--gloo"],
+    "horovodrun, MPI": ["train_hostfile.sh", "hostfile", "--mpi"],
+    "mpirun": ["train_mpirun.sh", "hostfile"],
+}
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """h1, h2 and h3 run; h4 is a name that nobody answers to."""
+    with cluster.hosts(tmp_path_factory.mktemp("hosts") / "cluster", 3, names=4) as found:
+        yield found
+
+
+def command(hosts: Hosts, folder: Path, way: str, listed: str, *arguments: str) -> list[str]:
+    """Start a training from h1 in one of the `WAYS`."""
+    (folder / "hostfile").write_text(listed)
+    script, *options = WAYS[way]
+    environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
+    return hosts.inside("h1", folder, *environment, str(SCRIPTS / script), *options, "--", *arguments)
+
+
+def nobody_left(hosts: Hosts) -> bool:
+    """Whether no host has a training process any more."""
+    return not any(hosts.workers(name) for name in hosts.inits)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("listed", ["h1 slots=1\nh2 slots=1\n", "# three\nh1\nh2:1\n\nh3 slots=1 # the last\n"])
+def test_a_training_on_hosts(way: str, listed: str, hosts: Hosts, tmp_path: Path) -> None:
+    """A rank on each host of the file, and the end that one process would have come to."""
+    count = len([line for line in listed.splitlines() if line.startswith("h")])
+    arguments = ["digits", "--epochs", "2", "--device", "cpu", "--output-dir", "a run; with $(signs)"]
+    seen: set[str] = set()
+
+    def all_at_work() -> bool:
+        seen.update(name for name in hosts.inits if hosts.workers(name))
+        return len(seen) == count
+
+    with started(command(hosts, tmp_path, way, listed, *arguments), tmp_path, tmp_path / "output.txt") as launcher:
+        wait_for("a worker on each host", all_at_work)
+        code = launcher.wait(120)
+    assert code == 0, (tmp_path / "output.txt").read_text()
+    summary = json.loads((tmp_path / "a run; with $(signs)" / "summary.json").read_text())
+    assert (summary["world_size"], summary["finished"]) == (count, True)
+    assert nobody_left(hosts)
+
+
+def refused(hosts: Hosts, folder: Path, way: str, listed: str) -> str:
+    """What is said where a training does not start: within 15 s, without a traceback, and nobody trains afterwards."""
+    begun = time.monotonic()
+    with started(command(hosts, folder, way, listed, "digits"), folder, folder / "output.txt") as launcher:
+        code = launcher.wait(60)
+    took = time.monotonic() - begun
+    output = (folder / "output.txt").read_text()
+    assert code != 0
+    assert "Traceback" not in output
+    assert took < 15, output
+    assert nobody_left(hosts)
+    return output
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["nowhere", "h4"])
+def test_a_host_that_cannot_be_reached(way: str, name: str, hosts: Hosts, tmp_path: Path) -> None:
+    """A name nobody knows, or a machine that is off, is named."""
+    output = refused(hosts, tmp_path, way, f"h1 slots=1\n{name} slots=1\n")
+    if way == "mpirun":
+        assert name in output
+    else:
+        assert f"train_hostfile.sh: {name} does not let us in by ssh without a password (ssh: " in output
+        assert "take it out of hostfile" in output
+
+
+def test_a_host_without_the_package(hosts: Hosts, tmp_path: Path) -> None:
+    """Its environment is missing: told before any rank starts, with its path."""
+    done = hosts.inside("h3", tmp_path, "mount", "-t", "tmpfs", "none", str(PROGRAMS))
+    subprocess.run(done, check=True)
+    try:
+        output = refused(hosts, tmp_path, "horovodrun, Gloo", "h1\nh2\nh3\n")
+    finally:
+        subprocess.run(hosts.inside("h3", tmp_path, "umount", str(PROGRAMS)), check=True)
+    assert f"train_hostfile.sh: h3 has no {PROGRAMS}/hvd-train: set up the same environment there" in output
