@@ -69,7 +69,7 @@ def test_what_is_committed_is_read_back() -> None:
     snapshot = read(path_of(run, 5))
     expected = state_at(5).snapshot()
     assert torch.equal(snapshot["model"]["weight"], expected["model"]["weight"])
-    assert snapshot["progress"] == {"epoch": 1, "cursor": 8, "step": 5}
+    assert snapshot["progress"] == {"epoch": 1, "cursor": 8, "step": 5, "skipped": 0, "skipped_in_row": 0}
     assert snapshot["config"] == {"recipe": "test"}
     state = state_at(0)
     state.load(snapshot)
