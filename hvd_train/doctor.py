@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 import hvd_train
-from hvd_train import launch, probe
+from hvd_train import cluster, hosts, launch, probe
 from hvd_train.errors import UsageError
 from hvd_train.findings import (
     Facts,
@@ -54,6 +54,7 @@ from hvd_train.horovod_findings import (
     check_trial,
     trials,
 )
+from hvd_train.hosts import Host
 
 RECORD = "hvd_train_build.json"  # what packaging/build_horovod.py puts into the wheel
 PROBE_LIMIT_S, ALLREDUCE_LIMIT_S = 60.0, 60.0
@@ -68,6 +69,12 @@ class DoctorOptions:
     """Print one JSON object."""
     quick: bool = False
     """Leave out the allreduces."""
+    hosts: Path | None = None
+    """Examine the hosts of this host file, from the first of them, over ssh."""
+    host_list: str | None = None
+    """The same for a list, as in -H h1:2,h2:2 or -H node[01-04]:8."""
+    data_dir: Path | None = None
+    """With hosts: a folder that must be on all of them, with the same files."""
 
 
 def main(arguments: list[str]) -> int:
@@ -75,7 +82,8 @@ def main(arguments: list[str]) -> int:
 
     Raises UsageError inside a launched group: the doctor starts launchers of its own.
     """
-    options = parse_flags(DoctorOptions, arguments, "hvd-train doctor")
+    options = parse_flags(DoctorOptions, ["--host-list" if a == "-H" else a for a in arguments], "hvd-train doctor")
+    listed = _listed(options)
     if launched := launch.launched(os.environ):
         raise UsageError(
             f"the doctor starts its ranks itself, but {launched.launcher} has started this process: "
@@ -83,7 +91,14 @@ def main(arguments: list[str]) -> int:
         )
     console = Console(highlight=False)
     with _ended_by_sigterm(), Console(stderr=True).status("looking") as status:
-        findings = examine(options, lambda doing: status.update(Text(doing)))
+
+        def say(doing: str) -> None:
+            status.update(Text(doing))
+
+        if listed:
+            findings = cluster.examine(listed, options.data_dir, quick=options.quick, say=say)
+        else:
+            findings = examine(options, say)
     if options.json:
         print(json.dumps(as_dict(findings, options), indent=1))
     else:
@@ -142,6 +157,18 @@ def examine(options: DoctorOptions, say: Callable[[str], None] = lambda _: None)
                 todo = f"it belongs beside {python}; {REBUILD_AGAIN}"
                 findings.append(Finding("horovodrun", "broken", "the program is not there", todo))
     return findings
+
+
+def _listed(options: DoctorOptions) -> tuple[Host, ...]:
+    if options.hosts is not None and options.host_list is not None:
+        raise UsageError("--hosts and -H: give one of them")
+    if options.hosts is not None:
+        return hosts.read(options.hosts)
+    if options.host_list is not None:
+        return hosts.parse(options.host_list)
+    if options.data_dir is not None:
+        raise UsageError("--data-dir goes with --hosts or -H")
+    return ()
 
 
 def find_horovod() -> Installed | None:

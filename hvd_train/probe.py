@@ -123,6 +123,29 @@ hvd.shutdown()
 )
 
 
+# From 1 KB to 64 MB: the shortest of a few, since what disturbs only adds.
+BANDWIDTH = (
+    _PRELUDE
+    + """
+import time
+import torch
+import horovod.torch as hvd
+hvd.init()
+times = []
+for count in (2**10, 2**14, 2**18, 2**20, 2**23, 2**26):
+    values, best = torch.ones(count // 4), float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        hvd.allreduce_(values, op=hvd.Average, name=f"doctor.{count}")
+        best = min(best, time.perf_counter() - started)
+    times.append([count, best])
+if hvd.rank() == 0:
+    tell({"size": hvd.size(), "times": times})
+hvd.shutdown()
+"""
+)
+
+
 @dataclass(frozen=True)
 class Ran:
     """What became of a command. `code` is None where it did not end in time, negative for a signal."""

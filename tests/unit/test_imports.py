@@ -26,9 +26,10 @@ ROWS = [
     {"training"},
     {"run", "show_data"},
     {"export"},
-    {"probe"},
+    {"probe", "agent"},
     {"findings"},
-    {"horovod_findings"},
+    {"horovod_findings", "cluster_findings"},
+    {"cluster"},
     {"doctor"},
     {"cli"},
 ]
