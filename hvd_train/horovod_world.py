@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hvd_train import launch, pulse, remains
+from hvd_train import launch, pulse, remains, slurm
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.world import Pending, Place, Reduction, Wish, WorldChanged, fill_missing_gradients, stay, together
 
@@ -38,6 +39,7 @@ class HorovodWorld:
         # the order of a sum's additions depends on the place in it: the same training would give other bits.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
         self._wrapped: list[Any] = []
+        self._rendezvous = _meet_by_srun() if slurm.alone(os.environ) else None
         self.place = self._meet()
 
     def _meet(self) -> Place:
@@ -146,6 +148,8 @@ class HorovodWorld:
     def close(self) -> None:
         """Leave the group; the ranks that are still at work learn of it."""
         hvd.shutdown()
+        if self._rendezvous is not None:
+            self._rendezvous.shutdown()
 
 
 class ElasticWorld(HorovodWorld):
@@ -255,6 +259,28 @@ class _Lives(State):  # type: ignore[misc]  # Horovod has no types
             self._enter()
         except RankLost as error:
             raise HorovodInternalError(str(error)) from error
+
+
+def _meet_by_srun() -> Any:
+    """Tell Horovod what Slurm says of this rank; on rank 0, serve what launchers serve, a place to meet (returned)."""
+    said = slurm.variables(os.environ)
+    os.environ.update(said)
+    address, port = said["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(said["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+    if said["HOROVOD_RANK"] != "0":
+        slurm.wait_for_rank_0(address, port)
+        return None
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    try:
+        server = RendezvousHTTPServer(("", port), RendezvousHandler, 0)
+    except OSError as error:
+        raise UsageError(
+            f"port {port}, which follows from the job's number, cannot be had ({error.strerror}): "
+            f"export {slurm.PORT}=N, a free one, before srun"
+        ) from None
+    server.init([])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
 
 
 # Not by Horovod's own functions for objects, which make a number of Python's of every byte: a state of 200 MB took
