@@ -14,4 +14,4 @@ if hvd.rank() == 1:
     while not said.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
 hvd.allreduce(torch.ones(1), name="late tensor")
-print("DONE", hvd.rank(), flush=True)
+os.write(1, f"DONE {hvd.rank()}\n".encode())
