@@ -25,6 +25,7 @@ class RunningStatistics:
         self._before: list[Tensor] = []
         self._changes: list[Tensor] = []
         self._pending: Pending | None = None
+        self._sum: Tensor | None = None
 
     def begin(self) -> None:
         """A step begins."""
@@ -50,27 +51,25 @@ class RunningStatistics:
             flat = torch.cat([change.flatten() for change in self._changes])
             self._pending = world.start_sum(flat, "running_statistics")
 
+    def wait(self) -> None:
+        """Until the sum over the ranks is there."""
+        if self._pending is not None:
+            self._sum, self._pending = self._pending(), None
+
     def finish(self, num_slots: int) -> None:
-        """Wait for the sum over all `num_slots` slots of the step and apply its mean."""
-        if self._pending is None:
+        """The step is taken: apply the mean over its `num_slots` slots."""
+        if self._sum is None:
             return
-        mean = self._pending() / num_slots
-        self._pending = None
-        before_step, self._before = self._before, []
+        mean = self._sum / num_slots
+        before_step, self._before, self._sum = self._before, [], None
         parts = torch.split(mean, [buffer.numel() for buffer in self._buffers])
         for buffer, before, part in zip(self._buffers, before_step, parts, strict=True):
             change = part.view_as(buffer)
             buffer.copy_(before + (change if buffer.is_floating_point() else change.round().to(buffer.dtype)))
 
-    def drop(self) -> None:
-        """The step is not taken: wait for the sum, and back to how it began."""
-        if self._pending is not None:
-            self._pending()
-        self.undo()
-
     def undo(self) -> None:
-        """The step broke before its end: back to how it began."""
-        self._pending = None
+        """The step is not taken, or broke before its end: back to how it began."""
+        self._pending = self._sum = None
         for buffer, before in zip(self._buffers, self._before, strict=bool(self._before)):
             buffer.copy_(before)
 

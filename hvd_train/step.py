@@ -133,11 +133,12 @@ class Step:
             torch.autograd.backward(scaler.scale(loss))
         with self._world.reduced(optimizer):
             totals, agreed = _read(pending(), batch.size)
+            self._statistics.wait()  # the last word of other ranks: from here on the step cannot break
             scaler.unscale_(optimizer)
             norm = self._clip(model)
             skipped = not (math.isfinite(totals.loss) and math.isfinite(norm))  # on all ranks: both are sums over them
             if skipped:
-                self._statistics.drop()
+                self._statistics.undo()
             else:
                 self._statistics.finish(batch.num_slots)
                 scaler.step(optimizer)

@@ -25,6 +25,7 @@ def stepped(world: World, model: nn.Module, slots: list[Tensor], *, undo: bool =
         statistics.undo()
         return
     statistics.start_sum(world)
+    statistics.wait()
     statistics.finish(len(slots))
 
 

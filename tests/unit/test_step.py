@@ -204,3 +204,30 @@ def test_a_lost_rank_leaves_the_state_of_the_step_before() -> None:
     with pytest.raises(RankLost, match="gone"):
         take(Config(), Breaks(), state, batch(8, 4))
     assert state.digest() == before
+
+
+def test_a_rank_lost_in_the_last_exchange_of_a_step() -> None:
+    """The step after it can be taken: what loss scaling has begun is not begun twice."""
+
+    class LosesOne(LocalWorld):
+        """Loses a rank while the first running statistics are on their way."""
+
+        lost = False
+
+        def start_sum(self, tensor: Tensor, name: str) -> Pending:
+            if name == "running_statistics" and not self.lost:
+                self.lost = True
+                return self._lose
+            return super().start_sum(tensor, name)
+
+        def _lose(self) -> Tensor:
+            raise RankLost("rank 1")
+
+    world, model = LosesOne(), own_generator(runs.batch_norm(10))
+    state = state_of(world, model, scale=1024.0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(RankLost):
+        take(Config(), world, state, batch(8, 4))
+    assert runs.equal(before, dict(model.state_dict()))
+    assert not take(Config(), world, state, batch(8, 4)).skipped
+    assert not runs.equal(before, dict(model.state_dict()))
