@@ -150,8 +150,10 @@ def write(path: Path, snapshot: Snapshot) -> None:
         with _without_crc32():
             _save(snapshot, payload)
         header = {"digest": payload.digest.hexdigest(), "size": payload.size, **snapshot["progress"]}
+        line = json.dumps(header).encode().ljust(_HEADER_SIZE - 1) + b"\n"
+        assert len(line) == _HEADER_SIZE
         file.seek(len(MAGIC))
-        file.write(json.dumps(header).encode().ljust(_HEADER_SIZE - 1) + b"\n")
+        file.write(line)
 
 
 def _save(value: Mapping[str, Any], file: Any) -> None:

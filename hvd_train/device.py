@@ -23,7 +23,8 @@ def choose_device(config: Config, place: Place) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if config.run.device == "cuda" and count == 0:
         raise UsageError("--device cuda: torch sees no GPU here; type --device cpu, or `hvd-train doctor` for why")
-    torch.use_deterministic_algorithms(config.precision.deterministic)
+    if config.precision.deterministic:
+        torch.use_deterministic_algorithms(True)
     if config.run.device == "cpu" or count == 0:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_size))
         return torch.device("cpu")

@@ -238,11 +238,11 @@ class Training:
         if finished:
             state.confirm_equal(job.state, self._world)
         signals = [number for number in self._world.gather(self._stop.received) if number is not None]
+        test = self._test(job) if finished and self._parts.test_loader is not None else None
         if finished:
             job.store.save_weights(checkpoint.FINAL, job.state)
             job.store.commit(job.state, wait=True)
         saved = job.store.close()
-        test = self._test(job) if finished and self._parts.test_loader is not None else None
         result = result_of(
             job,
             self._desk.folder.path if self._desk else None,
