@@ -29,9 +29,8 @@ _CHUNK = 1 << 20
 
 
 def facts(request: dict[str, Any]) -> dict[str, Any]:
-    """Versions, code, clock, addresses, GPUs and limits of this host."""
+    """Versions, code, addresses, GPUs and limits of this host."""
     return {
-        "time": time.time(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in ("torch", "torchvision", "horovod", "hvd_train")},
         "build": _build_record(),
@@ -43,6 +42,11 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "data": None if request["data"] is None else _tree(Path(request["data"])),
     }
+
+
+def clock(_: dict[str, Any]) -> dict[str, Any]:
+    """The time here, in seconds since 1970."""
+    return {"time": time.time()}
 
 
 def listen(_: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +78,7 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = {"facts": facts, "listen": listen, "reach": reach}[request["do"]](request)
+            answer = {"facts": facts, "clock": clock, "listen": listen, "reach": reach}[request["do"]](request)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with this host is an answer
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)

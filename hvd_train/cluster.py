@@ -126,15 +126,16 @@ def agents(hosts: Sequence[Host]) -> Iterator[list[Agent]]:
 
 
 def _ask_facts(one: Agent, names: list[str], data: Path | None) -> Told | str:
-    if "error" in (first := one.ask(_START_S, do="facts", names=[], data=None)):
-        return str(first["error"])
+    started = one.ask(_START_S, do="clock")  # the first answer takes as long as ssh and Python take to start
     before = time.time()
-    answer = one.ask(_FACTS_S, do="facts", names=names, data=None if data is None else str(data.resolve()))
+    clock = started if "error" in started else one.ask(_REACH_S, do="clock")
     after = time.time()
+    if "error" in clock:
+        return str(clock["error"])
+    answer = one.ask(_FACTS_S, do="facts", names=names, data=None if data is None else str(data.resolve()))
     if "error" in answer:
         return str(answer["error"])
-    unsure = (after - before) / 2
-    return Told(one.host, answer, answer["time"] - (before + after) / 2, unsure)
+    return Told(one.host, answer, clock["time"] - (before + after) / 2, (after - before) / 2)
 
 
 def _connections(alive: Sequence[Agent], together: ThreadPoolExecutor) -> list[Finding]:
