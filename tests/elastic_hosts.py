@@ -11,12 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import torch
 
 from hvd_train.ledger import audit
-from tests.hosts import Hosts
+from tests.hosts import Hosts, missing
 from tests.launching import HVD_TRAIN, PROGRAMS, finished, started, wait_for
 from tests.runs import Weights, largest_difference
+
+NO_HOSTS = missing()
+ON_HOSTS = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
+]
+"""Marks of tests that need hosts of `tests.hosts`."""
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "horovodrun_scripts"

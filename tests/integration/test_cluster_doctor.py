@@ -11,17 +11,11 @@ from typing import Any
 import pytest
 
 from tests import hosts as machines
-from tests.elastic_hosts import ROOT
+from tests.elastic_hosts import ON_HOSTS, ROOT
 from tests.hosts import Hosts
 from tests.launching import PROGRAMS
 
-NO_HOSTS = machines.missing()
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
-]
+pytestmark = ON_HOSTS
 
 
 @pytest.fixture

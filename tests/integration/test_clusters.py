@@ -11,18 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests import hosts as cluster
-from tests.elastic_hosts import ROOT, SCRIPTS
+from tests.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS
 from tests.hosts import Hosts
 from tests.launching import PROGRAMS, started, wait_for
 
-NO_HOSTS = cluster.missing()
-
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
-]
+pytestmark = ON_HOSTS
 
 WAYS = {
     "horovodrun, Gloo": ["train_hostfile.sh", "hostfile", "--gloo"],

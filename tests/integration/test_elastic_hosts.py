@@ -13,20 +13,14 @@ import pytest
 from hvd_train import checkpoint
 from tests import hosts as cluster
 from tests import on_demand
-from tests.elastic_hosts import ALL, OBEDIENT, STEPS_PER_EPOCH, Job, arguments, job, undisturbed
+from tests.elastic_hosts import ALL, OBEDIENT, ON_HOSTS, STEPS_PER_EPOCH, Job, arguments, job, undisturbed
 from tests.hosts import Hosts
 from tests.launching import wait_for
 from tests.runs import Weights
 
 STEPS = 8 * STEPS_PER_EPOCH
-NO_HOSTS = cluster.missing()
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
-]
+pytestmark = ON_HOSTS
 
 
 @pytest.fixture(scope="module")

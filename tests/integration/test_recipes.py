@@ -14,6 +14,7 @@ from torchvision.models import get_model, get_model_weights
 from hvd_train.config import load
 from tests import cifar, jpegs
 from tests.launching import HVD_TRAIN, finished, launch_line
+from tests.runs import largest_difference
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -130,3 +131,12 @@ def test_transfer_beats_training_from_scratch(tmp_path: Path) -> None:
         )
         scores[name] = summary["top1"]
     assert scores["transfer"] > scores["scratch"], scores
+
+
+def test_a_compiled_model_is_the_same(tmp_path: Path) -> None:
+    """`--compile`, with deterministic operations: the weights of the plain training after an epoch, to 1e-5."""
+    weights = {}
+    for name, more in (("plain", []), ("compiled", ["--compile", "--deterministic"])):
+        on_two_ranks(tmp_path, "digits", "--epochs", "1", "--resume", "never", *more, *ON_CPU)
+        weights[name] = torch.load(tmp_path / "run/model-final.pt", weights_only=True)
+    assert largest_difference(weights["plain"], weights["compiled"]) <= 1e-5
