@@ -44,7 +44,7 @@ test: env
 	@$(WITH_PATH) $(BIN)/python -m pytest $(TESTS) $(ARGS)
 
 test-slow: env
-	@$(WITH_PATH) $(BIN)/python -m pytest -m slow $(TESTS) $(ARGS)
+	@$(WITH_PATH) $(BIN)/python -m pytest -m slow --durations=15 $(TESTS) $(ARGS)
 
 test-image: env
 	@$(WITH_PATH) $(BIN)/python -m pytest -m image tests/integration/test_image.py $(ARGS)

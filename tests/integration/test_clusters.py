@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from tests import hosts as cluster
 from tests.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS
 from tests.hosts import Hosts
-from tests.launching import PROGRAMS, started, wait_for
+from tests.launching import PROGRAMS, finished, started, wait_for
 
 pytestmark = ON_HOSTS
 
@@ -45,10 +46,9 @@ def nobody_left(hosts: Hosts) -> bool:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("listed", ["h1 slots=1\nh2 slots=1\n", "# three\nh1\nh2:1\n\nh3 slots=1 # the last\n"])
-def test_a_training_on_hosts(way: str, listed: str, hosts: Hosts, tmp_path: Path) -> None:
-    """A rank on each host of the file, and the end that one process would have come to."""
-    count = len([line for line in listed.splitlines() if line.startswith("h")])
+def test_a_training_on_three_hosts(way: str, hosts: Hosts, tmp_path: Path) -> None:
+    """A rank on each host of the file, in a run folder whose name shells would make something of."""
+    listed, count = "# three\nh1\nh2:1\n\nh3 slots=1 # the last\n", 3
     arguments = ["digits", "--epochs", "2", "--device", "cpu", "--output-dir", "a run; with $(signs)"]
     seen: set[str] = set()
 
@@ -100,3 +100,32 @@ def test_a_host_without_the_package(hosts: Hosts, tmp_path: Path) -> None:
     finally:
         subprocess.run(hosts.inside("h3", tmp_path, "umount", str(PROGRAMS)), check=True)
     assert f"train_hostfile.sh: h3 has no {PROGRAMS}/hvd-train: set up the same environment there" in output
+
+
+def documented() -> list[str]:
+    """The commands of docs/clusters.md but Slurm's, with names of hosts and data that are here."""
+    text = (ROOT / "docs/clusters.md").read_text()
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [
+        line.replace("node[01-04]:8", "h[1-2]:1").replace("/data/imagenet", "data")
+        for line in lines
+        if line and not line.startswith(("sbatch", "srun"))
+    ]
+
+
+@pytest.mark.parametrize("line", documented())
+def test_a_documented_command(line: str, hosts: Hosts, tmp_path: Path) -> None:
+    """Typed as it stands in docs/clusters.md, from a checkout, it does what is said there."""
+    (tmp_path / "horovodrun_scripts").symlink_to(SCRIPTS)
+    (tmp_path / "hostfiles").mkdir()
+    (tmp_path / "hostfiles/two_hosts").write_text((ROOT / "hostfiles/two_hosts").read_text())
+    (tmp_path / "hostfiles/elastic").write_text("# as many slots as there are cores here\nh1 slots=1\nh2 slots=1\n")
+    (tmp_path / "data").mkdir()
+    environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
+    code, output = finished(hosts.inside("h1", tmp_path, *environment, "bash", "-c", line), tmp_path)
+    assert code == 0, output
+    if "-- digits" in line:
+        assert "done: top-1" in output
+        assert "2 ranks" in output
+    assert nobody_left(hosts)
