@@ -185,6 +185,42 @@ def test_an_mpirun_that_nobody_knows(tmp_path: Path, system_only: str) -> None:
     assert result.stderr == "train_mpirun.sh: this mpirun is neither Open MPI's nor MPICH's: mpirun of the moon 7\n"
 
 
+def test_apptainer(tmp_path: Path, system_only: str) -> None:
+    """One container with horovodrun on one machine; srun with a container for each task of an allocation."""
+    folder, image = tmp_path / "programs", tmp_path / "an image.sif"
+    program(folder / "apptainer", "exit 9")
+    image.touch()
+    path = f"{folder}:{system_only}"
+    inside = ["apptainer", "exec", "--bind", "/scratch", str(image)]
+    words = dry_run(
+        "train_apptainer.sh", image, "--bind", "/scratch", "-n", "3", "--", "digits", cwd=tmp_path, PATH=path
+    )
+    assert words == [*inside, "horovodrun", "-np", "3", "--gloo", "hvd-train", "train", "digits"]
+    words = dry_run(
+        "train_apptainer.sh", image, "--bind", "/scratch", "--", "digits", cwd=tmp_path, PATH=path, SLURM_NTASKS="8"
+    )
+    assert words == ["srun", *inside, "hvd-train", "train", "digits"]
+    words = dry_run("train_apptainer.sh", image, cwd=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="0,1")
+    assert words[:6] == ["apptainer", "exec", "--nv", str(image), "horovodrun", "-np"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "which image?"),
+        (["none.sif"], "there is no image none.sif"),
+        (["-n", "0"], "takes a number of ranks from 1, not '0'"),
+        (["here.sif"], "there is neither apptainer nor singularity on the PATH"),
+    ],
+)
+def test_apptainer_that_cannot_start(arguments: list[str], message: str, tmp_path: Path, system_only: str) -> None:
+    """One line, exit code 2."""
+    (tmp_path / "here.sif").touch()
+    result = run("train_apptainer.sh", *arguments, cwd=tmp_path, PATH=system_only)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
 def test_mpi_is_told_where_it_is_on_other_hosts(tmp_path: Path, system_only: str) -> None:
     """An Open MPI beside horovodrun: its orted, quoted for ssh's shell, and its folder; what the user has set stays."""
     folder = tmp_path / "an environment" / "bin"
