@@ -13,7 +13,7 @@ import pytest
 from tests import hosts as machines
 from tests.elastic_hosts import ON_HOSTS, ROOT
 from tests.hosts import Hosts
-from tests.launching import PROGRAMS
+from tests.launching import PROGRAMS, wait_for
 
 pytestmark = ON_HOSTS
 
@@ -32,7 +32,7 @@ def examined(hosts: Hosts, folder: Path, *options: str) -> tuple[int, dict[str, 
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.stdout, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
-    assert not [name for name in hosts.inits if list(strays(hosts, name))], "something of the doctor is left on a host"
+    wait_for("the doctor's programs to be gone", lambda: not any(list(strays(hosts, name)) for name in hosts.inits), 10)
     return done.returncode, {finding["name"]: finding for finding in told["findings"]}
 
 

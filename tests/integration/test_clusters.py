@@ -62,7 +62,7 @@ def test_a_training_on_three_hosts(way: str, hosts: Hosts, tmp_path: Path) -> No
     assert code == 0, (tmp_path / "output.txt").read_text()
     summary = json.loads((tmp_path / "a run; with $(signs)" / "summary.json").read_text())
     assert (summary["world_size"], summary["finished"]) == (count, True)
-    assert nobody_left(hosts)
+    wait_for("all workers to be gone", lambda: nobody_left(hosts), limit_s=10)
 
 
 def refused(hosts: Hosts, folder: Path, way: str, listed: str) -> str:
@@ -75,7 +75,7 @@ def refused(hosts: Hosts, folder: Path, way: str, listed: str) -> str:
     assert code != 0
     assert "Traceback" not in output
     assert took < 15, output
-    assert nobody_left(hosts)
+    wait_for("all workers to be gone", lambda: nobody_left(hosts), limit_s=10)
     return output
 
 
@@ -128,4 +128,4 @@ def test_a_documented_command(line: str, hosts: Hosts, tmp_path: Path) -> None:
     if "-- digits" in line:
         assert "done: top-1" in output
         assert "2 ranks" in output
-    assert nobody_left(hosts)
+    wait_for("all workers to be gone", lambda: nobody_left(hosts), limit_s=10)

@@ -408,7 +408,11 @@ def test_shellcheck_has_nothing_to_say() -> None:
     """All shell scripts of the project are clean by shellcheck."""
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not on this machine: apt install shellcheck")
-    scripts = [*sorted(SCRIPTS.glob("*.sh")), *sorted((PROJECT / "packaging").glob("*.sh"))]
+    scripts = [
+        *sorted(SCRIPTS.glob("*.sh")),
+        *sorted(SCRIPTS.glob("*.sbatch")),
+        *sorted((PROJECT / "packaging").glob("*.sh")),
+    ]
     command = ["shellcheck", "--external-sources", *map(str, scripts)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0, result.stdout
