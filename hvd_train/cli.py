@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ USAGE = f"""usage: {PROGRAM} COMMAND ...
   audit RUN                whether every sample counted exactly once (of a run with --ledger)
   show-data [RECIPE] [flags] [--ranks N] [--output FILE.png]
                            a picture of an augmented batch, and each rank's share of the classes
+  sweep [RECIPE] [flags] [--workers-per-run N]
+                           a training for each combination of values with commas (--lr 0.1,0.05), side by side
   export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
   hosts FILE               check a host file, and write it as Open MPI, MPICH or Slurm take it
   doctor                   what this machine and this build of Horovod can do
@@ -113,6 +116,7 @@ def run(arguments: Sequence[str]) -> int:
         "audit": _audit,
         "config": _config,
         "show-data": _show_data,
+        "sweep": _sweep,
         "export": _export,
         "hosts": _hosts,
         "doctor": _doctor,
@@ -220,6 +224,18 @@ def _show_data(arguments: list[str]) -> int:
     check(settings)
     print(show(settings, int(ranks or 1), Path(output or "show-data.png")))
     return 0
+
+
+def _sweep(arguments: list[str]) -> int:
+    workers, arguments = _taken(arguments, "--workers-per-run", "a number of workers")
+    output, arguments = _taken(arguments, "--output-dir", "a folder")
+    if workers is not None and not (workers.isdigit() and int(workers)):
+        raise UsageError(f"--workers-per-run {workers}: it must be a number from 1 on")
+    from hvd_train import sweep  # imports torch, which parsing can do without
+
+    folder = Path(output or f"runs/sweep-{zlib.crc32(' '.join(arguments).encode()):08x}")  # the same command's
+    todo = sweep.trials(arguments, lambda words: parse_train(words, "sweep"), folder)
+    return sweep.run(todo, int(workers or 1), folder)
 
 
 def _export(arguments: list[str]) -> int:

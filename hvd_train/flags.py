@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from hvd_train.config import Config
 from hvd_train.errors import UsageError, unknown_name
 
 T = TypeVar("T")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Open MPI gives ranks a terminal
 
 
 def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T | None = None) -> T:
@@ -48,7 +50,7 @@ def _field_names(cls: Any) -> list[str]:
 def _one_line(told: str) -> str:
     """The message in tyro's report: the first block of text between its title and its hints."""
     blocks: list[list[str]] = [[]]
-    for line in told.splitlines()[1:]:
+    for line in _COLOURS.sub("", told).splitlines()[1:]:
         words = line.strip(" │")
         if words and not set(words) <= set("-─╭╮╰╯"):
             blocks[-1].append(words)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import horovod.torch as hvd
@@ -31,10 +32,23 @@ _GROUP_BYTES = 25 * 2**20
 _JOIN_ATTEMPTS = 5  # a peer may die while all meet again, and another after it
 
 
-class HorovodWorld:
-    """The ranks that horovodrun, mpirun or srun has started."""
+@dataclass(frozen=True)
+class Part:
+    """A part of an MPI job's ranks, with a training of its own.
 
-    def __init__(self) -> None:
+    Their communicator (mpi4py's), and this rank's place on its host among all ranks of the job, which decides its GPU.
+    """
+
+    communicator: Any
+    local_rank: int
+    local_size: int
+
+
+class HorovodWorld:
+    """The ranks that horovodrun, mpirun or srun has started, or a part of them."""
+
+    def __init__(self, part: Part | None = None) -> None:
+        self._part = part
         # Else Horovod joins what happens to be ready at the same moment into one reduction, and from three ranks on
         # the order of a sum's additions depends on the place in it: the same training would give other bits.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
@@ -44,8 +58,11 @@ class HorovodWorld:
 
     def _meet(self) -> Place:
         with _as_ours():
-            hvd.init()
-        return Place(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
+            hvd.init(comm=None if self._part is None else self._part.communicator)
+        on_host = (hvd.local_rank(), hvd.local_size())
+        if self._part is not None:
+            on_host = (self._part.local_rank, self._part.local_size)
+        return Place(hvd.rank(), hvd.size(), *on_host, hvd.cross_rank())
 
     def start_sum(self, tensor: Tensor, name: str) -> Pending:
         """See World."""

@@ -238,3 +238,25 @@ def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["top1"] > 0.9
     code, told = finished([HVD_TRAIN, "evaluate", str(run)], tmp_path)
     assert code == 0, told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_sweep_in_one_mpi_job(workers: int, tmp_path: Path) -> None:
+    """Two ranks train two at a time, or both together one after the other; a failed one does not end the rest."""
+    line = f"sweep digits --epochs 2 --device cpu --lr 0.1,1e30,0.05 --workers-per-run {workers} --output-dir out"
+    code, output = finished(launch_line("mpirun", 2, HVD_TRAIN, *line.split()), tmp_path)
+    assert code == 1, output
+    rows = {row["name"]: row for row in json.loads((tmp_path / "out/sweep.json").read_text())}
+    assert {name: row["failed"] is None for name, row in rows.items()} == {
+        "lr=0.1": True,
+        "lr=0.05": True,
+        "lr=1e30": False,
+    }
+    for name, row in rows.items():
+        summary = tmp_path / row["run"] / "summary.json"
+        if name != "lr=1e30":
+            assert json.loads(summary.read_text())["world_size"] == workers
+    code, output = finished(launch_line("mpirun", 2, HVD_TRAIN, "train", "--lr", "nope"), tmp_path)
+    assert code == 2
+    assert "hvd-train: --learning-rate: could not convert string to float: 'nope'" in output

@@ -38,7 +38,7 @@ ROWS = [
     {"result"},
     {"training"},
     {"run", "show_data"},
-    {"export"},
+    {"export", "sweep"},
     {"probe", "agent"},
     {"findings"},
     {"horovod_findings", "cluster_findings"},
