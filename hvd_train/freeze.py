@@ -53,8 +53,11 @@ def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
 def apply(config: ModelConfig, model: nn.Module, epoch: int) -> bool:
     """Freeze and thaw for an epoch (counted from 0); whether anything is trained that was not, or the reverse.
 
-    Batch norm whose own parameters are frozen stays in evaluation mode: its statistics belong to those weights.
+    Batch norm whose own parameters are frozen stays in evaluation mode: its statistics belong to those weights. With
+    `freeze` none the model itself has said what is trained.
     """
+    if config.freeze == "none":
+        return False
     names = frozen(config, model, epoch)
     changed = False
     for name, parameter in model.named_parameters():
@@ -67,6 +70,15 @@ def apply(config: ModelConfig, model: nn.Module, epoch: int) -> bool:
         if isinstance(module, _BatchNorm) and own and model.training:
             module.train(any(parameter.requires_grad for parameter in own))
     return changed
+
+
+def prepare(config: ModelConfig, model: nn.Module) -> None:
+    """Before an optimizer is made: what is trained in some epoch requires a gradient, the rest does not."""
+    if config.freeze == "none":
+        return
+    trained = ever_trained(config, model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
 
 
 def ever_trained(config: ModelConfig, model: nn.Module) -> set[str]:

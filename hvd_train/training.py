@@ -386,9 +386,7 @@ def warm_parts(
     if config.model.weights is not None:
         name, classes = config.model.model, len(parts.data.classes)
         parts = replace(parts, notes=(weights.start_from(config.model.weights, parts.model, name, classes),))
-    trained = freeze.ever_trained(config.model, parts.model)
-    for name, parameter in parts.model.named_parameters():
-        parameter.requires_grad_(name in trained)
+    freeze.prepare(config.model, parts.model)
     optimizer = optim.build(config.optimizer, parts.model)
     if config.precision.compile:
         parts.model.compile()

@@ -37,6 +37,19 @@ def test_only_the_head_is_trained() -> None:
     assert changed(initial(), weights) == {"5.weight", "5.bias"}
 
 
+def test_what_a_model_has_frozen_itself_stays_frozen() -> None:
+    """Without `--freeze` the user's own model says what is trained."""
+
+    def half_frozen(num_classes: int) -> torch.nn.Module:
+        model = runs.convnet(num_classes)
+        model[0].requires_grad_(False)
+        return model
+
+    before = dict(own_generator(runs.convnet(10)).state_dict())
+    _, weights = trained(LocalWorld(), small_config(epochs=1), half_frozen)
+    assert changed(before, weights) == {"4.weight", "4.bias"}
+
+
 def test_frozen_parameters_take_no_part_in_the_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
     """What travels is as large as what is trained."""
     from tests.worlds import ThreadWorld
