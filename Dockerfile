@@ -4,6 +4,9 @@
 #   docker run --rm -v "$PWD/runs:/home/trainer/runs" hvd_train train digits --epochs 3
 #   docker run --rm --gpus all --ipc=host hvd_train      one rank per GPU; NCCL wants more /dev/shm than 64 MB
 #   docker run --rm hvd_train doctor                     what this machine and this build can do
+#   docker run --rm --read-only --cap-drop ALL --security-opt no-new-privileges hvd_train
+#
+# Several hosts: horovodrun_scripts/train_docker.sh, compose.yaml (two on one machine), horovodrun_scripts/mpijob.yaml.
 #
 # A plain Debian is enough: CUDA, NCCL and MPI come with the Python packages, the driver from the container runtime.
 # Certificates or a package index of your own: mount them for the build (podman build --volume ...), keep them out of here.
@@ -40,26 +43,32 @@ COPY --from=compile /wheels /wheels
 # Nothing is linked here any more: static libraries (180 MB) need not travel on.
 RUN pip install --no-deps /wheels/*.whl && find /opt/hvd_train -name '*.a' -delete
 
-# What is shipped: Python, that environment, an ssh client (horovodrun and mpirun start ranks on other hosts with it).
+# What is shipped: Python, that environment, and ssh, with which ranks are started on other hosts. Its server runs only
+# where a container is started as `host`; the keys that Debian makes for it are thrown away.
 FROM ${BASE}
 LABEL org.opencontainers.image.title="hvd_train" \
       org.opencontainers.image.description="Exact, elastic data-parallel training of PyTorch models with Horovod" \
       org.opencontainers.image.licenses="Apache-2.0"
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends openssh-client python3 tini \
-    && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 1000 --shell /bin/bash trainer
+    && apt-get install -y --no-install-recommends openssh-client openssh-server python3 tini \
+    && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
+    && useradd --create-home --uid 1000 --shell /bin/bash trainer \
+    && install -d -o trainer -g trainer /home/trainer/runs /etc/hvd_train /etc/hvd_train/ssh
 COPY --from=environment /opt/hvd_train /opt/hvd_train
 COPY horovodrun_scripts /opt/hvd_train/horovodrun_scripts
 COPY hostfiles /opt/hvd_train/hostfiles
 COPY packaging/image_entrypoint.sh /opt/hvd_train/bin/image_entrypoint.sh
+COPY packaging/image_sshd_config /etc/hvd_train/sshd_config
+COPY packaging/image_ssh_config /etc/ssh/ssh_config.d/hvd_train.conf
 # The last two lines are for the NVIDIA container runtime: which GPUs, and nvidia-smi besides CUDA.
 ENV PATH=/opt/hvd_train/bin:$PATH \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000:1000
 WORKDIR /home/trainer
+# All that is written, so that the rest may be read-only.
+VOLUME ["/home/trainer/runs", "/tmp"]
 # The container ends with its training; this tells one that can still start a program from one that cannot.
 HEALTHCHECK --interval=60s --timeout=30s --start-period=30s CMD ["hvd-train", "--version"]
 # tini hands Ctrl-C and `docker stop` on, and takes in what a killed rank leaves behind.

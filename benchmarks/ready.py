@@ -6,13 +6,14 @@
 ResNet-50 (23.5 million parameters with 10 classes), SGD with momentum, 2 ranks, 32 images of 32 pixels a step. A
 commit's cost is what the ten steps after it take longer than the ten after those, in one run; the default cadence has
 one a minute.
-Elastic against static: the same training in turn (A B A B), medians of the step times. The records go to
+Elastic against static: the same training in turns of ten steps (`benchmarks.turns`). The records go to
 benchmarks/records/ready-*.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -24,25 +25,36 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import RECORDS, about
+from benchmarks.turns import compare, started
 from hvd_train.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(sys.executable).parent
-COMMIT_STEPS, WARMUP_STEPS = 20, 10
+COMMIT_STEPS = 20
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+}
 LAUNCHERS = {
     "static": [str(PROGRAMS / "horovodrun"), "--gloo", "-np", "2", str(PROGRAMS / "hvd-train"), "train"],
     "elastic": [str(ROOT / "horovodrun_scripts/train_elastic.sh"), "-np", "2", "--"],
 }
 
 
-def step_times(launcher: str, steps: int, commit_steps: int) -> list[float]:
+def training(model: str, epochs: int) -> list[str]:
+    """The arguments of `hvd-train train`, with no commit by time."""
+    line = f"--data digits --model {model} --image-size 32 --global-batch-size 32 --batch-size 16 --augment none "
+    line += f"--device cpu --epochs {epochs} --eval-epochs 1000 --log-steps 1 --output-dir run "
+    return [*line.split(), "--commit-seconds", "1000000"]
+
+
+def step_times(steps: int, commit_steps: int) -> list[float]:
     """Seconds of each step from the second on, by the times in metrics.jsonl."""
-    line = "--data digits --model resnet50 --image-size 32 --global-batch-size 32 --batch-size 16 --augment none "
-    line += f"--device cpu --epochs {-(-steps // 45)} --eval-epochs 1000 --log-steps 1 --output-dir run "
-    line += f"--commit-steps {commit_steps} --commit-seconds 1000000"
-    environment = {**os.environ, "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    line = [*training("resnet50", -(-steps // 45)), "--commit-steps", str(commit_steps)]
     with tempfile.TemporaryDirectory(prefix="ready-") as folder:
-        subprocess.run([*LAUNCHERS[launcher], *line.split()], cwd=folder, env=environment, check=True)
+        subprocess.run([*LAUNCHERS["static"], *line], cwd=folder, env=ENVIRONMENT, check=True)
         lines = map(json.loads, (Path(folder) / "run/metrics.jsonl").read_text().splitlines())
         times = [found["time"] for found in lines if found["kind"] == "step"]
     return [after - before for before, after in pairwise(times)]
@@ -50,7 +62,7 @@ def step_times(launcher: str, steps: int, commit_steps: int) -> list[float]:
 
 def commit_cost(steps: int) -> list[float]:
     """Seconds that each commit has cost."""
-    times = step_times("static", steps, COMMIT_STEPS)
+    times = step_times(steps, COMMIT_STEPS)
     half = COMMIT_STEPS // 2
     costs = []
     for commit in range(COMMIT_STEPS, len(times) - COMMIT_STEPS, COMMIT_STEPS):
@@ -73,17 +85,27 @@ def measure_commits(steps: int) -> dict[str, Any]:
     }
 
 
-def measure_elastic(pairs: int) -> dict[str, Any]:
-    """Step times of an elastic and of a static world, in turn."""
-    runs: dict[str, list[float]] = {"static": [], "elastic": []}
-    for pair in range(pairs):
-        for launcher in runs if pair % 2 else reversed(runs):
-            times = step_times(launcher, 60, 1_000_000)[WARMUP_STEPS:]
-            runs[launcher].append(statistics.median(times))
-    ratios = [round(elastic / static, 4) for static, elastic in zip(runs["static"], runs["elastic"], strict=True)]
-    print(f"elastic over static: {statistics.median(ratios):.3f} (median of {len(ratios)}: {ratios})")
-    medians = {name: [round(median, 4) for median in found] for name, found in runs.items()}
-    return {"median_step_seconds": medians, "elastic_over_static": ratios}
+def measure_elastic(turns: int) -> dict[str, Any]:
+    """Step times of an elastic and of a static world, in turn; started twice, since processes differ, too."""
+    found = []
+    for again in range(2):
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ready-")))
+            names = sorted(LAUNCHERS, reverse=bool(again))
+            programs = {
+                name: stack.enter_context(
+                    started(
+                        [*LAUNCHERS[name], *training("benchmarks.networks:resnet50", 1000)],
+                        folder / name,
+                        2,
+                        ENVIRONMENT,
+                    )
+                )
+                for name in names
+            }
+            found.append(compare(programs["elastic"], programs["static"], turns=turns, steps=10))
+            print(f"elastic over static: {found[-1]['ratio']:.3f}, with 95% confidence {found[-1]['interval']}")
+    return {"elastic_over_static": found}
 
 
 def main() -> None:
@@ -91,9 +113,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["commits", "elastic"])
     parser.add_argument("--steps", type=int, default=320, help="of the run with commits (default: 320)")
-    parser.add_argument("--pairs", type=int, default=5, help="elastic and static runs (default: 5)")
+    parser.add_argument("--turns", type=int, default=40, help="of each, twice (default: 40)")
     options = parser.parse_args()
-    found = measure_commits(options.steps) if options.what == "commits" else measure_elastic(options.pairs)
+    found = measure_commits(options.steps) if options.what == "commits" else measure_elastic(options.turns)
     record = {**about("benchmarks.ready", sys.argv[1:]), **found}
     (RECORDS / f"ready-{options.what}.json").write_text(json.dumps(record, indent=1) + "\n")
 

@@ -14,7 +14,9 @@ fail() {
 }
 
 # find_programs: where horovodrun and hvd-train are not on the PATH, put the project's own environment in front of it.
+# Rank 0's progress comes as it is, everything else with its rank in front.
 find_programs() {
+  export HVD_TRAIN_OUTPUT_PREFIX=${HVD_TRAIN_OUTPUT_PREFIX-errors}
   if command -v horovodrun >/dev/null && command -v hvd-train >/dev/null; then return; fi
   local project program
   project=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
@@ -63,7 +65,8 @@ parse_host() {
   host=${BASH_REMATCH[1]} slots=${BASH_REMATCH[5]:-${BASH_REMATCH[3]:-1}}
 }
 
-# read_hosts FILE: sets num_ranks, the slots of all hosts, and host_list, `NAME:SLOTS,...`.
+# read_hosts FILE: sets num_ranks, the slots of all hosts, and host_list, `NAME:SLOTS,...`, which ranks see as well: one
+# that waits for another can say on which host that should be.
 read_hosts() {
   local line number=0 host slots
   [[ -f $1 && -r $1 ]] || fail "there is no host file $1"
@@ -76,6 +79,7 @@ read_hosts() {
     host_list+=${host_list:+,}$host:$((10#$slots))
   done <"$1"
   ((num_ranks > 0)) || fail "$1 has no slots: one host per line, 'NAME slots=N'"
+  export HVD_TRAIN_HOSTS=$host_list
 }
 
 # check_hosts FILE: every host of host_list but this one lets us in by ssh without a password, and has hvd-train where it

@@ -34,7 +34,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in ("torch", "torchvision", "horovod", "hvd_train")},
         "build": _build_record(),
-        "code": _digest_of_code(),
+        "code": digest_of_code(),
         "interfaces": _interfaces(),
         "names": {name: _addresses(name) for name in request["names"]},
         "gpus": _gpus(),
@@ -125,7 +125,8 @@ def _build_record() -> dict[str, Any]:
     return {name: record.get(name) for name in ("key", "mpi", "nccl", "torch")}
 
 
-def _digest_of_code() -> str | None:
+def digest_of_code() -> str | None:
+    """What tells one state of this package's code from another; None where it is not installed."""
     folder = _folder("hvd_train")
     if folder is None:
         return None

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from hvd_train import __version__, config, hosts, launch, ledger, recipes
+from hvd_train import __version__, config, hosts, launch, ledger, recipes, roll_call
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, RankLost, UsageError, unknown_name
 from hvd_train.flags import parse_flags
@@ -140,6 +141,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _train(arguments: list[str]) -> int:
     settings = parse_train(arguments)
+    roll_call.started(os.environ)
     from hvd_train.run import train  # imports torch, which parsing can do without
 
     result = train(settings)
@@ -271,6 +273,8 @@ def _complain(error: HvdTrainError) -> None:
     the job waits for that; where it does not come, nobody else has spoken.
     """
     launched = launch.launched(os.environ)
+    if error.told:
+        return
     if launched is None:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
     elif error.met_by is not None:
@@ -288,9 +292,13 @@ def _say_as(launched: launch.Launch, error: HvdTrainError) -> None:
 
 
 def _ended_by_launcher(error: HvdTrainError) -> bool:
-    """Wait for the launcher's SIGTERM; whether it came."""
+    """Wait for the launcher's SIGTERM, or for its end, which is all that ranks on other hosts see; whether it came."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    return error.ending or signal.sigtimedwait({signal.SIGTERM}, _LAUNCHER_SECONDS) is not None
+    end = time.monotonic() + _LAUNCHER_SECONDS
+    while time.monotonic() < end:
+        if error.ending or signal.sigtimedwait({signal.SIGTERM}, 0.5) or roll_call.launcher_gone(os.environ):
+            return True
+    return False
 
 
 def _taken(arguments: list[str], flag: str, what: str) -> tuple[str | None, list[str]]:

@@ -260,6 +260,8 @@ class RunConfig:
     """How many of the newest checkpoints stay on disk."""
     log_steps: int = free(10)
     """Steps from one line of metrics to the next."""
+    log_dir: Path | None = free(None)
+    """Also keep what each rank prints, in a file of its own in this folder."""
     progress: Literal["auto", "bar", "lines"] = free("auto")
     """A live bar or plain lines; auto: a bar for one process at a terminal (launchers forward lines)."""
     max_time: str | None = free(None)
@@ -337,16 +339,19 @@ class Config:
         """Plain nested values, as they stand in config.yaml and in checkpoints."""
         return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
 
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its name, which no two groups share."""
+        owners = _owner_of_each_field()
+        return {name: getattr(getattr(self, group) if group else self, name) for name, group in owners.items()}
+
     def differences(self, other: Config) -> list[str]:
         """`field: mine, not theirs` for each field that decides the result and differs."""
-        lines = []
-        for name, group in _owner_of_each_field().items():
-            if name in _free_fields():
-                continue
-            mine, theirs = (getattr(getattr(c, group) if group else c, name) for c in (self, other))
-            if mine != theirs:
-                lines.append(f"{name}: {_plain(mine)}, not {_plain(theirs)}")
-        return lines
+        free, theirs = _free_fields(), other.settings()
+        return [
+            f"{name}: {_plain(mine)}, not {_plain(theirs[name])}"
+            for name, mine in self.settings().items()
+            if name not in free and mine != theirs[name]
+        ]
 
 
 GROUPS: dict[str, type[Any]] = {

@@ -33,7 +33,7 @@ from hvd_train.roster import COMMITTED, End, Finish, Form, Order, Roster, Start,
 
 # What a worker's environment has unless the user says otherwise.
 DEFAULTS = {
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "20",  # to meet: all are ready by then
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "6",  # to meet: all are ready by then; one that dies just there costs as much
     "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "5",  # a peer that says nothing in an operation
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",  # a rank that does not come to an operation while others wait
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "180",

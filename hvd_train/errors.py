@@ -12,6 +12,8 @@ class HvdTrainError(Exception):
     exit_code = 1
     met_by: int | None = None
     """The rank that met it, where the others did not: they will only see that this rank has gone."""
+    told = False
+    """Whether the user has been told of it already, by another rank or this one."""
     ending = False
     """Whether the launcher has asked this process to end already."""
 

@@ -6,12 +6,14 @@ import functools
 import math
 import os
 import pickle
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import horovod.torch as hvd
@@ -21,7 +23,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hvd_train import launch, pulse, remains, slurm
+from hvd_train import launch, pulse, remains, roll_call, slurm
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.world import Pending, Place, Reduction, Wish, WorldChanged, fill_missing_gradients, stay, together
 
@@ -45,10 +47,15 @@ class Part:
 
 
 class HorovodWorld:
-    """The ranks that horovodrun, mpirun or srun has started, or a part of them."""
+    """The ranks that horovodrun, mpirun or srun has started, or a part of them.
 
-    def __init__(self, part: Part | None = None) -> None:
+    All must give the same `facts`, by name. Raises UsageError where they do not, RankLost where a rank does not come.
+    """
+
+    def __init__(self, part: Part | None = None, facts: Mapping[str, str] | None = None) -> None:
         self._part = part
+        self._facts = facts or {}
+        self._mpi: Any = None
         # Else Horovod joins what happens to be ready at the same moment into one reduction, and from three ranks on
         # the order of a sum's additions depends on the place in it: the same training would give other bits.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
@@ -57,6 +64,13 @@ class HorovodWorld:
         self.place = self._meet()
 
     def _meet(self) -> Place:
+        if self._part is not None:
+            roll_call.call_over_mpi(self._part.communicator, self._facts)
+        elif roll_call.over_mpi(os.environ) and hvd.mpi_built():
+            self._mpi = _call_over_mpi(self._facts)
+        elif (board := roll_call.store(os.environ)) is not None:
+            rank, size = (int(os.environ[f"HOROVOD_{what}"]) for what in ("RANK", "SIZE"))
+            roll_call.call(board, rank, size, self._facts, os.environ)
         with _as_ours():
             hvd.init(comm=None if self._part is None else self._part.communicator)
         on_host = (hvd.local_rank(), hvd.local_size())
@@ -165,6 +179,8 @@ class HorovodWorld:
     def close(self) -> None:
         """Leave the group; the ranks that are still at work learn of it."""
         hvd.shutdown()
+        if self._mpi is not None:
+            self._mpi.Finalize()  # Horovod leaves it to whoever began
         if self._rendezvous is not None:
             self._rendezvous.shutdown()
 
@@ -276,6 +292,29 @@ class _Lives(State):  # type: ignore[misc]  # Horovod has no types
             self._enter()
         except RankLost as error:
             raise HorovodInternalError(str(error)) from error
+
+
+def _call_over_mpi(facts: Mapping[str, str]) -> Any:
+    """The roll call, and mpi4py's module, to be finalized; None without an mpi4py that works with Horovod's MPI."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return None
+    if MPI.Is_initialized() or len(_mpi_libraries()) != 1:
+        return None
+    with roll_call.saying_that_it_waits(launch.launched(os.environ)):
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    roll_call.call_over_mpi(MPI.COMM_WORLD, facts)  # a rank that ends without finalizing makes mpirun end all at once
+    return MPI
+
+
+def _mpi_libraries() -> set[str]:
+    """The MPIs that are in this process: Horovod's, and another one if mpi4py has brought it along."""
+    words = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
+    return {word for word in words if re.search(r"/libmpi(ch)?\.so", word)}
 
 
 def _meet_by_srun() -> Any:

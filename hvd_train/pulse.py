@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-import urllib.request
 from collections.abc import Mapping, MutableMapping
 
 from hvd_train.launch import WORKER
+from hvd_train.launcher_http import ask
 from hvd_train.world import Wish
 
 _EVERY_S = 1.0
@@ -16,7 +16,6 @@ _ANSWER_S = 2.0
 GONE_S = 10.0  # no answer for so long: the launcher is gone, or out of reach
 _COMMIT_S = 30.0  # and so long to commit then
 _RANK_AND_SIZE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for what lies outside
 
 
 class Pulse:
@@ -36,7 +35,7 @@ class Pulse:
         answered = time.monotonic()
         while True:
             try:
-                said = _ask(environ, f"alive/{environ[WORKER]}", _ANSWER_S)
+                said = ask(environ, f"alive/{environ[WORKER]}", _ANSWER_S)
             except OSError:
                 silent = time.monotonic() - answered
                 if silent > GONE_S:
@@ -58,7 +57,7 @@ def announce(environ: Mapping[str, str]) -> None:
     The core asks by host and local rank, which may be another process's by now: one that was silent for a while has
     been replaced. Raises SystemExit (0) for such a one, OSError where the driver is gone.
     """
-    if WORKER in environ and _ask(environ, f"asking/{environ[WORKER]}") == "end":
+    if WORKER in environ and ask(environ, f"asking/{environ[WORKER]}") == "end":
         raise SystemExit(0)
 
 
@@ -70,15 +69,7 @@ def ask_for_rank(environ: MutableMapping[str, str]) -> None:
     """
     if WORKER not in environ:
         return
-    values = _ask(environ, f"rank_and_size/{environ['HOROVOD_HOSTNAME']}:{environ[WORKER]}").split(",")
+    values = ask(environ, f"rank_and_size/{environ['HOROVOD_HOSTNAME']}:{environ[WORKER]}").split(",")
     if values[0] == "-1":
         raise SystemExit(0)
     environ.update({f"HOROVOD_{what}": value for what, value in zip(_RANK_AND_SIZE, values, strict=True)})
-
-
-def _ask(environ: Mapping[str, str], path: str, limit_s: float | None = None) -> str:
-    """What the driver answers; without a limit it may let one wait."""
-    driver = f"http://{environ['HOROVOD_GLOO_RENDEZVOUS_ADDR']}:{environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
-    with _DIRECT.open(f"{driver}/{path}", timeout=limit_s) as answer:
-        text: str = answer.read().decode("ascii")
-    return text

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hvd_train import checkpoint, freeze, launch, models, run_folder, state, weights
+from hvd_train import __version__, agent, checkpoint, freeze, launch, models, rank_log, run_folder, state, weights
 from hvd_train import config as configs
 from hvd_train.config import Config
 from hvd_train.data import sources
@@ -38,9 +40,11 @@ def train(
     """
     config = _with_own_names(config, model, data)
     check(config)
+    if config.run.log_dir is not None:
+        rank_log.start(config.run.log_dir, os.environ)
     with (
         StopSignal() as stop,
-        closing(world or connect()) as here,
+        closing(world or connect(config)) as here,
         closing(Training(config, here, stop, model, data)) as training,
     ):
         return training.run()
@@ -81,8 +85,11 @@ def check(config: Config) -> None:
         raise UsageError(f"--resume {config.run.resume}: no such file; it must be auto, never or a checkpoint file")
 
 
-def connect() -> World:
-    """The world the launcher has made, or the world of one. Raises UsageError for several ranks without Horovod."""
+def connect(config: Config | None = None) -> World:
+    """The world the launcher has made, or the world of one.
+
+    Raises UsageError for several ranks without Horovod, and where the ranks have different versions or settings.
+    """
     launched = launch.launched(os.environ)
     if launched is None:
         return LocalWorld()
@@ -95,7 +102,20 @@ def connect() -> World:
             f"{launched.launcher} started {launched.size} ranks, but Horovod cannot be imported ({error}): "
             "type `python packaging/build_horovod.py` in a checkout of hvd_train, or `make env` there"
         ) from error
-    return ElasticWorld() if launch.elastic(os.environ) else HorovodWorld()
+    return ElasticWorld() if launch.elastic(os.environ) else HorovodWorld(facts=same_everywhere(config))
+
+
+def same_everywhere(config: Config | None) -> dict[str, str]:
+    """What every rank of a job must have in common: versions, and each setting by its flag."""
+    found = {
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "Horovod": metadata.version("horovod"),
+        "hvd_train": f"{__version__} ({agent.digest_of_code()})",
+    }
+    if config is not None:
+        found |= {f"--{name.replace('_', '-')}": str(value) for name, value in config.settings().items()}
+    return found
 
 
 def _evaluate(

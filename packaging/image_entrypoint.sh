@@ -5,15 +5,57 @@
 #   train ARGUMENTS       hvd-train train ARGUMENTS, on as many ranks
 #   doctor, evaluate ...  any other command of hvd-train
 #   PROGRAM ARGUMENTS     any program of the image: horovodrun, python, bash, train_local.sh -n 4 -- digits
+#   host                  a host for ranks of other containers: sshd on port 2222 (HVD_TRAIN_SSH_PORT), for keys alone
+#   keys                  make a pair of keys in /etc/hvd_train/ssh, unless there is one
+#
+# The containers of a cluster share that pair, mounted there: who has it may log in to the others, and is known by it.
+# Its private key is `id_ANYTHING`.
 
 set -euo pipefail
 
 PATH=/opt/hvd_train/horovodrun_scripts:$PATH
+shared=/etc/hvd_train/ssh
+own=/tmp/hvd_train-ssh # also in image_sshd_config and image_ssh_config
+port=${HVD_TRAIN_SSH_PORT:-2222}
+
+fail() {
+  printf 'hvd_train image: %s\n' "$*" >&2
+  exit 2
+}
+
+shared_key() {
+  find -L "$shared" -maxdepth 1 -name 'id_*' ! -name '*.pub' -print -quit 2>/dev/null
+}
+
+# take_key KEY: a copy that nobody else can read, or ssh would not have it; both ends of every connection are known by it.
+take_key() {
+  local public
+  install -d -m 700 "$own"
+  install -m 600 "$1" "$own/key" || fail "$1 cannot be read by user $(id -u)"
+  public=$(ssh-keygen -y -P '' -f "$own/key") || fail "$1 is not a private key without a passphrase"
+  printf '%s\n' "$public" >"$own/key.pub"
+  printf '* %s\n' "$public" >"$own/known_hosts"
+  printf '%s\n' >"$own/config" "Port $port" "IdentityFile $own/key" BatchMode\ yes StrictHostKeyChecking\ yes \
+    "GlobalKnownHostsFile $own/known_hosts" UserKnownHostsFile\ /dev/null UpdateHostKeys\ no LogLevel\ ERROR
+}
+
+key=$(shared_key)
+if [[ -n $key && ${1-} != keys ]]; then take_key "$key"; fi
 if (($# == 0)); then set -- train digits; fi
-if [[ $1 == train ]]; then
-  shift
-  set -- train_local.sh -- "$@"
-elif [[ $1 == -* ]] || [[ -z $(type -P -- "$1") ]]; then
-  set -- hvd-train "$@"
-fi
+case $1 in
+  host)
+    [[ -n $key ]] || fail "host: there is no key in $shared; mount one there: docker run --rm -v KEYS:$shared IMAGE keys"
+    exec /usr/sbin/sshd -D -e -p "$port" -f /etc/hvd_train/sshd_config
+    ;;
+  keys)
+    [[ -n $key ]] || ssh-keygen -q -t ed25519 -N '' -C hvd_train -f "$shared/id_ed25519" ||
+      fail "keys: user $(id -u) cannot write to $shared"
+    exit
+    ;;
+  train)
+    shift
+    set -- train_local.sh -- "$@"
+    ;;
+  *) if [[ $1 == -* ]] || [[ -z $(type -P -- "$1") ]]; then set -- hvd-train "$@"; fi ;;
+esac
 exec "$@"
