@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet50 as torchvision_resnet50
 
 from benchmarks.turns import gated
+from hvd_train.models import digits_convnet
 
 
 class Grey(nn.Module):
@@ -18,3 +19,8 @@ class Grey(nn.Module):
 def resnet50(num_classes: int) -> nn.Module:
     """For the digits: 23.5 million parameters with 10 classes."""
     return gated(nn.Sequential(Grey(), torchvision_resnet50(num_classes=num_classes)))
+
+
+def convnet(num_classes: int) -> nn.Module:
+    """The digits recipe's own network."""
+    return gated(digits_convnet(num_classes))

@@ -6,7 +6,7 @@
 ResNet-50 (23.5 million parameters with 10 classes), SGD with momentum, 2 ranks, 32 images of 32 pixels a step. A
 commit's cost is what the ten steps after it take longer than the ten after those, in one run; the default cadence has
 one a minute.
-Elastic against static: the same training in turns of ten steps (`benchmarks.turns`). The records go to
+Elastic against static: the same training in turns of six steps (`benchmarks.turns`). The records go to
 benchmarks/records/ready-*.json.
 """
 
@@ -103,7 +103,7 @@ def measure_elastic(turns: int) -> dict[str, Any]:
                 )
                 for name in names
             }
-            found.append(compare(programs["elastic"], programs["static"], turns=turns, steps=10))
+            found.append(compare(programs["elastic"], programs["static"], turns=turns, steps=6))
             print(f"elastic over static: {found[-1]['ratio']:.3f}, with 95% confidence {found[-1]['interval']}")
     return {"elastic_over_static": found}
 

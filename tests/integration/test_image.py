@@ -15,13 +15,18 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.launching import wait_for
+
 PROJECT = Path(__file__).resolve().parents[2]
 DOCKERFILE = PROJECT / "Dockerfile"
 ENGINE = os.environ.get("IMAGE_ENGINE") or next((e for e in ("docker", "podman") if shutil.which(e)), None)
+PODMAN_OPTIONS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096")  # some kernels let it raise no limit
 OWN_SETTINGS = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf")  # where they are, the build sees them
 
 pytestmark = [
@@ -86,8 +91,7 @@ def run(image: str, *arguments: str, options: tuple[str, ...] = ()) -> subproces
     """Run the image to its end and remove the container."""
     options = (*options, *shlex.split(os.environ.get("IMAGE_RUN_OPTIONS", "")))
     if is_podman() and not os.environ.get("IMAGE_RUN_OPTIONS"):
-        # Some kernels let podman raise no limit.
-        options += ("--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096", "--network=none")
+        options += (*PODMAN_OPTIONS, "--network=none")
     return engine("run", "--rm", *options, image, *arguments, timeout_s=900)
 
 
@@ -113,6 +117,16 @@ def test_trains_as_an_ordinary_user_into_a_mounted_folder(image: str, tmp_path: 
     assert json.loads(summaries[0].read_text(encoding="utf-8"))["epochs"] == 3
     if os.geteuid() == 0:
         assert summaries[0].stat().st_uid != 0
+
+
+def test_trains_with_nothing_to_write_on_and_no_right(image: str) -> None:
+    """A read-only root file system, no capability, no way to a new one: it trains all the same."""
+    options = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
+    if is_podman():
+        options += ("--read-only-tmpfs=false",)  # docker has none
+    result = run(image, "train", "digits", "--epochs", "2", options=options)
+    assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
+    assert "done: top-1" in result.stdout
 
 
 def test_the_doctor_finds_every_controller(image: str) -> None:
@@ -167,3 +181,134 @@ def test_metadata(image: str) -> None:
     assert kind == "CMD"
     assert run(image, *command).returncode == 0
     print(f"\n{image}: {config['Size'] / 1e9:.2f} GB", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Containers of the image in a network of their own, which share keys and runs."""
+
+    image: str
+    name: str
+    keys: Path
+    runs: Path
+
+    def options(self, host: str) -> list[str]:
+        """How a container of this cluster is started."""
+        limits = PODMAN_OPTIONS if is_podman() else ()
+        mounts = [f"--volume={self.keys}:/etc/hvd_train/ssh:ro", f"--volume={self.runs}:/home/trainer/runs"]
+        return [f"--name={self.name}-{host}", f"--hostname={host}", f"--network-alias={host}",
+                f"--network={self.name}", *limits, *mounts]  # fmt: skip
+
+    def start(self, host: str, *arguments: str) -> None:
+        """Start one in the background."""
+        started = engine("run", "--detach", *self.options(host), self.image, *arguments)
+        assert started.returncode == 0, started.stderr
+
+    def inside(self, host: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in one."""
+        return engine("exec", f"{self.name}-{host}", *command)
+
+    def remove(self, host: str) -> None:
+        """The host dies."""
+        engine("rm", "-f", "-t", "1", f"{self.name}-{host}")
+
+    def output(self, host: str) -> str:
+        """What one has printed."""
+        said = engine("logs", f"{self.name}-{host}")
+        return said.stdout + said.stderr
+
+
+@pytest.fixture
+def two(image: str, tmp_path: Path) -> Iterator[Cluster]:
+    """Hosts h1 and h2, with a pair of keys that the image has made."""
+    cluster = Cluster(image, f"hvd-train-test-{os.getpid()}", tmp_path / "keys", tmp_path / "runs")
+    for folder in (cluster.keys, cluster.runs):
+        folder.mkdir()
+        folder.chmod(0o777)
+    made = run(image, "keys", options=(f"--volume={cluster.keys}:/etc/hvd_train/ssh",))
+    assert made.returncode == 0, made.stderr
+    assert engine("network", "create", cluster.name).returncode == 0
+    try:
+        for host in ("h1", "h2"):
+            cluster.start(host, "host")
+        wait_for("both hosts", lambda: all(reached(cluster, "h1", host) for host in ("h1", "h2")))
+        yield cluster
+    finally:
+        for host in ("h1", "h2", "train"):
+            cluster.remove(host)
+        engine("network", "rm", cluster.name)
+
+
+def reached(cluster: Cluster, one: str, other: str) -> bool:
+    return cluster.inside(one, "ssh", other, "true").returncode == 0
+
+
+@pytest.mark.parametrize("way", ["--gloo", "--mpi"])
+def test_two_containers_are_two_hosts(way: str, two: Cluster) -> None:
+    """horovodrun starts a rank in each, over ssh."""
+    two.start("train", "train_hostfile.sh", "/opt/hvd_train/hostfiles/two_hosts", way, "--", "digits", "--epochs", "3")
+    wait_for("the end", lambda: "next:  hvd-train evaluate" in two.output("train"), limit_s=180)
+    assert "on 2 ranks" in two.output("train")
+
+
+def test_a_container_is_killed_and_comes_back(two: Cluster) -> None:
+    """The training goes on with the other one, loses no step, and takes the new one in."""
+    hosts = "/opt/hvd_train/hostfiles/two_hosts"
+    two.start(
+        "train", "train_elastic.sh", "--hosts", hosts, "--", "digits", "--epochs", "60", "--output-dir", "runs/one"
+    )
+    wait_for("two epochs", lambda: "epoch  2/60" in two.output("train"), limit_s=120)
+    two.remove("h2")
+    wait_for("one to go on", lambda: "world 2 -> 1" in two.output("train"), limit_s=60)
+    two.start("h2", "host")
+    wait_for("two again", lambda: "world 1 -> 2" in two.output("train"), limit_s=120)
+    wait_for("the end", lambda: "next:  hvd-train evaluate" in two.output("train"), limit_s=240)
+    assert "0 steps lost" in two.output("train")
+
+
+def test_nobody_gets_in_without_the_key(two: Cluster) -> None:
+    """Neither by a password nor by another key, and nobody else as another user."""
+    methods = two.inside("h1", "ssh", "-v", "-o", "IdentityFile=/dev/null", "-o", "IdentitiesOnly=yes", "h2", "true")
+    assert methods.returncode == 255
+    assert "Authentications that can continue: publickey\n" in methods.stderr.replace("\r", "")
+    assert two.inside("h1", "ssh", "-l", "root", "h2", "true").returncode == 255
+    tunnel = two.inside("h1", "ssh", "-o", "ExitOnForwardFailure=yes", "-R", "12345:localhost:1", "h2", "true")
+    assert tunnel.returncode == 255
+
+
+def test_a_host_without_a_key(image: str) -> None:
+    """Told in one line with what to type; no server is started, and none is where nobody asked for it."""
+    result = run(image, "host")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(
+        "hvd_train image: host: there is no key in /etc/hvd_train/ssh; mount"
+    )
+    look = "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\"'; pgrep sshd; true"
+    assert run(image, "bash", "-c", look).stdout == ""
+
+
+def test_compose(image: str, tmp_path: Path) -> None:
+    """`docker compose up` trains on two hosts on one machine."""
+    if (compose := compose_program()) is None:
+        pytest.skip("neither docker compose nor podman-compose is on this machine")
+    assert engine("tag", image, "hvd_train").returncode == 0
+    environment = {**os.environ, "TRAIN": "digits --epochs 3"}
+
+    def composed(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*compose, "-f", str(PROJECT / "compose.yaml"), "-p", f"test{os.getpid()}", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=400, env=environment)
+
+    try:
+        up = composed("up", "--detach", "--no-build")
+        assert up.returncode == 0, up.stdout + up.stderr
+        wait_for("the end", lambda: "on 2 ranks" in composed("logs", "train").stdout, limit_s=180)
+    finally:
+        composed("down", "--volumes")
+
+
+def compose_program() -> list[str] | None:
+    if named := os.environ.get("IMAGE_COMPOSE"):
+        return shlex.split(named)
+    if ENGINE == "docker" and engine("compose", "version").returncode == 0:
+        return ["docker", "compose"]
+    return None

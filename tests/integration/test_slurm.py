@@ -15,7 +15,7 @@ import pytest
 from tests import hosts as cluster
 from tests.elastic_hosts import ROOT, SCRIPTS
 from tests.hosts import Hosts
-from tests.launching import PROGRAMS, wait_for
+from tests.launching import PROGRAMS, started, wait_for
 
 PATH = f"{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin"
 MISSING = [name for name in ("slurmctld", "slurmd", "munged") if shutil.which(name, path=PATH) is None]
@@ -46,7 +46,10 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 ReturnToService=2
 NodeName=h1,h2 CPUs=2 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF
 """
 
 
@@ -57,16 +60,19 @@ class Slurm:
     hosts: Hosts
     folder: Path
 
-    def command(self, *words: str) -> str:
-        """Run a command on h1 as a user would; what it prints."""
+    def words(self, *words: str) -> list[str]:
+        """The command that runs another one on h1 as a user would."""
         environment = [
             f"PATH={PATH}",
             f"SLURM_CONF={self.folder}/slurm.conf",
             f"PYTHONPATH={ROOT}",
             "OMP_NUM_THREADS=1",
         ]
-        command = self.hosts.inside("h1", self.folder, "env", *environment, *words)
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+        return self.hosts.inside("h1", self.folder, "env", *environment, *words)
+
+    def command(self, *words: str) -> str:
+        """Run a command on h1; what it prints."""
+        done = subprocess.run(self.words(*words), capture_output=True, text=True, check=False, timeout=200)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
 
@@ -106,6 +112,33 @@ def test_ranks_by_srun(slurm: Slurm) -> None:
     slurm.command("srun", "-N", "2", "-n", "2", "hvd-train", "train", "digits", "--epochs", "2", "--output-dir", "run")
     summary = json.loads((slurm.folder / "run/summary.json").read_text())
     assert (summary["finished"], summary["world_size"]) == (True, 2)
+
+
+def test_a_job_that_matters_more(slurm: Slurm) -> None:
+    """Another partition's job takes the nodes: a commit within the time of grace, and on to the end when it is over."""
+    batch = ["sbatch", "--parsable", "--nodes", "2", "--ntasks-per-node", "1", str(SCRIPTS / "train_slurm.sbatch")]
+    job = slurm.command(*batch, "digits", "--epochs", "12")
+    wait_for("two epochs", lambda: "epoch  2/12" in slurm.output(job), limit_s=120)
+    slurm.command(
+        "sbatch", "-p", "urgent", "--exclusive", "-N", "2", "--output=urgent.out", "--wrap", "echo it matters"
+    )
+    wait_for("the other job", lambda: (slurm.folder / "urgent.out").exists(), limit_s=120)
+    assert "committed; the same command goes on from there" in slurm.output(job)
+    assert "done: top-1" not in slurm.output(job)
+    wait_for("the end", lambda: "done: top-1" in slurm.output(job), limit_s=150)
+    assert "going on at epoch" in slurm.output(job)
+
+
+def test_elastic_in_an_allocation(slurm: Slurm) -> None:
+    """`train_elastic.sh --slurm` trains on the nodes that answer; one that is taken down leaves, and comes back."""
+    command = ["salloc", "--no-kill", "-N", "2", str(SCRIPTS / "train_elastic.sh"), "--slurm", "--", "digits"]
+    with started(slurm.words(*command, "--epochs", "400", "--output-dir", "run"), slurm.folder, slurm.folder / "out"):
+        said = (slurm.folder / "out").read_text
+        wait_for("two epochs", lambda: "epoch   2/400" in said() and "2 ranks" in said(), limit_s=120)
+        slurm.command("scontrol", "update", "NodeName=h2", "State=DOWN", "Reason=test")
+        wait_for("one to go on", lambda: "world 2 -> 1" in said(), limit_s=60)
+        slurm.command("scontrol", "update", "NodeName=h2", "State=RESUME")
+        wait_for("two again", lambda: "world 1 -> 2" in said(), limit_s=90)
 
 
 @pytest.mark.parametrize("way", [[], ["--horovodrun", "--"]])

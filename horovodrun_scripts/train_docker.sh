@@ -1,0 +1,154 @@
+#!/usr/bin/env bash
+# Train in containers on the hosts of a host file: one on each host, found by ssh, and ranks over ssh between them.
+#
+#   train_docker.sh HOSTFILE [OPTIONS] [-- ARGUMENTS OF hvd-train train]
+#
+#   train_docker.sh hostfiles/two_hosts -- digits --epochs 5
+#   train_docker.sh hostfiles/two_hosts --volume /data:/data:ro -- imagenet-resnet50 --data-dir /data/imagenet
+#
+#   --elastic          hosts may die and come back (the runs then need a file system that they share)
+#   --mpi              the ranks talk by MPI, not by Gloo
+#   --image IMAGE      the Dockerfile's, which each host has or can pull (default: hvd_train)
+#   --volume FROM:TO   a folder of every host, in the container (may be given more than once)
+#   --runs DIR         the hosts' folder for runs, in which user 1000 can write (default: runs, here)
+#   --port N           what the containers' sshd listens on (default: 2222)
+#   --dry-run          print the commands; run nothing
+#
+# Needs docker on each host and ssh without a password from here to the others; start it on the first. The containers share
+# a pair of keys made for this job alone, and are removed when it ends, however it ends; after a kill -9 of this script:
+# docker rm -f $(docker ps -aq --filter label=hvd_train). Another engine, more flags for its containers:
+# CONTAINER_ENGINE=podman CONTAINER_FLAGS='--userns keep-id'.
+
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=_launch.sh
+source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/_launch.sh"
+
+hostfile='' image=hvd_train runs=runs port=2222 volumes=() way=(train_hostfile.sh) mpi=() dry_run=''
+while (($#)); do
+  case $1 in
+    --elastic) way=(train_elastic.sh --hosts) ;;
+    --mpi) mpi=(--mpi) ;;
+    --image | --runs | --volume)
+      [[ -n ${2-} ]] || fail "$1 needs a value; see --help"
+      case $1 in
+        --image) image=$2 ;;
+        --runs) runs=$2 ;;
+        --volume)
+          [[ $2 == /*:/* ]] || fail "--volume takes FROM:TO, both from /, not '$2'"
+          volumes+=(--volume "$2")
+          ;;
+      esac
+      shift
+      ;;
+    --port)
+      [[ ${2-} =~ ^[1-9][0-9]{3,4}$ ]] || fail "--port takes a number from 1024, not '${2-}'"
+      port=$2
+      shift
+      ;;
+    --dry-run) dry_run=yes ;;
+    -h | --help) usage ;;
+    --) shift && break ;;
+    -*) fail "unknown argument '$1'; what is for hvd-train train goes after --; see --help" ;;
+    *)
+      [[ -z $hostfile ]] || fail "two host files, '$hostfile' and '$1'; what is for hvd-train train goes after --"
+      hostfile=$1
+      ;;
+  esac
+  shift
+done
+
+[[ -n $hostfile ]] || fail "which host file? Such as: ${0##*/} hostfiles/two_hosts -- digits"
+[[ ${#mpi[@]} == 0 || ${way[0]} == train_hostfile.sh ]] || fail "--mpi does not go with --elastic: MPI cannot start again"
+read_hosts "$hostfile"
+read -r -a engine <<<"${CONTAINER_ENGINE:-docker}"
+read -r -a flags <<<"${CONTAINER_FLAGS-}"
+[[ -n $dry_run ]] || type -P "${engine[0]}" >/dev/null || fail "there is no ${engine[0]} on the PATH; CONTAINER_ENGINE names another"
+
+job=hvd_train-$(uname -n)-$$
+inside=/etc/hvd_train/ssh
+runs=$(readlink -f -- "$(dirname -- "$runs")")/$(basename -- "$runs")
+# The hosts' own network: ranks connect to one another on any port. --ipc host: NCCL wants more /dev/shm than 64 MB.
+container=(--label hvd_train --network host --ipc host --cap-drop ALL --security-opt no-new-privileges)
+container+=(--env "HVD_TRAIN_SSH_PORT=$port" --volume "$runs:/home/trainer/runs" "${volumes[@]}" "${flags[@]}")
+if (($(num_gpus))); then container+=(--gpus all); fi
+
+# on HOST COMMAND...: run it there.
+on() {
+  local host=$1
+  shift
+  case $host in
+    localhost | 127.* | "$(uname -n)" | "$(hostname -f 2>/dev/null)") ;;
+    *) set -- ssh -o BatchMode=yes -o ConnectTimeout=5 -- "$host" "$(printf '%q ' "$@")" ;;
+  esac
+  if [[ -n $dry_run ]]; then
+    printf -v line ' %q' "$@"
+    printf '%s\n' "${line# }"
+  else
+    "$@"
+  fi
+}
+
+# make HOST NAME ARGUMENT...: a container with the job's keys and host file in it, not started yet.
+make() {
+  local host=$1 name=$2
+  shift 2
+  # shellcheck disable=SC2016  # for the shell there
+  on "$host" sh -c 'test -d "$0" || install -d -m 1777 "$0"' "$runs"
+  on "$host" "${engine[@]}" create --name "$name" "${container[@]}" "$image" "$@" >"$said"
+  # Through a pipe: nobody reads them in a command line or in the environment of a container.
+  tar -C "$keys" --owner 1000 --group 1000 --numeric-owner -c . | on "$host" "${engine[@]}" cp - "$name:$inside" >"$said"
+}
+
+# start_host HOST: a container there that waits for ranks.
+start_host() {
+  make "$1" "$job" host
+  on "$1" "${engine[@]}" start "$job" >"$said"
+  on "$1" "${engine[@]}" exec "$job" timeout 20 sh -c 'until ssh localhost true; do sleep 0.2; done' >"$said"
+}
+
+others=()
+for entry in ${host_list//,/ }; do
+  case ${entry%:*} in
+    localhost | 127.* | "$(uname -n)" | "$(hostname -f 2>/dev/null)") ;; # the launcher's container is this host's
+    *) others+=("${entry%:*}") ;;
+  esac
+done
+
+# shellcheck disable=SC2317  # by the trap below
+clean_up() {
+  local host
+  for host in "${others[@]}"; do on "$host" "${engine[@]}" rm -f "$job" >/dev/null 2>&1 & done
+  on localhost "${engine[@]}" rm -f "$job" >/dev/null 2>&1 || true
+  wait
+  rm -rf "$keys"
+}
+
+said=/dev/null
+if [[ -n $dry_run ]]; then said=/dev/stdout; fi
+keys=$(mktemp -d)
+trap 'rm -rf "$keys"' EXIT
+if [[ -z $dry_run ]]; then
+  trap clean_up EXIT
+  type -P ssh-keygen >/dev/null || fail "there is no ssh-keygen on the PATH: apt install openssh-client"
+  ssh-keygen -q -t ed25519 -N '' -C "$job" -f "$keys/id_ed25519"
+  tr ',' '\n' <<<"$host_list" | sed 's/:/ slots=/' >"$keys/hostfile"
+fi
+starting=()
+for host in "${others[@]}"; do
+  start_host "$host" &
+  starting+=($!)
+done
+for index in "${!starting[@]}"; do
+  wait "${starting[index]}" || fail "no container could be started on ${others[index]}; try: ssh ${others[index]} ${engine[*]} run --rm $image doctor"
+done
+make localhost "$job" "${way[@]}" "$inside/hostfile" "${mpi[@]}" -- "$@"
+on localhost "${engine[@]}" start --attach "$job" &
+training=$! status=0
+# A signal to this script is for the training, which commits; bash would keep it until that has ended.
+trap 'kill -TERM "$training"' INT TERM HUP USR1
+wait "$training" || status=$?
+while kill -0 "$training" 2>/dev/null; do
+  status=0
+  wait "$training" || status=$?
+done
+exit "$status"
