@@ -96,8 +96,11 @@ make() {
   on "$host" sh -c 'test -d "$0" || install -d -m 1777 "$0"' "$runs"
   on "$host" "${engine[@]}" create --name "$name" "${container[@]}" "$image" "$@" >"$said"
   # Through a pipe: nobody reads them in a command line or in the environment of a container.
-  tar -C "$keys" --owner 1000 --group 1000 --numeric-owner -c . | on "$host" "${engine[@]}" cp - "$name:$inside" >"$said"
+  files | on "$host" "${engine[@]}" cp - "$name:$inside" >"$said"
 }
+
+# files: those of $keys, as user 1000's, in an archive; in a dry run there are none.
+files() { [[ -n $dry_run ]] || tar -C "$keys" --owner 1000 --group 1000 --numeric-owner -c .; }
 
 # start_host HOST: a container there that waits for ranks.
 start_host() {

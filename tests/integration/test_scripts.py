@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -221,6 +223,69 @@ def test_apptainer_that_cannot_start(arguments: list[str], message: str, tmp_pat
     assert message in result.stderr
 
 
+@pytest.fixture
+def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[str]]]]:
+    """A docker and an ssh that run nothing but write down what they are given: host, then the words of docker."""
+    folder, log = tmp_path / "bin", tmp_path / "docker.log"
+    # What ssh does with its words: it joins them, and a shell takes them apart.
+    program(folder / "ssh", 'while [ "$1" != -- ]; do shift; done; shift; export ON=$1; shift; exec sh -c "$*"')
+    dump = "import json, os, sys; print(json.dumps([os.environ.get('ON', 'here'), *sys.argv[1:]]))"
+    program(
+        folder / "docker", f'[ "$1" != cp ] || cat > {tmp_path}/cp.tar; exec {sys.executable} -c "{dump}" "$@" >> {log}'
+    )
+    program(folder / "nvidia-smi", "exit 9")
+
+    def told() -> list[list[str]]:
+        return [json.loads(line) for line in log.read_text().splitlines()]
+
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}, told
+
+
+def test_docker(containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path) -> None:
+    """A container on each host, with the key but by no argument; the words as they were typed; nothing stays."""
+    environment, told = containers
+    (tmp_path / "hosts").write_text("localhost slots=1\nother slots=2\n")
+    options = ["--volume", "/data:/data:ro", "--runs", "my runs"]
+    result = run("train_docker.sh", "hosts", *options, "--", *AWKWARD, cwd=tmp_path, **environment)
+    assert result.returncode == 0, result.stderr
+    calls = told()
+    assert [(call[0], call[1]) for call in calls] == [
+        *(("other", verb) for verb in ("create", "cp", "start", "exec")),
+        *(("here", verb) for verb in ("create", "cp", "start")),
+        *calls_of(calls[-2:]),
+    ]
+    assert sorted(calls_of(calls[-2:])) == [("here", "rm"), ("other", "rm")]
+    assert calls[0][-2:] == ["hvd_train", "host"]
+    launcher = calls[4]
+    assert launcher[-len(AWKWARD) :] == AWKWARD
+    assert launcher[launcher.index("hvd_train", launcher.index("--volume")) + 1 :][:3] == [
+        "train_hostfile.sh", "/etc/hvd_train/ssh/hostfile", "--"
+    ]  # fmt: skip
+    assert f"{tmp_path}/my runs:/home/trainer/runs" in launcher
+    assert (tmp_path / "my runs").stat().st_mode & 0o777 == 0o777
+    copied = subprocess.run(["tar", "tvf", tmp_path / "cp.tar"], capture_output=True, text=True, check=True).stdout
+    assert re.search(r"-rw------- 1000/1000 .* \./id_ed25519\n", copied)
+    assert "PRIVATE KEY" not in result.stdout + result.stderr
+
+
+def calls_of(calls: list[list[str]]) -> list[tuple[str, str]]:
+    return [(call[0], call[1]) for call in calls]
+
+
+def test_docker_dry_run(containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path) -> None:
+    """Every command is printed, as it can be typed, and none is run."""
+    environment, _ = containers
+    result = run(
+        "train_docker.sh", PROJECT / "hostfiles/two_hosts", "--dry-run", "--elastic", cwd=tmp_path, **environment
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert not (tmp_path / "docker.log").exists()
+    lines = result.stdout.splitlines()
+    assert any(line.startswith("ssh -o BatchMode=yes -o ConnectTimeout=5 -- h1 docker\\ create") for line in lines)
+    assert lines[-1].startswith("docker start --attach hvd_train-")
+    assert any("train_elastic.sh --hosts /etc/hvd_train/ssh/hostfile --" in line for line in lines)
+
+
 def test_mpi_is_told_where_it_is_on_other_hosts(tmp_path: Path, system_only: str) -> None:
     """An Open MPI beside horovodrun: its orted, quoted for ssh's shell, and its folder; what the user has set stays."""
     folder = tmp_path / "an environment" / "bin"
@@ -420,10 +485,14 @@ def test_shellcheck_has_nothing_to_say() -> None:
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.glob("train_*.sh")), ids=lambda path: path.name)
 def test_each_script_opens_with_what_it_does_and_ends_with_exec(path: Path) -> None:
-    """Each script is executable, says first what it is for, and becomes the command that it starts."""
+    """Each script is executable, says first what it is for, and becomes the command that it starts.
+
+    train_docker.sh alone stays, and removes its containers.
+    """
     lines = path.read_text(encoding="utf-8").splitlines()
     assert os.access(path, os.X_OK)
     assert lines[0] == "#!/usr/bin/env bash"
     assert lines[1].startswith("# Train ")
     assert "set -euo pipefail" in lines
-    assert [line for line in lines if line.startswith("exec ")] == lines[-1:]
+    last = [] if path.name == "train_docker.sh" else lines[-1:]
+    assert [line for line in lines if line.startswith("exec ")] == last
