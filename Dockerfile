@@ -32,7 +32,9 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ make python3-dev \
     && rm -rf /var/lib/apt/lists/*
 RUN pip install -c requirements/constraints.txt -r requirements/build.txt -r requirements/nvcc.txt
-COPY packaging packaging
+COPY packaging/build_horovod.py packaging/horovod.txt packaging/horovod-project.cmake packaging/horovod-toolchain.cmake packaging/
+COPY packaging/horovod_build packaging/horovod_build
+COPY packaging/patches packaging/patches
 RUN python packaging/build_horovod.py --wheel-dir /wheels
 COPY pyproject.toml README.md LICENSE ./
 COPY hvd_train hvd_train

@@ -104,9 +104,9 @@ files() { [[ -n $dry_run ]] || tar -C "$keys" --owner 1000 --group 1000 --numeri
 
 # start_host HOST: a container there that waits for ranks.
 start_host() {
-  make "$1" "$job" host
-  on "$1" "${engine[@]}" start "$job" >"$said"
-  on "$1" "${engine[@]}" exec "$job" timeout 20 sh -c 'until ssh localhost true; do sleep 0.2; done' >"$said"
+  make "$1" "$job-$1" host
+  on "$1" "${engine[@]}" start "$job-$1" >"$said"
+  on "$1" "${engine[@]}" exec "$job-$1" timeout 20 sh -c 'until ssh localhost true; do sleep 0.2; done' >"$said"
 }
 
 others=()
@@ -120,7 +120,7 @@ done
 # shellcheck disable=SC2317  # by the trap below
 clean_up() {
   local host
-  for host in "${others[@]}"; do on "$host" "${engine[@]}" rm -f "$job" >/dev/null 2>&1 & done
+  for host in "${others[@]}"; do on "$host" "${engine[@]}" rm -f "$job-$host" >/dev/null 2>&1 & done
   on localhost "${engine[@]}" rm -f "$job" >/dev/null 2>&1 || true
   wait
   rm -rf "$keys"

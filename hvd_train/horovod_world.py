@@ -59,6 +59,8 @@ class HorovodWorld:
         # Else Horovod joins what happens to be ready at the same moment into one reduction, and from three ranks on
         # the order of a sum's additions depends on the place in it: the same training would give other bits.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
+        # A rank that lives but does not come is named after a minute (Horovod's default); this ends the job.
+        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600")
         self._wrapped: list[Any] = []
         self._rendezvous = _meet_by_srun() if slurm.alone(os.environ) else None
         self.place = self._meet()
