@@ -297,7 +297,7 @@ class _Lives(State):  # type: ignore[misc]  # Horovod has no types
 
 
 def _call_over_mpi(facts: Mapping[str, str]) -> Any:
-    """The roll call, and mpi4py's module, to be finalized; None without an mpi4py that works with Horovod's MPI."""
+    """The roll call by mpi4py, where there is one that works with Horovod's MPI; its module where we began with it."""
     try:
         import mpi4py
 
@@ -305,12 +305,14 @@ def _call_over_mpi(facts: Mapping[str, str]) -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError):
         return None
-    if MPI.Is_initialized() or len(_mpi_libraries()) != 1:
+    if MPI.Is_finalized() or len(_mpi_libraries()) != 1:
         return None
-    with roll_call.saying_that_it_waits(launch.launched(os.environ)):
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    begun = MPI.Is_initialized()  # by the user's own script
+    if not begun:
+        with roll_call.saying_that_it_waits(launch.launched(os.environ)):
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
     roll_call.call_over_mpi(MPI.COMM_WORLD, facts)  # a rank that ends without finalizing makes mpirun end all at once
-    return MPI
+    return None if begun else MPI
 
 
 def _mpi_libraries() -> set[str]:

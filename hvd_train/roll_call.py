@@ -116,11 +116,10 @@ def call(
     """Wait until every rank is here; on all of them, raise UsageError where `facts` differ.
 
     Rank 0 asks for the others, and says whom it waits for; it is itself waited for by rank 1. Raises RankLost after
-    `HVD_TRAIN_START_TIMEOUT_SECONDS` (600), with the missing ranks.
+    `HVD_TRAIN_START_TIMEOUT_SECONDS` (600), with the missing ranks, UsageError where that is no number.
     """
     number = next(_calls)
-    patience = float(environ.get(PATIENCE, _PATIENCE_S))
-    wait = _Wait(board, number, patience, environ.get(HOSTS, ""), say or _say)
+    wait = _Wait(board, number, _patience(environ), environ.get(HOSTS, ""), say or _say)
     try:
         board.put(f"here.{number}.{rank}", json.dumps({"host": socket.gethostname(), **facts}))
         if rank == 0:
@@ -138,6 +137,13 @@ def call(
     _met.set()  # from here on the ranks see one another's end
     if verdict != _ALL_WELL:
         raise _told(verdict, by_rank_0=rank == 0 or not wait.rank_0_is_missing)
+
+
+def _patience(environ: Mapping[str, str]) -> float:
+    try:
+        return float(environ.get(PATIENCE, _PATIENCE_S))
+    except ValueError:
+        raise UsageError(f"{PATIENCE} is {environ[PATIENCE]!r}; it must be a number of seconds") from None
 
 
 def _told(verdict: str, *, by_rank_0: bool) -> HvdTrainError:
@@ -188,13 +194,15 @@ class _Wait:
             host = self.board.get(f"started.{rank}")
             listed = host_of(rank, self.hosts)
             where = f" on {host or listed}" if host or listed else ""
-            shown.append(f"rank {rank}{where}{'' if host else ' (not started)'}")
+            shown.append(f"rank {rank}{where}{'' if host else ' (nothing heard of it)'}")
         return ", ".join(shown) + (f" and {len(ranks) - most} more" if len(ranks) > most else "")
 
 
 def host_of(rank: int, hosts: str) -> str | None:
     """The host of a rank, where NAME:SLOTS,... stand in the order of ranks."""
-    for name, _, slots in (entry.rpartition(":") for entry in hosts.split(",") if ":" in entry):
+    for name, _, slots in (entry.rpartition(":") for entry in hosts.split(",")):
+        if not slots.isdigit():
+            return None
         if rank < int(slots):
             return name
         rank -= int(slots)

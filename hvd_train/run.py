@@ -105,16 +105,21 @@ def connect(config: Config | None = None) -> World:
     return ElasticWorld() if launch.elastic(os.environ) else HorovodWorld(facts=same_everywhere(config))
 
 
+OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "workers", "workers_per_host"}
+"""Settings in which ranks may differ: where a host has its data, and what it has to work with."""
+
+
 def same_everywhere(config: Config | None) -> dict[str, str]:
-    """What every rank of a job must have in common: versions, and each setting by its flag."""
+    """What every rank of a job must have in common: versions, and each other setting by its flag."""
     found = {
-        "Python": platform.python_version(),
+        "Python": ".".join(platform.python_version_tuple()[:2]),
         "torch": torch.__version__,
         "Horovod": metadata.version("horovod"),
         "hvd_train": f"{__version__} ({agent.digest_of_code()})",
     }
     if config is not None:
-        found |= {f"--{name.replace('_', '-')}": str(value) for name, value in config.settings().items()}
+        settings = {name: value for name, value in config.settings().items() if name not in OF_EACH_HOST}
+        found |= {f"--{name.replace('_', '-')}": str(value) for name, value in settings.items()}
     return found
 
 

@@ -169,6 +169,19 @@ def make_folder(root: Path, per_class: int) -> None:
 FOLDER = ["--data", "folder", "--data-dir", "images", "--image-size", "32", "--model", "squeezenet1_1"]
 
 
+@pytest.mark.parametrize("launcher", ["gloo", "mpi", "mpirun"])
+def test_ranks_of_other_settings_are_told_once(launcher: str, tmp_path: Path) -> None:
+    """Before anything is trained: who has what, one line for all ranks, and no run folder."""
+    rank = "HOROVOD_RANK" if launcher == "gloo" else "OMPI_COMM_WORLD_RANK"
+    train = f"{HVD_TRAIN} train digits --device cpu --output-dir run --eval-epochs $(({rank} + 1))"
+    code, output = finished(launch_line(launcher, 2, "sh", "-c", train), tmp_path)
+    assert code == 2, output
+    assert output.count("the ranks differ in --eval-epochs: 1 on ") == 1, output
+    assert "; 2 on " in output
+    assert "Traceback" not in output
+    assert not (tmp_path / "run").exists()
+
+
 def test_class_folders_train_on_two_ranks(tmp_path: Path) -> None:
     """JPEG class folders train through loader processes on two ranks, and evaluate the same on one."""
     make_folder(tmp_path / "images", per_class=8)

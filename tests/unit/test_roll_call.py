@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvd_train import roll_call
+from hvd_train import roll_call, run
+from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, RankLost, UsageError
 
 
@@ -79,7 +80,9 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     """By number and host, with whether it has started at all, as an error on all others."""
     patience = {roll_call.PATIENCE: "0.1", roll_call.HOSTS: "h1:2,h2:1"}
     results, _ = call({0: {}, 1: {}}, 3, **patience)
-    assert results[0].startswith(f"{RankLost.__name__}: rank 2 on h2 (not started) did not come within 0 s: look at")
+    assert results[0].startswith(
+        f"{RankLost.__name__}: rank 2 on h2 (nothing heard of it) did not come within 0 s: look at"
+    )
     assert results[1] == results[0]
 
 
@@ -92,14 +95,15 @@ def test_a_rank_that_is_late_is_named_meanwhile() -> None:
         board.put("here.0.1", '{"host": "h2"}')
 
     roll_call.call(board, 0, 2, {}, {}, say)
-    assert said == ["waiting for rank 1 (not started) (0 s)"]
+    assert said == ["waiting for rank 1 (nothing heard of it) (0 s)"]
 
 
 def test_rank_0_is_waited_for_by_rank_1() -> None:
     """It cannot say itself that it is not there."""
     results, said = call({1: {}, 2: {}}, 3, **{roll_call.PATIENCE: "0.1"})
     assert all(
-        result.startswith(f"{RankLost.__name__}: rank 0 (not started) did not come within") for result in results
+        result.startswith(f"{RankLost.__name__}: rank 0 (nothing heard of it) did not come within")
+        for result in results
     )
     assert list(said) == [1]
 
@@ -127,6 +131,19 @@ def test_elastic_ranks_are_not_called() -> None:
     environ = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "h1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "1", "HOROVOD_RANK": "0"}
     assert roll_call.store({**environ, "HOROVOD_ELASTIC": "1"}) is None
     assert roll_call.store({}) is None
+
+
+def test_a_time_that_is_none() -> None:
+    """One line that names the variable."""
+    with pytest.raises(UsageError, match=r"HVD_TRAIN_START_TIMEOUT_SECONDS is '10m'; it must be a number of seconds"):
+        roll_call.call(Blackboard(), 0, 1, {}, {roll_call.PATIENCE: "10m"})
+
+
+@pytest.mark.parametrize("name", run.OF_EACH_HOST)
+def test_what_hosts_may_have_of_their_own_is_a_setting(name: str) -> None:
+    """A name that is none would hide nothing, and one that is new would stop jobs that are right."""
+    assert name in Config().settings()
+    assert f"--{name.replace('_', '-')}" not in run.same_everywhere(Config())
 
 
 @pytest.mark.parametrize(("rank", "host"), [(0, "a"), (1, "a"), (2, "b"), (3, None)])
