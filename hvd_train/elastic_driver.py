@@ -47,6 +47,7 @@ _TICK_S = 0.1
 _DISCOVERY_S = 1.0
 _COMMAND_S = 30.0
 _QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
+_MEETING_S = 1.0  # one that leaves does so when the others have met: its end takes a core for as long as they need
 _LEAVE_S = 5.0  # a worker that was told to go has so long to do it by itself
 START_WORKER = Callable[[SlotInfo, list[threading.Event]], tuple[int, float]]
 
@@ -180,6 +181,8 @@ class Driver:
                 self._changed.wait(1.0)
             running.waiting = False
             self._answer.seat = running.seat
+        if self._answer.seat is None:
+            self._stopped.wait(_MEETING_S)
 
     def get_slot_info(self, host: str, local_rank: int) -> SlotInfo:
         """What the wait in `record_ready`, in the same thread, has brought."""

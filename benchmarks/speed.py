@@ -1,0 +1,120 @@
+"""Our loop beside what users would write otherwise, as ratios of images per second on 2 ranks of this machine.
+
+    python -m benchmarks.speed               all comparisons, about 25 minutes on 2 cores
+    python -m benchmarks.speed --quick       the same with fewer turns, about 5 minutes
+
+Each is two running trainings that take turns (`benchmarks.turns`), with the same network, batch and number of threads,
+without augmentation, evaluation or commits. The record goes to benchmarks/records/speed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import RECORDS, about
+from benchmarks.turns import compare, started
+
+ROOT = Path(__file__).parents[1]
+PROGRAMS = Path(sys.executable).parent
+ENVIRONMENT = {**os.environ, "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+LAUNCHERS = {
+    "gloo": ["horovodrun", "--gloo", "-np", "2"],
+    "mpi": ["mpirun", *AS_ROOT, "--oversubscribe", "--bind-to", "none", "-np", "2"],
+    "torchrun": ["torchrun", "--standalone", "--nproc-per-node", "2"],
+}
+BATCHES = {"convnet": 30, "resnet18": 32}  # per rank, so that no rank is idle in the last step of an epoch
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Ours under one launcher against another program under its own."""
+
+    network: str
+    ours: str
+    other: str
+    others: str
+    """Launcher of the other one."""
+    aim: float
+    """Least ratio of images per second, ours over the other's."""
+
+    @property
+    def name(self) -> str:
+        """As in docs/benchmarks.md."""
+        return f"{self.network}: ours ({self.ours}) over {self.other} ({self.others})"
+
+
+COMPARISONS = [
+    *(Comparison(network, way, "horovod", way, 0.98) for network in BATCHES for way in ("gloo", "mpi")),
+    *(Comparison("resnet18", way, "ddp", "torchrun", 1.0) for way in ("gloo", "mpi")),
+    Comparison("convnet", "gloo", "example", "gloo", 1.3),
+]
+
+
+def ours(network: str, launcher: str) -> list[str]:
+    """The command of our training."""
+    batch = BATCHES[network]
+    line = f"train --data digits --model benchmarks.networks:{network} --global-batch-size {2 * batch} "
+    line += f"--batch-size {batch} --augment none --device cpu --epochs 1000000 --eval-epochs 1000000 "
+    line += "--log-steps 100 --output-dir run --commit-seconds 1000000 --learning-rate 0.02"
+    if network != "convnet":
+        line += " --image-size 32"
+    return [*LAUNCHERS[launcher], "hvd-train", *line.split()]
+
+
+def other(comparison: Comparison) -> list[str]:
+    """The command of the other one."""
+    python = [] if comparison.others == "torchrun" else ["python"]
+    what = ["-m", "benchmarks.bare", comparison.other, comparison.network, str(BATCHES[comparison.network])]
+    return [*LAUNCHERS[comparison.others], *python, *what]
+
+
+def measure(comparison: Comparison, turns: int, seconds: float) -> dict[str, Any]:
+    """Start both and let them take turns of about so many seconds."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="speed-")))
+        mine = stack.enter_context(started(ours(comparison.network, comparison.ours), folder / "ours", 2, ENVIRONMENT))
+        theirs = stack.enter_context(started(other(comparison), folder / "other", 2, ENVIRONMENT))
+        mine.turn(5)
+        steps = max(3, round(seconds / mine.turn(5)))
+        found = compare(theirs, mine, turns=turns, steps=steps)
+    low, high = found["interval"]
+    verdict = "met" if low >= comparison.aim else "not met" if high < comparison.aim else "not told apart"
+    print(
+        f"{comparison.name}: {found['ratio']:.3f} ({low:.3f} to {high:.3f}), aim {comparison.aim}: {verdict}",
+        flush=True,
+    )
+    times = dict(zip(("other", "ours"), found.pop("seconds_per_step"), strict=True))
+    return {
+        "comparison": comparison.name,
+        "aim": comparison.aim,
+        "verdict": verdict,
+        "seconds_per_step": times,
+        **found,
+    }
+
+
+def main() -> None:
+    """Measure, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="", help="comparisons whose name has this in it")
+    options = parser.parse_args()
+    turns = 10 if options.quick else 50
+    chosen = [comparison for comparison in COMPARISONS if options.only in comparison.name]
+    found = [measure(comparison, turns, 1.0 if options.quick else 2.0) for comparison in chosen]
+    record = {**about("benchmarks.speed", sys.argv[1:]), "comparisons": found}
+    if not options.only and not options.quick:
+        (RECORDS / "speed.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
