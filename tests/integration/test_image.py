@@ -217,6 +217,13 @@ class Cluster:
         said = engine("logs", f"{self.name}-{host}")
         return said.stdout + said.stderr
 
+    def wait_for(self, words: str) -> None:
+        """Until the launcher's container has printed them."""
+        try:
+            wait_for(words, lambda: words in self.output("train"), limit_s=180)
+        except AssertionError:
+            pytest.fail(f"no {words!r} in:\n{self.output('train')[-4000:]}")
+
 
 @pytest.fixture
 def two(image: str, tmp_path: Path) -> Iterator[Cluster]:
@@ -247,23 +254,22 @@ def reached(cluster: Cluster, one: str, other: str) -> bool:
 def test_two_containers_are_two_hosts(way: str, two: Cluster) -> None:
     """horovodrun starts a rank in each, over ssh."""
     two.start("train", "train_hostfile.sh", "/opt/hvd_train/hostfiles/two_hosts", way, "--", "digits", "--epochs", "3")
-    wait_for("the end", lambda: "next:  hvd-train evaluate" in two.output("train"), limit_s=180)
+    two.wait_for("next:  hvd-train evaluate")
     assert "on 2 ranks" in two.output("train")
 
 
 def test_a_container_is_killed_and_comes_back(two: Cluster) -> None:
     """The training goes on with the other one, loses no step, and takes the new one in."""
-    hosts = "/opt/hvd_train/hostfiles/two_hosts"
-    two.start(
-        "train", "train_elastic.sh", "--hosts", hosts, "--", "digits", "--epochs", "60", "--output-dir", "runs/one"
-    )
-    wait_for("two epochs", lambda: "epoch  2/60" in two.output("train"), limit_s=120)
+    hosts, train = "/opt/hvd_train/hostfiles/two_hosts", ["digits", "--epochs", "5000", "--output-dir", "runs/one"]
+    two.start("train", "train_elastic.sh", "--hosts", hosts, "--", *train)
+    two.wait_for("epoch    2/5000")
     two.remove("h2")
-    wait_for("one to go on", lambda: "world 2 -> 1" in two.output("train"), limit_s=60)
+    two.wait_for("world 2 -> 1")
     two.start("h2", "host")
-    wait_for("two again", lambda: "world 1 -> 2" in two.output("train"), limit_s=120)
-    wait_for("the end", lambda: "next:  hvd-train evaluate" in two.output("train"), limit_s=240)
-    assert "0 steps lost" in two.output("train")
+    two.wait_for("world 1 -> 2")
+    assert two.output("train").count("0 steps lost") == 2
+    assert engine("kill", "--signal", "TERM", f"{two.name}-train").returncode == 0
+    assert engine("wait", f"{two.name}-train").stdout.strip() == "143"
 
 
 def test_nobody_gets_in_without_the_key(two: Cluster) -> None:
