@@ -120,6 +120,7 @@ done
 # shellcheck disable=SC2317  # by the trap below
 clean_up() {
   local host
+  wait # what is still being made could not be removed
   for host in "${others[@]}"; do on "$host" "${engine[@]}" rm -f "$job-$host" >/dev/null 2>&1 & done
   on localhost "${engine[@]}" rm -f "$job" >/dev/null 2>&1 || true
   wait

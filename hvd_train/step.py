@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hvd_train import metrics, order
 from hvd_train.config import Config
 from hvd_train.data.loader import Batch, MicroBatch
+from hvd_train.device import seed
 from hvd_train.errors import RankLost
 from hvd_train.metrics import Totals
 from hvd_train.normalization import RunningStatistics
@@ -113,7 +114,7 @@ class Step:
             if loss is not None:
                 torch.autograd.backward(scaler.scale(loss))
             self._statistics.begin_slot()
-            torch.manual_seed(order.key(self._seed, SLOT, state.progress.step, micro.number))
+            seed(self._device, order.key(self._seed, SLOT, state.progress.step, micro.number))
             inputs, targets = micro.inputs, micro.targets
             if len(targets):
                 inputs, targets = self._mix(inputs, targets)
