@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from torch import Tensor, nn
 from torchvision import models
 
@@ -16,6 +18,13 @@ class Grey(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:  # noqa: D102
         return images.expand(-1, 3, -1, -1)
+
+
+def waiting(num_classes: int) -> nn.Module:
+    """A small network whose forward pass takes 50 ms without a core, as one on a GPU might."""
+    model = digits_convnet(num_classes)
+    model.register_forward_hook(lambda model, *_: time.sleep(0.05) if model.training else None)
+    return gated(model)
 
 
 def convnet(num_classes: int) -> nn.Module:
