@@ -7,7 +7,8 @@ ResNet-50 (23.5 million parameters with 10 classes), SGD with momentum, 2 ranks,
 commit's cost is what the ten steps after it take longer than the ten after those, in one run; the default cadence has
 one a minute.
 Elastic against static: the same training in turns (`benchmarks.turns`), with steps of 50 ms that leave the cores free,
-as those on a GPU do, and with that ResNet-50, which leaves nothing free. The records go to benchmarks/records/ready-*.json.
+as those on a GPU do, and with that ResNet-50, which leaves nothing free. The records go to
+benchmarks/records/ready-*.json.
 """
 
 from __future__ import annotations
