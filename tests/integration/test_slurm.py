@@ -108,9 +108,10 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
 
 
 def test_ranks_by_srun(slurm: Slurm) -> None:
-    """`srun hvd-train train` is all it takes: a rank for each task, on both nodes."""
-    slurm.command("srun", "-N", "2", "-n", "2", "hvd-train", "train", "digits", "--epochs", "2", "--output-dir", "run")
-    summary = json.loads((slurm.folder / "run/summary.json").read_text())
+    """`srun hvd-train train` is all it takes: a rank for each task, on both nodes; words arrive as they were typed."""
+    folder = "a run; with $(signs) and 'quotes'"
+    slurm.command("srun", "-N", "2", "-n", "2", "hvd-train", "train", "digits", "--epochs", "2", "--output-dir", folder)
+    summary = json.loads((slurm.folder / folder / "summary.json").read_text())
     assert (summary["finished"], summary["world_size"]) == (True, 2)
 
 

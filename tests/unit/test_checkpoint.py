@@ -21,11 +21,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_train import checkpoint
+from hvd_train import checkpoint, config, evaluate, recipes
 from hvd_train.checkpoint import BadCheckpoint, DiskStore, committed, newest_good, path_of, read
 from hvd_train.errors import UsageError
 from hvd_train.order import Cut
 from hvd_train.state import Progress, Snapshot, TrainState
+from hvd_train.weights import start_from
 from tests import runs
 from tests.worlds import own_generator
 
@@ -330,3 +331,24 @@ def test_a_busy_disk_puts_a_commit_off_but_not_the_last_one(monkeypatch: pytest.
     assert disk.close()
     assert steps_on_disk(Path("run")) == [3, 1]
     assert runs.equal(read(path_of(Path("run"), 1))["model"], state_at(1).model.state_dict())
+
+
+def weights_with_a_trap(folder: Path) -> Path:
+    """A file of weights that would make a file when it is unpickled without care."""
+    torch.save({"weight": Malicious()}, folder / "weights.pt")
+    return folder / "weights.pt"
+
+
+@pytest.mark.parametrize("content", ["trap", "empty", "half"])
+def test_weights_that_run_code_are_refused_wherever_they_are_named(content: str, tmp_path: Path) -> None:
+    """`evaluate` and --weights say in one line that the file cannot be read; nothing of it is run."""
+    path = weights_with_a_trap(tmp_path)
+    if content != "trap":
+        path.write_bytes(path.read_bytes()[: 0 if content == "empty" else 200])
+    (tmp_path / "config.yaml").write_text(config.dump(recipes.get("digits")))
+    path.rename(tmp_path / "model-best.pt")
+    with pytest.raises(UsageError, match=r"^cannot read the weights .*model-best\.pt: [^\n]*$"):
+        evaluate(tmp_path)
+    with pytest.raises(UsageError, match=r"^--weights .*model-best\.pt: cannot be read [^\n]*$"):
+        start_from(str(tmp_path / "model-best.pt"), torch.nn.Linear(3, 2), "mine", 2)
+    assert not Path("owned").exists()
