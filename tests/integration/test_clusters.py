@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import time
@@ -24,6 +25,8 @@ WAYS = {
     "horovodrun, MPI": ["train_hostfile.sh", "hostfile", "--mpi"],
     "mpirun": ["train_mpirun.sh", "hostfile"],
 }
+# Environments with hvd_train and Horovod for another MPI, `PATH:PATH`: packaging/build_horovod.py makes the latter.
+OTHER_MPIS = [Path(folder) / "bin" for folder in os.environ.get("MPI_ENVIRONMENTS", "").split(":") if folder]
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,21 @@ def test_a_training_on_three_hosts(way: str, hosts: Hosts, tmp_path: Path) -> No
     assert code == 0, (tmp_path / "output.txt").read_text()
     summary = json.loads((tmp_path / "a run; with $(signs)" / "summary.json").read_text())
     assert (summary["world_size"], summary["finished"]) == (count, True)
+    wait_for("all workers to be gone", lambda: nobody_left(hosts), limit_s=10)
+
+
+@pytest.mark.skipif(not OTHER_MPIS, reason="MPI_ENVIRONMENTS names no environments with Horovod for other MPIs")
+@pytest.mark.parametrize("programs", OTHER_MPIS, ids=lambda programs: programs.parent.name)
+@pytest.mark.parametrize("listed", ["h1\nh2\n", "h1\nh2\nh3\n"], ids=["two", "three"])
+def test_other_mpis(listed: str, programs: Path, hosts: Hosts, tmp_path: Path) -> None:
+    """Plain mpirun of Open MPI 5, MPICH, a system's Open MPI: a rank on each host, and the roll call among them."""
+    arguments = ["digits", "--epochs", "1", "--device", "cpu", "--output-dir", "run"]
+    begun = [
+        word.replace(str(PROGRAMS), str(programs)) for word in command(hosts, tmp_path, "mpirun", listed, *arguments)
+    ]
+    code, output = finished(begun, tmp_path)
+    assert code == 0, output
+    assert json.loads((tmp_path / "run/summary.json").read_text())["world_size"] == len(listed.split())
     wait_for("all workers to be gone", lambda: nobody_left(hosts), limit_s=10)
 
 
@@ -125,7 +143,7 @@ def over(hosts: Hosts) -> Iterator[Callable[[Path, str], None]]:
         subprocess.run(hosts.inside("h3", ROOT, "umount", str(path)), check=True)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["horovodrun, Gloo", "mpirun"])
 def test_a_host_with_another_version(way: str, over: Callable[[Path, str], None], hosts: Hosts, tmp_path: Path) -> None:
     """Told before the ranks meet, with who has what, where they would wait for one another or train nonsense."""
     path = Path(hvd_train.__file__)
