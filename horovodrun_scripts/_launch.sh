@@ -82,6 +82,12 @@ read_hosts() {
   export HVD_TRAIN_HOSTS=$host_list
 }
 
+# is_here NAME: whether it is this host's.
+is_here() {
+  case $1 in localhost | 127.* | "$(uname -n)" | "$(hostname -f 2>/dev/null)") return 0 ;; esac
+  return 1
+}
+
 # check_hosts FILE: every host of host_list but this one lets us in by ssh without a password, and has hvd-train where it
 # is here. All are asked at once; horovodrun itself would try a dead one for a while.
 check_hosts() {
@@ -89,7 +95,7 @@ check_hosts() {
   path=$(type -P hvd-train)
   problems=$(
     for entry in ${host_list//,/ }; do
-      case ${entry%:*} in localhost | 127.* | "$(uname -n)" | "$(hostname -f 2>/dev/null)") continue ;; esac
+      if is_here "${entry%:*}"; then continue; fi
       check_host "${entry%:*}" "$path" "$1" &
     done
     wait

@@ -76,10 +76,7 @@ if (($(num_gpus))); then container+=(--gpus all); fi
 on() {
   local host=$1
   shift
-  case $host in
-    localhost | 127.* | "$(uname -n)" | "$(hostname -f 2>/dev/null)") ;;
-    *) set -- ssh -o BatchMode=yes -o ConnectTimeout=5 -- "$host" "$(printf '%q ' "$@")" ;;
-  esac
+  is_here "$host" || set -- ssh -o BatchMode=yes -o ConnectTimeout=5 -- "$host" "$(printf '%q ' "$@")"
   if [[ -n $dry_run ]]; then
     printf -v line ' %q' "$@"
     printf '%s\n' "${line# }"
@@ -111,10 +108,7 @@ start_host() {
 
 others=()
 for entry in ${host_list//,/ }; do
-  case ${entry%:*} in
-    localhost | 127.* | "$(uname -n)" | "$(hostname -f 2>/dev/null)") ;; # the launcher's container is this host's
-    *) others+=("${entry%:*}") ;;
-  esac
+  is_here "${entry%:*}" || others+=("${entry%:*}") # the launcher's container is this host's
 done
 
 # shellcheck disable=SC2317  # by the trap below

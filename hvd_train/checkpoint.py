@@ -23,6 +23,7 @@ from torch import Tensor
 from hvd_train import durable
 from hvd_train.errors import UsageError
 from hvd_train.state import Snapshot, TrainState, to_host
+from hvd_train.weights import UNREADABLE
 
 BEST, FINAL = "model-best.pt", "model-final.pt"
 MAGIC = b"hvd_train checkpoint 1\n"
@@ -231,7 +232,7 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
     """A plain state_dict, on the CPU; None where it cannot be read."""
     try:
         weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):
+    except UNREADABLE:
         return None
     return weights
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import platform
 import sys
 from collections.abc import Callable
@@ -174,7 +173,7 @@ def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor]]:
         path = found[0]
         try:
             return config, torch.load(path, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        except weights.UNREADABLE as error:
             raise UsageError(f"cannot read the weights {path}: {str(error).partition(chr(10))[0]}") from None
     if not target.exists():
         raise UsageError(f"{target}: no such run folder or checkpoint")

@@ -17,6 +17,10 @@ from hvd_train.models import head_of, torchvision_names
 _AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 
 
+UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError)
+"""What torch.load raises for a file that is damaged, empty, or holds code."""
+
+
 def is_file(weights: str) -> bool:
     """Whether these are meant as a file, not as a name of torchvision's."""
     return "/" in weights or "." in weights
@@ -74,7 +78,7 @@ def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
             return dict(weights.get_state_dict(progress=False, check_hash=True))
-    except (URLError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (URLError, *UNREADABLE) as error:
         reason = getattr(error, "reason", None) or str(error).partition("\n")[0]
         raise UsageError(
             f"--weights {name}: cannot fetch {weights.url} ({reason}): put that file at {path}, or type --weights FILE"
@@ -84,7 +88,7 @@ def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
 def _from_file(path: Path) -> dict[str, Tensor]:
     try:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except UNREADABLE as error:
         raise UsageError(f"--weights {path}: cannot be read ({str(error).partition(chr(10))[0]})") from None
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         keys = f" but has {', '.join(map(str, list(found)[:5]))}" if isinstance(found, dict) else ""
