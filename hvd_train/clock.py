@@ -1,10 +1,12 @@
-"""Honest timing: images per second of training alone."""
+"""Honest timing: images per second of training alone, and where the time of a step goes."""
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _WARMUP_STEPS = 5  # the first steps pay for allocation, tuning and the first exchange of names between ranks
 
@@ -42,6 +44,53 @@ class Stopwatch:
     def images_per_second(self) -> float:
         """Samples of all ranks per second of training; 0 before there is anything to go by."""
         return self.samples / self.seconds if self.seconds else 0.0
+
+
+PHASES = ("data", "forward", "backward", "reduction", "optimizer", "other")
+"""Of a step: the wait for samples, the passes, the wait for other ranks' gradients after them, the update, the rest."""
+_MOST_MARKS = 600
+
+
+class Split:
+    """Where the time of training steps goes. Each mark gives what has passed since the last one to a phase.
+
+    A GPU works later than it is asked to: there a stamp is an event in its queue (see `device.split_on`).
+    """
+
+    def __init__(
+        self, stamp: Callable[[], Any] = time.perf_counter, seconds: Callable[[Any, Any], float] = operator.sub
+    ) -> None:
+        """`seconds(end, start)`: between two stamps."""
+        self._stamp, self._seconds = stamp, seconds
+        self._marks: list[tuple[str, Any, Any]] = []
+        self._spent = dict.fromkeys(PHASES, 0.0)
+        self._steps = 0
+        self._last = stamp()
+
+    def mark(self, phase: str) -> None:
+        """What has happened since the last mark was this."""
+        now = self._stamp()
+        self._marks.append((phase, now, self._last))
+        self._last = now
+        if len(self._marks) >= _MOST_MARKS:
+            self._add_up()
+
+    def restart(self) -> None:
+        """What has happened since the last mark was not training."""
+        self._last = self._stamp()
+
+    def take(self) -> dict[str, float] | None:
+        """Seconds of each phase, mean of the steps since this was last asked; None without any."""
+        self._add_up()
+        spent, steps = self._spent, self._steps
+        self._spent, self._steps = dict.fromkeys(PHASES, 0.0), 0
+        return {phase: seconds / steps for phase, seconds in spent.items()} if steps else None
+
+    def _add_up(self) -> None:
+        for phase, end, start in self._marks:
+            self._spent[phase] += self._seconds(end, start)
+            self._steps += phase == "data"
+        self._marks.clear()
 
 
 class Timer:

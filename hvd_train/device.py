@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from hvd_train.clock import Split
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.world import Place
@@ -42,6 +43,24 @@ def choose_device(config: Config, place: Place) -> torch.device:
     if config.precision.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not, and torch says so
     return device
+
+
+def split_on(device: torch.device) -> Split:
+    """A time split of what this device does."""
+    if device.type != "cuda":
+        return Split()
+
+    def stamp() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(end: torch.cuda.Event, start: torch.cuda.Event) -> float:
+        end.synchronize()
+        milliseconds: float = start.elapsed_time(end)
+        return milliseconds / 1000
+
+    return Split(stamp, seconds)
 
 
 def seed(device: torch.device, number: int) -> None:

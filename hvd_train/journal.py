@@ -34,6 +34,8 @@ class StepRecord:
     skipped_steps: int
     """Since the run began: steps whose loss or gradient was not finite."""
     images_per_second: float
+    split: dict[str, float] | None
+    """Seconds of a step by phase (clock.PHASES), on rank 0: the mean since the last line."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,10 @@ class RunJournal:
         """See Journal."""
         self._write("step", vars(record))
         for name, value in vars(record).items():
-            if name not in ("epoch", "step", "samples"):
+            if name not in ("epoch", "step", "samples", "split"):
                 self._plot(f"train/{name}", value, record.step)
+        for phase, seconds in (record.split or {}).items():
+            self._plot(f"seconds/{phase}", seconds, record.step)
 
     def epoch(self, record: EpochRecord) -> None:
         """See Journal."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from hvd_train import checkpoint, freeze, optim, schedule
 from hvd_train.checkpoint import Store
-from hvd_train.clock import Stopwatch, Timer
+from hvd_train.clock import Split, Stopwatch, Timer
 from hvd_train.config import Config, ScheduleConfig
 from hvd_train.data.loader import Batch, Loader
 from hvd_train.errors import Diverged
@@ -43,6 +43,7 @@ class Job:
     store: Store
     stop: StopSignal
     stopwatch: Stopwatch
+    split: Split
     commit_timer: Timer
     time_limit: Timer
     change: Change | None
@@ -61,6 +62,7 @@ def train(job: Job) -> bool:
     peak = schedule.peak_learning_rate(config.optimizer, state.cut.global_batch)
     job.journal.begin(epochs, num_samples)
     job.stopwatch.restart()
+    job.split.restart()
 
     while not ended(config, state):
         epoch = state.progress.epoch
@@ -69,6 +71,7 @@ def train(job: Job) -> bool:
         order = order_of(config.seed, epoch, num_samples, config.data.repeated_augmentation)
         work = assignments(order, state.progress.cursor, state.cut, place.rank, place.size)
         for batch in job.train_loader.load(epoch, work):
+            job.split.mark("data")
             middle = (state.progress.cursor + batch.size / 2) / num_samples
             learning_rate = peak * schedule.learning_rate_factor(config.schedule, epoch + middle)
             optim.set_learning_rate(state.optimizer, learning_rate)
@@ -96,9 +99,11 @@ def train(job: Job) -> bool:
                 job.commit_timer.reset()
             if result.agreed.change:
                 raise WorldChanged
+            job.split.mark("other")
 
         with job.stopwatch.paused():
             finish_epoch(job)
+        job.split.restart()
     return True
 
 
@@ -175,6 +180,7 @@ def take_down(job: Job, result: StepResult, learning_rate: float, *, log: bool) 
                 loss_scale=job.state.scaler.get_scale() if job.state.scaler.is_enabled() else None,
                 skipped_steps=progress.skipped,
                 images_per_second=speed,
+                split=job.split.take(),
             )
         )
 

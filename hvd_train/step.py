@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train import metrics, order
+from hvd_train.clock import Split
 from hvd_train.config import Config
 from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.device import seed
@@ -68,11 +69,14 @@ class Step:
         device: torch.device,
         mix: Mixer = unmixed,
         together: Tensor | None = None,
+        split: Split | None = None,
     ) -> None:
         """`mix` blends the images of a micro-batch and their targets.
 
         `together`: the model's layers meet over the ranks within each pass (an example of its input).
+        `split` learns where the time goes.
         """
+        self._mark = (split or Split()).mark
         self._world, self._device, self._seed = world, device, config.seed
         self._precision = config.precision.precision
         self._label_smoothing = config.optimizer.label_smoothing
@@ -113,6 +117,7 @@ class Step:
         for micro in micro_batches:
             if loss is not None:
                 torch.autograd.backward(scaler.scale(loss))
+                self._mark("backward")
             self._statistics.begin_slot()
             seed(self._device, order.key(self._seed, SLOT, state.progress.step, micro.number))
             inputs, targets = micro.inputs, micro.targets
@@ -126,15 +131,18 @@ class Step:
             sums += metrics.sums(losses, logits, micro.targets)
             if len(targets):
                 self._statistics.end_slot()
+            self._mark("forward")
         # All forward passes are done: what they gave travels while the last backward pass runs.
         wishes = torch.tensor([float(v) for v in (votes.stop, votes.commit, votes.change)], device=self._device)
         pending = self._world.start_sum(torch.cat([sums, wishes]), "step")
         self._statistics.start_sum(self._world)
         if loss is not None:
             torch.autograd.backward(scaler.scale(loss))
+            self._mark("backward")
         with self._world.reduced(optimizer):
             totals, agreed = _read(pending(), batch.size)
             self._statistics.wait()  # the last word of other ranks: from here on the step cannot break
+            self._mark("reduction")
             scaler.unscale_(optimizer)
             norm = self._clip(model)
             skipped = not (math.isfinite(totals.loss) and math.isfinite(norm))  # on all ranks: both are sums over them
@@ -144,6 +152,7 @@ class Step:
                 self._statistics.finish(batch.num_slots)
                 scaler.step(optimizer)
             scaler.update()
+        self._mark("optimizer")
         not_finite = _not_finite(batch, each) if skipped else ()
         return StepResult(totals, agreed, norm if want_norm else None, skipped, not_finite)
 

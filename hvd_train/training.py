@@ -37,7 +37,7 @@ from hvd_train.data import sources
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet
 from hvd_train.data.loader import Loader, Prepare
 from hvd_train.data.sources import OwnData
-from hvd_train.device import choose_device, loss_scaler, uses_channels_last, uses_fp16_wire
+from hvd_train.device import choose_device, loss_scaler, split_on, uses_channels_last, uses_fp16_wire
 from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError
 from hvd_train.journal import RunJournal, SilentJournal
 from hvd_train.loop import Job, validate
@@ -206,7 +206,7 @@ class Training:
             raise FaultRepeats(f"step {step + 1} has failed {count} times in a row; the last time: {error}") from error
 
     def _job(self, training: TrainState) -> Job:
-        desk = self._desk
+        desk, split = self._desk, split_on(self._parts.device)
         return Job(
             config=self._config,
             world=self._world,
@@ -219,6 +219,7 @@ class Training:
                 self._parts.device,
                 self._mix,
                 together=self._parts.example if self._config.model.sync_batch_norm else None,
+                split=split,
             ),
             train_loader=self._parts.train_loader,
             val_loader=self._parts.val_loader,
@@ -227,6 +228,7 @@ class Training:
             store=desk.store if desk else NoStore(),
             stop=self._stop,
             stopwatch=self._stopwatch,
+            split=split,
             commit_timer=self._commit_timer,
             time_limit=self._time_limit,
             change=self._change,

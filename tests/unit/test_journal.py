@@ -13,7 +13,7 @@ from hvd_train.journal import EpochRecord, LineDisplay, RunJournal, StepRecord, 
 
 def step_record(step: int, loss: float = 0.5) -> StepRecord:
     """A step of the first epoch."""
-    return StepRecord(1, step, 10 * step, loss, 0.1, 0.2, 0.01, None, None, 0, 100.0)
+    return StepRecord(1, step, 10 * step, loss, 0.1, 0.2, 0.01, None, None, 0, 100.0, {"data": 0.25, "forward": 0.5})
 
 
 def epoch_record(epoch: int, step: int) -> EpochRecord:
@@ -132,6 +132,7 @@ def test_tensorboard_has_the_same_numbers() -> None:
     events = EventAccumulator("tensorboard").Reload()
     assert [event.value for event in events.Scalars("train/loss")] == [0.5]
     assert [(event.step, event.value) for event in events.Scalars("val/top1")] == [(1, 0.75)]
+    assert [event.value for event in events.Scalars("seconds/forward")] == [0.5]
     assert "train/gradient_norm" not in events.Tags()["scalars"]
 
 
