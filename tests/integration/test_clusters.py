@@ -14,6 +14,7 @@ import pytest
 
 import hvd_train
 from tests import hosts as cluster
+from tests.documented import commands
 from tests.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS
 from tests.hosts import Hosts
 from tests.launching import PROGRAMS, finished, started, wait_for
@@ -164,16 +165,18 @@ def test_a_rank_that_never_arrives(over: Callable[[Path, str], None], hosts: Hos
     wait_for("all workers to be gone", lambda: nobody_left(hosts), limit_s=10)
 
 
+ON_HOSTS_HERE = ("Is the cluster ready?", "Start", "Many trainings in one allocation", "Host files")
+
+
 def documented() -> list[str]:
-    """The commands of docs/clusters.md but Slurm's, with names of hosts and data that are here."""
-    text = (ROOT / "docs/clusters.md").read_text()
-    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [
-        line.replace("node[01-04]:8", "h[1-2]:1").replace("/data/imagenet", "data")
-        for line in lines
-        if line and not line.startswith(("sbatch", "srun"))
-    ]
+    """The commands of docs/clusters.md that are typed on hosts, with names of hosts and data that are here."""
+    lines = [line for heading in ON_HOSTS_HERE for line in commands("clusters.md")[heading]]
+    return [line.replace("node[01-04]:8", "h[1-2]:1").replace("/data/imagenet", "data") for line in lines]
+
+
+def test_what_is_documented_is_run() -> None:
+    """A command under another heading has its test elsewhere: test_slurm, test_image; Apptainer cannot run here."""
+    assert set(commands("clusters.md")) == {*ON_HOSTS_HERE, "Slurm", "Containers", "Apptainer"}
 
 
 @pytest.mark.parametrize("line", documented())
