@@ -26,6 +26,7 @@ WAYS = {
     "horovodrun, MPI": ["train_hostfile.sh", "hostfile", "--mpi"],
     "mpirun": ["train_mpirun.sh", "hostfile"],
 }
+ELASTIC = {"elastic": ["train_elastic.sh", "--hosts", "hostfile"]}
 # Environments with hvd_train and Horovod for another MPI, `PATH:PATH`: packaging/build_horovod.py makes the latter.
 OTHER_MPIS = [Path(folder) / "bin" for folder in os.environ.get("MPI_ENVIRONMENTS", "").split(":") if folder]
 
@@ -40,7 +41,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def command(hosts: Hosts, folder: Path, way: str, listed: str, *arguments: str) -> list[str]:
     """Start a training from h1 in one of the `WAYS`."""
     (folder / "hostfile").write_text(listed)
-    script, *options = WAYS[way]
+    script, *options = (WAYS | ELASTIC)[way]
     environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
     return hosts.inside("h1", folder, *environment, str(SCRIPTS / script), *options, "--", *arguments)
 
@@ -152,6 +153,14 @@ def test_a_host_with_another_version(way: str, over: Callable[[Path, str], None]
     output = refused(hosts, tmp_path, way, "h1\nh2\nh3\n", "the ranks differ in hvd_train: ")
     assert "the ranks differ in hvd_train: " in output
     assert re.search(r"0\.0\.1 \(\w+\) on h3 \(rank 2\); set up the same on all", output), output
+
+
+def test_another_version_in_an_elastic_job(over: Callable[[Path, str], None], hosts: Hosts, tmp_path: Path) -> None:
+    """Who comes first says what the job runs; one that differs is told, and the job does not begin."""
+    path = Path(hvd_train.__file__)
+    over(path, path.read_text().replace(hvd_train.__version__, "0.0.1"))
+    output = refused(hosts, tmp_path, "elastic", "h1\nh2\nh3\n", "differs from the job in hvd_train: ")
+    assert re.search(r"h\d differs from the job in hvd_train: .* there, .* on h\d; set up the same on all", output)
 
 
 def test_a_rank_that_never_arrives(over: Callable[[Path, str], None], hosts: Hosts, tmp_path: Path) -> None:
