@@ -14,8 +14,8 @@ from benchmarks.record import RECORDS
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Made by `make bench` from the records in `benchmarks/records/`: do not edit (`benchmarks/page.py`). `make bench-quick` shows
-the ratios within five minutes. Programs that are compared take turns of a few steps on the same machine
+Made by `make bench` from the records in `benchmarks/records/`: do not edit (`benchmarks/page.py`). `make bench-quick`
+shows the ratios within five minutes. Programs that are compared take turns of a few steps on the same machine
 (`benchmarks/turns.py`); a value is the median over the turns, in brackets its 95% interval by the bootstrap. *met* and
 *not met* are said where the whole interval is on one side of the aim.
 
@@ -48,23 +48,24 @@ SECTIONS = [
         "speed",
         "Images per second of our loop over those of another program: a bare Horovod loop, a loop with torch's "
         "DistributedDataParallel under torchrun, and one in the style of Horovod's published examples (each in "
-        "`benchmarks/bare.py`). Two ranks, ResNet-18 with images of 32 pixels, and the small network of the digits recipe.",
+        "`benchmarks/bare.py`). Two ranks, ResNet-18 with images of 32 pixels, and the digits recipe's small network.",
     ),
     Section(
         "Commits",
         "ready-commits",
-        "What a checkpoint in the background costs the training of a ResNet-50 on two busy cores, at the default cadence.",
+        "What checkpoints in the background cost a ResNet-50 on two busy cores, at the default cadence.",
     ),
     Section(
         "Ready for faults",
         "ready-elastic",
-        "Seconds per step of an elastic world over a static one while nothing happens, each started twice: with steps that "
-        "wait, as for a GPU, and with a ResNet-50 that keeps both cores busy.",
+        "Seconds per step of an elastic world over a static one while nothing happens, each started twice: with steps "
+        "that wait, as for a GPU, and with a ResNet-50 that keeps both cores busy.",
     ),
     Section(
         "Recovery",
         "recovery-ours",
-        "Seconds from a fault to the next step, seen from outside, on three hosts in network namespaces (docs/elastic.md).",
+        "Seconds from a fault to the next step, seen from outside, on three hosts in network namespaces "
+        "(docs/elastic.md).",
     ),
 ]
 
