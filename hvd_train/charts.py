@@ -21,6 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, MultipleLocator, NullLocator
 
+from hvd_train.clock import duration
+
 Form = Literal["number", "share", "duration"]
 
 
@@ -34,6 +36,8 @@ class Axis:
     form: Form = "number"
     ticks: tuple[float, ...] = ()
     """Where the axis is to be marked; by default at round numbers."""
+    zero: bool = False
+    """Whether it begins at 0, so that twice as high is twice as much."""
 
     def __str__(self) -> str:
         return f"{self.label} [{self.unit}]" if self.unit else self.label
@@ -155,14 +159,6 @@ def compact(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 1.5 s, 3:20, 2:05:00."""
-    if seconds < 60:
-        return f"{seconds:.3g} s" if seconds else "0"
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
-
-
 def _described(chart: Chart) -> str:
     names = ", ".join(series.name for series in chart.series if series.name)
     return f"{chart.title}: {chart.y} over {chart.x}" + (f", of {names}" if names else "")
@@ -253,6 +249,8 @@ def _marked(values: list[float], number: int | None) -> list[int]:
 def _scale(axes: Axes, axis: XAxis | YAxis, meant: Axis, values: list[float]) -> None:
     if meant.log:
         (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
+    if meant.zero:
+        axes.set_ylim(bottom=0)
     low, high = axis.get_view_interval()
     if meant.ticks:
         axis.set_major_locator(FixedLocator(meant.ticks))

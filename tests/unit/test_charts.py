@@ -8,7 +8,8 @@ import re
 import numpy as np
 from PIL import Image
 
-from hvd_train.charts import Axis, Chart, Event, Series, compact, duration, png, spread, styled, svg
+from hvd_train.charts import Axis, Chart, Event, Series, compact, png, spread, styled, svg
+from hvd_train.clock import duration
 
 NAN = float("nan")
 
