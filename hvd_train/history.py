@@ -6,7 +6,7 @@ import bisect
 import json
 import math
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ _MOST_POINTS = 120  # of a line: a chart is a few hundred pixels wide
 
 @dataclass(frozen=True)
 class History:
-    """A run as its files tell it. Records are those of metrics.jsonl, each with `seconds`: how long it had run by then.
+    """A run as its files tell it. Records are those of metrics.jsonl, each with `elapsed`: how many seconds it had run.
 
     The time between two lives of a run (stopped, gone on) does not count.
     """
@@ -77,7 +77,7 @@ class History:
     @property
     def seconds(self) -> float:
         """How long it has run, as far as it has said something."""
-        return max((record["seconds"] for record in (*self.steps, *self.epochs, *self.events)), default=0.0)
+        return max((record["elapsed"] for record in (*self.steps, *self.epochs, *self.events)), default=0.0)
 
     def samples_at(self, step: float) -> float | None:
         """How many samples it had taken after this step, as far as its step lines tell."""
@@ -148,13 +148,21 @@ def split_of(history: History) -> dict[str, float] | None:
     return {part: total / count for part, total in sums.items()} if count else None
 
 
-def speeds(history: History) -> Iterator[tuple[Record, Record, float]]:
-    """Pairs of neighbouring step lines of an epoch, with the images/s between them: waiting for a world included."""
+def speeds(history: History, most: int = _MOST_POINTS) -> Points:
+    """Images/s over the time between step lines of one epoch, in at most so many points.
+
+    Evaluations lie between epochs and are left out; waiting for another world is not.
+    """
+    parts = []
     for before, after in zip(history.steps, history.steps[1:], strict=False):
         samples = (number(after, "samples") or 0.0) - (number(before, "samples") or 0.0)
-        seconds = after["seconds"] - before["seconds"]
+        seconds = after["elapsed"] - before["elapsed"]
         if before.get("epoch") == after.get("epoch") and samples > 0 and seconds > 0:
-            yield before, after, samples / seconds
+            parts.append((before["elapsed"] + seconds / 2, samples, seconds))
+    size = -(-len(parts) // most) or 1
+    groups = [parts[first : first + size] for first in range(0, len(parts), size)]
+    middles: list[float | None] = [sum(middle for middle, _, _ in group) / len(group) for group in groups]
+    return middles, [sum(samples for _, samples, _ in g) / sum(seconds for _, _, seconds in g) for g in groups]
 
 
 def thinned(x: Sequence[float | None], y: Sequence[float | None], most: int = _MOST_POINTS) -> Points:
@@ -237,7 +245,7 @@ def _with_seconds(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for index, line in enumerate(lines):
         if index and index not in begins:
             seconds += max(0.0, line["time"] - lines[index - 1]["time"])
-        timed.append({**line, "seconds": seconds})
+        timed.append({**line, "elapsed": seconds})
     return timed
 
 

@@ -38,7 +38,7 @@ def surroundings(hosts: Sequence[str], device: torch.device) -> dict[str, Any]:
         versions["CUDA"] = str(torch.version.cuda)
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": shlex.join(sys.argv),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "host": socket.gethostname(),
         "world_size": len(hosts),
         "ranks_of_hosts": dict(Counter(hosts)),

@@ -59,7 +59,7 @@ th, td {{ padding: 4px 10px; text-align: left; border-bottom: 1px solid var(--gr
 td {{ max-width: 46ch; overflow-wrap: break-word; }}
 thead th {{ color: var(--muted); font-weight: 600; vertical-align: bottom; }}
 tbody th {{ font-weight: 600; position: sticky; left: 0; background: var(--paper); max-width: 42vw;
-  overflow-wrap: anywhere; }}
+  overflow-wrap: break-word; }}
 .n {{ text-align: right; white-space: nowrap; }}
 .matrix td {{ text-align: center; padding: 3px 6px; min-width: 2.4em; border: 1px solid var(--grid); }}
 .matrix td.right {{ outline: 2px solid var(--ink); outline-offset: -2px; font-weight: 600; }}
@@ -73,13 +73,14 @@ details {{ margin: 10px 0 0; }}
 summary {{ cursor: pointer; color: var(--tone-0); }}
 .tabs > input {{ position: absolute; opacity: 0; }}
 .tabs > label {{
-  display: inline-block; padding: 3px 12px; margin: 0 6px 12px 0; border: 1px solid var(--grid); border-radius: 14px;
+  display: inline-block; padding: 3px 10px; margin: 0 2px 12px; border: 1px solid var(--grid); border-radius: 14px;
   cursor: pointer; font-size: .9rem;
 }}
 .tabs > input:checked + label {{ border-color: var(--ink); font-weight: 600; text-decoration: underline; }}
 .tabs > input:focus-visible + label {{ outline: 2px solid var(--tone-0); }}
 .tabs > .grid {{ display: none; }}
 .tabs > #tab-0:checked ~ .tab-0, .tabs > #tab-1:checked ~ .tab-1, .tabs > #tab-2:checked ~ .tab-2 {{ display: grid; }}
+@media (max-width: 500px) {{ main, header {{ padding: 0 8px; }} section {{ padding: 12px; }} }}
 @media print {{ body {{ background: none; }} .tabs > .grid {{ display: grid; }} section {{ break-inside: avoid; }} }}
 """
 
@@ -122,6 +123,14 @@ def document(title: str, subtitle: str, sections: Sequence[tuple[str, str]]) -> 
 def gap(text: str) -> str:
     """What is missing, and why."""
     return f'<p class="gap">{escape(text)}</p>'
+
+
+def gaps(found: Iterable[tuple[str, str]]) -> str:
+    """Of several runs (name, what is missing): those that miss the same are named together."""
+    together: dict[str, list[str]] = {}
+    for name, text in found:
+        together.setdefault(text, []).append(name)
+    return "".join(gap(f"{', '.join(names)}: {text}" if any(names) else text) for text, names in together.items())
 
 
 def paragraph(text: str) -> str:
@@ -219,7 +228,7 @@ def tabs(choices: Sequence[tuple[str, Sequence[Chart]]]) -> str:
     grids = "".join(
         f'<div class="grid tab-{place}">{_figures(charts)}</div>' for place, (_, charts) in enumerate(choices)
     )
-    return f'<div class="tabs">{buttons}{grids}</div>'
+    return f'<div class="tabs"><span class="muted">over </span>{buttons}{grids}</div>'
 
 
 def _figures(charts: Iterable[Chart]) -> str:

@@ -10,24 +10,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hvd_train import __version__, durable, page
-from hvd_train.charts import Axis, Chart, Event, Form, Series, styled
+from hvd_train import __version__, curves, durable, page
 from hvd_train.clock import duration
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
-from hvd_train.history import SPLIT, History, Points, Record, number, read, speeds, split_of, thinned, whole
+from hvd_train.history import SPLIT, History, Record, number, read, split_of, whole
 
 SCALING = "scaling.json"
 _MOST_CLASSES = 24  # of a confusion matrix; of more, the pairs confused most often are named
-_MOST_PAIRS, _MOST_EVENTS = 20, 60
-_STEEP = 50.0  # a loss whose largest value is so many times its smallest gets a logarithmic axis
-AXES = {"epochs": Axis("epochs"), "samples": Axis("samples"), "time": Axis("time", form="duration")}
-METRICS: tuple[tuple[str, str, Form], ...] = (
-    ("loss", "Loss", "number"),
-    ("top1", "Top-1", "share"),
-    ("top5", "Top-5", "share"),
-)
-SPEED = Axis("images/s, all workers", zero=True)
+_MOST_PAIRS, _MOST_EVENTS, _MOST_CHANGES = 20, 60, 10
+_SHORT = 9  # letters of a name that leave a chart its room; where one is longer, charts call the runs A, B, C
 _ENDS = {"broke off": "broke off (killed or failed)", "unknown": "no word of its end; it ran on another machine"}
 
 
@@ -97,12 +89,16 @@ def write(path: Path, text: str) -> None:
 def compose(runs: Sequence[History], scalings: Sequence[Scaling], told: Told, now: datetime) -> str:
     """The page. Every part is there for every run; where one has nothing to show, it says why."""
     names = labels(runs)
+    short = max(map(len, names), default=0) <= _SHORT
+    keys = names if short else [_letter(place) for place in range(len(runs))]
+    if len(runs) > 1 and not short:
+        names = [f"{key}  {name}" for key, name in zip(keys, names, strict=True)]
     sections = []
     if runs:
         sections += [
             ("Summary", _summary(runs, names)),
-            ("Learning curves", _learning(runs, names)),
-            ("Throughput", _throughput(runs, names)),
+            ("Learning curves", _learning(runs, names, keys)),
+            ("Throughput", _throughput(runs, names, keys)),
             ("Where the time goes", _time(runs, names)),
         ]
     sections.append(("Scaling", _scalings(scalings)))
@@ -124,7 +120,7 @@ def labels(runs: Sequence[History]) -> list[str]:
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run.path) for run in runs]
-    first, last = min(names), max(names)  # what these two begin with, all do
+    first, last = min(names, default=""), max(names, default="")  # what these two begin with, all do
     same = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
     cut = max(first[:same].rfind(sign) for sign in "-_/. ") + 1
     if cut > 3 and min(map(len, names)) > cut:
@@ -137,12 +133,12 @@ def labels(runs: Sequence[History]) -> list[str]:
 
 def _summary(runs: Sequence[History], names: Sequence[str]) -> str:
     facts = [_facts(run) for run in runs]
-    gaps = [(name, gap) for run, name in zip(runs, names, strict=True) for gap in run.gaps]
-    if len(runs) == 1:
-        body = page.cards(facts[0].items())
-        return body + "".join(page.gap(gap) for _, gap in gaps)
+    several = len(runs) > 1
+    gaps = page.gaps((name if several else "", gap) for run, name in zip(runs, names, strict=True) for gap in run.gaps)
+    if not several:
+        return page.cards(facts[0].items()) + gaps
     rows = ([name, *one.values()] for name, one in zip(names, facts, strict=True))
-    return page.table(["run", *facts[0]], rows) + "".join(page.gap(f"{name}: {gap}") for name, gap in gaps)
+    return page.table(["run", *facts[0]], rows) + gaps
 
 
 def _facts(run: History) -> dict[str, str]:
@@ -171,7 +167,7 @@ def _facts(run: History) -> dict[str, str]:
         "last val loss": f"{last['val_loss']:.4f}" if last else "none",
         "test top-1": f"{test:.2%}" if (test := number(run.summary, "test_top1")) is not None else "no test",
         "images/s": f"{speed:,.0f}" if speed else "unknown",
-        "time": duration(run.seconds),
+        "time": _unbroken(duration(run.seconds)),
         "skipped steps": f"{skipped:,.0f}",
     }
 
@@ -202,10 +198,10 @@ def _compared(facts: Sequence[Mapping[str, str]]) -> tuple[list[list[str]], list
 def _environment(runs: Sequence[History], names: Sequence[str]) -> str:
     facts = [_flat(run.environment) for run in runs]
     differ, shared = _compared(facts)
-    gaps = [page.gap(f"{name}: not written down") for name, one in zip(names, facts, strict=True) if not one]
+    gaps = page.gaps((name, "not written down") for name, one in zip(names, facts, strict=True) if not one)
     tables = [page.table(["of", *names], differ)] if differ else []
     tables += [page.table(["of all" if len(runs) > 1 else "fact", "value"], shared)] if shared else []
-    return "".join(gaps + tables)
+    return gaps + "".join(tables)
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, str]:
@@ -220,6 +216,14 @@ def _flat(values: Mapping[str, Any]) -> dict[str, str]:
     return flat
 
 
+def _letter(place: int) -> str:
+    return chr(ord("A") + place) if place < 26 else str(place + 1)
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
 def _value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -231,146 +235,39 @@ def _value(value: object) -> str:
 # --------------------------------------------------------------------------------------------------------------- curves
 
 
-def _learning(runs: Sequence[History], names: Sequence[str]) -> str:
-    choices = [(f"over {name}", _curves(runs, names, name)) for name in AXES]
-    notes = [
-        page.gap(f"{name}: no validation, so its curves are those of training")
+def _learning(runs: Sequence[History], names: Sequence[str], keys: Sequence[str]) -> str:
+    choices = [(name, curves.learning(runs, keys, name)) for name in curves.AXES]
+    notes = page.gaps(
+        (name, "no validation, so the curves are those of training")
         for run, name in zip(runs, names, strict=True)
-        if run.epochs and not _evaluations(run)
-    ]
-    text = "Training: means of the logged steps, with the random changes to images. Validation: every sample once."
-    return page.paragraph(text) + "".join(notes) + page.tabs(choices)
-
-
-def _curves(runs: Sequence[History], names: Sequence[str], over: str) -> list[Chart]:
-    charts = []
-    for metric, title, form in METRICS:
-        training = [_training(run, metric, over) for run in runs]
-        validation = [_validation(run, metric, over) for run in runs]
-        if len(runs) == 1:
-            series = (styled(0, "training", *training[0]), styled(1, "validation", *validation[0]))
-            charts.append(_chart(title, metric, form, over, series, events_of(runs[0], over)))
-            continue
-        for kind, found in (("training", training), ("validation", validation)):
-            lines = tuple(styled(n, name, *line) for n, (name, line) in enumerate(zip(names, found, strict=True)))
-            charts.append(_chart(f"{title}, {kind}", metric, form, over, lines))
-    return [*charts, _learning_rates(runs, names, over)]
-
-
-def _chart(
-    title: str, metric: str, form: Form, over: str, series: tuple[Series, ...], events: tuple[Event, ...] = ()
-) -> Chart:
-    values = [value for line in series for value in line.y if value is not None]
-    steep = metric == "loss" and min(values, default=0) > 0 and max(values) > _STEEP * min(values)
-    label = {"loss": "cross entropy", "top1": "right at once", "top5": "among the first five"}[metric]
-    return Chart(
-        title, AXES[over], Axis(label + (", logarithmic" if steep else ""), form=form, log=steep), series, events
+        if run.epochs and not curves.evaluations(run)
     )
+    text = "Training: means of the logged steps, with the random changes to images. Validation: every sample once."
+    who = page.paragraph(" · ".join(names)) if names != keys and len(runs) > 1 else ""
+    return page.paragraph(text) + who + notes + page.tabs(choices)
 
 
-def _training(run: History, metric: str, over: str) -> Points:
-    records = run.steps if len(run.steps) >= len(run.epochs) else run.epochs
-    return thinned([_place(run, record, over) for record in records], [number(record, metric) for record in records])
-
-
-def _validation(run: History, metric: str, over: str) -> Points:
-    records = _evaluations(run)
-    return [_place(run, r, over) for r in records], [number(r, f"val_{metric}") for r in records]
-
-
-def _evaluations(run: History) -> list[Record]:
-    """Epochs that were evaluated: one whose loss is not a number still has a top-1."""
-    return [epoch for epoch in run.epochs if any(epoch.get(f"val_{metric}") is not None for metric, _, _ in METRICS)]
-
-
-def _place(run: History, record: Record, over: str) -> float | None:
-    """Where a step or an epoch lies on an axis."""
-    if over == "time":
-        return number(record, "seconds")
-    each, epoch = run.samples_per_epoch, number(record, "epoch")
-    samples = number(record, "samples") if record.get("kind") == "step" else (each or 0) * (epoch or 0) or None
-    if over == "samples":
-        return samples
-    if record.get("kind") == "epoch":
-        return epoch
-    return samples / each if samples is not None and each else None
-
-
-def events_of(run: History, over: str) -> tuple[Event, ...]:
-    """Changes of the world, recoveries, resumptions and skipped steps, where they lie on an axis."""
-    events = []
-    started = False
-    for event in run.events:
-        name, label = event.get("name"), ""
-        if name == "world":
-            before, after = event.get("previous_size"), event.get("world_size")
-            label = "recovered" if before == after else f"{before}→{after}"
-        elif name == "skipped":
-            label = "not finite"
-        elif name == "start":
-            label, started = "resumed" if started else "", True
-        at = _event_place(run, event, over) if label else None
-        if at is not None:
-            events.append(Event(at, label))
-    return tuple(events)
-
-
-def _event_place(run: History, event: Record, over: str) -> float | None:
-    if over == "time":
-        return number(event, "seconds")
-    step = number(event, "step")
-    if step is None:
-        before = [record for record in run.steps if record["seconds"] <= event["seconds"]]
-        step = number(before[-1], "step") if before else None
-    samples, each = run.samples_at(step) if step is not None else None, run.samples_per_epoch
-    if over == "samples" or samples is None:
-        return samples
-    return samples / each if each else None
-
-
-def _learning_rates(runs: Sequence[History], names: Sequence[str], over: str) -> Chart:
-    lines = []
-    for place, (run, name) in enumerate(zip(runs, names, strict=True)):
-        rates = [number(step, "learning_rate") for step in run.steps]
-        points = thinned([_place(run, step, over) for step in run.steps], rates)
-        lines.append(styled(place, name if len(runs) > 1 else "", *points))
-    return Chart("Learning rate", AXES[over], Axis("of each step"), tuple(lines))
-
-
-def _throughput(runs: Sequence[History], names: Sequence[str]) -> str:
-    lines = [_speed(run) for run in runs]
-    charts = []
-    if len(runs) > 1:
-        series = tuple(styled(n, name, *line) for n, (name, line) in enumerate(zip(names, lines, strict=True)))
-        charts.append(Chart("Throughput", AXES["time"], SPEED, series))
-    for place, (run, name, line) in enumerate(zip(runs, names, lines, strict=True)):
-        events = events_of(run, "time")
-        if len(runs) == 1 or events:
-            title = "Throughput" if len(runs) == 1 else f"Throughput of {name}"
-            one = styled(place, "", *line)
-            charts.append(Chart(title, AXES["time"], SPEED, (one,), events))
+def _throughput(runs: Sequence[History], names: Sequence[str], keys: Sequence[str]) -> str:
     text = "Between two logged steps of an epoch, waiting for another world included, evaluation not."
-    return page.paragraph(text) + page.figures(charts) + _worlds(runs, names)
-
-
-def _speed(run: History) -> Points:
-    found = list(speeds(run))
-    places = [(before["seconds"] + after["seconds"]) / 2 for before, after, _ in found]
-    return thinned(places, [speed for _, _, speed in found])
+    return page.paragraph(text) + page.figures(curves.throughput(runs, keys)) + _worlds(runs, names)
 
 
 def _worlds(runs: Sequence[History], names: Sequence[str]) -> str:
     rows = [
         [
             *(name, f"{_value(e.get('previous_size'))} → {_value(e.get('world_size'))}"),
-            *(_value(e.get(key)) for key in ("step", "why", "seconds", "steps_lost")),
+            *(_value(e.get(key)) for key in ("step", "why")),
+            *(f"{number(e, 'seconds') or 0:.1f}", _value(e.get("steps_lost"))),
         ]
         for run, name in zip(runs, names, strict=True)
         for e in run.events
         if e.get("name") == "world"
     ]
     head = ["run", "workers", "at step", "why", "seconds to the next step", "steps lost"]
-    return page.heading("Changes of the world") + page.table(head, rows) if rows else ""
+    table = page.table(head, rows)
+    if len(rows) > _MOST_CHANGES:
+        return page.details(f"{len(rows)} changes of the world", table)
+    return page.heading("Changes of the world") + table if rows else ""
 
 
 def _time(runs: Sequence[History], names: Sequence[str]) -> str:
@@ -379,15 +276,13 @@ def _time(runs: Sequence[History], names: Sequence[str]) -> str:
         split = split_of(run)
         total = sum(split.values()) if split else 0
         if split is None or not total:
-            gaps.append(
-                page.gap(f"{name}: its metrics have no time split (a run of an earlier version, or no step logged)")
-            )
+            gaps.append((name, "no time split in the metrics (a run of an earlier version, or no step logged)"))
             continue
         cells = [(f"{1e3 * split[part]:.2f} ms · {split[part] / total:.0%}", split[part] / total) for part in SPLIT]
         rows.append((name, [(f"{1e3 * total:.2f} ms", 0.0), *cells]))
     text = "Means of the sampled steps on rank 0: `reduction` is what backward did not hide."
     table = page.paragraph(text) + page.shares(["run", "step", *SPLIT], rows) if rows else ""
-    return table + "".join(gaps)
+    return table + page.gaps(gaps)
 
 
 # -------------------------------------------------------------------------------------------------------------- scaling
@@ -426,19 +321,12 @@ def _scalings(scalings: Sequence[Scaling]) -> str:
 
 def _one_scaling(scaling: Scaling) -> str:
     rows = [[_cell(row, key, form) for key, _, form in _COLUMNS] for row in scaling.rows]
-    workers = tuple(number(row, "workers") for row in scaling.rows)
-    known = tuple(sorted({count for count in workers if count}))
-    axis = Axis("workers", log=True, ticks=known)
-    rates, shares = (tuple(number(r, key) for r in scaling.rows) for key in ("images_per_second", "efficiency"))
-    first = next(((n, rate) for n, rate in zip(workers, rates, strict=True) if n and rate), None)
-    ideal = tuple(first[1] * n / first[0] if first and n else None for n in workers)
-    lines = (styled(0, "measured", workers, rates), styled(1, "ideal", workers, ideal))
-    charts = [
-        Chart("Images/s", axis, Axis("images/s, all workers", log=True), lines),
-        Chart("Efficiency", axis, Axis("of the ideal images/s", form="share", zero=True), (styled(0, "", workers, shares),)),
-    ]
     title = page.heading(f"{scaling.path.resolve().name}: {scaling.mode} scaling".replace(":  ", ": "))
-    return title + page.table([name for _, name, _ in _COLUMNS], rows, numbers=True) + page.figures(charts)
+    return (
+        title
+        + page.table([name for _, name, _ in _COLUMNS], rows, numbers=True)
+        + page.figures(curves.scaling(scaling.rows))
+    )
 
 
 def _cell(row: Record, key: str, form: str) -> str:
@@ -491,7 +379,7 @@ def _missed(missed: Iterable[Missed]) -> str:
 def _events(runs: Sequence[History], names: Sequence[str]) -> str:
     parts = []
     for run, name in zip(runs, names, strict=True):
-        rows = [[duration(event["seconds"]), str(event.get("message", ""))] for event in run.events]
+        rows = [[_unbroken(duration(event["elapsed"])), str(event.get("message", ""))] for event in run.events]
         more = len(rows) - _MOST_EVENTS
         body = page.table(["after", "event"], rows[:_MOST_EVENTS]) if rows else page.gap("no events written down")
         body += page.paragraph(f"and {more} more, in {run.path / 'metrics.jsonl'}") if more > 0 else ""

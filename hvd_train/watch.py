@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -17,7 +18,7 @@ from hvd_train.clock import duration
 from hvd_train.history import History, number, read, speeds, thinned
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_WIDTH, _EVENTS, _RECENT = 40, 5, 5
+_WIDTH, _EVENTS, _RECENT = 40, 5, 10
 _READING_SHARE = 0.1  # of the time, however long the file has grown
 _SILENCE_S = 60.0  # without a line that long is worth a word
 _STATES = {
@@ -63,11 +64,11 @@ def view(history: History, now: float) -> RenderableType:
         facts.add_row(
             label, Text(_curve([number(r, name) for r in (history.epochs if epochs else history.steps)], form))
         )
-    facts.add_row("images/s", Text(_curve([speed for _, _, speed in speeds(history)], ",.0f")))
+    facts.add_row("images/s", Text(_curve(speeds(history, _WIDTH)[1], ",.0f")))
     parts: list[RenderableType] = [facts]
     parts += [Text(f"missing: {gap}", style="dim") for gap in history.gaps]
     parts += [
-        Text(f"{duration(event['seconds']):>8}  {event.get('message', '')}") for event in history.events[-_EVENTS:]
+        Text(f"{duration(event['elapsed']):>8}  {event.get('message', '')}") for event in history.events[-_EVENTS:]
     ]
     return Panel(Group(*parts), title=Text(history.name), title_align="left")
 
@@ -86,10 +87,8 @@ def sparkline(values: Sequence[float | None], width: int = _WIDTH) -> str:
 def seconds_left(history: History) -> float | None:
     """By the speed of the last few lines, without the evaluations to come; None where there is nothing to go by."""
     total, done = _samples(history)
-    recent = [speed for _, _, speed in speeds(history)][-_RECENT:]
-    if history.state != "running" or not total or not recent:
-        return None
-    return max(0.0, total - done) / (sum(recent) / len(recent))
+    speed = _recent_speed(history)
+    return max(0.0, total - done) / speed if history.state == "running" and total and speed else None
 
 
 def _state(history: History, now: float) -> str:
@@ -125,9 +124,15 @@ def _progress(history: History) -> RenderableType:
     return row
 
 
+def _recent_speed(history: History) -> float | None:
+    """Over the last few lines."""
+    _, recent = speeds(replace(history, steps=history.steps[-_RECENT:]), 1)
+    return recent[0] if recent else None
+
+
 def _speed(history: History) -> str:
-    recent = [speed for _, _, speed in speeds(history)][-_RECENT:]
-    words = f"{sum(recent) / len(recent):,.0f} images/s" if recent else "not known yet"
+    speed = _recent_speed(history)
+    words = f"{speed:,.0f} images/s" if speed else "not known yet"
     left = seconds_left(history)
     return f"{words}, {duration(history.seconds)} so far" + (f", about {duration(round(left))} left" if left else "")
 
