@@ -130,7 +130,11 @@ def gaps(found: Iterable[tuple[str, str]]) -> str:
     together: dict[str, list[str]] = {}
     for name, text in found:
         together.setdefault(text, []).append(name)
-    return "".join(gap(f"{', '.join(names)}: {text}" if any(names) else text) for text, names in together.items())
+    return "".join(gap(f"{_some(names)}: {text}" if any(names) else text) for text, names in together.items())
+
+
+def _some(names: Sequence[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def paragraph(text: str) -> str:

@@ -108,7 +108,7 @@ def opened(profile: Path) -> Iterator[Browser]:
     words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     words += ["--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
     # The browser reads from descriptor 3 and writes to 4, whatever these two are here.
-    line = ["sh", "-c", f'exec "$@" 3<&{hears} 4>&{says}', "sh", *words]
+    line = ["bash", "-c", f'exec "$@" 3<&{hears} 4>&{says}', "bash", *words]
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(line, pass_fds=(hears, says), start_new_session=True, **quiet)  # type: ignore[call-overload]
     for end in (hears, says):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short training on two ranks."""
     folder = tmp_path_factory.mktemp("trained")
-    command = launch_line("gloo", 2, HVD_TRAIN, "train", "--epochs", "2", "--output-dir", "run")
+    command = launch_line("gloo", 2, HVD_TRAIN, "train", "--epochs", "1", "--output-dir", "run")
     code, output = finished(command, folder)
     assert code == 0, output
     return folder / "run"
@@ -57,7 +57,7 @@ def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 @pytest.mark.parametrize("name", ["one", "twenty"])
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (360, False), (360, True)])
 def test_in_a_browser(browser: Browser, pages: dict[str, Path], name: str, width: int, dark: bool) -> None:
-    """No word in the console, nothing asked of a network, nothing beyond the edge, and ink that stands off the paper."""
+    """No word in the console, nothing asked of a network, nothing beyond the edge, and ink apart from the paper."""
     browser.open(pages[name], width=width, dark=dark)
     assert browser.complaints() == []
     assert {address.partition(":")[0] for address in browser.requests()} <= {"file", "data"}
@@ -115,7 +115,7 @@ def test_a_run_notes_its_environment(trained: Path, pages: dict[str, Path]) -> N
     facts = json.loads((trained / "environment.json").read_text())
     assert facts["world_size"] == 2
     assert sum(facts["ranks_of_hosts"].values()) == 2
-    assert facts["command"].startswith("hvd-train train --epochs 2")
+    assert facts["command"].startswith("hvd-train train --epochs 1")
     assert facts["versions"]["horovod"] in pages["one"].read_text()
 
 

@@ -146,7 +146,9 @@ def test_what_login_nodes_need_starts_without_torch() -> None:
     assert not loaded_by(code) & {"torch", "torchvision", "horovod", "sklearn", "tensorboard"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["train", "--epochs", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["train", "--epochs", "x"], ["report", "no"], ["watch", "no"]]
+)
 def test_help_and_wrong_flags_do_not_wait_for_torch(arguments: list[str]) -> None:
     """Both are answered from the config alone."""
     code = f"from hvd_train import cli\ntry:\n    cli.run({arguments!r})\nexcept SystemExit:\n    pass"
