@@ -8,6 +8,7 @@ import math
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,17 @@ class History:
 
     def samples_at(self, step: float) -> float | None:
         """How many samples it had taken after this step, as far as its step lines tell."""
-        known = [(0.0, 0.0)]
-        known += [(s, n) for r in self.steps if (s := number(r, "step")) and (n := number(r, "samples")) is not None]
+        known = self._samples_of_steps
         if len(known) < 2:
             return None
         index = min(max(bisect.bisect_left(known, (step, -1.0)), 1), len(known) - 1)
         (low, before), (high, after) = known[index - 1], known[index]
         return before + (after - before) * (step - low) / (high - low) if high > low else after
+
+    @cached_property
+    def _samples_of_steps(self) -> list[tuple[float, float]]:
+        pairs = ((number(record, "step"), number(record, "samples")) for record in self.steps)
+        return [(0.0, 0.0), *((step, samples) for step, samples in pairs if step and samples is not None)]
 
 
 def read(path: Path) -> History:

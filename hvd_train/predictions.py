@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import io
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ def predict(run: Path, device: str) -> Predictions:
     if loader is None:
         raise UsageError("its data set has no validation set")
     model = parts.model.eval()
-    counts = torch.zeros(len(data.classes), len(data.classes), dtype=torch.int64)
+    counts: Counter[tuple[int, int]] = Counter()
     worst: list[tuple[float, int, Tensor, int, int, float]] = []
     size = config.batch.eval_batch_size
     autocast = Step(config, LocalWorld(), model, parts.device).autocast()
@@ -42,7 +43,7 @@ def predict(run: Path, device: str) -> Predictions:
                     logits = model(micro.inputs).float()
                 losses = F.cross_entropy(logits, micro.targets, reduction="none").cpu()
                 truth, sure, said = micro.targets.cpu(), *(t.cpu() for t in logits.softmax(1).max(1))
-                counts.index_put_((truth, said), torch.ones_like(truth), accumulate=True)
+                counts.update(zip(truth.tolist(), said.tolist(), strict=True))
                 for index in losses.topk(min(_WORST, len(losses))).indices.tolist():
                     if said[index] != truth[index]:
                         facts = int(truth[index]), int(said[index]), float(sure[index])
@@ -57,7 +58,7 @@ def predict(run: Path, device: str) -> Predictions:
         Missed(_png(image, data), data.classes[truth], data.classes[said], sure, loss, sample)
         for loss, sample, image, truth, said, sure in worst
     ]
-    return Predictions(data.classes, tuple(map(tuple, counts.tolist())), tuple(missed))
+    return Predictions(data.classes, counts, tuple(missed))
 
 
 def _png(image: Tensor, data: DataSet) -> bytes:

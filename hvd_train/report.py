@@ -37,10 +37,10 @@ class Missed:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a run's best weights say of its validation set; `counts[truth][said]`, worst images first."""
+    """What a run's best weights say of its validation set; `counts[truth, said]`, worst images first."""
 
     classes: tuple[str, ...]
-    counts: tuple[tuple[int, ...], ...]
+    counts: Mapping[tuple[int, int], int]
     missed: tuple[Missed, ...]
 
 
@@ -351,18 +351,16 @@ def _predictions(runs: Sequence[History], names: Sequence[str], told: Told) -> s
 
 
 def _confusion(found: Predictions) -> str:
-    total, right = sum(map(sum, found.counts)), sum(line[place] for place, line in enumerate(found.counts))
+    total, right = sum(found.counts.values()), sum(n for (truth, said), n in found.counts.items() if truth == said)
+    classes = range(len(found.classes))
     score = f"{right:,} of {total:,} validation images right" + (f" ({right / total:.2%})" if total else "")
     text = f"{score}, by the best weights. Rows: what an image is; columns: what the model said."
     if len(found.classes) <= _MOST_CLASSES:
-        return page.paragraph(text) + page.matrix(found.classes, found.counts)
-    wrong = [
-        (count, found.classes[row], found.classes[column])
-        for row, line in enumerate(found.counts)
-        for column, count in enumerate(line)
-        if row != column and count
-    ]
-    rows = ([truth, said, f"{count:,}"] for count, truth, said in sorted(wrong, reverse=True)[:_MOST_PAIRS])
+        return page.paragraph(text) + page.matrix(
+            found.classes, [[found.counts.get((truth, said), 0) for said in classes] for truth in classes]
+        )
+    wrong = sorted(((n, *pair) for pair, n in found.counts.items() if pair[0] != pair[1]), reverse=True)[:_MOST_PAIRS]
+    rows = ([found.classes[truth], found.classes[said], f"{n:,}"] for n, truth, said in wrong)
     text = f"{score}, by the best weights. The pairs of classes confused most often:"
     return page.paragraph(text) + page.table(["is", "was taken for", "images"], rows)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hvd_train import cli, report
+from hvd_train import cli, curves, report
 from hvd_train.history import read
 from hvd_train.report import Missed, Predictions, compose
 from tests.run_folders import epoch, event, start, step, whole_run, write
@@ -153,6 +153,20 @@ def test_the_time_split() -> None:
     assert "old: no time split" in part
 
 
+def test_one_run_that_diverges_leaves_the_others_readable() -> None:
+    """The axis of the loss ends where the usual values are, and says so; that of the rate reaches both."""
+    good = write(Path("good"), whole_run())
+    bad = write(Path("bad"), [start(), step(1, learning_rate=1e6), step(2, loss=1e16), step(3, loss=1e18)])
+    charts = curves.learning([read(good), read(bad)], ["good", "bad"], "epochs")
+    loss, rate = charts[0], charts[-1]
+    assert loss.y.end is not None
+    assert loss.y.end < 100
+    assert loss.y.label == f"cross entropy, logarithmic, cut at {loss.y.end:g}"
+    assert rate.y.log
+    assert rate.series[0].y[0] == 0.1
+    assert curves.learning([read(good)], ["good"], "epochs")[0].y.end is None
+
+
 def scaling(folder: Path) -> Path:
     folder.mkdir()
     row = {"learning_rate": 0.1, "global_batch_size": 64, "steps_per_epoch": 23, "epoch_seconds": 1.5, "val_loss": 0.04}
@@ -178,7 +192,7 @@ def test_a_measured_scaling() -> None:
 
 
 def predictions(classes: int = 3) -> Predictions:
-    counts = tuple(tuple(9 if row == column else row for column in range(classes)) for row in range(classes))
+    counts = {(row, column): 9 if row == column else row for row in range(classes) for column in range(classes)}
     missed = Missed(b"\x89PNG", "one", "two", 0.75, 2.5, 17)
     return Predictions(tuple(f"class {n}" for n in range(classes)), counts, (missed,))
 
