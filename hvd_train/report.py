@@ -315,7 +315,7 @@ def _scaling(path: Path) -> Scaling:
 
 def _scalings(scalings: Sequence[Scaling]) -> str:
     if not scalings:
-        return page.gap("no measured scaling: name the folder of a `hvd-train bench scaling`, too")
+        return page.paragraph("No measured scaling: name the folder of a `hvd-train bench scaling`, too.")
     return "".join(_one_scaling(scaling) for scaling in scalings)
 
 

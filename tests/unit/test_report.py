@@ -188,7 +188,7 @@ def test_a_measured_scaling() -> None:
         assert '<td class="n">75.0%</td>' in part
         assert '<td class="n">—</td>' in part
         assert part.count("<svg") == 2
-    assert "no measured scaling" in composed(write(Path("other"), whole_run()))
+    assert "No measured scaling" in composed(write(Path("other"), whole_run()))
 
 
 def predictions(classes: int = 3) -> Predictions:
