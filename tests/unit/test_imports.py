@@ -32,7 +32,7 @@ ROWS = [
         "members",
     },
     {"roster", "roll_call", "rank_log"},
-    {"world", "models", "optim", "data.augment", "run_folder", "ledger", "remains", "supervisor"},
+    {"world", "models", "optim", "data.augment", "data.pictures", "run_folder", "ledger", "remains", "supervisor"},
     {"data.dataset", "normalization", "device", "metrics", "pulse", "journal", "elastic_driver", "weights", "freeze"},
     {"data.transforms", "data.loader", "state", "horovod_world"},
     {"data.folder", "checkpoint", "step", "validate"},
