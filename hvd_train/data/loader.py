@@ -116,7 +116,8 @@ class ArrayLoader:
         if self._prepare.augment is not None:
             numbers = order.uniforms(self._seed, epoch, slot.indices, self._prepare.augment.num_uniforms)
             uniforms = torch.from_numpy(numbers).to(self._device)
-        return MicroBatch(slot.number, self._prepare(self._images[rows], uniforms), self._labels[rows], slot.indices)
+        images = self._prepare(self._images.index_select(0, rows), uniforms)
+        return MicroBatch(slot.number, images, self._labels[rows], slot.indices)
 
     def close(self) -> None:
         """Nothing was started."""
