@@ -26,7 +26,10 @@ View = Callable[[Picture], Tensor]
 
 
 class RandomCrop:
-    """A random part, resized: torchvision's RandomResizedCrop, with its numbers, that decodes only the part."""
+    """A random part, resized, every other one mirrored: torchvision's RandomResizedCrop and RandomHorizontalFlip.
+
+    With their numbers and their results, but of the file only that part is decoded.
+    """
 
     def __init__(self, size: int) -> None:
         self._side, self._crop = [size, size], v2.RandomResizedCrop(size, antialias=True)
@@ -37,7 +40,7 @@ class RandomCrop:
         box = self._crop.make_params([of_this_size])
         part = picture.part(box["left"], box["top"], box["width"], box["height"])
         image: Tensor = v2.functional.resize(part, self._side, antialias=True)
-        return image
+        return image.flip(-1) if torch.rand(1) < 0.5 else image
 
 
 class Middle:
@@ -109,7 +112,7 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
     whole = Middle(config.val_resize_size or round(crop / _VAL_CROP), crop)
     plain = config.augment == "none"
     view = Middle(round(size / _VAL_CROP), size) if plain else RandomCrop(size)
-    change = training_transform(config, [] if plain else [v2.RandomHorizontalFlip()], IMAGENET_MEAN)
+    change = training_transform(config, [], IMAGENET_MEAN)
     return DataSet(
         train=ImageFolder(root / "train", classes, view, change),
         val=ImageFolder(root / "val", classes, whole),

@@ -80,14 +80,14 @@ class Prepare:
 
     def __call__(self, images: Tensor, uniforms: Tensor | None) -> Tensor:
         """Images [n, c, h, w], uint8 or float; `uniforms` [n, k] are the random numbers of the samples."""
-        if images.dtype == torch.uint8:
-            images = images.float().div_(255)  # in place: fresh memory for a batch costs more than the arithmetic
+        # In place from here on: fresh memory for a batch costs more than the arithmetic.
+        images = images.float().div_(255) if images.dtype == torch.uint8 else images.clone()
         if self._size is not None and images.shape[-2:] != (self._size, self._size):
             images = F.interpolate(images, size=(self._size, self._size), mode="bilinear", antialias=True)
         if self.augment is not None and uniforms is not None:
             images = self.augment.apply(images, uniforms)
         if len(self._mean):
-            images = (images - self._mean).div_(self._std)
+            images = images.sub_(self._mean).div_(self._std)
         if self._channels is not None:
             images = images.expand(-1, self._channels, -1, -1)
         return images if self._format is torch.contiguous_format else images.contiguous(memory_format=self._format)
