@@ -2,17 +2,18 @@
 
     python -m benchmarks.input --json benchmarks/records/input.json      about 3 minutes
 
-Three comparisons, each of two loaders that take turns, a pass over the set at a time. What is measured is processor
-time, of all their processes: what one core would do, whoever else is on the machine.
+Comparisons, each of two loaders that take turns, a pass over the set at a time. What is measured is processor time, of
+all their processes: what one core would do, whoever else is on the machine (much company still costs both caches).
 
-- training: class folders of JPEG files of 500 x 375 pixels to random resized crops of 224, mirrored, normalised
-- evaluation: the same files, resized to 256, the middle 224
+- training: class folders of JPEG files of 500 x 375 pixels to random resized crops of 224, mirrored, as a device takes
+  them from loader processes; of smaller files, too; and with the normalisation on the same core
+- evaluation: the same files, resized to 256, the middle 224, normalised
 - memory: 32 x 32 images, padded by 4, cropped at random, mirrored, normalised
 
-Theirs is ImageFolder, or images item by item, with the usual transforms of PIL images in a DataLoader; ours is what
-`hvd-train train` takes, with the same normalisation. For JPEG files both have one loader process, in memory none.
+Theirs is ImageFolder, or images item by item, with the usual transforms of PIL images in a DataLoader, always
+normalised; ours is what `hvd-train train` takes. For JPEG files both have one loader process, in memory none.
 The files are made here: noise whose amplitude falls with its frequency, as in photographs (Field 1987), a light that
-falls off to one side, and the grain of a sensor; at quality 90 they have about as many bytes as photographs have.
+falls off to one side; at quality 90 they have about as many bytes as photographs have.
 """
 
 from __future__ import annotations
@@ -71,13 +72,13 @@ def photograph(chance: np.random.Generator, height: int, width: int) -> Image.Im
     return Image.fromarray(values.clip(0, 255).astype(np.uint8), "YCbCr")
 
 
-def write_folder(root: Path, images: int) -> Path:
+def write_folder(root: Path, images: int, quality: int) -> Path:
     """So many JPEG files in 4 classes, as train/ and, the same ones, as val/."""
     chance = np.random.default_rng(0)
     for number in range(images):
         folder = root / "train" / str(number % 4)
         folder.mkdir(parents=True, exist_ok=True)
-        photograph(chance, 375, 500).save(folder / f"{number:04}.jpg", quality=90)
+        photograph(chance, 375, 500).save(folder / f"{number:04}.jpg", quality=quality)
     (root / "val").symlink_to("train")
     return root
 
@@ -104,10 +105,15 @@ def theirs(data: Any, workers: int) -> Pass:
     return lambda: sum(len(images) for images, _ in loader)
 
 
-def ours(data: DataSet, source: Source, workers: int, *, training: bool) -> Pass:
-    """A pass through our loader."""
-    prepare = Prepare(data, CPU, image_size=None, augment=data.augment if training else None, colour=False)
-    loader = open_loader(source, prepare, CPU, 0, workers)
+def as_they_are(images: torch.Tensor, uniforms: torch.Tensor | None) -> torch.Tensor:
+    """In place of what happens on the device."""
+    return images
+
+
+def ours(data: DataSet, source: Source, workers: int, *, device: bool = True) -> Pass:
+    """A pass through our loader, with what happens on the device or without it."""
+    prepare = Prepare(data, CPU, image_size=None, augment=data.augment, colour=False) if device else as_they_are
+    loader = open_loader(source, prepare, CPU, 0, workers)  # type: ignore[arg-type]
     epochs = count()
 
     def one() -> int:
@@ -122,11 +128,11 @@ def processor_seconds() -> float:
     """Of this process and of all its loader processes so far."""
     this = psutil.Process()
     times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
-    return sum(of.user + of.system for of in times)
+    return float(sum(of.user + of.system for of in times))
 
 
 def compare(name: str, aim: float | None, usual: Pass, mine: Pass, turns: int) -> dict[str, Any]:
-    """Images per second of processor time of both in turn, and how many times theirs ours is: median, and its 95% interval."""
+    """Images per second of processor time of both in turn; how many times theirs ours is, and its 95% interval."""
     rates: tuple[list[float], list[float]] = ([], [])
     for turn in range(2 + turns):
         for which in (0, 1) if turn % 2 else (1, 0):
@@ -139,7 +145,7 @@ def compare(name: str, aim: float | None, usual: Pass, mine: Pass, turns: int) -
     verdict = {}
     if aim is not None:
         verdict = {"aim": aim, "verdict": "met" if low >= aim else "not met" if high < aim else "not told apart"}
-    found = {
+    found: dict[str, Any] = {
         "images_per_second": {
             "usual": round(statistics.median(rates[0]), 1),
             "ours": round(statistics.median(rates[1]), 1),
@@ -188,47 +194,54 @@ def eighth(path: Path) -> None:
         image.load()
 
 
-def measure(images: int, turns: int) -> dict[str, Any]:
-    """All three, and where the time goes."""
-    with tempfile.TemporaryDirectory(prefix="input-") as folder:
-        root = write_folder(Path(folder), images)
-        files = sorted(root.glob("train/*/*.jpg"))
-        change = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
-        middle = [transforms.Resize(256), transforms.CenterCrop(224)]
-        train, val = (
-            theirs(ImageFolder(root / "train", transforms.Compose([*steps, transforms.ToTensor(), NORMALIZE])), 1)
-            for steps in (change, middle)
-        )
-        data = open_folder(root, DataConfig(data="folder", data_dir=root))
-        assert data.val is not None
-        found = {
-            "bytes_per_file": round(statistics.mean(file.stat().st_size for file in files)),
-            "training": compare("training", 2.0, train, ours(data, data.train, 1, training=True), turns),
-            "evaluation": compare("evaluation", None, val, ours(data, data.val, 1, training=False), turns),
-            "microseconds_per_image": stages(files[:64]),
-        }
-    chance = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (40 * images, 3, 32, 32), dtype=torch.uint8, generator=chance)
-    small = Arrays(pixels, torch.zeros(len(pixels), dtype=torch.int64), len(pixels))
-    data = DataSet(small, None, ("a",), 3, 32, IMAGENET_MEAN, IMAGENET_STD, crop_and_flip(padding=4))
-    found["memory"] = compare("memory", 10.0, theirs(Items(small), 0), ours(data, small, 0, training=True), turns)
+def of_files(folder: Path, images: int, turns: int, quality: int) -> dict[str, Any]:
+    """The comparisons that read JPEG files, and where the time of an image goes."""
+    root = write_folder(folder, images, quality)
+    files = sorted(root.glob("train/*/*.jpg"))
+    change = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
+    middle = [transforms.Resize(256), transforms.CenterCrop(224)]
+    train, val = (
+        theirs(ImageFolder(root / "train", transforms.Compose([*steps, transforms.ToTensor(), NORMALIZE])), 1)
+        for steps in (change, middle)
+    )
+    data = open_folder(root, DataConfig(data="folder", data_dir=root))
+    assert data.val is not None
+    to_device, normalised = (ours(data, data.train, 1, device=device) for device in (False, True))
+    found: dict[str, Any] = {"bytes_per_file": round(statistics.mean(file.stat().st_size for file in files))}
+    print(f"JPEG files of quality {quality}, {found['bytes_per_file']:,} bytes", flush=True)
+    found["training"] = compare("training", 2.0, train, to_device, turns)
+    found["training, normalised here"] = compare("training, normalised here", None, train, normalised, turns)
+    found["evaluation"] = compare("evaluation", None, val, ours(data, data.val, 1), turns)
+    found["microseconds_per_image"] = stages(files[:64])
     return found
+
+
+def in_memory(images: int, turns: int) -> dict[str, Any]:
+    """The comparison of small images in memory."""
+    chance = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8, generator=chance)
+    small = Arrays(pixels, torch.zeros(images, dtype=torch.int64), images)
+    data = DataSet(small, None, ("a",), 3, 32, IMAGENET_MEAN, IMAGENET_STD, crop_and_flip(padding=4))
+    return compare("memory", 10.0, theirs(Items(small), 0), ours(data, small, 0), turns)
 
 
 def main() -> None:
     """Measure, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=256, help="JPEG files, and a fortieth of those in memory")
-    parser.add_argument("--turns", type=int, default=30, help="of each (default: 30)")
+    parser.add_argument("--images", type=int, default=192, help="JPEG files, and a fortieth of those in memory")
+    parser.add_argument("--turns", type=int, default=20, help="of each (default: 20)")
     parser.add_argument("--json", type=Path, help="where the record goes")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = {
+    found: dict[str, Any] = {
         **about("benchmarks.input", sys.argv[1:]),
         "versions": {"torchvision": torchvision.__version__, "pillow": PIL.__version__},
         "decodes_parts": pictures.region_library() is not None,
-        **measure(options.images, options.turns),
     }
+    for quality in (90, 75):
+        with tempfile.TemporaryDirectory(prefix="input-") as folder:
+            found[f"quality {quality}"] = of_files(Path(folder), options.images, options.turns, quality)
+    found["memory"] = in_memory(40 * options.images, options.turns)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
