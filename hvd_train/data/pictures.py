@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import sysconfig
 from functools import cache
 from io import BytesIO
@@ -14,7 +15,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, IndexError, Image.DecompressionBombError)
+_DAMAGED = (ValueError, TypeError, SyntaxError, EOFError, LookupError, ArithmeticError, struct.error)
+UNREADABLE = (OSError, Image.DecompressionBombError, *_DAMAGED)
 """What Pillow raises for a damaged file, or one that is no image."""
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _APP1, _START_OF_SCAN = 0xE1, 0xDA
