@@ -44,7 +44,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 def checkout(tmp_path: Path) -> Checkout:
     """A clone with all that the keys are made of, and nothing else."""
     root = tmp_path / "a clone"
-    for folder in ("requirements", "packaging/patches", "packaging/horovod_build"):
+    for folder in ("requirements", "packaging/patches", "packaging/horovod_build", "hvd_train/data"):
         (root / folder).mkdir(parents=True)
     for name in ("constraints", "run", "build", "dev", "nvcc", "mpi"):
         (root / "requirements" / f"{name}.txt").write_text(f"{name}==1\n")
@@ -52,4 +52,5 @@ def checkout(tmp_path: Path) -> Checkout:
     for name in ("build_horovod.py", "horovod_build/plan.py", "horovod.txt", "patches/C1.patch", "hook.cmake"):
         (root / "packaging" / name).write_text(name)
     (root / "pyproject.toml").write_text("[project]\n")
+    (root / "hvd_train" / "data" / "jpeg_region.c").write_text("int region;\n")
     return Checkout(root)

@@ -66,6 +66,7 @@ def test_an_mpi_of_the_environment_is_not_the_machines(
         ("packaging/horovod_build/plan.py", {"horovod"}),
         ("packaging/hook.cmake", {"horovod"}),
         ("pyproject.toml", {"project"}),
+        ("hvd_train/data/jpeg_region.c", {"project"}),
         ("README.md", set()),
     ],
 )
