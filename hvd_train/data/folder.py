@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
-from torchvision.io import ImageReadMode, decode_image
+from torchvision.io import ImageReadMode, decode_image, read_file
 from torchvision.transforms import v2
 
 from hvd_train.config import DataConfig
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Mark, unmarked
 from hvd_train.data.transforms import training_transform
 from hvd_train.errors import UsageError
 
@@ -34,13 +34,22 @@ class ImageFolder:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Raises UsageError that names the file where it is not an image."""
+        return self.staged_item(index, unmarked)
+
+    def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
+        """The same, which tells `mark` when it is read, decoded and changed."""
         path, label = self.samples[index]
         try:
-            image = decode_image(path, mode=ImageReadMode.RGB, apply_exif_orientation=True)
+            content = read_file(path)
+            mark("read")
+            image = decode_image(content, mode=ImageReadMode.RGB, apply_exif_orientation=True)
+            mark("decode")
         except (RuntimeError, OSError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UsageError(f"cannot read the image {path}: {reason}; mend or remove it") from None
-        return self._transform(image), label
+        changed: Tensor = self._transform(image)
+        mark("augment")
+        return changed, label
 
 
 def open_folder(root: Path, config: DataConfig) -> DataSet:
