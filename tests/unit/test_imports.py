@@ -30,6 +30,7 @@ ROWS = [
         "stop",
         "flags",
         "members",
+        "charts",
     },
     {"roster", "roll_call", "rank_log"},
     {"world", "models", "optim", "data.augment", "run_folder", "ledger", "remains", "supervisor"},
