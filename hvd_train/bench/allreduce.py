@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hvd_train.bench.record import Estimate, estimate
-from hvd_train.device import synchronize
+from hvd_train.bench.record import Estimate, estimate, written
+from hvd_train.config import Config
+from hvd_train.device import choose_device, synchronize
 from hvd_train.errors import UsageError
-from hvd_train.world import World, barrier
+from hvd_train.world import World, barrier, together
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _UNITS = {"": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
@@ -57,15 +57,6 @@ class Timed:
             "bus_gb_per_second": round(self.bus_bandwidth, 6),
         }
 
-    def __str__(self) -> str:
-        return (
-            f"{self.dtype:>5}  {written_size(self.size):>7}  {str(self.microseconds):>22}"
-            f"  {self.algorithm_bandwidth:14.3f}  {self.bus_bandwidth:8.3f}"
-        )
-
-
-HEADER = f"{'':>5}  {'size':>7}  {'microseconds':>22}  {'algorithm GB/s':>14}  {'bus GB/s':>8}"
-
 
 def sizes(smallest: str, largest: str) -> list[int]:
     """The sizes in bytes from one to the other, each four times the one before. Raises UsageError."""
@@ -93,30 +84,45 @@ def written_size(size: int) -> str:
     return f"{size // _UNITS[unit]:,} {unit or 'B'}"
 
 
-def measure(
-    world: World, device: torch.device, found_sizes: list[int], repetitions: int, tell: Callable[[Timed], None]
-) -> list[Timed]:
-    """Time all sizes in all formats; `tell` hears of each as soon as it is done."""
-    found = []
-    for timed in _each(world, device, found_sizes, repetitions):
-        tell(timed)
-        found.append(timed)
-    return found
+def measure(config: Config, world: World, all_sizes: list[int], repetitions: int) -> dict[str, Any]:
+    """Time all sizes in all formats. All ranks get the same record."""
+    device = together(world, lambda: choose_device(config, world.place))
+    rows = [_timed(world, device, dtype, size, repetitions).as_dict() for dtype in DTYPES for size in all_sizes]
+    return {
+        "workers": world.place.size,
+        "device": device.type,
+        "controller": world.carrier(device),
+        "repetitions": repetitions,
+        "rows": rows,
+    }
 
 
-def _each(world: World, device: torch.device, found_sizes: list[int], repetitions: int) -> Iterator[Timed]:
-    for dtype, kind in DTYPES.items():
-        for size in found_sizes:
-            # Zeros: each sum is the next one's input, and they stay what they are.
-            values = torch.zeros(size // kind.itemsize, dtype=kind, device=device)
-            name = f"bench.{dtype}.{size}"
-            for _ in range(2):  # the first meets a name that the ranks have not exchanged yet
-                _loop(world, values, name, 1)
-            once = _loop(world, values, name, 1)
-            count = world.broadcast(max(1, min(_MOST, round(_LOOP_S / once))), 0)
-            mine = [_loop(world, values, name, count) for _ in range(repetitions)]
-            slowest = [max(of_ranks) for of_ranks in zip(*world.gather(mine), strict=True)]
-            yield Timed(dtype, size, estimate([1e6 * seconds for seconds in slowest]), world.place.size)
+def table(record: dict[str, Any]) -> str:
+    """The record for people."""
+    lines = [
+        f"{record['workers']} ranks on {record['device']}, by {record['controller']}",
+        f"{'':>5}{'size':>9}{'microseconds':>26}{'algorithm GB/s':>16}{'bus GB/s':>12}",
+    ]
+    for row in record["rows"]:
+        took, ends = row["microseconds"], row["microseconds_interval"]
+        spread = "" if ends is None else f" ± {written((ends[1] - ends[0]) / 2, took)}"
+        lines.append(
+            f"{row['dtype']:>5}{written_size(row['bytes']):>9}{written(took) + spread:>26}"
+            f"{written(row['algorithm_gb_per_second']):>16}{written(row['bus_gb_per_second']):>12}"
+        )
+    return "\n".join(lines)
+
+
+def _timed(world: World, device: torch.device, dtype: str, size: int, repetitions: int) -> Timed:
+    # Zeros: each sum is the next one's input, and they stay what they are.
+    values = torch.zeros(size // DTYPES[dtype].itemsize, dtype=DTYPES[dtype], device=device)
+    name = f"bench.{dtype}.{size}"
+    _loop(world, values, name, 2)  # the first meets a name that the ranks have not exchanged yet
+    once = _loop(world, values, name, 1)
+    count = world.broadcast(max(1, min(_MOST, round(_LOOP_S / once))), 0)
+    mine = [_loop(world, values, name, count) for _ in range(repetitions)]
+    slowest = [1e6 * max(of_ranks) for of_ranks in zip(*world.gather(mine), strict=True)]
+    return Timed(dtype, size, estimate(slowest), world.place.size)
 
 
 def _loop(world: World, values: torch.Tensor, name: str, count: int) -> float:
@@ -128,4 +134,3 @@ def _loop(world: World, values: torch.Tensor, name: str, count: int) -> float:
         world.sum(values, name)
     synchronize(values.device)
     return (time.perf_counter() - started) / count
-

@@ -15,7 +15,7 @@ import torch
 
 from hvd_train import order
 from hvd_train.bench import feed
-from hvd_train.bench.record import digits, estimate
+from hvd_train.bench.record import estimate, written
 from hvd_train.config import Config
 from hvd_train.data.dataset import Arrays
 from hvd_train.data.loader import Batch
@@ -135,21 +135,19 @@ def cores_of_a_rank(place: Place) -> int:
 def table(record: dict[str, Any]) -> str:
     """The record for people."""
     processes = record["loader_processes_per_worker"]
-    made_by = f"{processes} loader processes a rank" if processes else "the training process itself"
+    made_by = f"{processes} loader processes a rank" if processes else "the training process"
     interval = record["images_per_second_interval"]
     spread = "" if interval is None else f" (95%: {interval[0]:,.0f} to {interval[1]:,.0f})"
     lines = [
-        f"images/s  {record['images_per_second']:,.0f}{spread}, {record['images_per_second_per_process']:,.0f} a process, "
-        f"by {made_by} on {record['cores_per_worker']} cores",
+        f"images/s        {record['images_per_second']:,.0f}{spread}",
+        f"a process       {record['images_per_second_per_process']:,.0f}: {made_by}, on {record['cores_per_worker']} cores",
         "",
         f"{'stage':<16}{'us per image':>14}{'images/s a core':>17}",
     ]
     for stage in record["stages"]:
         took = stage["microseconds_per_image"]
         mark = "  <- limits" if stage["stage"] == record["limited_by"] else ""
-        lines.append(
-            f"{stage['stage']:<16}{took:>14,.{digits(took)}f}{stage['images_per_second_per_core']:>17,.0f}{mark}"
-        )
+        lines.append(f"{stage['stage']:<16}{written(took):>14}{stage['images_per_second_per_core']:>17,.0f}{mark}")
     return "\n".join(lines)
 
 

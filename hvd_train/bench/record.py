@@ -41,10 +41,6 @@ class Estimate:
             return None
         return [round(self.mean - self.half_width, 6), round(self.mean + self.half_width, 6)]
 
-    def __str__(self) -> str:
-        spread = "" if math.isnan(self.half_width) else f" ± {self.half_width:,.{digits(self.mean)}f}"
-        return f"{self.mean:,.{digits(self.mean)}f}{spread}"
-
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and 95% interval by Student's t: repetitions are few, and how much they scatter is known from them alone."""
@@ -55,9 +51,10 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(statistics.fmean(values), t * statistics.stdev(values) / math.sqrt(len(values)))
 
 
-def digits(value: float) -> int:
-    """How many digits after the point give a number at least three in all."""
-    return max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+def written(value: float, like: float | None = None) -> str:
+    """A number with at least three digits, or with as many after the point as another one has so."""
+    size = abs(value if like is None else like)
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(size))) if size else 0}f}"
 
 
 def about(tool: str, arguments: Sequence[str]) -> dict[str, Any]:
@@ -90,7 +87,7 @@ def check_target(path: Path | None, tool: str) -> None:
         raise UsageError(f"--json {path}: there is no folder {path.parent}; make it first")
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"--json {path}: the folder {path.parent} cannot be written to; name another")
-    if path.exists() and _tool_of(path) != tool:
+    if path.exists() and not is_of(tool, path):
         raise UsageError(f"--json {path} is there and no record of `hvd-train bench {tool}`; name another file")
 
 
@@ -102,13 +99,13 @@ def write(path: Path, record: dict[str, Any]) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _tool_of(path: Path) -> str | None:
-    """Which tool has made the record in this file; None where it holds something else."""
+def is_of(tool: str, path: Path) -> bool:
+    """Whether this file is a record of that tool."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    return found.get("bench") if isinstance(found, dict) else None
+        return False
+    return isinstance(found, dict) and found.get("bench") == tool
 
 
 def _versions() -> dict[str, str]:

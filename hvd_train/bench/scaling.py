@@ -12,25 +12,26 @@ import dataclasses
 import io
 import json
 import math
-import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 from hvd_train import config as configs
-from hvd_train import durable, hosts, launch, probe, run_folder, schedule
-from hvd_train.bench.record import write
+from hvd_train import durable, hosts, probe, run_folder, schedule
+from hvd_train.bench.plots import plots
+from hvd_train.bench.record import is_of, write
+from hvd_train.charts import png
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 
-Mode = Literal["weak", "strong"]
+MODES, CONTROLLERS = ("weak", "strong"), ("gloo", "mpi")
 RECORD, TABLE, TEXT = "scaling.json", "scaling.csv", "scaling.txt"
 
 
@@ -73,15 +74,26 @@ def parse_counts(text: str) -> list[int]:
     return sorted(map(int, parts))
 
 
-def check_hosts(counts: Sequence[int], listed: Sequence[hosts.Host], path: Path) -> None:
+def one_of(flag: str, value: str, known: Sequence[str]) -> str:
+    """The value, if it is one of those known. Raises UsageError."""
+    if value not in known:
+        raise UsageError(f"{flag} {value}: it must be {' or '.join(known)}")
+    return value
+
+
+def check_hosts(counts: Sequence[int], listed: Sequence[hosts.Host], path: str) -> None:
     """Raise UsageError where the hosts have fewer slots than the largest size has workers."""
     slots = sum(host.slots for host in listed)
     if max(counts) > slots:
         raise UsageError(f"--np {max(counts)} needs as many slots; {path} has {slots}: {hosts.describe(listed)}")
 
 
-def plan(config: Config, counts: Sequence[int], mode: Mode, folder: Path) -> list[Size]:
+def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> list[Size]:
     """The trainings to run, all in `folder`. Raises UsageError where something else is in their places."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--output-dir {folder} is a file; name a folder")
+    if (folder / RECORD).exists() and not is_of("scaling", folder / RECORD):
+        raise UsageError(f"{folder / RECORD} is there and no record of `hvd-train bench scaling`; name another folder")
     sizes = []
     for workers in counts:
         path = folder / f"np-{workers}"
@@ -96,7 +108,7 @@ def plan(config: Config, counts: Sequence[int], mode: Mode, folder: Path) -> lis
     return sizes
 
 
-def sized(config: Config, workers: int, mode: Mode) -> Config:
+def sized(config: Config, workers: int, mode: str) -> Config:
     """The config for so many workers. The global batch of one worker grows with them (weak) or stays (strong)."""
     batch = config.batch
     if mode == "weak":
@@ -109,13 +121,12 @@ def sized(config: Config, workers: int, mode: Mode) -> Config:
 
 def run(
     sizes: Sequence[Size],
-    mode: Mode,
+    mode: str,
     folder: Path,
     about: dict[str, Any],
     *,
-    host_file: Path | None,
+    host_file: str | None,
     controller: str,
-    tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Train all sizes, one after the other, and write the table after each; the record.
 
@@ -127,22 +138,23 @@ def run(
     for size in sizes:
         failed = None
         if (size.folder / run_folder.SUMMARY).exists():
-            tell(f"{workers_of(size)}: trained already, in {size.folder}")
+            _say(f"{workers_of(size)}: trained already, in {size.folder}")
         else:
             line = command(size, host_file, controller)
-            tell(f"{workers_of(size)}: {shlex.join(line)}")
+            _say(f"{workers_of(size)}: {shlex.join(line)}")
             failed = _train(line, size)
         rows.append(Row(size.workers, failed=failed) if failed else row_of(size))
         rows = with_efficiency(rows)
-        tell(f"{workers_of(size)}: {failed or in_short(rows[-1])}")
+        _say(f"{workers_of(size)}: {failed or in_short(rows[-1])}")
         record = {**about, "mode": mode, "rows": [dataclasses.asdict(row) for row in rows]}
         _write_down(folder, record, rows)
+    _say(f"\n{table(rows)}\n\nfiles: {folder}")
     return record
 
 
-def command(size: Size, host_file: Path | None, controller: str) -> list[str]:
+def command(size: Size, host_file: str | None, controller: str) -> list[str]:
     """What is typed for one size."""
-    where = [] if host_file is None else ["--hostfile", str(host_file)]
+    where = [] if host_file is None else ["--hostfile", host_file]
     words = [_program("horovodrun"), "-np", str(size.workers), *where, f"--{controller}"]
     return [*words, _program("hvd-train"), "train", "--config", str(_config_file(size).resolve())]
 
@@ -176,9 +188,7 @@ def with_efficiency(rows: Sequence[Row]) -> list[Row]:
     """Images per second and worker over those of the smallest size that ran: the same for weak and strong scaling."""
     base = next((row for row in rows if row.images_per_second), None)
     return [
-        dataclasses.replace(
-            row, efficiency=row.images_per_second / row.workers * base.workers / base.images_per_second
-        )
+        dataclasses.replace(row, efficiency=row.images_per_second / row.workers * base.workers / base.images_per_second)
         if base and base.images_per_second and row.images_per_second
         else row
         for row in rows
@@ -221,6 +231,10 @@ def workers_of(size: Size) -> str:
     return f"{size.workers} worker{'s' * (size.workers != 1)}"
 
 
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
 def _global_batch(size: Size) -> int:
     batch = size.config.batch
     return batch.global_batch_size or (batch.batch_size or 0) * batch.accumulation_steps * size.workers
@@ -249,11 +263,13 @@ def _train(line: Sequence[str], size: Size) -> str | None:
     with open(_log_file(size), "ab") as log:
         begins = log.tell()
         # A group of its own: a terminal's Ctrl-C comes here, and is passed on once.
-        with subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        ) as process:
-            with _passing_signals_to(process) as received:
-                code = process.wait()
+        with (
+            subprocess.Popen(
+                line, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            ) as process,
+            _passing_signals_to(process) as received,
+        ):
+            code = process.wait()
     if received:
         raise KeyboardInterrupt
     if code == 0 and (size.folder / run_folder.SUMMARY).exists():
@@ -261,8 +277,15 @@ def _train(line: Sequence[str], size: Size) -> str | None:
     with open(_log_file(size), "rb") as file:
         file.seek(begins)
         output = file.read().decode(errors="replace")
-    own = [text for _, found, text in (one.partition("hvd-train: ") for one in output.splitlines()) if found]
-    return (own[0] if own else probe.first_error(output)) or f"exit code {code}; see {_log_file(size)}"
+    return f"{_reason(output) or f'exit code {code}'} (all it printed: {_log_file(size)})"
+
+
+def _reason(output: str) -> str:
+    """What a training says last of why it has ended."""
+    lines = output.splitlines()
+    own = [text for _, found, text in (line.partition("hvd-train: ") for line in lines) if found]
+    stopped = [line for line in lines if line.startswith("stopped by ")]
+    return [*own, *stopped][-1] if own or stopped else probe.first_error(output)
 
 
 @contextlib.contextmanager
@@ -291,3 +314,5 @@ def _write_down(folder: Path, record: dict[str, Any], rows: Sequence[Row]) -> No
     writer.writerows(dataclasses.asdict(row) for row in rows)
     durable.write_text(folder / TABLE, text.getvalue())
     durable.write_text(folder / TEXT, table(rows) + "\n")
+    for name, chart in plots(record["rows"], record["mode"]).items():
+        durable.write(folder / f"{name}.png", png(chart))

@@ -10,7 +10,7 @@ from typing import Any
 
 from hvd_train import freeze, optim
 from hvd_train.bench import feed
-from hvd_train.bench.record import digits, estimate
+from hvd_train.bench.record import estimate, written
 from hvd_train.clock import PHASES
 from hvd_train.config import Config
 from hvd_train.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
@@ -24,16 +24,21 @@ _IMAGE_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32}
 _LEARNING_RATE = 1e-6  # random labels are not to be learnt: with a real one some networks diverge, and skip the update
 
 
-def of_the_model(config: Config) -> Config:
-    """The config with random images that live on the device, of the size of its own data's, in an endless epoch."""
-    size = config.data.image_size or _IMAGE_SIZES.get(config.data.data, 224)
+def without_files(config: Config, *, own_data: bool) -> Config:
+    """Without weights from files: the speed is that of any. Without `own_data` on random images, too.
+
+    These live on the device, are of the size of the config's own images, and their epoch does not end.
+    """
+    config = config.replace(weights=None)
+    if own_data:
+        return config
     return config.replace(
         data="synthetic",
         data_dir=None,
         download=False,
         augment="standard",
         random_erasing=0.0,
-        image_size=size,
+        image_size=config.data.image_size or _IMAGE_SIZES.get(config.data.data, 224),
         val_crop_size=None,
         val_resize_size=None,
         synthetic_samples=2**40,
@@ -42,7 +47,6 @@ def of_the_model(config: Config) -> Config:
 
 def measure(config: Config, world: World, *, steps: int, repetitions: int) -> dict[str, Any]:
     """Take steps, and say how long they took. All ranks get the same record. Raises UsageError as training does."""
-    config = config.replace(weights=None)  # the speed is that of any weights
     parts, optimizer = world.prepare(lambda: warm_parts(config, world, None, None))
     state = together(world, lambda: fresh_state(config, world, parts, optimizer))
     if freeze.apply(config.model, state.model, 0):
@@ -118,3 +122,28 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> di
         "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
         "config": config.as_dict(),
     }
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record for people."""
+    settings, interval = record["config"], record["images_per_second_interval"]
+    spread = "" if interval is None else f" (95%: {interval[0]:,.1f} to {interval[1]:,.1f})"
+    data, size = settings["data"]["data"], settings["data"]["image_size"]
+    step = record["seconds_per_step"]
+    lines = [
+        f"{settings['model']['model']} ({record['parameters'] / 1e6:.2f} M parameters) on {data}"
+        f"{f' images of {size} pixels' if size else ''}, "
+        f"{settings['precision']['precision']}, compression {record['compression']}",
+        f"{record['workers']} x {record['device']} "
+        f"({record['controller']}), {record['global_batch_size']} images a step in slots of {record['batch_size']}",
+        f"images/s         {record['images_per_second']:,.1f}{spread}",
+        f"a worker         {record['images_per_second_per_worker']:,.1f}",
+        f"ms a step        {written(1000 * step)}",
+        *(
+            f"  {phase:<12} {1000 * seconds:>10,.3f}  {seconds / step:6.1%}"
+            for phase, seconds in record["split"].items()
+        ),
+    ]
+    if record["skipped_steps"]:
+        lines.append(f"{record['skipped_steps']} steps were skipped: their loss or gradient was not finite")
+    return "\n".join(lines)

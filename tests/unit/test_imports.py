@@ -32,7 +32,7 @@ ROWS = [
         "members",
         "charts",
     },
-    {"roster", "roll_call", "rank_log"},
+    {"roster", "roll_call", "rank_log", "bench.record", "bench.plots"},
     {"world", "models", "optim", "data.augment", "run_folder", "ledger", "remains", "supervisor"},
     {"data.dataset", "normalization", "device", "metrics", "pulse", "journal", "elastic_driver", "weights", "freeze"},
     {"data.transforms", "data.loader", "state", "horovod_world"},
@@ -42,11 +42,14 @@ ROWS = [
     {"training"},
     {"run", "show_data"},
     {"export", "sweep"},
+    {"bench.feed"},
+    {"bench.allreduce", "bench.throughput", "bench.pipeline"},
     {"probe"},
+    {"bench.scaling"},
     {"findings"},
     {"horovod_findings", "cluster_findings"},
     {"cluster"},
-    {"doctor"},
+    {"doctor", "bench.command"},
     {"cli"},
 ]
 NO_TORCH = [
@@ -59,6 +62,8 @@ NO_TORCH = [
     "findings",
     "horovod_findings",
     "doctor",
+    "bench.scaling",
+    "bench.command",
     "cli",
 ]
 
