@@ -140,7 +140,8 @@ def table(record: dict[str, Any]) -> str:
     spread = "" if interval is None else f" (95%: {interval[0]:,.0f} to {interval[1]:,.0f})"
     lines = [
         f"images/s        {record['images_per_second']:,.0f}{spread}",
-        f"a process       {record['images_per_second_per_process']:,.0f}: {made_by}, on {record['cores_per_worker']} cores",
+        f"a process       {record['images_per_second_per_process']:,.0f}",
+        f"made by         {made_by}, on {record['cores_per_worker']} cores",
         "",
         f"{'stage':<16}{'us per image':>14}{'images/s a core':>17}",
     ]

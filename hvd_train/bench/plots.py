@@ -14,7 +14,7 @@ def plots(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Chart]:
     over = Axis("workers", log=len(workers) > 1, ticks=tuple(workers))
     base = next((row for row in rows if row["images_per_second"]), None)
     # What every worker would add, did it work as fast as one of the smallest size.
-    ideal = [base and base["images_per_second"] / base["workers"] * count for count in workers]
+    ideal = [base["images_per_second"] / base["workers"] * count if base else None for count in workers]
 
     def lines(**named: Sequence[float | None]) -> Any:
         return tuple(

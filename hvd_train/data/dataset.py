@@ -32,7 +32,8 @@ class MapDataset(Protocol):
 class Staged(MapDataset, Protocol):
     """One that can say how far it is with an item: `hvd-train bench input` asks."""
 
-    def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]: ...
+    def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
+        """An item, whose stages `mark` hears of."""
 
 
 @dataclass(frozen=True)
