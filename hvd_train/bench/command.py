@@ -63,6 +63,8 @@ def main(arguments: list[str], parse: Parse) -> int:
         raise unknown_name("tool of bench", arguments[0], tools)
     if launch.elastic(os.environ):
         raise UsageError("bench measures workers that stay: start it with horovodrun -np N, without --min-np")
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)  # the tools' own flags; those of a training follow
     json_file, rest = taken(arguments[1:], "--json", "the path of a file")
     return tools[arguments[0]](rest, parse, None if json_file is None else Path(json_file))
 
@@ -71,7 +73,7 @@ def _throughput(arguments: list[str], parse: Parse, path: Path | None) -> int:
     typed = arguments
     steps, arguments = count_taken(arguments, "--steps", 20)
     repetitions, arguments = count_taken(arguments, "--repetitions", 5)
-    config = parse(arguments, "bench throughput [--steps N] [--repetitions R] [--json FILE]")
+    config = parse(arguments, "bench throughput")
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     roll_call.started(os.environ)
     from hvd_train.bench import throughput
@@ -88,7 +90,7 @@ def _throughput(arguments: list[str], parse: Parse, path: Path | None) -> int:
 
 
 def _allreduce(arguments: list[str], parse: Parse, path: Path | None) -> int:
-    options = parse_flags(AllreduceOptions, arguments, "hvd-train bench allreduce [--json FILE]")
+    options = parse_flags(AllreduceOptions, arguments, "hvd-train bench allreduce")
     if options.repetitions < 1:
         raise UsageError(f"--repetitions {options.repetitions}: it must be a number from 1 on")
     launched = launch.launched(os.environ)
@@ -116,7 +118,7 @@ def _input(arguments: list[str], parse: Parse, path: Path | None) -> int:
     typed = arguments
     seconds, arguments = count_taken(arguments, "--seconds", 3)
     repetitions, arguments = count_taken(arguments, "--repetitions", 3)
-    config = parse(arguments, "bench input [--seconds S] [--repetitions R] [--json FILE]")
+    config = parse(arguments, "bench input")
     roll_call.started(os.environ)
     from hvd_train.bench import pipeline
 
@@ -163,7 +165,7 @@ def _scaling(arguments: list[str], parse: Parse, path: Path | None) -> int:
     host_file, arguments = taken(arguments, "--hosts", "a host file")
     mode, arguments = taken(arguments, "--mode", "weak or strong")
     controller, arguments = taken(arguments, "--controller", "gloo or mpi")
-    config = parse(arguments, "bench scaling --np 1,2,4 [--hosts FILE] [--mode weak|strong] [--json FILE]")
+    config = parse(arguments, "bench scaling")
     from hvd_train.bench import scaling
 
     if named is None:
