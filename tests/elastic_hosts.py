@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -115,8 +116,19 @@ class Job:
 
     def completes(self, expected: Weights, limit_s: float = 250) -> None:
         """Wait for its end, which is that of the undisturbed run (`check`)."""
-        assert self.launcher.wait(limit_s) == 0, self.output
+        try:
+            assert self.launcher.wait(limit_s) == 0, self.output
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"not done after {limit_s} s\n{self.stacks()}")
         check(self, expected)
+
+    def stacks(self) -> str:
+        """What was printed, and where each worker's threads are; that is the end of the workers."""
+        workers = [process for host in self.hosts.inits for process in self.hosts.workers(host)]
+        for process in workers:
+            process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER prints them
+        psutil.wait_procs(workers, timeout=5)
+        return self.output
 
     @property
     def output(self) -> str:
@@ -136,7 +148,7 @@ def job(
     list_hosts(folder, listed)
     script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *(training or arguments())]
     environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1"]
-    environment.append(f"PYTHONPATH={ROOT}")
+    environment += [f"PYTHONPATH={ROOT}", "PYTHONFAULTHANDLER=1"]
     with started(hosts.inside("h1", folder, *environment, *script), folder, folder / "output.txt") as launcher:
         yield Job(hosts, folder, launcher)
 
