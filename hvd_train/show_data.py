@@ -114,5 +114,5 @@ def _labels(data: DataSet) -> Tensor:
     if isinstance(train, Arrays):
         return train.labels[torch.arange(len(train)) % len(train.labels)]
     if isinstance(train, ImageFolder):
-        return torch.tensor([label for _, label in train.samples])
+        return train.labels
     return torch.tensor([int(train[number][1]) for number in range(len(train))])

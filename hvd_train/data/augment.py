@@ -23,15 +23,16 @@ def crop_and_flip(padding: int) -> Augment:
     """Shift by up to `padding` pixels either way, filling with zeros, and mirror every other image."""
 
     def apply(images: Tensor, uniforms: Tensor) -> Tensor:
-        n, _, height, width = images.shape
+        n, channels, height, width = images.shape
         padded = F.pad(images, (padding,) * 4)
         top, left = (uniforms[:, :2] * (2 * padding + 1)).long().unbind(1)
         rows = top[:, None] + torch.arange(height, device=images.device)
         columns = left[:, None] + torch.arange(width, device=images.device)
         columns = torch.where(uniforms[:, 2:3] < 0.5, columns, columns.flip(1))
-        sample = torch.arange(n, device=images.device)[:, None, None]
-        # Advanced indices around a slice come first: [n, h, w, c]
-        return padded[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        # Where each pixel stands in its padded channel: one gather takes a third of the time of indices by dimension.
+        pixels = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
+        pixels = pixels.view(n, 1, height * width).expand(-1, channels, -1)
+        return padded.flatten(2).gather(2, pixels).view(images.shape)
 
     return Augment(3, apply)
 

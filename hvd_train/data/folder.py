@@ -2,35 +2,85 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
-from torchvision.io import ImageReadMode, decode_image, read_file
 from torchvision.transforms import v2
 
 from hvd_train.config import DataConfig
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Mark, unmarked
+from hvd_train.data.pictures import UNREADABLE, Picture
 from hvd_train.data.transforms import training_transform
 from hvd_train.errors import UsageError
 
 _VAL_CROP = 224 / 256  # the share of the shorter side that evaluation looks at, usual since AlexNet
 
 
-class ImageFolder:
-    """The images of one split; an item is (uint8 image [3, size, size], class number)."""
+View = Callable[[Picture, Mark], Tensor]
+"""How an image file becomes an image of one size, uint8 [3, size, size]."""
 
-    def __init__(self, root: Path, classes: list[str], transform: Any) -> None:
+
+class RandomCrop:
+    """A random part, resized: torchvision's RandomResizedCrop, with its numbers, that decodes only the part."""
+
+    def __init__(self, size: int) -> None:
+        self._side, self._crop = [size, size], v2.RandomResizedCrop(size, antialias=True)
+
+    def __call__(self, picture: Picture, mark: Mark) -> Tensor:
+        """See View."""
+        of_this_size = torch.empty((1, picture.height, picture.width), device="meta")
+        box = self._crop.make_params([of_this_size])
+        part = picture.part(box["left"], box["top"], box["width"], box["height"])
+        mark("decode")
+        image: Tensor = v2.functional.resize(part, self._side, antialias=True)
+        return image
+
+
+class Middle:
+    """The middle of the image resized, always the same."""
+
+    def __init__(self, resize: int, crop: int) -> None:
+        self._change = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(crop)])
+
+    def __call__(self, picture: Picture, mark: Mark) -> Tensor:
+        """See View."""
+        whole = picture.part(0, 0, picture.width, picture.height)
+        mark("decode")
+        image: Tensor = self._change(whole)
+        return image
+
+
+class ImageFolder:
+    """The images of one split; an item is (uint8 image [3, size, size], class number).
+
+    The list of files is three tensors: loader processes share them, and looking at one writes nothing, as it would to
+    the reference counts of a list of paths, page after page. No image is kept.
+    """
+
+    def __init__(self, root: Path, classes: list[str], view: View, transform: Any = None) -> None:
         numbers = {name: number for number, name in enumerate(classes)}
         try:
-            self.samples = make_dataset(str(root), numbers, extensions=IMG_EXTENSIONS)
+            samples = make_dataset(str(root), numbers, extensions=IMG_EXTENSIONS)
         except FileNotFoundError as error:  # a class without images
             raise UsageError(f"{root}: {error}") from None
-        self._transform = transform
+        names = [os.fsencode(path[len(str(root)) + 1 :]) for path, _ in samples]
+        self.labels = torch.tensor([label for _, label in samples])
+        self._names = torch.frombuffer(bytearray(b"".join(names)), dtype=torch.uint8)
+        self._ends = torch.tensor([len(name) for name in names]).cumsum(0)
+        self._root, self._view, self._transform = root, view, transform
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.labels)
+
+    def path(self, index: int) -> Path:
+        """The file of a sample."""
+        start, end = int(self._ends[index - 1]) if index else 0, int(self._ends[index])
+        return self._root / os.fsdecode(self._names[start:end].numpy().tobytes())
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Raises UsageError that names the file where it is not an image."""
@@ -38,18 +88,17 @@ class ImageFolder:
 
     def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
         """The same, which tells `mark` when it is read, decoded and changed."""
-        path, label = self.samples[index]
+        path = self.path(index)
         try:
-            content = read_file(path)
+            data = path.read_bytes()
             mark("read")
-            image = decode_image(content, mode=ImageReadMode.RGB, apply_exif_orientation=True)
-            mark("decode")
-        except (RuntimeError, OSError) as error:
+            image = self._view(Picture(data), mark)
+        except UNREADABLE as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UsageError(f"cannot read the image {path}: {reason}; mend or remove it") from None
-        changed: Tensor = self._transform(image)
+        image = image if self._transform is None else self._transform(image)
         mark("augment")
-        return changed, label
+        return image, int(self.labels[index])
 
 
 def open_folder(root: Path, config: DataConfig) -> DataSet:
@@ -68,16 +117,14 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
             raise UsageError(
                 f"{root}: train/ and {split}/ must have the same classes; only in one: {', '.join(only[:5])}"
             )
-    whole, middle = (
-        [v2.Resize(resize, antialias=True), v2.CenterCrop(side)]
-        for resize, side in ((config.val_resize_size or round(crop / _VAL_CROP), crop), (round(size / _VAL_CROP), size))
-    )
-    change = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-    train = training_transform(config, middle if config.augment == "none" else change, IMAGENET_MEAN)
+    whole = Middle(config.val_resize_size or round(crop / _VAL_CROP), crop)
+    plain = config.augment == "none"
+    view = Middle(round(size / _VAL_CROP), size) if plain else RandomCrop(size)
+    change = training_transform(config, [] if plain else [v2.RandomHorizontalFlip()], IMAGENET_MEAN)
     return DataSet(
-        train=ImageFolder(root / "train", classes, train),
-        val=ImageFolder(root / "val", classes, v2.Compose(whole)),
-        test=ImageFolder(root / "test", classes, v2.Compose(whole)) if "test" in splits else None,
+        train=ImageFolder(root / "train", classes, view, change),
+        val=ImageFolder(root / "val", classes, whole),
+        test=ImageFolder(root / "test", classes, whole) if "test" in splits else None,
         classes=tuple(classes),
         channels=3,
         image_size=size,

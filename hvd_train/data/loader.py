@@ -84,7 +84,7 @@ class Prepare:
     def __call__(self, images: Tensor, uniforms: Tensor | None, mark: Mark = unmarked) -> Tensor:
         """Images [n, c, h, w], uint8 or float; `uniforms` [n, k] are the random numbers of the samples."""
         if images.dtype == torch.uint8:
-            images = images.float() / 255
+            images = images.float().div_(255)  # in place: fresh memory for a batch costs more than the arithmetic
         if self._size is not None and images.shape[-2:] != (self._size, self._size):
             images = F.interpolate(images, size=(self._size, self._size), mode="bilinear", antialias=True)
         if self.augment is not None and uniforms is not None:
@@ -92,7 +92,7 @@ class Prepare:
             images = self.augment.apply(images, uniforms)
             mark("augment")
         if len(self._mean):
-            images = (images - self._mean) / self._std
+            images = (images - self._mean).div_(self._std)
         if self._channels is not None:
             images = images.expand(-1, self._channels, -1, -1)
         images = images if self._format is torch.contiguous_format else images.contiguous(memory_format=self._format)
@@ -125,7 +125,7 @@ class ArrayLoader:
             numbers = order.uniforms(self._seed, epoch, slot.indices, self._prepare.augment.num_uniforms)
             uniforms = torch.from_numpy(numbers).to(self._device)
             self._mark("augment")
-        images, labels = self._images[rows], self._labels[rows]
+        images, labels = self._images.index_select(0, rows), self._labels[rows]
         self._mark("read")
         return MicroBatch(slot.number, self._prepare(images, uniforms, self._mark), labels, slot.indices)
 
@@ -232,7 +232,7 @@ class _Seeded:
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int] | _Unreadable:
         epoch, index = key
         number = order.key(self._seed, epoch, _AUGMENT_SAMPLE, index)
-        torch.manual_seed(number)
+        torch.default_generator.manual_seed(number)  # a hundredth of torch.manual_seed, which looks for GPUs
         random.seed(number)
         np.random.seed(number % 2**32)
         self.mark("random numbers")

@@ -90,5 +90,6 @@ def step_keys(checkout: Checkout, choice: Choice, python_version: str) -> Dict[s
     recipe += [*sorted((builder / "horovod_build").glob("*.py")), *sorted((builder / "patches").glob("*"))]
     packages = digest_of([python_version], requirements)
     horovod = digest_of([packages, str(choice)], [path for path in recipe if path.is_file()])
-    project = digest_of([packages], [checkout.root / "pyproject.toml"])
+    compiled = sorted((checkout.root / "hvd_train").rglob("*.c"))
+    project = digest_of([packages], [checkout.root / "pyproject.toml", *compiled])
     return {"packages": packages, "horovod": horovod, "project": project}
