@@ -23,7 +23,7 @@ from hvd_train.device import synchronize
 from hvd_train.training import Parts, build, loader_processes
 from hvd_train.world import Place, World, barrier, together
 
-_WARM_UP_S = 1.0
+WARM_UP_S = 1.0
 IN_TRAINING_PROCESS = ("transfer", "prepare")
 """Stages of whole batches, which the training process has to do itself."""
 
@@ -89,7 +89,7 @@ def whole(parts: Parts, config: Config, world: World, *, seconds: float, repetit
     try:
         parts.train_loader.start()
         batches = _batches(parts, config, world.place)
-        _take(batches, _WARM_UP_S, parts.device)
+        _take(batches, WARM_UP_S, parts.device)
         speeds = []
         for _ in range(repetitions):
             barrier(world)
@@ -108,7 +108,7 @@ def stage_seconds(parts: Parts, config: Config, place: Place, seconds: float) ->
     try:
         parts.train_loader.watch(laps.mark)
         batches = _batches(parts, config, place)
-        _take(batches, _WARM_UP_S / 2, parts.device)
+        _take(batches, WARM_UP_S / 2, parts.device)
         laps.restart()
         images, _ = _take(batches, seconds, parts.device)
     finally:

@@ -20,7 +20,7 @@ from hvd_train import __version__, durable
 from hvd_train.errors import UsageError
 
 _PACKAGES = ("torch", "torchvision", "horovod", "numpy")
-# Student's t for 95%, by degrees of freedom from 1 on; beyond the table it is 1.96 + 2.4 / degrees, to 0.2%.
+# Student's t for 95%, by degrees of freedom from 1 on; beyond the table it is 1.96 + 2.4 / degrees, to 0.3%.
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
