@@ -55,7 +55,7 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
     parts = together(world, lambda: build(config, place, None, None))
     speeds = world.gather(whole(parts, config, world, seconds=seconds, repetitions=repetitions))
     alone = together(world, lambda: build(config.replace(workers=0, workers_per_host=None), place, None, None))
-    stages = stage_seconds(alone, config, place, seconds)
+    stages = stage_seconds(alone, config, seconds)
     workers = 0 if isinstance(parts.data.train, Arrays) else loader_processes(config.data, place)
     speed = estimate([sum(of_ranks) for of_ranks in zip(*speeds, strict=True)])
     per_rank = speed.mean / place.size
@@ -100,14 +100,14 @@ def whole(parts: Parts, config: Config, world: World, *, seconds: float, repetit
         parts.train_loader.close()
 
 
-def stage_seconds(parts: Parts, config: Config, place: Place, seconds: float) -> dict[str, float]:
+def stage_seconds(parts: Parts, config: Config, seconds: float) -> dict[str, float]:
     """Seconds of each stage per image, in this process and on one core (or on the device)."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a loader process
     laps = Laps(parts.device)
     try:
         parts.train_loader.watch(laps.mark)
-        batches = _batches(parts, config, place)
+        batches = _batches(parts, config, Place())  # as if alone: of several ranks one may have no part in a step
         _take(batches, WARM_UP_S / 2, parts.device)
         laps.restart()
         images, _ = _take(batches, seconds, parts.device)
@@ -163,6 +163,6 @@ def _take(batches: Iterator[Batch], seconds: float, device: torch.device) -> tup
     while True:
         images += sum(len(micro.targets) for micro in next(batches).micro_batches)
         passed = time.perf_counter() - started
-        if images and passed >= seconds:
+        if passed >= seconds:
             synchronize(device)
             return images, time.perf_counter() - started

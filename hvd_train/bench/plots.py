@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvd_train.charts import Axis, Chart, styled
+from hvd_train.charts import Axis, Chart, Series, styled
 
 
 def plots(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Chart]:
@@ -16,7 +16,7 @@ def plots(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Chart]:
     # What every worker would add, did it work as fast as one of the smallest size.
     ideal = [base["images_per_second"] / base["workers"] * count if base else None for count in workers]
 
-    def lines(**named: Sequence[float | None]) -> Any:
+    def lines(**named: Sequence[float | None]) -> tuple[Series, ...]:
         return tuple(
             styled(number, name.replace("_", " "), workers, values)
             for number, (name, values) in enumerate(named.items())

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -61,7 +62,7 @@ def about(tool: str, arguments: Sequence[str]) -> dict[str, Any]:
     """What was typed and when, the versions, and the hardware of this host."""
     return {
         "bench": tool,
-        "command": " ".join(["hvd-train bench", tool, *arguments]),
+        "command": shlex.join(["hvd-train", "bench", tool, *arguments]),
         "date": time.strftime("%Y-%m-%d"),
         "versions": {"hvd_train": __version__, "python": platform.python_version(), **_versions()},
         "hardware": {

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from hvd_train import config as configs
-from hvd_train import durable, hosts, probe, run_folder, schedule
+from hvd_train import durable, hosts, order, probe, run_folder, schedule
 from hvd_train.bench.plots import plots
 from hvd_train.bench.record import is_of, write
 from hvd_train.charts import png
@@ -165,7 +165,7 @@ def row_of(size: Size) -> Row:
     lines = [json.loads(line) for line in (size.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     epochs = [line for line in lines if line["kind"] == "epoch"]
     samples = next(line["num_samples"] for line in lines if line.get("name") == "start")
-    total = _global_batch(size)
+    total = order.choose_cut(size.config.batch, size.workers, samples).global_batch
     # That of the last life of the run; one that had next to nothing left to do has not measured any.
     speeds = [summary["images_per_second"], *(line["images_per_second"] for line in reversed(epochs))]
     speed = next((speed for speed in speeds if speed), None)
@@ -235,11 +235,6 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _global_batch(size: Size) -> int:
-    batch = size.config.batch
-    return batch.global_batch_size or (batch.batch_size or 0) * batch.accumulation_steps * size.workers
-
-
 def _config_file(size: Size) -> Path:
     return size.folder.with_name(f"{size.folder.name}.yaml")
 
@@ -271,6 +266,7 @@ def _train(line: Sequence[str], size: Size) -> str | None:
         ):
             code = process.wait()
     if received:
+        _say(f"{workers_of(size)}: stopped; the same command goes on from there")
         raise KeyboardInterrupt
     if code == 0 and (size.folder / run_folder.SUMMARY).exists():
         return None

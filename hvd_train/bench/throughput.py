@@ -99,7 +99,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> di
         raise UsageError("every step was skipped, its loss or gradient is not finite: there is no training to measure")
     slowest = [max(of_ranks) for of_ranks in zip(*world.gather(seconds), strict=True)]
     speed = estimate([count / took for count, took in zip(images, slowest, strict=True)])
-    size, devices = world.place.size, world.gather(str(parts.device.type))
+    size = world.place.size
     mean_step = sum(slowest) / (steps * repetitions)
     return {
         "images_per_second": round(speed.mean, 3),
@@ -109,7 +109,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> di
         "seconds_per_step": round(mean_step, 6),
         "split": {phase: round(sum(of[phase] for of in splits) / repetitions, 6) for phase in PHASES},
         "workers": size,
-        "device": devices[0],
+        "device": parts.device.type,
         "controller": world.carrier(parts.device),
         "global_batch_size": state.cut.global_batch,
         "batch_size": state.cut.micro_batch,

@@ -123,6 +123,15 @@ def test_what_cannot_be_measured(line: str, words: str, capsys: pytest.CaptureFi
     assert sorted(str(path) for path in Path().rglob("*")) == ["theirs", "theirs/scaling.json", "two"]
 
 
+def test_workers_that_come_and_go_are_not_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An elastic job is refused: there is no one number of workers to speak of."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    assert cli.run(["bench", "throughput"]) == 2
+    assert "without --min-np" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("batch", "weak", "strong"),
     [
