@@ -107,10 +107,10 @@ def test_a_size_that_fails_is_a_row_with_the_reason(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 def test_a_stopped_scaling_goes_on(tmp_path: Path) -> None:
     """Ctrl-C ends it with its workers, which commit; the same command goes on from there."""
-    line = "--np 2 digits --epochs 3 --commit-steps 1 --device cpu"
+    line = "--np 2 digits --epochs 8 --commit-steps 1 --device cpu"
     command = [HVD_TRAIN, "bench", "scaling", *line.split(), "--output-dir", "out"]
     with started(command, tmp_path, tmp_path / "output.txt") as process:
-        wait_for("a commit", lambda: list(tmp_path.glob("out/np-2/checkpoints/*.pt")))
+        wait_for("a commit", lambda: list(tmp_path.glob("out/np-2/checkpoints/*.ckpt")), limit_s=120)
         workers = ranks_of(process, "train")
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
