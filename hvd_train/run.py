@@ -102,7 +102,7 @@ def connect(config: Config | None = None) -> World:
             f"{launched.launcher} started {launched.size} ranks, but Horovod cannot be imported ({error}): "
             "type `python packaging/build_horovod.py` in a checkout of hvd_train, or `make env` there"
         ) from error
-    return ElasticWorld() if launch.elastic(os.environ) else HorovodWorld(facts=same_everywhere(config))
+    return (ElasticWorld if launch.elastic(os.environ) else HorovodWorld)(facts=same_everywhere(config))
 
 
 OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "workers", "workers_per_host"}
