@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests import jpegs
+from tests.documented import DOCS, commands
 from tests.launching import HVD_TRAIN, PROGRAMS, finished, launch_line, ranks_of, started, wait_for
 
 pytestmark = pytest.mark.integration
@@ -122,24 +123,21 @@ def test_a_stopped_scaling_goes_on(tmp_path: Path) -> None:
     assert "going on at epoch" in (tmp_path / "out/np-2.log").read_text()
 
 
-def documented() -> list[str]:
-    """The commands of docs/measuring.md."""
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/measuring.md").read_text(), re.DOTALL)
-    return [line.replace("DATA", "data") for block in blocks for line in block.splitlines()]
+DOCUMENTED = [line for lines in commands("measuring.md").values() for line in lines]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", documented())
+@pytest.mark.parametrize("line", DOCUMENTED)
 def test_a_documented_command(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Typed as it stands in docs/measuring.md it measures, and its record has every number that is explained there."""
     jpegs.digits(tmp_path / "data", classes=range(2), most=40)
     (tmp_path / "hostfiles").symlink_to(ROOT / "hostfiles")
     monkeypatch.setenv("PATH", f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}")
-    code, output = finished(["bash", "-c", line], tmp_path)
+    code, output = finished(["bash", "-c", line.replace("DATA", "data")], tmp_path)
     assert code == 0, output
     for path in tmp_path.glob("*.json"):
         found = json.loads(path.read_text())
-        section = (ROOT / "docs/measuring.md").read_text().partition(f": `{found['bench']}`\n")[2].partition("\n## ")[0]
+        section = (DOCS / "measuring.md").read_text().partition(f": `{found['bench']}`\n")[2].partition("\n## ")[0]
         explained = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE))))
         stages = {row["stage"] for row in found.get("stages", [])} | {"items", "decode", "collate", "transfer"}
         known = set(found) | {key for row in found.get("rows", []) for key in row} | stages | {"random"}
