@@ -21,6 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, MultipleLocator, NullLocator
 
+from hvd_train.clock import duration
+
 Form = Literal["number", "share", "duration"]
 
 
@@ -34,6 +36,10 @@ class Axis:
     form: Form = "number"
     ticks: tuple[float, ...] = ()
     """Where the axis is to be marked; by default at round numbers."""
+    zero: bool = False
+    """Whether it begins at 0, so that twice as high is twice as much."""
+    end: float | None = None
+    """Where it ends, though there may be more: a line beyond leaves the chart."""
 
     def __str__(self) -> str:
         return f"{self.label} [{self.unit}]" if self.unit else self.label
@@ -83,9 +89,9 @@ Points = list[tuple[float, float]]
 Line = tuple[Series, Points]
 _ROLES = {"ink": "#222222", "muted": "#666666", "grid": "#dddddd", "paper": "#ffffff"}
 
-_WIDTH, _HEIGHT = 340.0, 215.0  # points, about the width of a phone: text keeps its size there
-_TOP, _LEFT, _BOTTOM = 38.0, 42.0, 36.0
-_TEXT, _LINE = 9.0, 10.5
+_WIDTH, _HEIGHT = 300.0, 205.0  # points, about the width of a phone: text keeps its size there
+_TOP, _LEFT, _BOTTOM = 40.0, 40.0, 36.0
+_TEXT, _LINE = 10.0, 11.5
 _LONGEST_NAME = 22
 _MOST_MARKERS, _MARK_ALL = 6, 12
 
@@ -96,7 +102,7 @@ def styled(number: int, name: str, x: Sequence[float | None], y: Sequence[float 
     return Series(name, tuple(x), tuple(y), dash, marker, number % len(LIGHT))
 
 
-def png(chart: Chart, *, dpi: int = 200) -> bytes:
+def png(chart: Chart, *, dpi: int = 240) -> bytes:
     """The chart as a picture, dark on white."""
     picture = io.BytesIO()
     with mpl.rc_context(_style(_ROLES)):
@@ -149,18 +155,13 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 def compact(value: float) -> str:
     """A number as it stands at an axis: 1500 is 1,500, 25000 is 25k, 1.5e6 is 1.5M."""
-    for limit, sign in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= limit:
-            return f"{value / (1e3 if sign == 'k' else limit):g}{sign}"
+    for limit, unit, sign in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if limit <= abs(value) < 1e12:
+            return f"{value / unit:g}{sign}"
+    if value and not 1e-3 <= abs(value) < 1e12:
+        mantissa, _, exponent = f"{value:.3g}".partition("e")
+        return f"{mantissa}e{int(exponent)}" if exponent else mantissa
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 1.5 s, 3:20, 2:05:00."""
-    if seconds < 60:
-        return f"{seconds:.3g} s" if seconds else "0"
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
 def _described(chart: Chart) -> str:
@@ -177,6 +178,8 @@ def _style(roles: dict[str, str]) -> Any:
         "axes.edgecolor": muted,
         "axes.labelcolor": muted,
         "xtick.color": muted,
+        "xtick.labelsize": _TEXT - 1,
+        "ytick.labelsize": _TEXT - 1,
         "ytick.color": muted,
         "grid.color": roles["grid"],
         "axes.unicode_minus": True,
@@ -192,7 +195,7 @@ def _draw(chart: Chart, tones: Sequence[str], roles: dict[str, str]) -> Figure:
     axes = figure.add_axes(
         (_LEFT / _WIDTH, _BOTTOM / height, (_WIDTH - _LEFT - right) / _WIDTH, 1 - (_TOP + _BOTTOM) / height)
     )
-    figure.text(4 / _WIDTH, 1 - 13 / height, chart.title, weight="bold", size=_TEXT + 1.5)
+    figure.text(4 / _WIDTH, 1 - 13 / height, chart.title, weight="bold", size=_TEXT + 1)
     figure.text(4 / _WIDTH, 1 - 27 / height, str(chart.y), color=roles["muted"])
     axes.set_xlabel(str(chart.x))
     for side in ("top", "right"):
@@ -253,6 +256,10 @@ def _marked(values: list[float], number: int | None) -> list[int]:
 def _scale(axes: Axes, axis: XAxis | YAxis, meant: Axis, values: list[float]) -> None:
     if meant.log:
         (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
+    if meant.zero:
+        axes.set_ylim(bottom=0)
+    if meant.end is not None:
+        axes.set_ylim(top=meant.end)
     low, high = axis.get_view_interval()
     if meant.ticks:
         axis.set_major_locator(FixedLocator(meant.ticks))
@@ -312,7 +319,7 @@ def _name(figure: Figure, axes: Axes, lines: list[Line], tones: Sequence[str], r
     for series, points in lines:
         if series.name and points:
             x, y = axes.transData.transform(next(point for point in reversed(points) if point[1] == point[1]))
-            ends.append((float(y), float(x), series))
+            ends.append((min(float(y), height - _TOP), float(x), series))  # it may end beyond the axis
     ends.sort(key=lambda end: end[0])
     empty = [series for series, points in lines if series.name and not points]
     places = spread([end[0] for end in ends], _LINE, _BOTTOM + _LINE * len(empty), height - _TOP)

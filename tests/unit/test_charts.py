@@ -8,7 +8,8 @@ import re
 import numpy as np
 from PIL import Image
 
-from hvd_train.charts import Axis, Chart, Event, Series, compact, duration, png, spread, styled, svg
+from hvd_train.charts import Axis, Chart, Event, Series, compact, png, spread, styled, svg
+from hvd_train.clock import duration
 
 NAN = float("nan")
 
@@ -111,4 +112,5 @@ def test_labels_keep_apart_and_near() -> None:
 def test_numbers_at_axes_are_short() -> None:
     """As people write them."""
     assert [compact(value) for value in (0.1, 1500, 25000, 1.5e6, 2e9)] == ["0.1", "1,500", "25k", "1.5M", "2G"]
+    assert [compact(value) for value in (1e-6, 2.5e16, 0, -0.02)] == ["1e-6", "2.5e16", "0", "-0.02"]
     assert [duration(value) for value in (0, 1.5, 200, 7500)] == ["0", "1.5 s", "3:20", "2:05:00"]

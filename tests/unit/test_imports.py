@@ -30,10 +30,13 @@ ROWS = [
         "stop",
         "flags",
         "members",
-        "charts",
     },
-    {"roster", "roll_call", "rank_log", "bench.record", "bench.plots"},
+    {"roster", "roll_call", "rank_log", "charts", "bench.record"},
     {"world", "models", "optim", "data.augment", "data.pictures", "run_folder", "ledger", "remains", "supervisor"},
+    {"page", "bench.plots"},
+    {"history", "machine"},
+    {"curves"},
+    {"report", "watch"},
     {"data.dataset", "normalization", "device", "metrics", "pulse", "journal", "elastic_driver", "weights", "freeze"},
     {"data.transforms", "data.loader", "state", "horovod_world"},
     {"data.folder", "checkpoint", "step", "validate"},
@@ -41,7 +44,7 @@ ROWS = [
     {"result"},
     {"training"},
     {"run", "show_data"},
-    {"export", "sweep", "bench.feed"},
+    {"export", "sweep", "predictions", "bench.feed"},
     {"bench.allreduce", "bench.throughput", "bench.pipeline"},
     {"probe"},
     {"bench.scaling"},
@@ -57,6 +60,11 @@ NO_TORCH = [
     *ROWS[2],
     *ROWS[3],
     "run_folder",
+    "page",
+    "history",
+    "curves",
+    "report",
+    "watch",
     "probe",
     "findings",
     "horovod_findings",
@@ -143,7 +151,9 @@ def test_what_login_nodes_need_starts_without_torch() -> None:
     assert not loaded_by(code) & {"torch", "torchvision", "horovod", "sklearn", "tensorboard"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["train", "--epochs", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["train", "--epochs", "x"], ["report", "no"], ["watch", "no"]]
+)
 def test_help_and_wrong_flags_do_not_wait_for_torch(arguments: list[str]) -> None:
     """Both are answered from the config alone."""
     code = f"from hvd_train import cli\ntry:\n    cli.run({arguments!r})\nexcept SystemExit:\n    pass"
