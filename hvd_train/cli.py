@@ -21,7 +21,7 @@ import tyro
 from hvd_train import __version__, config, hosts, launch, ledger, recipes, roll_call
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, RankLost, UsageError, unknown_name
-from hvd_train.flags import parse_flags
+from hvd_train.flags import parse_flags, taken
 
 if TYPE_CHECKING:
     from hvd_train import report
@@ -53,6 +53,7 @@ USAGE = f"""usage: {PROGRAM} COMMAND ...
                            a picture of an augmented batch, and each rank's share of the classes
   sweep [RECIPE] [flags] [--workers-per-run N]
                            a training for each combination of values with commas (--lr 0.1,0.05), side by side
+  bench TOOL ...           measure: throughput, allreduce, input, scaling (`{PROGRAM} bench` says more)
   export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
   report RUN [RUN ...] [--output FILE.html] [--no-predictions]
                            one page about runs: curves, throughput, differences, predictions; opens anywhere
@@ -151,6 +152,7 @@ def run(arguments: Sequence[str]) -> int:
         "config": _config,
         "show-data": _show_data,
         "sweep": _sweep,
+        "bench": _bench,
         "export": _export,
         "report": _report,
         "watch": _watch,
@@ -191,7 +193,7 @@ def parse_train(arguments: list[str], command: str = "train") -> Config:
     Raises UsageError for an unknown recipe, flag or value.
     """
     arguments = _lists([_usual(argument) for argument in arguments])
-    file, arguments = _taken(arguments, "--config", "the path of a config.yaml")
+    file, arguments = taken(arguments, "--config", "the path of a config.yaml")
     path = None if file is None else Path(file)
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     if path is None:
@@ -250,8 +252,8 @@ def _config(arguments: list[str]) -> int:
 
 
 def _show_data(arguments: list[str]) -> int:
-    ranks, arguments = _taken(arguments, "--ranks", "a number of ranks")
-    output, arguments = _taken(arguments, "--output", "the path of a picture")
+    ranks, arguments = taken(arguments, "--ranks", "a number of ranks")
+    output, arguments = taken(arguments, "--output", "the path of a picture")
     if ranks is not None and not (ranks.isdigit() and int(ranks)):
         raise UsageError(f"--ranks {ranks}: it must be a number from 1 on")
     settings = parse_train(arguments, "show-data")
@@ -264,8 +266,8 @@ def _show_data(arguments: list[str]) -> int:
 
 
 def _sweep(arguments: list[str]) -> int:
-    workers, arguments = _taken(arguments, "--workers-per-run", "a number of workers")
-    output, arguments = _taken(arguments, "--output-dir", "a folder")
+    workers, arguments = taken(arguments, "--workers-per-run", "a number of workers")
+    output, arguments = taken(arguments, "--output-dir", "a folder")
     if workers is not None and not (workers.isdigit() and int(workers)):
         raise UsageError(f"--workers-per-run {workers}: it must be a number from 1 on")
     from hvd_train import sweep  # imports torch, which parsing can do without
@@ -273,6 +275,12 @@ def _sweep(arguments: list[str]) -> int:
     folder = Path(output or f"runs/sweep-{zlib.crc32(' '.join(arguments).encode()):08x}")  # the same command's
     todo = sweep.trials(arguments, lambda words: parse_train(words, "sweep"), folder)
     return sweep.run(todo, int(workers or 1), folder)
+
+
+def _bench(arguments: list[str]) -> int:
+    from hvd_train.bench import command
+
+    return command.main(arguments, parse_train)
 
 
 def _export(arguments: list[str]) -> int:
@@ -370,18 +378,6 @@ def _ended_by_launcher(error: HvdTrainError) -> bool:
         if error.ending or signal.sigtimedwait({signal.SIGTERM}, 0.5) or roll_call.launcher_gone(os.environ):
             return True
     return False
-
-
-def _taken(arguments: list[str], flag: str, what: str) -> tuple[str | None, list[str]]:
-    """The value of a flag that is none of the settings, and the arguments without it; `what`: what it needs."""
-    for index, argument in enumerate(arguments):
-        if argument.startswith(f"{flag}="):
-            return argument.partition("=")[2], arguments[:index] + arguments[index + 1 :]
-        if argument == flag:
-            if index + 1 == len(arguments):
-                raise UsageError(f"{flag} needs {what}")
-            return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
-    return None, arguments
 
 
 def _lists(arguments: list[str]) -> list[str]:

@@ -63,6 +63,12 @@ def split_on(device: torch.device) -> Split:
     return Split(stamp, seconds)
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that it was asked to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def seed(device: torch.device, number: int) -> None:
     """Start the random numbers of the CPU and of this device anew.
 

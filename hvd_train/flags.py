@@ -39,6 +39,26 @@ def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T
     return value
 
 
+def taken(arguments: list[str], flag: str, what: str) -> tuple[str | None, list[str]]:
+    """The value of a flag that is none of the settings, and the arguments without it; `what`: what it needs."""
+    for index, argument in enumerate(arguments):
+        if argument.startswith(f"{flag}="):
+            return argument.partition("=")[2], arguments[:index] + arguments[index + 1 :]
+        if argument == flag:
+            if index + 1 == len(arguments):
+                raise UsageError(f"{flag} needs {what}")
+            return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
+    return None, arguments
+
+
+def count_taken(arguments: list[str], flag: str, default: int) -> tuple[int, list[str]]:
+    """The same for a number from 1 on."""
+    text, arguments = taken(arguments, flag, "a number")
+    if text is not None and not (text.isascii() and text.isdecimal() and 0 < int(text) < 10**9):
+        raise UsageError(f"{flag} {text}: it must be a number from 1 on")
+    return default if text is None else int(text), arguments
+
+
 def _field_names(cls: Any) -> list[str]:
     names = []
     for field in dataclasses.fields(cls):

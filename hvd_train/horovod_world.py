@@ -178,6 +178,11 @@ class HorovodWorld:
         """Nothing: the ranks are what they are, and signals come by themselves."""
         return "train"
 
+    def carrier(self, device: torch.device) -> str:
+        """See World. Over NCCL the ranks still agree on what is next by one of the others, which is named as well."""
+        controller = "MPI" if hvd.mpi_enabled() else "Gloo"
+        return f"NCCL, with {controller}" if device.type == "cuda" and hvd.nccl_built() else controller
+
     def close(self) -> None:
         """Leave the group; the ranks that are still at work learn of it."""
         hvd.shutdown()

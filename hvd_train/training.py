@@ -414,9 +414,7 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
     data = sources.open_data(config.data, config.seed, own_data)
     if data.mean and config.model.weights is not None and not weights.is_file(config.model.weights):
         data = replace(data, mean=IMAGENET_MEAN, std=IMAGENET_STD)  # as the weights have seen images
-    num_workers = config.data.workers
-    if config.data.workers_per_host is not None:
-        num_workers = -(-config.data.workers_per_host // place.local_size)
+    num_workers = loader_processes(config.data, place)
     colour = own_model is None and models.needs_colour(config.model.model)
     size = config.data.image_size if config.data.data != "folder" else None  # its images come in theirs
     channels_last = uses_channels_last(config, device)
@@ -443,6 +441,11 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
     example = _example(data, plain, device)
     models.check_fits(network, config.model.model, example, len(data.classes))
     return Parts(device, data, network, train_loader, val_loader, test_loader, example)
+
+
+def loader_processes(data: DataConfig, place: Place) -> int:
+    """How many a rank has for each set of files."""
+    return data.workers if data.workers_per_host is None else -(-data.workers_per_host // place.local_size)
 
 
 def shows_bar(config: Config, place: Place) -> bool:

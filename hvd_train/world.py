@@ -108,6 +108,9 @@ class World(Protocol):
     def heard(self) -> Wish:
         """What this rank has heard from outside: train on, go on in another world (hosts came or go), or stop."""
 
+    def carrier(self, device: torch.device) -> str:
+        """What sums of tensors on this device travel by, for whoever measures it: Gloo, MPI or NCCL."""
+
     def close(self) -> None:
         """Leave the group."""
 
@@ -162,6 +165,10 @@ class LocalWorld:
     def heard(self) -> Wish:
         """Nothing: nobody is outside."""
         return "train"
+
+    def carrier(self, device: torch.device) -> str:
+        """Nothing travels."""
+        return "none"
 
     def close(self) -> None:
         """Nothing to leave."""

@@ -31,6 +31,7 @@ PROMISES = [
     "test_the_value_of_the_body_is_the_value_of_run",
     "test_an_error_of_the_body_leaves_run_as_it_is",
     "test_the_facts_of_the_place_fit_together",
+    "test_all_ranks_name_the_same_carrier",
 ]
 __all__ = [*PROMISES, "PROMISES", "OnRanks"]
 
@@ -252,6 +253,16 @@ def test_the_facts_of_the_place_fit_together(on_ranks: OnRanks) -> None:
         places = world.gather(world.place)
         assert [place.rank for place in places] == list(range(world.place.size))
         assert all(place.size == len(places) and 0 <= place.local_rank < place.local_size for place in places)
+
+    on_ranks(body)
+
+
+def test_all_ranks_name_the_same_carrier(on_ranks: OnRanks) -> None:
+    """What sums travel by is one word for all."""
+
+    def body(world: World) -> None:
+        (carrier,) = set(world.gather(world.carrier(torch.device("cpu"))))
+        assert carrier in ("Gloo", "MPI", "threads", "none")
 
     on_ranks(body)
 

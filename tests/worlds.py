@@ -152,6 +152,10 @@ class ThreadWorld:
         """Nothing."""
         return "train"
 
+    def carrier(self, device: torch.device) -> str:
+        """Threads share their memory."""
+        return "threads"
+
     def close(self) -> None:
         """Nothing to leave."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -13,11 +13,27 @@ from hvd_train.data.augment import Augment
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+Mark = Callable[[str], None]
+"""Is told, at the end of a stage on an image's way to the model, which one that was."""
+
+
+def unmarked(stage: str) -> None:
+    """Nobody wants to know."""
+
+
 class MapDataset(Protocol):
     """What the user brings: a torch map-style data set whose items are (image tensor, class number)."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]: ...
+
+
+@runtime_checkable
+class Staged(MapDataset, Protocol):
+    """One that can say how far it is with an item: `hvd-train bench input` asks."""
+
+    def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
+        """An item, whose stages `mark` hears of."""
 
 
 @dataclass(frozen=True)

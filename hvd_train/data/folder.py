@@ -13,7 +13,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 from torchvision.transforms import v2
 
 from hvd_train.config import DataConfig
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Mark, unmarked
 from hvd_train.data.pictures import UNREADABLE, Picture
 from hvd_train.data.transforms import training_transform
 from hvd_train.errors import UsageError
@@ -21,7 +21,7 @@ from hvd_train.errors import UsageError
 _VAL_CROP = 224 / 256  # the share of the shorter side that evaluation looks at, usual since AlexNet
 
 
-View = Callable[[Picture], Tensor]
+View = Callable[[Picture, Mark], Tensor]
 """How an image file becomes an image of one size, uint8 [3, size, size]."""
 
 
@@ -34,11 +34,12 @@ class RandomCrop:
     def __init__(self, size: int) -> None:
         self._side, self._crop = [size, size], v2.RandomResizedCrop(size, antialias=True)
 
-    def __call__(self, picture: Picture) -> Tensor:
+    def __call__(self, picture: Picture, mark: Mark) -> Tensor:
         """See View."""
         of_this_size = torch.empty((1, picture.height, picture.width), device="meta")
         box = self._crop.make_params([of_this_size])
         part = picture.part(box["left"], box["top"], box["width"], box["height"])
+        mark("decode")
         image: Tensor = v2.functional.resize(part, self._side, antialias=True)
         return image.flip(-1) if torch.rand(1) < 0.5 else image
 
@@ -49,9 +50,11 @@ class Middle:
     def __init__(self, resize: int, crop: int) -> None:
         self._change = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(crop)])
 
-    def __call__(self, picture: Picture) -> Tensor:
+    def __call__(self, picture: Picture, mark: Mark) -> Tensor:
         """See View."""
-        image: Tensor = self._change(picture.part(0, 0, picture.width, picture.height))
+        whole = picture.part(0, 0, picture.width, picture.height)
+        mark("decode")
+        image: Tensor = self._change(whole)
         return image
 
 
@@ -84,13 +87,21 @@ class ImageFolder:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Raises UsageError that names the file where it is not an image."""
+        return self.staged_item(index, unmarked)
+
+    def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
+        """The same, which tells `mark` when it is read, decoded and changed."""
         path = self.path(index)
         try:
-            image = self._view(Picture(path.read_bytes()))
+            data = path.read_bytes()
+            mark("read")
+            image = self._view(Picture(data), mark)
         except UNREADABLE as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UsageError(f"cannot read the image {path}: {reason}; mend or remove it") from None
-        return image if self._transform is None else self._transform(image), int(self.labels[index])
+        image = image if self._transform is None else self._transform(image)
+        mark("augment")
+        return image, int(self.labels[index])
 
 
 def open_folder(root: Path, config: DataConfig) -> DataSet:

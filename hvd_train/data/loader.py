@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from hvd_train import order
 from hvd_train.data.augment import Augment
-from hvd_train.data.dataset import Arrays, DataSet, MapDataset, Source
+from hvd_train.data.dataset import Arrays, DataSet, MapDataset, Mark, Source, Staged, unmarked
 from hvd_train.errors import UsageError
 from hvd_train.order import Assignment, Indices, Slot
 
@@ -54,6 +54,9 @@ class Loader(Protocol):
     def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
         """The batches for these assignments, in their order."""
 
+    def watch(self, mark: Mark) -> None:
+        """Tell, from now on, of each stage that this process goes through."""
+
     def close(self) -> None:
         """End loader processes."""
 
@@ -78,19 +81,23 @@ class Prepare:
         self._mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
         self._std = torch.tensor(data.std, device=device).view(-1, 1, 1)
 
-    def __call__(self, images: Tensor, uniforms: Tensor | None) -> Tensor:
+    def __call__(self, images: Tensor, uniforms: Tensor | None, mark: Mark = unmarked) -> Tensor:
         """Images [n, c, h, w], uint8 or float; `uniforms` [n, k] are the random numbers of the samples."""
         # In place from here on: fresh memory for a batch costs more than the arithmetic.
         images = images.float().div_(255) if images.dtype == torch.uint8 else images.clone()
         if self._size is not None and images.shape[-2:] != (self._size, self._size):
             images = F.interpolate(images, size=(self._size, self._size), mode="bilinear", antialias=True)
         if self.augment is not None and uniforms is not None:
+            mark("prepare")
             images = self.augment.apply(images, uniforms)
+            mark("augment")
         if len(self._mean):
             images = images.sub_(self._mean).div_(self._std)
         if self._channels is not None:
             images = images.expand(-1, self._channels, -1, -1)
-        return images if self._format is torch.contiguous_format else images.contiguous(memory_format=self._format)
+        images = images if self._format is torch.contiguous_format else images.contiguous(memory_format=self._format)
+        mark("prepare")
+        return images
 
 
 class ArrayLoader:
@@ -100,6 +107,7 @@ class ArrayLoader:
         self.num_samples = len(data)
         self._images, self._labels = data.images.to(device), data.labels.to(device)
         self._prepare, self._device, self._seed = prepare, device, seed
+        self._mark: Mark = unmarked
 
     def start(self) -> None:
         """Nothing is slow."""
@@ -116,8 +124,14 @@ class ArrayLoader:
         if self._prepare.augment is not None:
             numbers = order.uniforms(self._seed, epoch, slot.indices, self._prepare.augment.num_uniforms)
             uniforms = torch.from_numpy(numbers).to(self._device)
-        images = self._prepare(self._images.index_select(0, rows), uniforms)
-        return MicroBatch(slot.number, images, self._labels[rows], slot.indices)
+            self._mark("augment")
+        images, labels = self._images.index_select(0, rows), self._labels[rows]
+        self._mark("read")
+        return MicroBatch(slot.number, self._prepare(images, uniforms, self._mark), labels, slot.indices)
+
+    def watch(self, mark: Mark) -> None:
+        """See Loader."""
+        self._mark = mark
 
     def close(self) -> None:
         """Nothing was started."""
@@ -132,11 +146,11 @@ class MapLoader:
     def __init__(self, data: MapDataset, prepare: Prepare, device: torch.device, seed: int, num_workers: int) -> None:
         self.num_samples = len(data)
         self._prepare, self._device, self._num_workers = prepare, device, num_workers
-        self._keys = _Keys()
+        self._keys, self._items = _Keys(), _Seeded(data, seed)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])  # torch is imported once, not once for each loader process
         self._loader: DataLoader[Any] = DataLoader(
-            _Seeded(data, seed),  # type: ignore[arg-type]  # a map-style data set with keys of its own
+            self._items,  # type: ignore[arg-type]  # a map-style data set with keys of its own
             batch_sampler=self._keys,
             num_workers=num_workers,
             collate_fn=_collate,
@@ -167,8 +181,14 @@ class MapLoader:
     def _micro_batch(self, slot: Slot, arrived: Any) -> MicroBatch:
         if isinstance(arrived, _Unreadable):
             raise UsageError(arrived.reason)
+        self._items.mark("collate")
         images, labels = (part.to(self._device, non_blocking=True) for part in arrived)
-        return MicroBatch(slot.number, self._prepare(images, None), labels, slot.indices)
+        self._items.mark("transfer")
+        return MicroBatch(slot.number, self._prepare(images, None, self._items.mark), labels, slot.indices)
+
+    def watch(self, mark: Mark) -> None:
+        """See Loader. Loader processes stay silent: what happens to single images is told without any."""
+        self._items.mark = mark
 
     def close(self) -> None:
         """End the loader processes."""
@@ -206,6 +226,8 @@ class _Seeded:
 
     def __init__(self, data: MapDataset, seed: int) -> None:
         self._data, self._seed = data, seed
+        self._staged = data if isinstance(data, Staged) else None
+        self.mark: Mark = unmarked
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int] | _Unreadable:
         epoch, index = key
@@ -213,8 +235,14 @@ class _Seeded:
         torch.default_generator.manual_seed(number)  # a hundredth of torch.manual_seed, which looks for GPUs
         random.seed(number)
         np.random.seed(number % 2**32)
+        self.mark("random numbers")
+        index %= len(self._data)  # copies of a sample have numbers of their own
         try:
-            return self._data[index % len(self._data)]  # copies of a sample have numbers of their own
+            if self._staged is not None:
+                return self._staged.staged_item(index, self.mark)
+            item = self._data[index]
+            self.mark("items")
+            return item
         except UsageError as error:
             return _Unreadable(str(error))
 

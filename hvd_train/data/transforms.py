@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from hvd_train.config import DataConfig
-from hvd_train.data.dataset import Arrays
+from hvd_train.data.dataset import Arrays, Mark, unmarked
 
 
 def training_transform(config: DataConfig, usual: Sequence[Any], mean: tuple[float, ...]) -> v2.Compose:
@@ -38,9 +38,16 @@ class Items:
         return len(self.arrays)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.staged_item(index, unmarked)
+
+    def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
+        """The same, which tells `mark` when it is read and changed."""
         row = index % len(self.arrays.images)
-        image: Tensor = self._transform(self.arrays.images[row])
-        return image, int(self.arrays.labels[row])
+        image, label = self.arrays.images[row], int(self.arrays.labels[row])
+        mark("read")
+        image = self._transform(image)
+        mark("augment")
+        return image, label
 
 
 class Mix:

@@ -1,0 +1,18 @@
+"""The batches of a training, epoch after epoch without an end, for what is measured over a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from hvd_train.config import Config
+from hvd_train.data.loader import Batch, Loader
+from hvd_train.order import Cut, assignments, order_of
+from hvd_train.world import Place
+
+
+def batches(loader: Loader, config: Config, cut: Cut, place: Place) -> Iterator[Batch]:
+    """This rank's part of each step, in the order of the training."""
+    for epoch in itertools.count():
+        order = order_of(config.seed, epoch, loader.num_samples, config.data.repeated_augmentation)
+        yield from loader.load(epoch, assignments(order, 0, cut, place.rank, place.size))

@@ -1,0 +1,168 @@
+"""How many images a second the input gives without a model, and which stage of their way limits it.
+
+Two measurements. The pipeline as a training has it, with its loader processes; and every stage by itself: the same
+code in one process on one core, which tells at the end of each stage that it is there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from hvd_train import order
+from hvd_train.bench import feed
+from hvd_train.bench.record import estimate, written
+from hvd_train.config import Config
+from hvd_train.data.dataset import Arrays
+from hvd_train.data.loader import Batch
+from hvd_train.device import synchronize
+from hvd_train.training import Parts, build, loader_processes
+from hvd_train.world import Place, World, barrier, together
+
+WARM_UP_S = 1.0
+IN_TRAINING_PROCESS = ("transfer", "prepare")
+"""Stages of whole batches, which the training process has to do itself."""
+
+
+class Laps:
+    """Seconds of each stage, from one mark to the next."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def mark(self, stage: str) -> None:
+        """What has happened since the last mark was this."""
+        synchronize(self._device)
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+
+    def restart(self) -> None:
+        """Forget all, and begin now."""
+        self.seconds.clear()
+        self._last = time.perf_counter()
+
+
+def measure(config: Config, world: World, *, seconds: float, repetitions: int) -> dict[str, Any]:
+    """Run the input of a training for so many times so many seconds. All ranks get the same record."""
+    place = world.place
+    parts = together(world, lambda: build(config, place, None, None))
+    speeds = world.gather(whole(parts, config, world, seconds=seconds, repetitions=repetitions))
+    alone = together(world, lambda: build(config.replace(workers=0, workers_per_host=None), place, None, None))
+    stages = stage_seconds(alone, config, seconds)
+    workers = 0 if isinstance(parts.data.train, Arrays) else loader_processes(config.data, place)
+    speed = estimate([sum(of_ranks) for of_ranks in zip(*speeds, strict=True)])
+    per_rank = speed.mean / place.size
+    return {
+        "images_per_second": round(speed.mean, 3),
+        "images_per_second_interval": speed.interval,
+        "images_per_second_per_worker": round(per_rank, 3),
+        "images_per_second_per_process": round(per_rank / max(1, workers), 3),
+        "loader_processes_per_worker": workers,
+        "cores_per_worker": cores_of_a_rank(place),
+        "workers": place.size,
+        "device": parts.device.type,
+        "limited_by": limiting(stages, workers, cores_of_a_rank(place)),
+        "stages": [
+            {
+                "stage": stage,
+                "microseconds_per_image": round(took * 1e6, 3),
+                "images_per_second_per_core": round(1 / took, 3),
+            }
+            for stage, took in stages.items()
+        ],
+        "num_samples": parts.train_loader.num_samples,
+        "repetitions": repetitions,
+        "seconds": seconds,
+        "config": config.as_dict(),
+    }
+
+
+def whole(parts: Parts, config: Config, world: World, *, seconds: float, repetitions: int) -> list[float]:
+    """Images per second of this rank, with the loader processes that a training has, for each repetition."""
+    try:
+        parts.train_loader.start()
+        batches = _batches(parts, config, world.place)
+        _take(batches, WARM_UP_S, parts.device)
+        speeds = []
+        for _ in range(repetitions):
+            barrier(world)
+            images, took = _take(batches, seconds, parts.device)
+            speeds.append(images / took)
+        return speeds
+    finally:
+        parts.train_loader.close()
+
+
+def stage_seconds(parts: Parts, config: Config, seconds: float) -> dict[str, float]:
+    """Seconds of each stage per image, in this process and on one core (or on the device)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a loader process
+    laps = Laps(parts.device)
+    try:
+        parts.train_loader.watch(laps.mark)
+        batches = _batches(parts, config, Place())  # as if alone: of several ranks one may have no part in a step
+        _take(batches, WARM_UP_S / 2, parts.device)
+        laps.restart()
+        images, _ = _take(batches, seconds, parts.device)
+    finally:
+        torch.set_num_threads(threads)
+        parts.train_loader.close()
+    return {stage: spent / images for stage, spent in laps.seconds.items()}
+
+
+def limiting(stages: dict[str, float], workers: int, cores: int) -> str:
+    """The slowest stage on the slower side: the loader processes of a rank (if it has any), or its training process."""
+    here = {stage: took for stage, took in stages.items() if stage in IN_TRAINING_PROCESS}
+    there = {stage: took for stage, took in stages.items() if stage not in IN_TRAINING_PROCESS}
+    at_once = min(workers, cores)
+    if at_once:
+        stages = here if sum(here.values()) > sum(there.values()) / at_once else there
+    return max(stages, key=lambda stage: stages[stage])
+
+
+def cores_of_a_rank(place: Place) -> int:
+    """Cores of this host for each of its ranks."""
+    return max(1, len(os.sched_getaffinity(0)) // place.local_size)
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record for people."""
+    processes = record["loader_processes_per_worker"]
+    made_by = f"{processes} loader processes a rank" if processes else "the training process"
+    interval = record["images_per_second_interval"]
+    spread = "" if interval is None else f" (95%: {interval[0]:,.0f} to {interval[1]:,.0f})"
+    lines = [
+        f"images/s        {record['images_per_second']:,.0f}{spread}",
+        f"a process       {record['images_per_second_per_process']:,.0f}",
+        f"made by         {made_by}, on {record['cores_per_worker']} cores",
+        "",
+        f"{'stage':<16}{'us per image':>14}{'images/s a core':>17}",
+    ]
+    for stage in record["stages"]:
+        took = stage["microseconds_per_image"]
+        mark = "  <- limits" if stage["stage"] == record["limited_by"] else ""
+        lines.append(f"{stage['stage']:<16}{written(took):>14}{stage['images_per_second_per_core']:>17,.0f}{mark}")
+    return "\n".join(lines)
+
+
+def _batches(parts: Parts, config: Config, place: Place) -> Iterator[Batch]:
+    cut = order.choose_cut(config.batch, place.size, parts.train_loader.num_samples)
+    return feed.batches(parts.train_loader, config, cut, place)
+
+
+def _take(batches: Iterator[Batch], seconds: float, device: torch.device) -> tuple[int, float]:
+    """Images of this rank within about so many seconds, and how many those were."""
+    images, started = 0, time.perf_counter()
+    while True:
+        images += sum(len(micro.targets) for micro in next(batches).micro_batches)
+        passed = time.perf_counter() - started
+        if passed >= seconds:
+            synchronize(device)
+            return images, time.perf_counter() - started

@@ -1,0 +1,141 @@
+"""What each measurement says of itself: means with their intervals, versions, hardware, the command. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shlex
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hvd_train import __version__, durable
+from hvd_train.errors import UsageError
+
+_PACKAGES = ("torch", "torchvision", "horovod", "numpy")
+# Student's t for 95%, by degrees of freedom from 1 on; beyond the table it is 1.96 + 2.4 / degrees, to 0.3%.
+_T = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean of repetitions and half the width of its 95% interval (NaN: one repetition says nothing of it)."""
+
+    mean: float
+    half_width: float
+
+    @property
+    def interval(self) -> list[float] | None:
+        """Its ends, for JSON."""
+        if math.isnan(self.half_width):
+            return None
+        return [round(self.mean - self.half_width, 6), round(self.mean + self.half_width, 6)]
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and 95% interval by Student's t: repetitions are few, and how much they scatter is known from them alone."""
+    if len(values) < 2:
+        return Estimate(statistics.fmean(values), math.nan)
+    degrees = len(values) - 1
+    t = _T[degrees - 1] if degrees <= len(_T) else 1.96 + 2.4 / degrees
+    return Estimate(statistics.fmean(values), t * statistics.stdev(values) / math.sqrt(len(values)))
+
+
+def written(value: float, like: float | None = None) -> str:
+    """A number with at least three digits, or with as many after the point as another one has so."""
+    size = abs(value if like is None else like)
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(size))) if size else 0}f}"
+
+
+def about(tool: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """What was typed and when, the versions, and the hardware of this host."""
+    return {
+        "bench": tool,
+        "command": shlex.join(["hvd-train", "bench", tool, *arguments]),
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {"hvd_train": __version__, "python": platform.python_version(), **_versions()},
+        "hardware": {
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+            "gpus": _gpus(),
+            "system": f"{platform.system()} {platform.release()}",
+        },
+    }
+
+
+def check_target(path: Path | None, tool: str) -> None:
+    """Raise UsageError where a record cannot be written there, before anything is measured.
+
+    An earlier record of the same tool is replaced; nothing else is.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"--json {path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise UsageError(f"--json {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--json {path}: the folder {path.parent} cannot be written to; name another")
+    if path.exists() and not is_of(tool, path):
+        raise UsageError(f"--json {path} is there and no record of `hvd-train bench {tool}`; name another file")
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """Write it whole. Raises UsageError where that cannot be done."""
+    try:
+        durable.write_text(path, json.dumps(record, indent=1) + "\n")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def is_of(tool: str, path: Path) -> bool:
+    """Whether this file is a record of that tool."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("bench") == tool
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _gpus() -> list[str]:
+    """Their names, by the driver's own program: torch would make a context on each."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    words = [program, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []
