@@ -81,6 +81,8 @@ def check(config: Config) -> None:
     freeze.check(config.model)
     if config.optimizer.reduction == "adasum" and launch.elastic(os.environ):
         raise UsageError("--reduction adasum does not go with an elastic job: workers come and go in any number")
+    if config.run.profile is not None and os.environ.get(launch.TIMELINE, launch.ON_DEMAND) != launch.ON_DEMAND:
+        raise UsageError(f"--profile writes Horovod's timeline itself: unset {launch.TIMELINE}")
     if config.run.resume not in ("auto", "never") and not Path(config.run.resume).is_file():
         raise UsageError(f"--resume {config.run.resume}: no such file; it must be auto, never or a checkpoint file")
 
@@ -102,6 +104,8 @@ def connect(config: Config | None = None) -> World:
             f"{launched.launcher} started {launched.size} ranks, but Horovod cannot be imported ({error}): "
             "type `python packaging/build_horovod.py` in a checkout of hvd_train, or `make env` there"
         ) from error
+    if config is not None and config.run.profile is not None:
+        os.environ[launch.TIMELINE] = launch.ON_DEMAND
     return ElasticWorld() if launch.elastic(os.environ) else HorovodWorld(facts=same_everywhere(config))
 
 
