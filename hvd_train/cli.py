@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from hvd_train import __version__, config, hosts, launch, ledger, recipes, roll_call
+from hvd_train import __version__, config, hosts, launch, ledger, recipes, roll_call, tune
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, RankLost, UsageError, unknown_name
 from hvd_train.flags import parse_flags
@@ -50,6 +50,8 @@ USAGE = f"""usage: {PROGRAM} COMMAND ...
   sweep [RECIPE] [flags] [--workers-per-run N]
                            a training for each combination of values with commas (--lr 0.1,0.05), side by side
   export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
+  tune [RECIPE] [flags] [--np N] [--hosts FILE] [--controller gloo|mpi] [--output FILE]
+                           Horovod's settings for these hosts, this model and batch, for `train --tuned FILE`
   hosts FILE               check a host file, and write it as Open MPI, MPICH or Slurm take it
   doctor                   what this machine and this build of Horovod can do
   --version                {__version__}
@@ -119,6 +121,7 @@ def run(arguments: Sequence[str]) -> int:
         "show-data": _show_data,
         "sweep": _sweep,
         "export": _export,
+        "tune": _tune,
         "hosts": _hosts,
         "doctor": _doctor,
     }
@@ -249,6 +252,45 @@ def _export(arguments: list[str]) -> int:
     for path in export(target, options.output or usual, onnx=options.onnx):
         print(path)
     return 0
+
+
+def _tune(arguments: list[str]) -> int:
+    if launch.launched(os.environ) is not None:
+        return _turn(arguments)
+    values: dict[str, str | None] = {}
+    for flag in ("--np", "--hosts", "--controller", "--output", "--turns", "--seconds"):
+        values[flag], arguments = _taken(arguments, flag, "a value")
+    file, controller = values["--hosts"], values["--controller"] or "gloo"
+    slots = 2 if file is None else sum(host.slots for host in hosts.read(Path(file)))
+    if controller not in ("gloo", "mpi"):
+        raise UsageError(f"--controller {controller}: it must be gloo or mpi")
+    ranks, turns = _number("--np", values["--np"] or str(slots)), _number("--turns", values["--turns"] or "8")
+    seconds = _number("--seconds", values["--seconds"] or "3", least=1)
+    parse_train(list(arguments), "tune")  # a mistake is told before any rank starts
+    path = Path(values["--output"] or "tuned.env")
+    tune.check(path)
+    line = tune.launcher(ranks, file, controller)
+    tune.tune(tune.Ranks(line, [sys.argv[0], "tune", *arguments], seconds), path, turns, print)
+    return 0
+
+
+def _turn(arguments: list[str]) -> int:
+    """One rank's part in a turn of `tune`."""
+    seconds = os.environ.get(tune.TURN)
+    if seconds is None:
+        raise UsageError(f"tune starts the ranks by itself, many times: type `{PROGRAM} tune --np N`")
+    settings = parse_train(arguments, "tune")
+    roll_call.started(os.environ)
+    from hvd_train import turn  # imports torch, which parsing can do without
+
+    turn.take(settings, float(seconds))
+    return 0
+
+
+def _number(flag: str, text: str, least: int = 2) -> int:
+    if not (text.isdigit() and int(text) >= least):
+        raise UsageError(f"{flag} {text}: it must be a number from {least} on")
+    return int(text)
 
 
 def _hosts(arguments: list[str]) -> int:

@@ -271,6 +271,8 @@ class RunConfig:
     """Write the samples of each step to ledger.jsonl, for `hvd-train audit`."""
     eval_epochs: int = free(1)
     """Epochs from one evaluation to the next (the last epoch is always evaluated)."""
+    tuned: Path | None = free(None)
+    """Horovod's settings from this file, as `hvd-train tune` writes it."""
     profile: str | None = free(None)
     """Trace these steps on each rank, into one file of the run folder: 20, or 20:25 (the last one too)."""
 
