@@ -12,7 +12,7 @@ from tests.launching import HVD_TRAIN, finished, launch_line
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("launcher", ["gloo", "mpi"])
+@pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=pytest.mark.slow)])
 def test_two_ranks_and_horovod_are_in_one_trace(launcher: str, tmp_path: Path) -> None:
     """Ranks are processes that take the same steps at the same time, and Horovod's reductions lie within them."""
     command = launch_line(launcher, 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--profile", "4:6")
