@@ -7,6 +7,7 @@ in `roster`; here that meets Horovod's host discovery, its ssh and its rendezvou
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.elastic import discovery
 from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 
-from hvd_train import remains
+from hvd_train import remains, roll_call
 from hvd_train.launch import GOES_ON, JOB, REPLACES, SLOT, SUPERVISOR, WORKER
 from hvd_train.roster import COMMITTED, End, Finish, Form, Order, Roster, Start, Worker
 
@@ -75,6 +76,8 @@ class Running:
     ended_by: threading.Event = field(default_factory=threading.Event)
     seat: Seat | None = None
     waiting: bool = False
+    problem: str = ""
+    """Why it cannot join this job."""
 
 
 class HostCommand:
@@ -129,6 +132,7 @@ class Driver:
         self._create_worker: START_WORKER | None = None
         self._stopped = threading.Event()
         self._problem = ""
+        self._facts: Mapping[str, str] | None = None  # what the job runs: the first worker's versions and settings
         self._last_word = 0.0  # when a worker last said that it lives
 
     # ---------------------------------------------------------------------------------- what the launcher asks
@@ -165,6 +169,19 @@ class Driver:
         self._rendezvous.stop()
 
     # --------------------------------------------------------------------- what workers ask, in threads of the server
+
+    def introduced(self, number: int, facts: Mapping[str, str]) -> None:
+        """A worker says what it runs, before it asks for a rank."""
+        with self._changed:
+            self._facts = self._facts or facts
+            if (running := self._running.get(number)) is not None:
+                running.problem = roll_call.stranger(self._facts, facts) or ""
+
+    def stranger(self, number: int) -> bytes:
+        """Why a worker that has introduced itself cannot join; nothing where it can."""
+        with self._changed:
+            running = self._running.get(number)
+            return running.problem.encode() if running else b""
 
     def record_ready(self, host: str, local_rank: int) -> None:
         """Wait until a worker has a rank. It asks by its number at first, by host and local rank later."""
@@ -377,8 +394,16 @@ def main() -> None:
                     return driver.heard(int(key))
                 if scope == "asking":
                     return driver.asking(int(key))
+                if scope == "stranger":
+                    return driver.stranger(int(key))
                 value: bytes | None = super()._get_value(scope, key)
                 return value
+
+            def _put_value(self, scope: str, key: str, value: bytes) -> None:
+                if scope == "facts":
+                    driver.introduced(int(key), json.loads(value))
+                else:
+                    super()._put_value(scope, key, value)
 
         return Handler
 

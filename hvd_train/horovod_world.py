@@ -202,12 +202,12 @@ class ElasticWorld(HorovodWorld):
     nobody waits for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Mapping[str, str] | None = None) -> None:
         self._lives: _Lives | None = None
         self._met = False
         remains.clear_away_predecessor(os.environ)
         self._pulse = pulse.Pulse(os.environ)
-        super().__init__()
+        super().__init__(facts=facts)
 
     def _meet(self) -> Place:
         return Place(local_rank=launch.slot(os.environ), local_size=int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
@@ -258,7 +258,7 @@ class ElasticWorld(HorovodWorld):
                 if self._met:
                     pulse.announce(os.environ)  # and Horovod's core asks
                 else:
-                    pulse.ask_for_rank(os.environ)
+                    pulse.ask_for_rank(os.environ, self._facts)
                     self._met = True
                 hvd.init()
                 break

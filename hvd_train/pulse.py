@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 from collections.abc import Mapping, MutableMapping
 
+from hvd_train.errors import UsageError
 from hvd_train.launch import WORKER
 from hvd_train.launcher_http import ask
 from hvd_train.world import Wish
@@ -61,14 +63,18 @@ def announce(environ: Mapping[str, str]) -> None:
         raise SystemExit(0)
 
 
-def ask_for_rank(environ: MutableMapping[str, str]) -> None:
+def ask_for_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) -> None:
     """Wait until the driver has a rank for this process, and note it where Horovod's core looks for it.
 
     Asking is how a process says that it is ready: the others go on training until then. Horovod's own driver has
-    given a rank already. Raises OSError where the driver is gone, SystemExit (0) where there is no rank any more.
+    given a rank already. Raises UsageError where `facts` are not those of the job, OSError where the driver is gone,
+    SystemExit (0) where there is no rank any more.
     """
     if WORKER not in environ:
         return
+    ask(environ, f"facts/{environ[WORKER]}", put=json.dumps({"host": environ["HOROVOD_HOSTNAME"], **facts}))
+    if problem := ask(environ, f"stranger/{environ[WORKER]}"):
+        raise UsageError(problem)
     values = ask(environ, f"rank_and_size/{environ['HOROVOD_HOSTNAME']}:{environ[WORKER]}").split(",")
     if values[0] == "-1":
         raise SystemExit(0)

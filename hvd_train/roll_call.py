@@ -220,9 +220,22 @@ def disagreement(of_ranks: Sequence[Mapping[str, str]]) -> str | None:
             for value, ranks in groups.items():
                 hosts = dict.fromkeys(of_ranks[rank]["host"] for rank in ranks)
                 shown.append(f"{value} on {', '.join(hosts)} (rank{'s' * (len(ranks) > 1)} {_short(ranks)})")
-            cure = "start all of them with the same arguments" if name.startswith("--") else "set up the same on all"
-            return f"the ranks differ in {name}: {'; '.join(shown)}; {cure}"
+            return f"the ranks differ in {name}: {'; '.join(shown)}; {_cure(name)}"
     return None
+
+
+def stranger(of_job: Mapping[str, str], own: Mapping[str, str]) -> str | None:
+    """The first fact in which a worker is not like the job it wants to join; each has its `host` among them."""
+    for name in (name for name in {**of_job, **own} if name != "host"):
+        values = [facts.get(name, "nothing") for facts in (own, of_job)]
+        if values[0] != values[1]:
+            there, here = own["host"], of_job["host"]
+            return f"{there} differs from the job in {name}: {values[0]} there, {values[1]} on {here}; {_cure(name)}"
+    return None
+
+
+def _cure(name: str) -> str:
+    return "start all of them with the same arguments" if name.startswith("--") else "set up the same on all"
 
 
 def _short(ranks: Sequence[int], most: int = 8) -> str:

@@ -124,7 +124,7 @@ def connect(config: Config | None = None) -> World:
         tuned.apply(tuned.read(config.run.tuned), os.environ)
     if config is not None and config.run.profile is not None:
         os.environ[launch.TIMELINE] = launch.ON_DEMAND
-    return ElasticWorld() if launch.elastic(os.environ) else HorovodWorld(facts=same_everywhere(config))
+    return (ElasticWorld if launch.elastic(os.environ) else HorovodWorld)(facts=same_everywhere(config))
 
 
 OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "tuned", "workers", "workers_per_host"}

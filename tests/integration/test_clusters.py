@@ -14,6 +14,7 @@ import pytest
 
 import hvd_train
 from tests import hosts as cluster
+from tests.documented import commands
 from tests.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS
 from tests.hosts import Hosts
 from tests.launching import PROGRAMS, finished, started, wait_for
@@ -25,6 +26,7 @@ WAYS = {
     "horovodrun, MPI": ["train_hostfile.sh", "hostfile", "--mpi"],
     "mpirun": ["train_mpirun.sh", "hostfile"],
 }
+ELASTIC = {"elastic": ["train_elastic.sh", "--hosts", "hostfile"]}
 # Environments with hvd_train and Horovod for another MPI, `PATH:PATH`: packaging/build_horovod.py makes the latter.
 OTHER_MPIS = [Path(folder) / "bin" for folder in os.environ.get("MPI_ENVIRONMENTS", "").split(":") if folder]
 
@@ -39,7 +41,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def command(hosts: Hosts, folder: Path, way: str, listed: str, *arguments: str) -> list[str]:
     """Start a training from h1 in one of the `WAYS`."""
     (folder / "hostfile").write_text(listed)
-    script, *options = WAYS[way]
+    script, *options = (WAYS | ELASTIC)[way]
     environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
     return hosts.inside("h1", folder, *environment, str(SCRIPTS / script), *options, "--", *arguments)
 
@@ -153,6 +155,14 @@ def test_a_host_with_another_version(way: str, over: Callable[[Path, str], None]
     assert re.search(r"0\.0\.1 \(\w+\) on h3 \(rank 2\); set up the same on all", output), output
 
 
+def test_another_version_in_an_elastic_job(over: Callable[[Path, str], None], hosts: Hosts, tmp_path: Path) -> None:
+    """Who comes first says what the job runs; one that differs is told, and the job does not begin."""
+    path = Path(hvd_train.__file__)
+    over(path, path.read_text().replace(hvd_train.__version__, "0.0.1"))
+    output = refused(hosts, tmp_path, "elastic", "h1\nh2\nh3\n", "differs from the job in hvd_train: ")
+    assert re.search(r"h\d differs from the job in hvd_train: .* there, .* on h\d; set up the same on all", output)
+
+
 def test_a_rank_that_never_arrives(over: Callable[[Path, str], None], hosts: Hosts, tmp_path: Path) -> None:
     """It hangs in its imports: its number and its host are named, and it ends with the others."""
     over(Path(hvd_train.__file__).with_name("run.py"), "import time; time.sleep(1000)")
@@ -164,16 +174,18 @@ def test_a_rank_that_never_arrives(over: Callable[[Path, str], None], hosts: Hos
     wait_for("all workers to be gone", lambda: nobody_left(hosts), limit_s=10)
 
 
+ON_HOSTS_HERE = ("Is the cluster ready?", "Start", "Many trainings in one allocation", "Host files")
+
+
 def documented() -> list[str]:
-    """The commands of docs/clusters.md but Slurm's, with names of hosts and data that are here."""
-    text = (ROOT / "docs/clusters.md").read_text()
-    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [
-        line.replace("node[01-04]:8", "h[1-2]:1").replace("/data/imagenet", "data")
-        for line in lines
-        if line and not line.startswith(("sbatch", "srun"))
-    ]
+    """The commands of docs/clusters.md that are typed on hosts, with names of hosts and data that are here."""
+    lines = [line for heading in ON_HOSTS_HERE for line in commands("clusters.md")[heading]]
+    return [line.replace("node[01-04]:8", "h[1-2]:1").replace("/data/imagenet", "data") for line in lines]
+
+
+def test_what_is_documented_is_run() -> None:
+    """A command under another heading has its test elsewhere: test_slurm, test_image; Apptainer cannot run here."""
+    assert set(commands("clusters.md")) == {*ON_HOSTS_HERE, "Slurm", "Containers", "Apptainer"}
 
 
 @pytest.mark.parametrize("line", documented())

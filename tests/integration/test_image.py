@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import wait_for
+from tests import hosts as cluster_hosts
+from tests.documented import commands
+from tests.launching import PROGRAMS, started, wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCKERFILE = PROJECT / "Dockerfile"
@@ -77,14 +80,19 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
         return named
     folder = tmp_path_factory.mktemp("image")
     obtain_base(folder)
+    name = "hvd_train:test"
+    built = engine("build", *build_options(), "-t", name, PROJECT, timeout_s=3000)
+    assert built.returncode == 0, (built.stdout + built.stderr)[-6000:]
+    return name
+
+
+def build_options() -> list[str]:
+    """What a build needs on this machine."""
     options = shlex.split(os.environ.get("IMAGE_BUILD_OPTIONS", ""))
     if is_podman():
         options += ["--pull=never", "--network=host", "--isolation=chroot", "--format=docker"]
         options += [f"--volume={path}:{path}:ro" for path in OWN_SETTINGS if Path(path).exists()]
-    name = "hvd_train:test"
-    built = engine("build", *options, "-t", name, PROJECT, timeout_s=3000)
-    assert built.returncode == 0, (built.stdout + built.stderr)[-6000:]
-    return name
+    return options
 
 
 def run(image: str, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -320,6 +328,77 @@ def test_compose(image: str, tmp_path: Path) -> None:
         wait_for("the end", lambda: "on 2 ranks" in composed("logs", "train").stdout, limit_s=180)
     finally:
         composed("down", "--volumes")
+
+
+BUILD, ON_HOSTS, COMPOSE, KUBERNETES = commands("clusters.md")["Containers"]  # the last cannot run here
+
+
+def docker(folder: Path, *options: str) -> Path:
+    """A program `docker` for the commands of docs/clusters.md, where the engine has another name or needs `options`."""
+    assert ENGINE
+    program = folder / "docker"
+    program.write_text(
+        "#!/bin/sh\ncase $1 in\n"
+        f'  compose) shift; exec {shlex.join(compose_program() or ["false"])} "$@" ;;\n'
+        f'  build) shift; exec {ENGINE} build {shlex.join(build_options())} "$@" ;;\n'
+        f'  *) exec {ENGINE} {" ".join(options)} "$@" ;;\nesac\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
+def typed(line: str, program: Path) -> list[str]:
+    """A documented command, in a checkout."""
+    return ["env", "-C", str(PROJECT), f"PATH={program.parent}:{os.environ['PATH']}", "sh", "-c", f"exec {line}"]
+
+
+@pytest.mark.skipif("IMAGE" in os.environ, reason="IMAGE names one that is there: nothing is to be built")
+def test_the_documented_build(image: str, tmp_path: Path) -> None:
+    """`docker build` as it is printed, from a checkout, names the image that the other commands take."""
+    built = subprocess.run(typed(BUILD, docker(tmp_path)), capture_output=True, text=True, check=False, timeout=3000)
+    assert built.returncode == 0, (built.stdout + built.stderr)[-4000:]
+    ids = {engine("image", "inspect", "--format", "{{.Id}}", name).stdout for name in (image, "hvd_train")}
+    assert len(ids) == 1
+
+
+@pytest.mark.skipif("IMAGE" in os.environ, reason="IMAGE names one that is there: nothing is to be built")
+def test_the_documented_cluster_on_one_machine(image: str, tmp_path: Path) -> None:
+    """`docker compose up --build` as it is printed trains on two hosts, and a Ctrl-C ends it."""
+    if compose_program() is None:
+        pytest.skip("neither docker compose nor podman-compose is on this machine")
+    program, output = docker(tmp_path), tmp_path / "output.txt"
+    try:
+        with started(typed(COMPOSE, program), PROJECT, output) as compose:
+            wait_for("the end", lambda: "on 2 ranks" in output.read_text(), limit_s=300)
+            compose.send_signal(signal.SIGINT)
+            compose.wait(60)
+    finally:
+        subprocess.run(typed("docker compose down --volumes", program), check=False, capture_output=True, timeout=120)
+
+
+@pytest.mark.skipif(bool(cluster_hosts.missing()), reason=cluster_hosts.missing() or "-")
+def test_the_documented_training_on_hosts(image: str, tmp_path: Path) -> None:
+    """`train_docker.sh` as it is printed: a container on each host of the list, and nothing of it left."""
+    if not is_podman():
+        pytest.skip("one docker daemon cannot be two hosts")
+    assert engine("tag", image, "hvd_train").returncode == 0
+    storage = engine("info", "--format", "{{.Store.GraphRoot}}").stdout.strip()
+    # A storage of its own for each host, over the images that are there.
+    own = ("--root", f"{tmp_path}/$(uname -n)", "--runroot", "/run/containers")
+    program = docker(tmp_path, *own, "--storage-opt", f"additionalimagestore={storage}")
+    for name in ("horovodrun_scripts", "hostfiles"):
+        (tmp_path / name).symlink_to(PROJECT / name)
+    environment = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", f"CONTAINER_ENGINE={program}"]
+    environment.append(f"CONTAINER_FLAGS={' '.join(PODMAN_OPTIONS)}")
+    with cluster_hosts.hosts(tmp_path / "cluster", 2, names=2) as hosts:
+        command = hosts.inside("h1", tmp_path, "env", *environment, *shlex.split(ON_HOSTS))
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        assert "done: top-1" in done.stdout
+        assert "on 2 ranks" in done.stdout
+        for host in ("h1", "h2"):
+            left = hosts.inside(host, tmp_path, str(program), "ps", "--all", "--quiet")
+            assert subprocess.run(left, capture_output=True, text=True, check=True, timeout=60).stdout == ""
 
 
 def compose_program() -> list[str] | None:

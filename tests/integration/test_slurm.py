@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import hosts as cluster
+from tests.documented import commands
 from tests.elastic_hosts import ROOT, SCRIPTS
 from tests.hosts import Hosts
 from tests.launching import PROGRAMS, started, wait_for
@@ -45,7 +47,10 @@ SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 ReturnToService=2
-NodeName=h1,h2 CPUs=2 State=UNKNOWN
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+GresTypes=gpu
+NodeName=h1,h2 CPUs=4 Gres=gpu:4 State=UNKNOWN
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1 GraceTime=60
@@ -91,6 +96,8 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
         for name in ("state", "spool-h1", "spool-h2"):
             (folder / name).mkdir()
         (folder / "slurm.conf").write_text(CONF.format(folder=folder))
+        stand_ins = ("null", "zero", "full", "random")  # Slurm counts the devices, and looks no further
+        (folder / "gres.conf").write_text("".join(f"Name=gpu File=/dev/{name}\n" for name in stand_ins))
         key = folder / "munge.key"
         key.write_bytes(os.urandom(128))
         for name in hosts.inits:
@@ -155,3 +162,15 @@ def test_preempted_and_back(way: list[str], slurm: Slurm) -> None:
     assert "going on at epoch" in slurm.output(job)
     summary = json.loads((slurm.folder / f"runs/slurm-{job}/summary.json").read_text())
     assert (summary["finished"], summary["epochs"], summary["world_size"]) == (True, 12, 2)
+
+
+@pytest.mark.parametrize("line", commands("clusters.md")["Slurm"])
+def test_a_documented_command(line: str, slurm: Slurm) -> None:
+    """Typed as it stands in docs/clusters.md, from a checkout, it trains on the tasks it names."""
+    (slurm.folder / "horovodrun_scripts").symlink_to(SCRIPTS)
+    said = slurm.command("bash", "-c", line)
+    if line.startswith("sbatch"):
+        job = said.split()[-1]
+        wait_for("the end", lambda: "done: top-1" in slurm.output(job), limit_s=200)
+        said = slurm.output(job)
+    assert re.search(r"done: top-1 .* on 8 ranks", said), said

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from hvd_train import pulse
+from hvd_train.errors import UsageError
 from hvd_train.launch import WORKER
 
 
@@ -24,6 +25,10 @@ def driver() -> Iterator[tuple[dict[str, str], list[str]]]:
             self.wfile.write(talk.pop(0).encode())
             talk.append(self.path)
 
+        def do_PUT(self) -> None:
+            self.path += f" {self.rfile.read(int(self.headers['Content-Length'])).decode()}"
+            self.do_GET()
+
         def log_message(self, *arguments: object) -> None:
             """Not on the test's output."""
 
@@ -36,16 +41,25 @@ def driver() -> Iterator[tuple[dict[str, str], list[str]]]:
 
 
 def test_a_rank_is_asked_for_by_the_workers_number(driver: tuple[dict[str, str], list[str]]) -> None:
-    """And stands where Horovod's core looks for it."""
+    """When it has said what it runs; its rank stands where Horovod's core looks for it."""
     environment, talk = driver
-    talk.append("2,3,0,1,2,3")
-    pulse.ask_for_rank(environment)
-    assert talk == ["/rank_and_size/h2:1007"]
+    talk += ["", "", "2,3,0,1,2,3"]
+    pulse.ask_for_rank(environment, {"torch": "2.15"})
+    assert talk == ['/facts/1007 {"host": "h2", "torch": "2.15"}', "/stranger/1007", "/rank_and_size/h2:1007"]
     assert (environment["HOROVOD_RANK"], environment["HOROVOD_SIZE"], environment["HOROVOD_LOCAL_RANK"]) == (
         "2",
         "3",
         "0",
     )
+
+
+def test_one_that_is_not_like_the_job_does_not_ask_for_a_rank(driver: tuple[dict[str, str], list[str]]) -> None:
+    """The user reads why."""
+    environment, talk = driver
+    talk += ["", "h2 differs from the job in torch"]
+    with pytest.raises(UsageError, match="h2 differs from the job in torch"):
+        pulse.ask_for_rank(environment, {"torch": "2.14"})
+    assert "HOROVOD_RANK" not in environment
 
 
 def test_one_that_was_given_up_leaves_in_peace(driver: tuple[dict[str, str], list[str]]) -> None:
@@ -58,14 +72,14 @@ def test_one_that_was_given_up_leaves_in_peace(driver: tuple[dict[str, str], lis
     assert talk == ["/asking/1007"]
     talk[:] = ["ask"]
     pulse.announce(environment)
-    talk[:] = ["-1,-1,-1,-1,-1,-1"]
+    talk[:] = ["", "", "-1,-1,-1,-1,-1,-1"]
     with pytest.raises(SystemExit):
-        pulse.ask_for_rank(environment)
+        pulse.ask_for_rank(environment, {})
 
 
 def test_without_our_driver_nobody_is_asked() -> None:
     """Horovod's own has given a rank already."""
     environment = {"HOROVOD_ELASTIC": "1", "HOROVOD_RANK": "1"}
-    pulse.ask_for_rank(environment)
+    pulse.ask_for_rank(environment, {})
     pulse.announce(environment)
     assert environment["HOROVOD_RANK"] == "1"

@@ -164,3 +164,15 @@ def test_the_host_of_a_rank(rank: int, host: str | None) -> None:
 def test_whether_ranks_meet_by_mpi(environ: dict[str, str], by_mpi: bool) -> None:
     """Where MPI has started them and Gloo was not asked for."""
     assert roll_call.over_mpi(environ) is by_mpi
+
+
+def test_a_worker_is_like_the_job_it_joins() -> None:
+    """The first difference, with both sides and what to do; hosts alone may differ."""
+    job = {"host": "h1", "torch": "2.15", "--epochs": "5"}
+    assert roll_call.stranger(job, {**job, "host": "h2"}) is None
+    assert roll_call.stranger(job, {**job, "host": "h2", "torch": "2.14"}) == (
+        "h2 differs from the job in torch: 2.14 there, 2.15 on h1; set up the same on all"
+    )
+    assert roll_call.stranger(job, {"host": "h2", "torch": "2.15"}) == (
+        "h2 differs from the job in --epochs: nothing there, 5 on h1; start all of them with the same arguments"
+    )

@@ -1,0 +1,138 @@
+"""docs/benchmarks.md out of the records: `python -m benchmarks.page`, the last step of `make bench`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import RECORDS
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+HEAD = """# Benchmarks
+
+Made by `make bench` from the records in `benchmarks/records/`: do not edit (`benchmarks/page.py`). `make bench-quick`
+shows the ratios within five minutes. Programs that are compared take turns of a few steps on the same machine
+(`benchmarks/turns.py`); a value is the median over the turns, in brackets its 95% interval by the bootstrap. *met* and
+*not met* are said where the whole interval is on one side of the aim.
+
+Nothing on this page ran on a GPU, or on several machines.
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a record has measured, in words."""
+
+    title: str
+    record: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table."""
+
+    what: str
+    value: str
+    aim: str = ""
+    verdict: str = ""
+
+
+SECTIONS = [
+    Section(
+        "Training steps",
+        "speed",
+        "Images per second of our loop over those of another program: a bare Horovod loop, a loop with torch's "
+        "DistributedDataParallel under torchrun, and one in the style of Horovod's published examples (each in "
+        "`benchmarks/bare.py`). Two ranks, ResNet-18 with images of 32 pixels, and the digits recipe's small network.",
+    ),
+    Section(
+        "Commits",
+        "ready-commits",
+        "What checkpoints in the background cost a ResNet-50 on two busy cores, at the default cadence.",
+    ),
+    Section(
+        "Ready for faults",
+        "ready-elastic",
+        "Seconds per step of an elastic world over a static one while nothing happens, each started twice: with steps "
+        "that wait, as for a GPU, and with a ResNet-50 that keeps both cores busy.",
+    ),
+    Section(
+        "Recovery",
+        "recovery-ours",
+        "Seconds from a fault to the next step, seen from outside, on three hosts in network namespaces "
+        "(docs/elastic.md).",
+    ),
+]
+
+
+def rows_of(name: str, record: dict[str, Any]) -> list[Row]:
+    """The lines of a record's table."""
+    if name == "ready-commits":
+        share = record["commit_share_of_time"]
+        return [Row("a commit a minute, share of the time", f"{share:.2%}", "under 1%", verdict(share < 0.01))]
+    if name == "ready-elastic":
+        return [
+            Row(what, value(found["ratio"], found["interval"]), "at most 1.01", _upper(found["interval"], 1.01))
+            for what, found in record["elastic_over_static"].items()
+        ]
+    if name == "recovery-ours":
+        return [Row(what, f"{statistics.median(times):.2f} s") for what, times in record["seconds"].items()]
+    return list(_measured(record))
+
+
+def _measured(record: dict[str, Any]) -> Iterator[Row]:
+    """Whatever in a record has an aim."""
+    for what, found in record.items():
+        entries = (
+            found if isinstance(found, list) else [{"comparison": what, **found}] if isinstance(found, dict) else []
+        )
+        for entry in entries:
+            if isinstance(entry, dict) and ("aim" in entry or "median" in entry or "ratio" in entry):
+                number = entry.get("ratio", entry.get("median"))
+                aim = entry.get("aim", "")
+                aim = f"at least {aim}" if isinstance(aim, float) else aim
+                yield Row(entry["comparison"], value(number, entry.get("interval")), aim, entry.get("verdict", ""))
+
+
+def value(number: float, interval: list[float] | None) -> str:
+    """A number with its interval."""
+    return f"{number:.3g}" + (f" ({interval[0]:.3g} to {interval[1]:.3g})" if interval else "")
+
+
+def verdict(met: bool) -> str:
+    """In a word."""
+    return "met" if met else "not met"
+
+
+def _upper(interval: list[float], most: float) -> str:
+    low, high = interval
+    return "met" if high <= most else "not met" if low > most else "not told apart"
+
+
+def page() -> str:
+    """The whole text."""
+    parts = [HEAD]
+    for section in SECTIONS:
+        path = RECORDS / f"{section.record}.json"
+        if not path.exists():
+            continue
+        record = json.loads(path.read_text())
+        machine = record["machine"]
+        parts.append(f"## {section.title}\n\n{section.text}\n\n| | | aim | |\n|---|---|---|---|")
+        parts += [
+            f"| {row.what} | {row.value} | {row.aim} | {row.verdict} |" for row in rows_of(section.record, record)
+        ]
+        parts.append(
+            f"\n`{record['command']}`, {record['date']}, {machine['cores']} cores, torch {machine['torch']}, "
+            f"commit {record['commit']}; benchmarks/records/{section.record}.json\n"
+        )
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
