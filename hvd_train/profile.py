@@ -27,7 +27,7 @@ from hvd_train.world import World, barrier
 
 FOLDER = "profile"
 _LOOKS = 8  # at one another's clocks
-_BARRIER = "allgather.hvd_train.gather"  # what Horovod calls our barriers
+_BARRIER = ("allgather.hvd_train.gather.size", "allgather.hvd_train.gather")  # what Horovod sees of one of ours
 _LOOK, _TIMELINE = "hvd_train.clock", "horovod.json"
 _MOST_RANKS = 32  # their traces come together on rank 0
 
@@ -76,7 +76,7 @@ class Profile:
         """Training goes on inside this block, after `step`; where it ends early, the profile does."""
         try:
             if self._wanted and step >= self._wanted.start:
-                self._say(f"no profile of {_named(self._wanted)}: step {step} is done already")
+                self._say(f"nothing more is traced of {_named(self._wanted)}: step {step} is done already")
             self._begin_after(step)
             yield
             if self._open is not None:
@@ -234,7 +234,8 @@ class _Recording:
         self._phases = [span for span in self._phases if span.end <= last]
         if (path := folder / _TIMELINE).exists():
             found = trace.read_horovod(json.loads(path.read_bytes()))
-            barriers = [span for span in found if (span.track, span.name) == (_BARRIER, "ALLGATHER")]
+            halves = ([span for span in found if (span.track, span.name) == (half, "ALLGATHER")] for half in _BARRIER)
+            barriers = [Span("barrier", size.start, rest.end) for size, rest in zip(*halves, strict=False)]
             self.horovods_clock = trace.clock_in(barriers, self.looks[0].moments)
             self.horovod = _between(first, last, found, self.horovods_clock)
         self._zero = self.looks[0].moments[-1][1]

@@ -64,7 +64,7 @@ def test_steps_that_are_done_already_are_not_traced(capsys: pytest.CaptureFixtur
     weights()
     (checkpoint,) = Path("run/checkpoints").iterdir()
     weights(resume=str(checkpoint), output_dir=Path("more"), profile="5")
-    assert "no profile of step 5: step 20 is done already" in capsys.readouterr().out
+    assert "nothing more is traced of step 5: step 20 is done already" in capsys.readouterr().out
 
 
 class Breaking(LocalWorld):
