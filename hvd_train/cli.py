@@ -12,8 +12,9 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -21,6 +22,9 @@ from hvd_train import __version__, config, hosts, launch, ledger, recipes, roll_
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, RankLost, UsageError, unknown_name
 from hvd_train.flags import parse_flags
+
+if TYPE_CHECKING:
+    from hvd_train import report
 
 PROGRAM = "hvd-train"
 _LAUNCHER_SECONDS = 10.0  # ranks of one host can be seconds apart while they import
@@ -52,6 +56,9 @@ USAGE = f"""usage: {PROGRAM} COMMAND ...
   export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
   tune [RECIPE] [flags] [--np N] [--hosts FILE] [--controller gloo|mpi] [--output FILE]
                            Horovod's settings for these hosts, this model and batch, for `train --tuned FILE`
+  report RUN [RUN ...] [--output FILE.html] [--no-predictions]
+                           one page about runs: curves, throughput, differences, predictions; opens anywhere
+  watch RUN [--once]       a running or finished training as it stands, in the terminal
   hosts FILE               check a host file, and write it as Open MPI, MPICH or Slurm take it
   doctor                   what this machine and this build of Horovod can do
   --version                {__version__}
@@ -93,6 +100,32 @@ class ExportOptions:
 
 
 @dataclass(frozen=True)
+class ReportOptions:
+    """One HTML page, complete in itself, about one run or many: what they reached, and how they differ."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders; a folder of `bench scaling` brings its table and plots."""
+    output: Path = Path("report.html")
+    """The page; an earlier report of this name is replaced, no other file is."""
+    predictions: bool = True
+    """Work out the confusion matrix and the worst images from the best weights (needs torch and the data)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the models run for that."""
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """A running or finished training as its files tell it; ends when the run has."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    once: bool = False
+    """Print how it stands, and end (as without a terminal)."""
+    interval: float = 1.0
+    """Seconds from one look to the next."""
+
+
+@dataclass(frozen=True)
 class HostsOptions:
     """Check a host file (form, hosts named twice, slots, names that resolve here), or write it in another form."""
 
@@ -122,6 +155,8 @@ def run(arguments: Sequence[str]) -> int:
         "sweep": _sweep,
         "export": _export,
         "tune": _tune,
+        "report": _report,
+        "watch": _watch,
         "hosts": _hosts,
         "doctor": _doctor,
     }
@@ -291,6 +326,42 @@ def _number(flag: str, text: str, least: int = 2) -> int:
     if not (text.isdigit() and int(text) >= least):
         raise UsageError(f"{flag} {text}: it must be a number from {least} on")
     return int(text)
+
+
+def _report(arguments: list[str]) -> int:
+    options = parse_flags(ReportOptions, arguments, f"{PROGRAM} report")
+    if not options.runs:
+        raise UsageError("which runs? name at least one run folder, as in hvd-train report runs/*")
+    from hvd_train import report  # imports matplotlib
+
+    report.check_output(options.output)
+    runs, scalings = report.open_all(options.runs)
+    told: dict[Path, report.Predictions | str] = {}
+    for run in runs:
+        told[run.path] = _predicted(run.path, options.device) if options.predictions else "left out: --no-predictions"
+    report.write(options.output, report.compose(runs, scalings, told, datetime.now()))
+    print(f"report: {options.output}")
+    return 0
+
+
+def _predicted(run: Path, device: str) -> report.Predictions | str:
+    """A run's predictions, or why there are none: a page is worth having without them."""
+    from hvd_train.predictions import predict  # imports torch
+
+    try:
+        return predict(run, device)
+    except UsageError as error:
+        return f"no predictions: {error}"
+
+
+def _watch(arguments: list[str]) -> int:
+    options = parse_flags(WatchOptions, arguments, f"{PROGRAM} watch")
+    if not options.interval > 0:
+        raise UsageError(f"--interval {options.interval:g}: it must be a number of seconds above 0")
+    from hvd_train import watch
+
+    watch.watch(options.run, once=options.once or not sys.stdout.isatty(), interval_s=options.interval)
+    return 0
 
 
 def _hosts(arguments: list[str]) -> int:

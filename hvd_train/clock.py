@@ -116,3 +116,11 @@ class Timer:
     def reset(self) -> None:
         """Start again."""
         self._start = self._now()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 1.5 s, 3:20, 2:05:00."""
+    if seconds < 60:
+        return f"{seconds:.3g} s" if seconds else "0"
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"

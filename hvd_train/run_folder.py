@@ -15,7 +15,8 @@ from hvd_train.config import Config
 from hvd_train.errors import UsageError
 
 RUNS = Path("runs")
-CONFIG, SUMMARY, _LOCK = "config.yaml", "summary.json", ".lock"
+CONFIG, SUMMARY, METRICS, ENVIRONMENT = "config.yaml", "summary.json", "metrics.jsonl", "environment.json"
+_LOCK = ".lock"
 
 
 class Busy(UsageError):
@@ -48,6 +49,16 @@ def take_over(path: Path) -> None:
     fresh = path / f"{_LOCK}-{os.getpid()}"
     fresh.touch()
     os.replace(fresh, path / _LOCK)
+
+
+def in_use(path: Path) -> bool:
+    """Whether a process of this machine trains in the folder; its lock is looked at, not tried."""
+    try:
+        inode = (path / _LOCK).stat().st_ino
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return False
+    return any(" FLOCK " in line and f":{inode} " in line for line in lines)
 
 
 def claim(config: Config, now: datetime) -> RunFolder:

@@ -21,6 +21,7 @@ from hvd_train import (
     durable,
     freeze,
     launch,
+    machine,
     models,
     normalization,
     optim,
@@ -183,6 +184,8 @@ class Training:
                 "repeated_augmentation": self._config.data.repeated_augmentation,
             }
             job.journal.event("start", describe(job), **facts)
+            if self._desk is not None:
+                self._note_machine(self._desk)
             if self._state.progress.step == 0:
                 for note in self._parts.notes:
                     job.journal.event("note", note)
@@ -197,6 +200,13 @@ class Training:
             self._leave("a rank was lost")
             self._count_fault(error, self._state.progress.step)
             raise
+
+    def _note_machine(self, desk: Desk) -> None:
+        hosts = [member.host for member in self._standing.before]
+        try:
+            machine.write(desk.folder.path, hosts, self._parts.device)
+        except OSError as error:
+            desk.journal.event("note", f"cannot write {run_folder.ENVIRONMENT}: {error.strerror}")
 
     def _leave(self, why: str) -> None:
         self._left, self._standing = time.perf_counter(), replace(self._standing, why=why)

@@ -33,8 +33,11 @@ ROWS = [
         "trace",
         "tuned",
     },
-    {"roster", "roll_call", "rank_log", "tune"},
-    {"world", "models", "optim", "data.augment", "run_folder", "ledger", "remains", "supervisor"},
+    {"roster", "roll_call", "rank_log", "charts", "tune"},
+    {"world", "models", "optim", "data.augment", "run_folder", "ledger", "remains", "supervisor", "page"},
+    {"history", "machine"},
+    {"curves"},
+    {"report", "watch"},
     {"data.dataset", "normalization", "device", "metrics", "pulse", "journal", "elastic_driver", "weights", "freeze"},
     {"data.transforms", "data.loader", "state", "horovod_world"},
     {"data.folder", "checkpoint", "step", "validate", "profile"},
@@ -42,7 +45,7 @@ ROWS = [
     {"result"},
     {"training"},
     {"run", "show_data"},
-    {"export", "sweep", "turn"},
+    {"export", "sweep", "predictions", "turn"},
     {"probe"},
     {"findings"},
     {"horovod_findings", "cluster_findings"},
@@ -56,6 +59,11 @@ NO_TORCH = [
     *ROWS[2],
     *ROWS[3],
     "run_folder",
+    "page",
+    "history",
+    "curves",
+    "report",
+    "watch",
     "probe",
     "findings",
     "horovod_findings",
@@ -140,7 +148,9 @@ def test_what_login_nodes_need_starts_without_torch() -> None:
     assert not loaded_by(code) & {"torch", "torchvision", "horovod", "sklearn", "tensorboard"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["train", "--epochs", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["train", "--epochs", "x"], ["report", "no"], ["watch", "no"]]
+)
 def test_help_and_wrong_flags_do_not_wait_for_torch(arguments: list[str]) -> None:
     """Both are answered from the config alone."""
     code = f"from hvd_train import cli\ntry:\n    cli.run({arguments!r})\nexcept SystemExit:\n    pass"

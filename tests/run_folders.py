@@ -1,0 +1,78 @@
+"""Run folders as trainings leave them, written line by line: what a report and a watch are made from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hvd_train import config, recipes
+
+SAMPLES, BATCH, START = 1000, 100, 1.8e9
+
+
+def start(time: float = 0.0, **facts: Any) -> dict[str, Any]:
+    """The event at the beginning of a life."""
+    return event("start", time, message="a net on digits", **{"world_size": 2, "num_samples": SAMPLES, **facts})
+
+
+def event(name: str, time: float, message: str = "something", **facts: Any) -> dict[str, Any]:
+    """Something that happened so many seconds after the start."""
+    return {"kind": "event", "time": START + time, "name": name, "message": message, **facts}
+
+
+def step(number: int, time: float | None = None, **changes: Any) -> dict[str, Any]:
+    """A step of 100 samples, one each second."""
+    values = {
+        "kind": "step",
+        "time": START + (number if time is None else time),
+        "epoch": (number - 1) * BATCH // SAMPLES + 1,
+        "step": number,
+        "samples": number * BATCH,
+        "loss": 2.0 / number,
+        "top1": 1 - 1 / number,
+        "top5": 1.0,
+        "learning_rate": 0.1,
+        "gradient_norm": 1.0,
+        "loss_scale": None,
+        "skipped_steps": 0,
+        "images_per_second": 100.0,
+    }
+    return values | changes
+
+
+def epoch(number: int, time: float | None = None, **changes: Any) -> dict[str, Any]:
+    """The end of an epoch of ten steps, evaluated."""
+    values = {
+        "kind": "epoch",
+        "time": START + (number * 10 + 0.5 if time is None else time),
+        "epoch": number,
+        "step": number * SAMPLES // BATCH,
+        "loss": 1.0 / number,
+        "top1": 0.5,
+        "top5": 1.0,
+        "val_loss": 0.9 / number,
+        "val_top1": 0.6,
+        "val_top5": 1.0,
+        "images_per_second": 100.0,
+    }
+    return values | changes
+
+
+def whole_run(epochs: int = 3) -> list[dict[str, Any]]:
+    """All lines of a training that went well."""
+    lines = [start()]
+    for number in range(1, epochs + 1):
+        lines += [step(place) for place in range(number * 10 - 9, number * 10 + 1)] + [epoch(number)]
+    return [*lines, event("end", epochs * 10 + 1, "done: top-1 60.00%")]
+
+
+def write(path: Path, lines: list[dict[str, Any]], *, torn: str = "", summary: bool = False, **settings: Any) -> Path:
+    """A run folder with these lines of metrics (and the beginning of one more)."""
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(config.dump(recipes.digits().replace(**{"epochs": 3, **settings})))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
+    if summary:
+        facts = {"finished": True, "why": "done", "test_top1": 0.55, "images_per_second": 101.0}
+        (path / "summary.json").write_text(json.dumps(facts))
+    return path
