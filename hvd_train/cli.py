@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from hvd_train import __version__, config, hosts, launch, ledger, recipes, roll_call
+from hvd_train import __version__, config, hosts, launch, ledger, recipes, roll_call, tune
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, RankLost, UsageError, unknown_name
 from hvd_train.flags import parse_flags, taken
@@ -55,6 +55,8 @@ USAGE = f"""usage: {PROGRAM} COMMAND ...
                            a training for each combination of values with commas (--lr 0.1,0.05), side by side
   bench TOOL ...           measure: throughput, allreduce, input, scaling (`{PROGRAM} bench` says more)
   export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
+  tune [RECIPE] [flags] [--np N] [--hosts FILE] [--controller gloo|mpi] [--output FILE]
+                           Horovod's settings for these hosts, this model and batch, for `train --tuned FILE`
   report RUN [RUN ...] [--output FILE.html] [--no-predictions]
                            one page about runs: curves, throughput, differences, predictions; opens anywhere
   watch RUN [--once]       a running or finished training as it stands, in the terminal
@@ -154,6 +156,7 @@ def run(arguments: Sequence[str]) -> int:
         "sweep": _sweep,
         "bench": _bench,
         "export": _export,
+        "tune": _tune,
         "report": _report,
         "watch": _watch,
         "hosts": _hosts,
@@ -292,6 +295,45 @@ def _export(arguments: list[str]) -> int:
     for path in export(target, options.output or usual, onnx=options.onnx):
         print(path)
     return 0
+
+
+def _tune(arguments: list[str]) -> int:
+    if launch.launched(os.environ) is not None:
+        return _turn(arguments)
+    values: dict[str, str | None] = {}
+    for flag in ("--np", "--hosts", "--controller", "--output", "--turns", "--seconds"):
+        values[flag], arguments = taken(arguments, flag, "a value")
+    file, controller = values["--hosts"], values["--controller"] or "gloo"
+    slots = 2 if file is None else sum(host.slots for host in hosts.read(Path(file)))
+    if controller not in ("gloo", "mpi"):
+        raise UsageError(f"--controller {controller}: it must be gloo or mpi")
+    ranks, turns = _number("--np", values["--np"] or str(slots)), _number("--turns", values["--turns"] or "8")
+    seconds = _number("--seconds", values["--seconds"] or "3", least=1)
+    parse_train(list(arguments), "tune")  # a mistake is told before any rank starts
+    path = Path(values["--output"] or "tuned.env")
+    tune.check(path)
+    line = tune.launcher(ranks, file, controller)
+    tune.tune(tune.Ranks(line, [sys.argv[0], "tune", *arguments], seconds), path, turns, print)
+    return 0
+
+
+def _turn(arguments: list[str]) -> int:
+    """One rank's part in a turn of `tune`."""
+    seconds = os.environ.get(tune.TURN)
+    if seconds is None:
+        raise UsageError(f"tune starts the ranks by itself, many times: type `{PROGRAM} tune --np N`")
+    settings = parse_train(arguments, "tune")
+    roll_call.started(os.environ)
+    from hvd_train import turn  # imports torch, which parsing can do without
+
+    turn.take(settings, float(seconds))
+    return 0
+
+
+def _number(flag: str, text: str, least: int = 2) -> int:
+    if not (text.isdigit() and int(text) >= least):
+        raise UsageError(f"{flag} {text}: it must be a number from {least} on")
+    return int(text)
 
 
 def _report(arguments: list[str]) -> int:

@@ -66,10 +66,14 @@ class Split:
         self._spent = dict.fromkeys(PHASES, 0.0)
         self._steps = 0
         self._last = stamp()
+        self.told: Callable[[str | None], None] | None = None
+        """Is told of each mark as it is made, and by None of what was not training: a profile's."""
 
     def mark(self, phase: str) -> None:
         """What has happened since the last mark was this."""
         now = self._stamp()
+        if self.told is not None:
+            self.told(phase)
         self._marks.append((phase, now, self._last))
         self._last = now
         if len(self._marks) >= _MOST_MARKS:
@@ -78,6 +82,8 @@ class Split:
     def restart(self) -> None:
         """What has happened since the last mark was not training."""
         self._last = self._stamp()
+        if self.told is not None:
+            self.told(None)
 
     def take(self) -> dict[str, float] | None:
         """Seconds of each phase, mean of the steps since this was last asked; None without any."""

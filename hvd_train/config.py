@@ -21,6 +21,7 @@ import yaml
 from hvd_train.errors import UsageError, unknown_name
 
 T = TypeVar("T")
+_MOST_PROFILED_STEPS = 50
 
 
 def free(default: T) -> T:
@@ -270,6 +271,10 @@ class RunConfig:
     """Write the samples of each step to ledger.jsonl, for `hvd-train audit`."""
     eval_epochs: int = free(1)
     """Epochs from one evaluation to the next (the last epoch is always evaluated)."""
+    tuned: Path | None = free(None)
+    """Horovod's settings from this file, as `hvd-train tune` writes it."""
+    profile: str | None = free(None)
+    """Trace these steps on each rank, into one file of the run folder: 20, or 20:25 (the last one too)."""
 
     def __post_init__(self) -> None:
         if len(set(self.gpu_ids or ())) < len(self.gpu_ids or ()):
@@ -279,7 +284,7 @@ class RunConfig:
         _at_least("keep-checkpoints", self.keep_checkpoints, 1)
         _at_least("log-steps", self.log_steps, 1)
         _at_least("eval-epochs", self.eval_epochs, 1)
-        _ = self.max_seconds  # raises for what is not a time
+        _ = self.max_seconds, self.profiled_steps  # raise for what is not a time, or not steps
 
     @property
     def max_seconds(self) -> float | None:
@@ -291,6 +296,19 @@ class RunConfig:
             raise UsageError(f"--max-time {self.max_time}: write it as in 2h30m, 90m or 45s")
         hours, minutes, seconds = (float(part or 0) for part in match.groups())
         return hours * 3600 + minutes * 60 + seconds
+
+    @property
+    def profiled_steps(self) -> range:
+        """`profile` as the numbers of steps, from 1."""
+        if self.profile is None:
+            return range(0)
+        match = re.fullmatch(r"(\d+)(?::(\d+))?", self.profile)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last:
+            raise UsageError(f"--profile {self.profile}: write steps as in 20 or 20:25; the first step is 1")
+        if last - first >= _MOST_PROFILED_STEPS:
+            raise UsageError(f"--profile {self.profile}: at most {_MOST_PROFILED_STEPS} steps, since a trace is large")
+        return range(first, last + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

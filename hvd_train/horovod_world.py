@@ -174,6 +174,14 @@ class HorovodWorld:
         enter()
         return body()
 
+    def timeline(self, path: Path | None) -> None:
+        """See World."""
+        if os.environ.get(launch.TIMELINE) == launch.ON_DEMAND:
+            if path is None:
+                hvd.stop_timeline()
+            else:
+                hvd.start_timeline(str(path))
+
     def heard(self) -> Wish:
         """Nothing: the ranks are what they are, and signals come by themselves."""
         return "train"

@@ -40,6 +40,8 @@ SUPERVISOR = "HVD_TRAIN_SUPERVISOR"  # the process without which the driver is n
 STARTED = "HVD_TRAIN_STARTED"  # when the job was, by the clock (seconds since 1970): its workers come and go
 GOES_ON = "HVD_TRAIN_GOES_ON"  # this process is not of the command's first start: `--resume never` has been done
 
+TIMELINE, ON_DEMAND = "HOROVOD_TIMELINE", "DYNAMIC"  # all ranks must have it when they meet, or none
+
 
 def elastic(environ: Mapping[str, str]) -> bool:
     """Whether the ranks of this job may come and go."""

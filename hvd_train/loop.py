@@ -20,6 +20,7 @@ from hvd_train.ledger import Entry
 from hvd_train.members import Change
 from hvd_train.metrics import Totals
 from hvd_train.order import assignments, order_of
+from hvd_train.profile import Profile
 from hvd_train.state import Evaluation, TrainState
 from hvd_train.step import Step, StepResult, Votes
 from hvd_train.stop import StopSignal
@@ -44,6 +45,7 @@ class Job:
     stop: StopSignal
     stopwatch: Stopwatch
     split: Split
+    profile: Profile
     commit_timer: Timer
     time_limit: Timer
     change: Change | None
@@ -100,6 +102,7 @@ def train(job: Job) -> bool:
             if result.agreed.change:
                 raise WorldChanged
             job.split.mark("other")
+            job.profile.passed(state.progress.step)
 
         with job.stopwatch.paused():
             finish_epoch(job)

@@ -13,7 +13,19 @@ from typing import Any
 
 import torch
 
-from hvd_train import __version__, agent, checkpoint, freeze, launch, models, rank_log, run_folder, state, weights
+from hvd_train import (
+    __version__,
+    agent,
+    checkpoint,
+    freeze,
+    launch,
+    models,
+    rank_log,
+    run_folder,
+    state,
+    tuned,
+    weights,
+)
 from hvd_train import config as configs
 from hvd_train.config import Config
 from hvd_train.data import sources
@@ -81,6 +93,12 @@ def check(config: Config) -> None:
     freeze.check(config.model)
     if config.optimizer.reduction == "adasum" and launch.elastic(os.environ):
         raise UsageError("--reduction adasum does not go with an elastic job: workers come and go in any number")
+    if config.run.tuned is not None:
+        tuned.read(config.run.tuned)
+        if launch.elastic(os.environ):  # a process of Horovod 0.28.1 with such settings does not survive a second init
+            raise UsageError("--tuned does not go with an elastic job: Horovod cannot take the settings twice")
+    if config.run.profile is not None and os.environ.get(launch.TIMELINE, launch.ON_DEMAND) != launch.ON_DEMAND:
+        raise UsageError(f"--profile writes Horovod's timeline itself: unset {launch.TIMELINE}")
     if config.run.resume not in ("auto", "never") and not Path(config.run.resume).is_file():
         raise UsageError(f"--resume {config.run.resume}: no such file; it must be auto, never or a checkpoint file")
 
@@ -102,10 +120,14 @@ def connect(config: Config | None = None) -> World:
             f"{launched.launcher} started {launched.size} ranks, but Horovod cannot be imported ({error}): "
             "type `python packaging/build_horovod.py` in a checkout of hvd_train, or `make env` there"
         ) from error
+    if config is not None and config.run.tuned is not None:
+        tuned.apply(tuned.read(config.run.tuned), os.environ)
+    if config is not None and config.run.profile is not None:
+        os.environ[launch.TIMELINE] = launch.ON_DEMAND
     return (ElasticWorld if launch.elastic(os.environ) else HorovodWorld)(facts=same_everywhere(config))
 
 
-OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "workers", "workers_per_host"}
+OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "tuned", "workers", "workers_per_host"}
 """Settings in which ranks may differ: where a host has its data, and what it has to work with."""
 
 
@@ -120,6 +142,8 @@ def same_everywhere(config: Config | None) -> dict[str, str]:
     if config is not None:
         settings = {name: value for name, value in config.settings().items() if name not in OF_EACH_HOST}
         found |= {f"--{name.replace('_', '-')}": str(value) for name, value in settings.items()}
+        if config.run.tuned is not None:
+            found["--tuned"] = ", ".join(f"{name}={value}" for name, value in tuned.read(config.run.tuned).items())
     return found
 
 

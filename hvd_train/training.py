@@ -46,6 +46,7 @@ from hvd_train.loop import train as train_loop
 from hvd_train.members import Change, Member, Standing, change_between, most_advanced, torn
 from hvd_train.models import Builder
 from hvd_train.order import Cut
+from hvd_train.profile import Profile
 from hvd_train.result import Result, describe, ending, result_of, summary
 from hvd_train.run_folder import Busy, RunFolder
 from hvd_train.state import TrainState
@@ -189,7 +190,9 @@ class Training:
                 for note in self._parts.notes:
                     job.journal.event("note", note)
         try:
-            return self._finish(job, finished=train_loop(job))
+            with job.profile.within(self._state.progress.step):
+                finished = train_loop(job)
+            return self._finish(job, finished=finished)
         except WorldChanged:
             self._leave("hosts came or went")
             raise
@@ -217,6 +220,8 @@ class Training:
 
     def _job(self, training: TrainState) -> Job:
         desk, split = self._desk, split_on(self._parts.device)
+        journal = desk.journal if desk else SilentJournal()
+        folder = desk.folder.path if desk else None
         return Job(
             config=self._config,
             world=self._world,
@@ -234,11 +239,20 @@ class Training:
             train_loader=self._parts.train_loader,
             val_loader=self._parts.val_loader,
             classes=self._parts.data.classes,
-            journal=desk.journal if desk else SilentJournal(),
+            journal=journal,
             store=desk.store if desk else NoStore(),
             stop=self._stop,
             stopwatch=self._stopwatch,
             split=split,
+            profile=Profile(
+                self._config.run.profiled_steps,
+                self._world,
+                self._parts.device,
+                journal,
+                folder,
+                self._stopwatch,
+                split,
+            ),
             commit_timer=self._commit_timer,
             time_limit=self._time_limit,
             change=self._change,

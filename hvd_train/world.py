@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 import torch
@@ -105,6 +106,13 @@ class World(Protocol):
         all ranks have raised after the same step. `place` is then another.
         """
 
+    def timeline(self, path: Path | None) -> None:
+        """Rank 0 writes down from here on what travels, and when, in a file (None: no more).
+
+        Only the library itself knows what is under way while the ranks compute. It is not written where a run was
+        not going to be profiled when its ranks met.
+        """
+
     def heard(self) -> Wish:
         """What this rank has heard from outside: train on, go on in another world (hosts came or go), or stop."""
 
@@ -161,6 +169,9 @@ class LocalWorld:
         """Call them."""
         enter()
         return body()
+
+    def timeline(self, path: Path | None) -> None:
+        """Nothing travels."""
 
     def heard(self) -> Wish:
         """Nothing: nobody is outside."""

@@ -6,6 +6,7 @@ Each test takes `on_ranks`, which runs a function of the world on every rank the
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ PROMISES = [
     "test_an_error_of_the_body_leaves_run_as_it_is",
     "test_the_facts_of_the_place_fit_together",
     "test_all_ranks_name_the_same_carrier",
+    "test_a_timeline_that_nobody_asked_for_before_the_ranks_met_changes_nothing",
 ]
 __all__ = [*PROMISES, "PROMISES", "OnRanks"]
 
@@ -305,3 +307,16 @@ def _gradients(passes: list[tuple[int, int]]) -> list[Tensor]:
 
 def _grads(model: nn.Module) -> list[Tensor]:
     return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def test_a_timeline_that_nobody_asked_for_before_the_ranks_met_changes_nothing(on_ranks: OnRanks) -> None:
+    """It may begin and end, twice as well, around sums that stay what they are; no file appears."""
+
+    def body(world: World) -> None:
+        path = Path(f"timeline-{world.place.rank}.json")
+        for turn in (path, path, None, None):
+            world.timeline(turn)
+            assert world.sum(torch.ones(2), "beside a timeline").tolist() == [world.place.size] * 2
+        assert not path.exists()
+
+    on_ranks(body)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -147,6 +148,9 @@ class ThreadWorld:
         """Call them."""
         enter()
         return body()
+
+    def timeline(self, path: Path | None) -> None:
+        """Nothing is written."""
 
     def heard(self) -> Wish:
         """Nothing."""

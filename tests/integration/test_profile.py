@@ -1,0 +1,39 @@
+"""`--profile` on real ranks: one trace of all of them and of Horovod."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import traces
+from tests.launching import HVD_TRAIN, finished, launch_line
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=pytest.mark.slow)])
+def test_two_ranks_and_horovod_are_in_one_trace(launcher: str, tmp_path: Path) -> None:
+    """Ranks are processes that take the same steps at the same time, and Horovod's reductions lie within them."""
+    command = launch_line(launcher, 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--profile", "4:6")
+    code, output = finished([*command, "--output-dir", "run"], tmp_path)
+    assert code == 0, output
+    assert "profile of steps 4 to 6, on 2 of 2 ranks: run/profile/steps-4-to-6.json.gz" in output
+    assert "Horovod's within" in output
+    first, second, horovod = traces.read(tmp_path / "run" / "profile" / "steps-4-to-6.json.gz").values()
+    for name, began, step in zip(("step 4", "step 5", "step 6"), first["steps"], second["steps"], strict=True):
+        assert began["name"] == step["name"] == name
+        reduced = [
+            [span["ts"] + span["dur"] for span in rank["phases"] if span["name"] == "reduction" and inside(span, own)]
+            for rank, own in ((first, began), (second, step))
+        ]
+        # Neither leaves the reduction of a step before the other has begun its own.
+        assert all(end > other["ts"] for ends, other in zip(reduced, (step, began), strict=True) for end in ends)
+        sums = [span for spans in horovod.values() for span in spans if inside(span, began)]
+        assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE"} <= {span["name"] for span in sums}
+    assert any("grouped_allreduce" in tensor for tensor in horovod)
+
+
+def inside(span: traces.Event, outer: traces.Event) -> bool:
+    """Whether it goes on within the other."""
+    return bool(outer["ts"] <= span["ts"] and span["ts"] + span["dur"] <= outer["ts"] + outer["dur"])

@@ -1,0 +1,57 @@
+"""`hvd-train tune` and `train --tuned` with real ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hvd_train import tune
+from hvd_train.tuned import CYCLE, FUSION
+from tests.launching import HVD_TRAIN, finished, launch_line
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.slow
+def test_a_turn_and_autotune_on_two_ranks() -> None:
+    """Ranks take the time of their steps with the settings they are given, and Horovod's autotune comes to its end."""
+    ranks = tune.Ranks(tune.launcher(2, None, "gloo"), [HVD_TRAIN, "tune", "digits", "--device", "cpu"], 0.3)
+    assert 0 < ranks.seconds({}) < ranks.seconds({CYCLE: "400"})
+    found = ranks.autotuned()
+    assert found is not None
+    assert found.keys() == {FUSION, CYCLE}
+    assert 0 <= int(found[FUSION]) <= 64 * 2**20
+    assert 1 <= float(found[CYCLE]) <= 100
+
+
+def test_a_run_reads_its_settings_before_its_ranks_meet(tmp_path: Path) -> None:
+    """A cycle as long as a quarter of a second is felt in every step."""
+    (tmp_path / "slow.env").write_text(f"{CYCLE}=250\n")
+    command = launch_line("gloo", 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--output-dir", "run")
+    code, output = finished([*command, "--tuned", "slow.env", "--log-steps", "1"], tmp_path)
+    assert code == 0, output
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["images_per_second"] for line in lines if line["kind"] == "step") < 64 / 0.2
+
+
+@pytest.mark.parametrize("arguments", [["--np", "1"], ["--np", "x"], ["--controller", "nccl"], ["--epoch", "3"]])
+def test_a_mistake_is_one_line(arguments: list[str], tmp_path: Path) -> None:
+    """Exit code 2 before any rank starts."""
+    code, output = finished([HVD_TRAIN, "tune", "digits", *arguments], tmp_path)
+    assert code == 2
+    assert output.startswith("hvd-train: ")
+    assert len(output.splitlines()) == 1
+
+
+def test_a_bad_file_ends_all_ranks_with_one_line(tmp_path: Path) -> None:
+    """It names the file and the line, and no run folder is made."""
+    (tmp_path / "bad.env").write_text("HOROVOD_CYCLE_TIME=fast\n")
+    command = launch_line("gloo", 2, HVD_TRAIN, "train", "digits", "--tuned", "bad.env", "--output-dir", "run")
+    code, output = finished(command, tmp_path)
+    assert code == 2
+    told = [line for line in output.splitlines() if "hvd-train: " in line]
+    assert len(told) == 1
+    assert "bad.env, line 1: HOROVOD_CYCLE_TIME is 'fast'" in told[0]
+    assert not (tmp_path / "run").exists()
