@@ -1,4 +1,4 @@
-"""What the patches C1 to C5, L1, L2 and L3 of Horovod change, each shown by processes on this machine.
+"""What the patches C1 to C5, L1, L2, L3 and L5 of Horovod change, each shown by processes on this machine.
 
 HVD_TRAIN_TEST_PYTHON names another environment's python: with a build of `--without-patches` there, the tests
 must fail. C6 takes several GPUs and has no test.
@@ -246,3 +246,16 @@ def test_l3_output_of_rank_0_can_stay_plain(value: str, first: str) -> None:
     assert first in result.stdout.splitlines()
     assert "[1]<stdout>:out of 1" in result.stdout
     assert "[0]<stderr>:error of 0" in result.stderr
+
+
+@pytest.mark.parametrize("part", ["gloo", "mpi"])
+def test_l5_the_launcher_does_not_import_torch_to_know_its_build(tmp_path: Path, part: str) -> None:
+    """What the build has is answered by its record, as the library answers it."""
+    folder = tmp_path / "instead of torch"
+    folder.mkdir()
+    (folder / "torch.py").write_text("import pathlib\npathlib.Path(__file__).with_name('imported').touch()\n")
+    code = f"from horovod.common import util; print(util.{part}_built())"
+    env = environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    result = subprocess.run([PYTHON, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert not (folder / "imported").exists()
+    assert result.stdout.strip() == str(has(part))
