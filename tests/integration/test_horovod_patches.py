@@ -1,4 +1,4 @@
-"""What the patches C1 to C5, L1, L2, L3 and L5 of Horovod change, each shown by processes on this machine.
+"""What the patches C1 to C5, C7, L1, L2, L3 and L5 of Horovod change, each shown by processes on this machine.
 
 HVD_TRAIN_TEST_PYTHON names another environment's python: with a build of `--without-patches` there, the tests
 must fail. C6 takes several GPUs and has no test.
@@ -122,6 +122,13 @@ def test_c5_nothing_is_sent_after_a_broken_operation() -> None:
     codes, printed = run_world(3, 150, "c5_left_halfway.py", **env)
     assert "gloo::EnforceNotMet" not in printed, printed
     assert codes == [0, 0, 0], printed
+
+
+def test_c7_fp16_sums_are_right() -> None:
+    """Sums of fp16 over Gloo are those of the standard, for whatever bits."""
+    codes, printed = run_world(2, 100, "c7_fp16_sum.py")
+    assert codes == [0, 0], printed
+    assert printed.count("WRONG 0\n") == 2, printed
 
 
 class Job:
