@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,6 +13,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hvd_train.config import OptimizerConfig
 from hvd_train.errors import UsageError
+
+T = TypeVar("T", bound=Optimizer)
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -23,11 +26,23 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
         raise UsageError("the model has no parameter to train")
     common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
+        return _never_compiled(torch.optim.SGD)(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
     if config.optimizer in ("lars", "lamb"):
         return _of_timm(config, groups, common)
     cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
-    return cls(groups, **common)
+    return _never_compiled(cls)(groups, **common)
+
+
+def _never_compiled(cls: type[T]) -> type[T]:
+    """The class with its methods as they were written.
+
+    Torch wraps them so that torch.compile leaves them alone, and each wrapper imports the whole compiler when it is
+    called: more than torch itself takes, before the first step. Optimizers are not compiled here.
+    """
+    names = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(cls, name)) for name in names}
+    methods["step"] = torch.no_grad()(methods["step"])  # as one of its wrappers does
+    return type(cls.__name__, (cls,), methods)
 
 
 def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:

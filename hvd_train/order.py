@@ -22,7 +22,8 @@ Words = npt.NDArray[np.uint64]
 _ROUNDS = 8  # 4 are enough for a pseudo-random permutation (Luby and Rackoff 1988); small domains like more
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
-_BLOCK = 1 << 14  # indices computed at a time: a numpy call per batch would cost more than the batch's share
+_BLOCK, _STEPS = 1 << 12, 64  # samples of a rank that are looked up at once, and the steps they may belong to
+_NONE = np.empty(0, dtype=np.int64)
 
 
 def scramble(words: Words) -> Words:
@@ -62,7 +63,21 @@ def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> npt.NDArray
     return numbers
 
 
-class EpochOrder:
+class Order:
+    """Which sample comes at which position of an epoch."""
+
+    num_samples: int
+
+    def at(self, positions: Indices) -> Indices:
+        """Sample numbers at these positions, as int64."""
+        raise NotImplementedError
+
+    def __getitem__(self, span: slice) -> Indices:
+        """Sample numbers at the positions of a slice, as int64; cut at the end of the epoch."""
+        return self.at(np.arange(*span.indices(self.num_samples), dtype=np.int64))
+
+
+class EpochOrder(Order):
     """The order of one epoch: a keyed permutation of 0..num_samples-1, in constant memory.
 
     A balanced Feistel network over the smallest even number of bits that holds num_samples; what falls
@@ -75,33 +90,15 @@ class EpochOrder:
         self._half = np.uint64(max(1, math.ceil((num_samples - 1).bit_length() / 2)))
         self._mask = np.uint64((1 << int(self._half)) - 1)
         self._keys = [np.uint64(key(seed, epoch, 0, number)) for number in range(_ROUNDS)]
-        self._block: tuple[int, Indices] = (-1, np.empty(0, dtype=np.int64))
 
-    def __getitem__(self, span: slice) -> Indices:
-        """Sample numbers at the positions of a slice with step 1, as int64; cut at the end of the epoch."""
-        start, stop, _ = span.indices(self.num_samples)
-        parts = []
-        while start < stop:
-            number, offset = divmod(start, _BLOCK)
-            part = self._at_block(number)[offset : offset + stop - start]
-            parts.append(part)
-            start += len(part)
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-
-    def _at_block(self, number: int) -> Indices:
-        if self._block[0] != number:
-            stop = min((number + 1) * _BLOCK, self.num_samples)
-            positions = np.arange(number * _BLOCK, stop, dtype=np.uint64)
-            self._block = (number, self._permute(positions).astype(np.int64))
-        return self._block[1]
-
-    def _permute(self, words: Words) -> Words:
-        words = self._feistel(words)
+    def at(self, positions: Indices) -> Indices:
+        """See Order."""
+        words = self._feistel(positions.astype(np.uint64))
         outside = np.flatnonzero(words >= self.num_samples)
         while len(outside):
             words[outside] = self._feistel(words[outside])
             outside = outside[words[outside] >= self.num_samples]
-        return words
+        return words.astype(np.int64)
 
     def _feistel(self, words: Words) -> Words:
         left, right = words >> self._half, words & self._mask
@@ -111,7 +108,7 @@ class EpochOrder:
         return joined
 
 
-class RepeatedOrder:
+class RepeatedOrder(Order):
     """Repeated augmentation (Hoffer et al., arXiv 1901.09335): each sample `times` times in a row.
 
     Over `times` epochs every sample comes `times` times, as in as many epochs of `EpochOrder`. So that each copy is
@@ -123,18 +120,24 @@ class RepeatedOrder:
         self._order = EpochOrder(seed, epoch - epoch % times, num_samples)
         self._before = epoch % times * num_samples
 
-    def __getitem__(self, span: slice) -> Indices:
-        """Numbers at the positions of a slice with step 1, as int64; cut at the end of the epoch."""
-        start, stop, _ = span.indices(self.num_samples)
-        positions = np.arange(self._before + start, self._before + max(start, stop), dtype=np.int64)
-        if not len(positions):
-            return positions
-        first = int(positions[0]) // self._times
-        samples = self._order[first : int(positions[-1]) // self._times + 1]
-        return samples[positions // self._times - first] + positions % self._times * self.num_samples
+    def at(self, positions: Indices) -> Indices:
+        """See Order."""
+        draws = self._before + positions
+        return self._order.at(draws // self._times) + draws % self._times * self.num_samples
 
 
-def order_of(seed: int, epoch: int, num_samples: int, times: int) -> EpochOrder | RepeatedOrder:
+class InSequence(Order):
+    """The order of an evaluation: as stored."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def at(self, positions: Indices) -> Indices:
+        """See Order."""
+        return positions
+
+
+def order_of(seed: int, epoch: int, num_samples: int, times: int) -> Order:
     """The order of an epoch in which every sample comes `times` times in a row."""
     return EpochOrder(seed, epoch, num_samples) if times == 1 else RepeatedOrder(seed, epoch, num_samples, times)
 
@@ -168,33 +171,37 @@ class Assignment:
     slots: tuple[Slot, ...]
 
 
-def assignments(
-    order: EpochOrder | RepeatedOrder | InSequence, cursor: int, cut: Cut, rank: int, size: int
-) -> Iterator[Assignment]:
+def assignments(order: Order, cursor: int, cut: Cut, rank: int, size: int) -> Iterator[Assignment]:
     """The steps of the rest of an epoch from `cursor`, as rank `rank` of `size` sees them.
 
     Rank r computes slots r, r + size, ... of each global batch; the last batch is smaller, and a rank may
     have no slot in it. Nothing is padded and nothing dropped.
     """
-    for start in range(cursor, order.num_samples, cut.global_batch):
-        batch = order[start : start + cut.global_batch]
-        starts = range(0, len(batch), cut.micro_batch)
-        slots = tuple(
-            Slot(number, batch[starts[number] : starts[number] + cut.micro_batch])
-            for number in range(rank, len(starts), size)
-        )
-        yield Assignment(size=len(batch), num_slots=len(starts), slots=slots)
+    # Only this rank's positions are looked up, and those of some steps at once: a numpy call per slot would cost more
+    # than the slot's samples, and the whole batch on each rank as many times more as there are ranks.
+    own = max(1, math.ceil(cut.global_batch / size))
+    steps = range(cursor, order.num_samples, cut.global_batch)
+    at_once = min(_STEPS, math.ceil(_BLOCK / own))
+    for first in range(0, len(steps), at_once):
+        batches = [
+            range(order.num_samples)[start : start + cut.global_batch] for start in steps[first : first + at_once]
+        ]
+        spans = [_spans(batch, cut.micro_batch, rank, size) for batch in batches]
+        positions = (np.arange(span.start, span.stop, dtype=np.int64) for mine in spans for span in mine.values())
+        numbers = order.at(np.concatenate([_NONE, *positions]))
+        end = 0
+        for batch, mine in zip(batches, spans, strict=True):
+            slots = []
+            for number, span in mine.items():
+                slots.append(Slot(number, numbers[end : end + len(span)]))
+                end += len(span)
+            yield Assignment(len(batch), math.ceil(len(batch) / cut.micro_batch), tuple(slots))
 
 
-class InSequence:
-    """The order of an evaluation: as stored."""
-
-    def __init__(self, num_samples: int) -> None:
-        self.num_samples = num_samples
-
-    def __getitem__(self, span: slice) -> Indices:
-        """Sample numbers at the positions of a slice, as int64."""
-        return np.arange(*span.indices(self.num_samples), dtype=np.int64)
+def _spans(batch: range, micro_batch: int, rank: int, size: int) -> dict[int, range]:
+    """The positions of a global batch that each slot of this rank holds, by its number."""
+    starts = range(0, len(batch), micro_batch)
+    return {number: batch[starts[number] :][:micro_batch] for number in range(rank, len(starts), size)}
 
 
 def choose_cut(batch: BatchConfig, size: int, num_samples: int) -> Cut:

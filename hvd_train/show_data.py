@@ -65,9 +65,7 @@ def show(config: Config, ranks: int, path: Path) -> Shown:
     return Shown(path, parts.data.classes, tuple(counts))
 
 
-def _first_images(
-    config: Config, parts: Parts, cut: order.Cut, epoch: order.EpochOrder | order.RepeatedOrder
-) -> tuple[Tensor, list[str]]:
+def _first_images(config: Config, parts: Parts, cut: order.Cut, epoch: order.Order) -> tuple[Tensor, list[str]]:
     """Images as the model takes them, but with values from 0 to 1, and what stands below each."""
     mix = mixer(config.data, len(parts.data.classes))
     images: list[Tensor] = []

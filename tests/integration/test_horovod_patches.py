@@ -1,4 +1,4 @@
-"""What the patches C1 to C5, L1, L2 and L3 of Horovod change, each shown by processes on this machine.
+"""What the patches C1 to C5, C7, L1, L2, L3 and L5 of Horovod change, each shown by processes on this machine.
 
 HVD_TRAIN_TEST_PYTHON names another environment's python: with a build of `--without-patches` there, the tests
 must fail. C6 takes several GPUs and has no test.
@@ -124,6 +124,13 @@ def test_c5_nothing_is_sent_after_a_broken_operation() -> None:
     assert codes == [0, 0, 0], printed
 
 
+def test_c7_fp16_sums_are_right() -> None:
+    """Sums of fp16 over Gloo are those of the standard, for whatever bits."""
+    codes, printed = run_world(2, 100, "c7_fp16_sum.py")
+    assert codes == [0, 0], printed
+    assert printed.count("WRONG 0\n") == 2, printed
+
+
 class Job:
     """A horovodrun job of two ranks that leave their traces in a folder."""
 
@@ -246,3 +253,16 @@ def test_l3_output_of_rank_0_can_stay_plain(value: str, first: str) -> None:
     assert first in result.stdout.splitlines()
     assert "[1]<stdout>:out of 1" in result.stdout
     assert "[0]<stderr>:error of 0" in result.stderr
+
+
+@pytest.mark.parametrize("part", ["gloo", "mpi"])
+def test_l5_the_launcher_does_not_import_torch_to_know_its_build(tmp_path: Path, part: str) -> None:
+    """What the build has is answered by its record, as the library answers it."""
+    folder = tmp_path / "instead of torch"
+    folder.mkdir()
+    (folder / "torch.py").write_text("import pathlib\npathlib.Path(__file__).with_name('imported').touch()\n")
+    code = f"from horovod.common import util; print(util.{part}_built())"
+    env = environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    result = subprocess.run([PYTHON, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert not (folder / "imported").exists()
+    assert result.stdout.strip() == str(has(part))

@@ -1,0 +1,94 @@
+"""How long it takes to start: from `horovodrun` to the first step of 2 ranks, beside `import torch` alone.
+
+    python -m benchmarks.startup --json benchmarks/records/startup.json       about 5 minutes on 2 cores
+
+One after the other in turns, with files in the page cache: `import torch`, `hvd-train --help`, and the job with the
+digits recipe and with torchvision's ResNet-18, whose import brings torch's compiler. The first step is that of
+metrics.jsonl. An `horovodrun` without patch L5 imports torch, too, before it starts the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import about
+from benchmarks.speed import ENVIRONMENT, LAUNCHERS
+from benchmarks.turns import interval
+
+JOBS = {"digits": [], "resnet18": ["--model", "resnet18", "--image-size", "32"]}
+AIMS = {"digits over import torch": 3.0, "help, seconds": 0.5}
+
+
+def seconds_of(command: Sequence[str]) -> float:
+    """From its start to its end."""
+    begun = time.perf_counter()
+    subprocess.run(command, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begun
+
+
+def seconds_to_first_step(flags: Sequence[str]) -> float:
+    """From the start of horovodrun to the end of the first step of its 2 ranks."""
+    with tempfile.TemporaryDirectory(prefix="startup-") as folder:
+        line = [*LAUNCHERS["gloo"], "hvd-train", "train", "digits", *flags, "--epochs", "1", "--log-steps", "1"]
+        begun = time.time()
+        subprocess.run([*line, "--output-dir", "run"], cwd=folder, env=ENVIRONMENT, check=True, capture_output=True)
+        lines = map(json.loads, (Path(folder) / "run/metrics.jsonl").read_text().splitlines())
+        return next(float(line["time"]) for line in lines if line["kind"] == "step") - begun
+
+
+def measure(turns: int) -> dict[str, list[float]]:
+    """Seconds of each, turn by turn; a first turn, which fills the page cache, is left out."""
+    programs: dict[str, Callable[[], float]] = {
+        "import torch": lambda: seconds_of([sys.executable, "-c", "import torch"]),
+        "help": lambda: seconds_of(["hvd-train", "--help"]),
+        **{name: lambda flags=flags: seconds_to_first_step(flags) for name, flags in JOBS.items()},  # type: ignore[misc]
+    }
+    found: dict[str, list[float]] = {name: [] for name in programs}
+    for turn in range(turns + 1):
+        for name, program in programs.items():
+            seconds = program()
+            if turn:
+                found[name].append(seconds)
+    return found
+
+
+def verdicts(found: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians with their 95% intervals, of the times and of their ratios to `import torch` in the same turn."""
+    values = {f"{name}, seconds": times for name, times in found.items()}
+    for name in JOBS:
+        pairs = zip(found[name], found["import torch"], strict=True)
+        values[f"{name} over import torch"] = [job / alone for job, alone in pairs]
+    result: dict[str, Any] = {}
+    for name, numbers in values.items():
+        low, high = interval(numbers)
+        result[name] = {"median": round(statistics.median(numbers), 3), "interval": [round(low, 3), round(high, 3)]}
+        if aim := AIMS.get(name):
+            verdict = "met" if high < aim else "not met" if low >= aim else "not told apart"
+            result[name] |= {"aim": f"under {aim}", "verdict": verdict}
+    return result
+
+
+def main() -> None:
+    """Measure, print, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="where the record goes")
+    options = parser.parse_args()
+    record = {**about("benchmarks.startup", sys.argv[1:]), "turns": options.turns, **verdicts(measure(options.turns))}
+    text = json.dumps(record, indent=1)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

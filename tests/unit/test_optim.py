@@ -1,0 +1,58 @@
+"""The optimizers: torch's own arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from hvd_train import optim
+from hvd_train.config import OptimizerConfig
+from tests.runs import convnet
+from tests.worlds import own_generator
+
+PUBLISHED: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
+    "sgd": (SGD, {"momentum": 0.9, "nesterov": True}),
+    "adam": (Adam, {}),
+    "adamw": (AdamW, {}),
+}
+
+
+def stepped(model: nn.Module, optimizer: Optimizer, steps: int) -> list[torch.Tensor]:
+    """The weights after so many steps on one batch."""
+    images, labels = torch.cos(torch.arange(8 * 64.0).view(8, 1, 8, 8)), torch.arange(8)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_an_optimizer_is_torchs_to_the_last_bit(name: str) -> None:
+    """Steps, state and restored state are those of the class that torch publishes."""
+    config = OptimizerConfig(optimizer=name, learning_rate=0.01, weight_decay=0.1, nesterov=name == "sgd")  # type: ignore[arg-type]
+    ours, theirs, restored = (own_generator(convnet(10)) for _ in range(3))
+    mine = optim.build(config, ours)
+    cls, more = PUBLISHED[name]
+    other = cls(theirs.parameters(), lr=0.01, weight_decay=0.1, **more)  # type: ignore[call-arg]
+    assert isinstance(mine, cls)
+    assert all(map(torch.equal, stepped(ours, mine, 3), stepped(theirs, other, 3)))
+    again = optim.build(config, restored)
+    again.load_state_dict(other.state_dict())
+    restored.load_state_dict(theirs.state_dict())
+    assert all(map(torch.equal, stepped(ours, mine, 2), stepped(restored, again, 2)))
+
+
+def test_hooks_on_a_step_are_called() -> None:
+    """What watches optimizers by torch's hooks (profilers, users) sees these, too."""
+    model = own_generator(convnet(10))
+    optimizer = optim.build(OptimizerConfig(), model)
+    seen: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    stepped(model, optimizer, 1)
+    assert seen == ["before", "after"]
