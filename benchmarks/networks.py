@@ -40,3 +40,8 @@ def resnet18(num_classes: int) -> nn.Module:
 def resnet50(num_classes: int) -> nn.Module:
     """23.5 million parameters with 10 classes."""
     return gated(nn.Sequential(Grey(), models.resnet50(num_classes=num_classes)))
+
+
+def vgg11(num_classes: int) -> nn.Module:
+    """128.8 million parameters with 10 classes."""
+    return gated(nn.Sequential(Grey(), models.vgg11(num_classes=num_classes)))

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import time
@@ -58,8 +59,8 @@ class _Gate:
     def wait(self) -> None:
         if self.passes == self.allowed:
             self.seconds.append(time.perf_counter() - self.released)
-            said = self.folder / f"turns-{os.getpid()}"
-            new = said.with_suffix(".new")
+            said = self.folder / f"turns-{socket.gethostname()}-{os.getpid()}"  # hosts in namespaces count alike
+            new = said.with_name(f"{said.name}.new")
             new.write_text(json.dumps(self.seconds))
             new.rename(said)
             while self.passes == self.allowed:
