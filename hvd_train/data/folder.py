@@ -34,7 +34,7 @@ class RandomCrop:
     def __init__(self, size: int) -> None:
         self._side, self._crop = [size, size], v2.RandomResizedCrop(size, antialias=True)
 
-    def __call__(self, picture: Picture, mark: Mark) -> Tensor:
+    def __call__(self, picture: Picture, mark: Mark = unmarked) -> Tensor:
         """See View."""
         of_this_size = torch.empty((1, picture.height, picture.width), device="meta")
         box = self._crop.make_params([of_this_size])
@@ -50,7 +50,7 @@ class Middle:
     def __init__(self, resize: int, crop: int) -> None:
         self._change = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(crop)])
 
-    def __call__(self, picture: Picture, mark: Mark) -> Tensor:
+    def __call__(self, picture: Picture, mark: Mark = unmarked) -> Tensor:
         """See View."""
         whole = picture.part(0, 0, picture.width, picture.height)
         mark("decode")
