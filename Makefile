@@ -13,7 +13,7 @@ WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow test-image campaign check clean build-matrix
+.PHONY: help env train test test-slow test-image campaign bench bench-quick check clean build-matrix
 
 help:
 	@echo "make train         set up .venv, then train on all GPUs, or on 2 ranks without one"
@@ -22,6 +22,8 @@ help:
 	@echo "make test-slow     the tests that take minutes"
 	@echo "make test-image    build the container image and run it (podman or docker; 20 GB, 15 minutes)"
 	@echo "make campaign      random faults on three hosts for half an hour (as root); SECONDS=600 SEED=1"
+	@echo "make bench         every benchmark and docs/benchmarks.md, on an idle machine (two hours; as root)"
+	@echo "make bench-quick   the ratios, in five minutes"
 	@echo "make check         ruff, ruff format --check, mypy --strict"
 	@echo "make env           set up .venv and nothing else; PYTHON=python3.12 chooses its Python"
 	@echo "make build-matrix  build and run Horovod for every supported torch, Python and MPI (an hour or more)"
@@ -52,6 +54,12 @@ test-image: env
 campaign: env
 	@$(WITH_PATH) CAMPAIGN_SECONDS="$(or $(SECONDS),1800)" CAMPAIGN_SEED="$(or $(SEED),0)" \
 		$(BIN)/python -m pytest -m campaign tests/integration/test_campaign.py $(ARGS)
+
+bench: env
+	@$(WITH_PATH) $(BIN)/python -m benchmarks
+
+bench-quick: env
+	@$(WITH_PATH) $(BIN)/python -m benchmarks --quick
 
 check: env
 	$(BIN)/ruff check .

@@ -106,9 +106,10 @@ def main() -> None:
     """Measure, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--turns", type=int, default=50, help="of each program (default: 50)")
     parser.add_argument("--only", default="", help="comparisons whose name has this in it")
     options = parser.parse_args()
-    turns = 10 if options.quick else 50
+    turns = 10 if options.quick else options.turns
     chosen = [comparison for comparison in COMPARISONS if options.only in comparison.name]
     found = [measure(comparison, turns, 1.0 if options.quick else 2.0) for comparison in chosen]
     record = {**about("benchmarks.speed", sys.argv[1:]), "comparisons": found}
