@@ -40,7 +40,6 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from benchmarks.record import about
-from benchmarks.turns import interval
 from hvd_train.config import DataConfig
 from hvd_train.data import pictures
 from hvd_train.data.augment import crop_and_flip
@@ -48,6 +47,7 @@ from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet,
 from hvd_train.data.folder import RandomCrop, open_folder
 from hvd_train.data.loader import Prepare, open_loader
 from hvd_train.order import Cut, EpochOrder, assignments
+from hvd_train.tune import interval
 
 BATCH = 32
 CPU = torch.device("cpu")

@@ -123,8 +123,9 @@ def remark(name: str, record: dict[str, Any]) -> str:
         whole = spent["decode all with the same library"]
         entropy = spent["of that, read the entropy code (decoded at 1/8)"]
         return (
-            f"Why not 2.0 with the larger files: of the {whole} microseconds that a whole file takes to decode, {entropy} "
-            "go into its entropy code, which has to be read down to the lower edge of the crop; that lies at 86% of the height on average. "
+            f"Why not 2.0 with the larger files: of the {whole} microseconds that a whole file takes to decode, "
+            f"{entropy} go into its entropy code, which has to be read down to the lower edge of the crop; that lies "
+            "at 86% of the height on average. "
             f"Ours takes {spent['ours: decode the part and resize']} microseconds to decode and resize, the usual way "
             f"{spent['usual: open and decode']} and {spent['usual: crop and resize']}."
         )
@@ -132,8 +133,9 @@ def remark(name: str, record: dict[str, Any]) -> str:
         seconds = record["seconds_per_step"]
         return (
             "Why not 1.6: the wire alone needs 4.1 s a step for fp32 and 2.06 s for fp16 (129 million numbers at "
-            f"1 Gbit/s each way); the steps took {seconds['fp32']:.1f} and {seconds['fp16']:.1f} s. What they have beside "
-            "the wire, passes and the update of 129 million parameters on one core for each rank, is as much for both."
+            f"1 Gbit/s each way); the steps took {seconds['fp32']:.1f} and {seconds['fp16']:.1f} s. What they have "
+            "beside the wire, passes and the update of 129 million parameters on one core for each rank, is as much "
+            "for both."
         )
     return ""
 

@@ -31,7 +31,7 @@ LAUNCHERS = {
     "mpi": ["mpirun", *AS_ROOT, "--oversubscribe", "--bind-to", "none", "-np", "2"],
     "torchrun": ["torchrun", "--standalone", "--nproc-per-node", "2"],
 }
-BATCHES = {"convnet": 30, "resnet18": 32}  # per rank, so that no rank is idle in the last step of an epoch
+BATCHES = {"convnet": 30, "resnet18": 30}  # per rank, so that no rank is idle in the last step of an epoch
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,12 @@ def measure(comparison: Comparison, turns: int, seconds: float) -> dict[str, Any
         found = compare(theirs, mine, turns=turns, steps=steps)
     low, high = found["interval"]
     verdict = "met" if low >= comparison.aim else "not met" if high < comparison.aim else "not told apart"
+    times = dict(zip(("other", "ours"), found.pop("seconds_per_step"), strict=True))
     print(
-        f"{comparison.name}: {found['ratio']:.3f} ({low:.3f} to {high:.3f}), aim {comparison.aim}: {verdict}",
+        f"{comparison.name}: {found['ratio']:.3f} ({low:.3f} to {high:.3f}), aim {comparison.aim}: {verdict}; "
+        f"{times['ours'] * 1000:.1f} and {times['other'] * 1000:.1f} ms a step",
         flush=True,
     )
-    times = dict(zip(("other", "ours"), found.pop("seconds_per_step"), strict=True))
     return {
         "comparison": comparison.name,
         "aim": comparison.aim,

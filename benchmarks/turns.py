@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import socket
 import statistics
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import psutil
+
+from hvd_train.tune import interval
 
 ALLOWED = "allowed"
 LONGEST_TURN_S = 120.0
@@ -151,10 +152,3 @@ def compare(first: Program, second: Program, *, turns: int, steps: int, warm_up:
         "turns": turns,
         "steps_per_turn": steps,
     }
-
-
-def interval(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
-    """The 95% interval of their median, by the bootstrap (Efron 1979); from a fixed seed."""
-    chance = random.Random(0)
-    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(draws))
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]

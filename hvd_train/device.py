@@ -45,6 +45,11 @@ def choose_device(config: Config, place: Place) -> torch.device:
     return device
 
 
+def gpu_name(device: torch.device) -> str | None:
+    """As its driver gives it; None for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
 def split_on(device: torch.device) -> Split:
     """A time split of what this device does."""
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""What a run runs on: versions, hosts and devices, for environment.json in its folder."""
+"""What a run or a measurement runs on: versions, hosts and devices, for environment.json and records. No torch."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hvd_train import __version__, durable
 from hvd_train.run_folder import ENVIRONMENT
 
 
-def write(folder: Path, hosts: Sequence[str], device: torch.device) -> None:
-    """Write down what there is now; `hosts`: that of each rank. Raises OSError."""
-    durable.write_text(folder / ENVIRONMENT, json.dumps(surroundings(hosts, device), indent=1) + "\n")
+def write(folder: Path, hosts: Sequence[str], gpu: str | None) -> None:
+    """Write down what there is now; `hosts`: that of each rank; `gpu`: this rank's. Raises OSError."""
+    durable.write_text(folder / ENVIRONMENT, json.dumps(surroundings(hosts, gpu), indent=1) + "\n")
 
 
-def surroundings(hosts: Sequence[str], device: torch.device) -> dict[str, Any]:
+def surroundings(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
     """The facts, as this rank sees them; those of devices and versions are equal or alike on the others."""
-    versions = {"hvd_train": __version__, "Python": platform.python_version()}
-    for name in ("torch", "torchvision", "horovod", "numpy"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    if device.type == "cuda":
-        versions["CUDA"] = str(torch.version.cuda)
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "host": socket.gethostname(),
         "world_size": len(hosts),
         "ranks_of_hosts": dict(Counter(hosts)),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "device": gpu or processor(),
         "cores": len(os.sched_getaffinity(0)),
         "system": platform.platform(),
-        "versions": versions,
+        "versions": versions(),
     }
 
 
-def _processor() -> str:
+def versions() -> dict[str, str]:
+    """Of what computes here; torch's names its CUDA."""
+    found = {"hvd_train": __version__, "python": platform.python_version()}
+    for name in ("torch", "torchvision", "horovod", "numpy"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def processor() -> str:
+    """Its name, as it gives it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -38,7 +38,7 @@ from hvd_train.data import sources
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet
 from hvd_train.data.loader import Loader, Prepare
 from hvd_train.data.sources import OwnData
-from hvd_train.device import choose_device, loss_scaler, split_on, uses_channels_last, uses_fp16_wire
+from hvd_train.device import choose_device, gpu_name, loss_scaler, split_on, uses_channels_last, uses_fp16_wire
 from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError
 from hvd_train.journal import RunJournal, SilentJournal
 from hvd_train.loop import Job, validate
@@ -204,7 +204,7 @@ class Training:
     def _note_machine(self, desk: Desk) -> None:
         hosts = [member.host for member in self._standing.before]
         try:
-            machine.write(desk.folder.path, hosts, self._parts.device)
+            machine.write(desk.folder.path, hosts, gpu_name(self._parts.device))
         except OSError as error:
             desk.journal.event("note", f"cannot write {run_folder.ENVIRONMENT}: {error.strerror}")
 

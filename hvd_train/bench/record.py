@@ -13,14 +13,12 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hvd_train import __version__, durable
+from hvd_train import durable, machine
 from hvd_train.errors import UsageError
 
-_PACKAGES = ("torch", "torchvision", "horovod", "numpy")
 # Student's t for 95%, by degrees of freedom from 1 on; beyond the table it is 1.96 + 2.4 / degrees, to 0.3%.
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -64,9 +62,9 @@ def about(tool: str, arguments: Sequence[str]) -> dict[str, Any]:
         "bench": tool,
         "command": shlex.join(["hvd-train", "bench", tool, *arguments]),
         "date": time.strftime("%Y-%m-%d"),
-        "versions": {"hvd_train": __version__, "python": platform.python_version(), **_versions()},
+        "versions": machine.versions(),
         "hardware": {
-            "processor": _processor(),
+            "processor": machine.processor(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
             "gpus": _gpus(),
@@ -107,25 +105,6 @@ def is_of(tool: str, path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and found.get("bench") == tool
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def _gpus() -> list[str]:
