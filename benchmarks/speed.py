@@ -64,7 +64,7 @@ def ours(network: str, launcher: str) -> list[str]:
     batch = BATCHES[network]
     line = f"train --data digits --model benchmarks.networks:{network} --global-batch-size {2 * batch} "
     line += f"--batch-size {batch} --augment none --device cpu --epochs 1000000 --eval-epochs 1000000 "
-    line += "--log-steps 100 --output-dir run --commit-seconds 1000000 --learning-rate 0.02"
+    line += "--log-steps 100 --output-dir run --commit-seconds 1000000 --learning-rate 0.02 --weight-decay 0"
     if network != "convnet":
         line += " --image-size 32"
     return [*LAUNCHERS[launcher], "hvd-train", *line.split()]

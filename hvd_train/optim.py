@@ -30,7 +30,9 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
     if config.optimizer in ("lars", "lamb"):
         return _of_timm(config, groups, common)
     cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
-    return _never_compiled(cls)(groups, **common)
+    # One pass over memory, where torch's default takes one for each term of the formula. SGD's breaks where a parameter
+    # is thawed later than others (torch 2.15).
+    return _never_compiled(cls)(groups, fused=True, **common)
 
 
 def _never_compiled(cls: type[T]) -> type[T]:

@@ -16,8 +16,8 @@ from tests.worlds import own_generator
 
 PUBLISHED: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "sgd": (SGD, {"momentum": 0.9, "nesterov": True}),
-    "adam": (Adam, {}),
-    "adamw": (AdamW, {}),
+    "adam": (Adam, {"fused": True}),
+    "adamw": (AdamW, {"fused": True}),
 }
 
 
