@@ -6,21 +6,30 @@ import argparse
 import subprocess
 import sys
 
-from benchmarks.record import RECORDS
+from benchmarks.speed import ENVIRONMENT, LAUNCHERS, ROOT
 
+RECORDS = "benchmarks/records"
+STEP = "hvd-train bench throughput digits --model resnet18 --image-size 32 --batch-size 30"
 # In the order of the page. Those of clusters make network namespaces, as root.
 FULL = {
-    "speed": "speed",
-    "input": f"input --json {RECORDS}/input.json",
-    "wire": f"wire --json {RECORDS}/wire.json",
-    "commits": "ready commits",
-    "elastic": "ready elastic --turns 20",
-    "recovery": "recovery",
-    "startup": f"startup --json {RECORDS}/startup.json",
-    "order": f"order --json {RECORDS}/order.json",
+    "speed": "python -m benchmarks.speed",
+    "gloo": f"{' '.join(LAUNCHERS['gloo'])} {STEP} --json {RECORDS}/throughput-gloo.json",
+    "mpi": f"{' '.join(LAUNCHERS['mpi'])} {STEP} --json {RECORDS}/throughput-mpi.json",
+    "input": f"python -m benchmarks.input --json {RECORDS}/input.json",
+    "wire": f"python -m benchmarks.wire --json {RECORDS}/wire.json",
+    "commits": "python -m benchmarks.ready commits",
+    "elastic": "python -m benchmarks.ready elastic --turns 20",
+    "recovery": "python -m benchmarks.recovery",
+    "startup": f"python -m benchmarks.startup --json {RECORDS}/startup.json",
+    "order": f"python -m benchmarks.order --json {RECORDS}/order.json",
 }
 # Nothing is recorded: a few turns show the ratio, not its interval.
-QUICK = ["speed --quick", "input --images 40 --turns 3", "startup --turns 1", "order"]
+QUICK = [
+    "python -m benchmarks.speed --quick",
+    "python -m benchmarks.input --images 40 --turns 3",
+    "python -m benchmarks.startup --turns 1",
+    "python -m benchmarks.order",
+]
 
 
 def main() -> int:
@@ -30,11 +39,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=FULL, default=list(FULL), help="of the full ones")
     options = parser.parse_args()
     failed = 0
-    for line in QUICK if options.quick else [FULL[name] for name in options.only]:
-        print(f"\n== python -m benchmarks.{line}", flush=True)
-        failed += subprocess.run([sys.executable, "-m", *f"benchmarks.{line}".split()], check=False).returncode != 0
-    if not options.quick:
-        failed += subprocess.run([sys.executable, "-m", "benchmarks.page"], check=False).returncode != 0
+    for line in QUICK if options.quick else [*[FULL[name] for name in options.only], "python -m benchmarks.page"]:
+        print(f"\n== {line}", flush=True)
+        failed += subprocess.run(line.split(), cwd=ROOT, env=ENVIRONMENT, check=False).returncode != 0
     return failed
 
 

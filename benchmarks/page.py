@@ -51,6 +51,13 @@ SECTIONS = [
         "`benchmarks/bare.py`). Two ranks, ResNet-18 with images of 32 pixels, and the digits recipe's small network.",
     ),
     Section(
+        "Where a step goes",
+        "throughput-gloo",
+        "ResNet-18, images of 32 pixels, 30 on each of two ranks, by Gloo: the time of a step by phase; the reduction "
+        "is what the backward pass did not hide.",
+    ),
+    Section("The same by MPI", "throughput-mpi", ""),
+    Section(
         "Input",
         "input",
         "Images per second of processor time, over those of torchvision's `ImageFolder` (in memory: of a data set item "
@@ -108,6 +115,10 @@ def rows_of(name: str, record: dict[str, Any]) -> list[Row]:
         ]
     if name == "recovery-ours":
         return [Row(what, f"{statistics.median(times):.2f} s") for what, times in record["seconds"].items()]
+    if name.startswith("throughput"):
+        speed = value(record["images_per_second"], record["images_per_second_interval"])
+        phases = [Row(phase, f"{seconds * 1000:.1f} ms") for phase, seconds in record["split"].items()]
+        return [Row("images a second", speed), *phases]
     if name == "input":
         return list(_inputs(record))
     if name == "wire":
@@ -179,6 +190,16 @@ def _upper(interval: list[float], most: float) -> str:
     return "met" if high <= most else "not met" if low > most else "not told apart"
 
 
+def _source(record: dict[str, Any]) -> str:
+    """The command, the day and the machine; records of `hvd-train bench` say the last two in their own way."""
+    machine = record.get("machine") or {
+        "cores": record["hardware"]["cores"],
+        "torch": record["versions"]["torch"],
+    }
+    commit = f", commit {record['commit']}" if "commit" in record else ""
+    return f"`{record['command']}`, {record['date']}, {machine['cores']} cores, torch {machine['torch']}{commit}"
+
+
 def page() -> str:
     """The whole text."""
     parts = [HEAD]
@@ -187,17 +208,13 @@ def page() -> str:
         if not path.exists():
             continue
         record = json.loads(path.read_text())
-        machine = record["machine"]
         parts.append(f"## {section.title}\n\n{section.text}\n\n| | | aim | |\n|---|---|---|---|")
         parts += [
             f"| {row.what} | {row.value} | {row.aim} | {row.verdict} |" for row in rows_of(section.record, record)
         ]
         if why := remark(section.record, record):
             parts.append(f"\n{why}")
-        parts.append(
-            f"\n`{record['command']}`, {record['date']}, {machine['cores']} cores, torch {machine['torch']}, "
-            f"commit {record['commit']}; benchmarks/records/{section.record}.json\n"
-        )
+        parts.append(f"\n{_source(record)}; benchmarks/records/{section.record}.json\n")
     return "\n".join(parts)
 
 
