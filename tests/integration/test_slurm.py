@@ -173,4 +173,4 @@ def test_a_documented_command(line: str, slurm: Slurm) -> None:
         job = said.split()[-1]
         wait_for("the end", lambda: "done: top-1" in slurm.output(job), limit_s=200)
         said = slurm.output(job)
-    assert re.search(r"done: top-1 .* on 8 ranks", said), said
+    assert re.search(r"done: top-1 .* on 4 ranks", said), said
