@@ -25,14 +25,28 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
     if not groups:
         raise UsageError("the model has no parameter to train")
     common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
-    if config.optimizer == "sgd":
-        return _never_compiled(torch.optim.SGD)(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
     if config.optimizer in ("lars", "lamb"):
         return _of_timm(config, groups, common)
+    # One pass over memory, where torch's default takes one for each term of the formula.
+    common["fused"] = True
+    if config.optimizer == "sgd":
+        return _sgd(config, groups, common)
     cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
-    # One pass over memory, where torch's default takes one for each term of the formula. SGD's breaks where a parameter
-    # is thawed later than others (torch 2.15).
-    return _never_compiled(cls)(groups, fused=True, **common)
+    return _never_compiled(cls)(groups, **common)
+
+
+def _sgd(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
+    """With momenta of zero, from which the first step makes the gradient, as from none at all.
+
+    Without them torch's one pass breaks where a parameter has its first step later than others: when it is thawed
+    (torch 2.15).
+    """
+    built = _never_compiled(torch.optim.SGD)(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
+    if config.momentum:
+        for group in groups:
+            for parameter in group["params"]:
+                built.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return built
 
 
 def _never_compiled(cls: type[T]) -> type[T]:

@@ -199,7 +199,8 @@ def test_a_documented_command(line: str, hosts: Hosts, tmp_path: Path) -> None:
     # Root may not call mpirun unasked, nor anybody start more ranks than there are cores.
     mpirun = ["OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1"]
     environment = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}", *mpirun]
-    code, output = finished(hosts.inside("h1", tmp_path, "env", *environment, "bash", "-c", line), tmp_path, limit_s=240)
+    command = hosts.inside("h1", tmp_path, "env", *environment, "bash", "-c", line)
+    code, output = finished(command, tmp_path, limit_s=240)
     assert code == 0, output
     if "-- digits" in line:
         assert "done: top-1" in output
