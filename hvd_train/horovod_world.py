@@ -23,7 +23,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hvd_train import launch, pulse, remains, roll_call, slurm
+from hvd_train import launch, pulse, remains, roll_call, slurm, time_slices
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.world import Pending, Place, Reduction, Wish, WorldChanged, fill_missing_gradients, stay, together
 
@@ -73,7 +73,7 @@ class HorovodWorld:
         elif (board := roll_call.store(os.environ)) is not None:
             rank, size = (int(os.environ[f"HOROVOD_{what}"]) for what in ("RANK", "SIZE"))
             roll_call.call(board, rank, size, self._facts, os.environ)
-        with _as_ours():
+        with _as_ours(), time_slices.short():
             hvd.init(comm=None if self._part is None else self._part.communicator)
         on_host = (hvd.local_rank(), hvd.local_size())
         if self._part is not None:
@@ -121,6 +121,7 @@ class HorovodWorld:
                 compression=_Wire(hvd.Compression.fp16 if reduction.fp16_wire else hvd.Compression.none),
                 op=hvd.Sum,
             )
+        wrapped.state.update(optimizer.state)  # Horovod takes its groups along, and leaves this behind
         wrapped.reduction = reduction
         self.regroup(wrapped)
         # A backward pass, which calls this, may be the first to find that another rank is lost.
@@ -135,7 +136,7 @@ class HorovodWorld:
         trained = [parameter for parameter in of_all if parameter.requires_grad]
         # Not by the constructor, which broadcasts their names: in an elastic job the ranks need not have met yet.
         groups = _groups(trained, wrapped.reduction.groups)
-        wrapped._groups = groups
+        wrapped._groups, wrapped.rider = groups, None  # and what travels with the first of them
         wrapped._p_to_group = {parameter: group for group in groups for parameter in group}
         wrapped._group_counts = dict.fromkeys(groups, 0)
         wrapped._requires_update = set(trained) if wrapped._requires_update else set()  # none in a world of one
@@ -152,6 +153,14 @@ class HorovodWorld:
         passes = max(1, passes)
         if optimizer.backward_passes_per_step != passes:  # type: ignore[attr-defined]  # added by Horovod
             optimizer.set_backward_passes_per_step(passes)  # type: ignore[attr-defined]
+
+    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> Pending:
+        """See World. A member of one of their groups: for a reduction of its own, all ranks would agree once more."""
+        wrapped: Any = optimizer
+        if not wrapped._requires_update or wrapped.reduction.adasum or wrapped.reduction.predivide != 1:
+            return self.start_sum(tensor, "step")
+        wrapped.rider = tensor
+        return lambda: tensor  # where the sum is in the end
 
     @contextmanager
     def reduced(self, optimizer: Optimizer) -> Iterator[None]:
@@ -265,7 +274,8 @@ class ElasticWorld(HorovodWorld):
                 else:
                     pulse.ask_for_rank(os.environ, self._facts)
                     self._met = True
-                hvd.init()
+                with time_slices.short():
+                    hvd.init()
                 break
             except (ValueError, OSError) as error:
                 hvd.shutdown()
@@ -403,6 +413,8 @@ class _Wire:
 def _send(optimizer: Any, group: tuple[Tensor, ...]) -> Any:
     """Begin to reduce a group. Horovod's own does not divide before and multiply after where gradients are grouped."""
     flat, contexts = zip(*[optimizer._compression.compress(parameter.grad) for parameter in group], strict=True)
+    if group is optimizer._groups[0] and optimizer.rider is not None:
+        flat = (*flat, optimizer.rider)
     factor = optimizer.reduction.predivide
     handle = hvd.grouped_allreduce_async_(
         flat,

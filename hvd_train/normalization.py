@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from hvd_train.world import Pending, World
+from hvd_train.world import World
 
 
 class RunningStatistics:
@@ -24,8 +24,6 @@ class RunningStatistics:
         self._buffers = [buffer for layer in layers for buffer in layer.buffers(recurse=False)]
         self._before: list[Tensor] = []
         self._changes: list[Tensor] = []
-        self._pending: Pending | None = None
-        self._sum: Tensor | None = None
 
     def begin(self) -> None:
         """A step begins."""
@@ -45,31 +43,21 @@ class RunningStatistics:
         for buffer, before, change in zip(self._buffers, self._before, self._changes, strict=True):
             change += buffer - before
 
-    def start_sum(self, world: World) -> None:
-        """This rank's last forward pass of the step is done: begin adding the changes over the ranks."""
-        if self._buffers:
-            flat = torch.cat([change.flatten() for change in self._changes])
-            self._pending = world.start_sum(flat, "running_statistics")
+    @property
+    def changes(self) -> list[Tensor]:
+        """Those of this rank's slots, each float32 [numbers of a buffer]: they are to be added over the ranks."""
+        return [change.flatten() for change in self._changes]
 
-    def wait(self) -> None:
-        """Until the sum over the ranks is there."""
-        if self._pending is not None:
-            self._sum, self._pending = self._pending(), None
-
-    def finish(self, num_slots: int) -> None:
-        """The step is taken: apply the mean over its `num_slots` slots."""
-        if self._sum is None:
-            return
-        mean = self._sum / num_slots
-        before_step, self._before, self._sum = self._before, [], None
-        parts = torch.split(mean, [buffer.numel() for buffer in self._buffers])
+    def finish(self, total: Tensor, num_slots: int) -> None:
+        """The step is taken: apply the mean over its `num_slots` slots; `total`: all changes of all ranks in a row."""
+        before_step, self._before = self._before, []
+        parts = torch.split(total / num_slots, [buffer.numel() for buffer in self._buffers])
         for buffer, before, part in zip(self._buffers, before_step, parts, strict=True):
             change = part.view_as(buffer)
             buffer.copy_(before + (change if buffer.is_floating_point() else change.round().to(buffer.dtype)))
 
     def undo(self) -> None:
         """The step is not taken, or broke before its end: back to how it began."""
-        self._pending = self._sum = None
         for buffer, before in zip(self._buffers, self._before, strict=bool(self._before)):
             buffer.copy_(before)
 

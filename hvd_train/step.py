@@ -108,7 +108,11 @@ class Step:
         divisor = batch.size
         if self._adasum:
             divisor = max(1, sum(len(micro.targets) for micro in micro_batches))
-        model.zero_grad(set_to_none=True)  # not the optimizer's: Horovod's takes no arguments (issue #3405)
+        # By hand: the optimizer's own, as Horovod wraps it, takes no arguments (issue #3405), and the model's looks
+        # through all its modules.
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for parameter in parameters:
+            parameter.grad = None
         self._world.expect_passes(optimizer, passes)
         self._statistics.begin()
         sums = torch.zeros(3, device=self._device)
@@ -132,24 +136,24 @@ class Step:
             if len(targets):
                 self._statistics.end_slot()
             self._mark("forward")
-        # All forward passes are done: what they gave travels while the last backward pass runs.
+        # All forward passes are done: what they gave travels with the gradients.
         wishes = torch.tensor([float(v) for v in (votes.stop, votes.commit, votes.change)], device=self._device)
-        pending = self._world.start_sum(torch.cat([sums, wishes]), "step")
-        self._statistics.start_sum(self._world)
+        given = torch.cat([sums, wishes, *self._statistics.changes])
+        pending = self._world.sum_with_gradients(optimizer, given)
         if loss is not None:
             torch.autograd.backward(scaler.scale(loss))
             self._mark("backward")
         with self._world.reduced(optimizer):
-            totals, agreed = _read(pending(), batch.size)
-            self._statistics.wait()  # the last word of other ranks: from here on the step cannot break
+            told, changes = pending().tensor_split([len(sums) + len(wishes)])
+            totals, agreed = _read(told, batch.size)  # the last word of other ranks: now the step cannot break
             self._mark("reduction")
             scaler.unscale_(optimizer)
-            norm = self._clip(model)
+            norm = self._clip(parameters)
             skipped = not (math.isfinite(totals.loss) and math.isfinite(norm))  # on all ranks: both are sums over them
             if skipped:
                 self._statistics.undo()
             else:
-                self._statistics.finish(batch.num_slots)
+                self._statistics.finish(changes, batch.num_slots)
                 scaler.step(optimizer)
             scaler.update()
         self._mark("optimizer")
@@ -163,9 +167,8 @@ class Step:
         missing = -(-batch.num_slots // self._world.place.size) - len(batch.micro_batches)
         return (*batch.micro_batches, *[self._empty] * missing)
 
-    def _clip(self, model: nn.Module) -> float:
+    def _clip(self, parameters: list[nn.Parameter]) -> float:
         """The 2-norm of the whole gradient, which is scaled down to the largest one allowed."""
-        parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if self._clip_norm is not None:
             nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, norm)

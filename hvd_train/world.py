@@ -90,6 +90,12 @@ class World(Protocol):
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
         """Say how many backward passes this rank makes in the next step, so that the last one starts the sums."""
 
+    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> Pending:
+        """`start_sum` of what travels best with this step's gradients; to be waited for inside `reduced`.
+
+        Once a step, before its last backward pass.
+        """
+
     def reduced(self, optimizer: Optimizer) -> AbstractContextManager[None]:
         """Inside this block gradients are the sum over all ranks (0 for a parameter that had none)."""
 
@@ -154,6 +160,10 @@ class LocalWorld:
 
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
         """Nothing to prepare."""
+
+    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> Pending:
+        """The tensor as it is."""
+        return self.start_sum(tensor, "step")
 
     @contextmanager
     def reduced(self, optimizer: Optimizer) -> Iterator[None]:

@@ -127,6 +127,10 @@ class ThreadWorld:
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
         """Nothing to prepare: the sums start when they are waited for."""
 
+    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> Pending:
+        """See World."""
+        return self.start_sum(tensor, "step")
+
     @contextmanager
     def reduced(self, optimizer: Optimizer) -> Iterator[None]:
         """See World."""

@@ -125,7 +125,7 @@ class ArrayLoader:
             numbers = order.uniforms(self._seed, epoch, slot.indices, self._prepare.augment.num_uniforms)
             uniforms = torch.from_numpy(numbers).to(self._device)
             self._mark("augment")
-        images, labels = self._images.index_select(0, rows), self._labels[rows]
+        images, labels = self._images.index_select(0, rows), self._labels.index_select(0, rows)
         self._mark("read")
         return MicroBatch(slot.number, self._prepare(images, uniforms, self._mark), labels, slot.indices)
 

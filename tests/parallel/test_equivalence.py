@@ -103,10 +103,9 @@ class StopLast:
     def __getattr__(self, name: str) -> object:
         return getattr(self._world, name)
 
-    def start_sum(self, tensor: torch.Tensor, name: str) -> object:
+    def sum_with_gradients(self, optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> object:
         """With the wish in the last rank's votes."""
-        if name == "step":
-            self._left -= 1
-            if self._left == 0 and self._world.place.rank == self._world.place.size - 1:
-                tensor[3] = 1.0
-        return self._world.start_sum(tensor, name)
+        self._left -= 1
+        if self._left == 0 and self._world.place.rank == self._world.place.size - 1:
+            tensor[3] = 1.0
+        return self._world.sum_with_gradients(optimizer, tensor)

@@ -28,6 +28,7 @@ ROWS = [
         "slurm",
         "plugin",
         "stop",
+        "time_slices",
         "flags",
         "members",
         "trace",

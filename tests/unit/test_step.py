@@ -210,12 +210,12 @@ def test_a_rank_lost_in_the_last_exchange_of_a_step() -> None:
     """The step after it can be taken: what loss scaling has begun is not begun twice."""
 
     class LosesOne(LocalWorld):
-        """Loses a rank while the first running statistics are on their way."""
+        """Loses a rank while the sums of the first step are on their way."""
 
         lost = False
 
         def start_sum(self, tensor: Tensor, name: str) -> Pending:
-            if name == "running_statistics" and not self.lost:
+            if name == "step" and not self.lost:
                 self.lost = True
                 return self._lose
             return super().start_sum(tensor, name)
