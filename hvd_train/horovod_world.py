@@ -157,10 +157,10 @@ class HorovodWorld:
     def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> Pending:
         """See World. A member of one of their groups: for a reduction of its own, all ranks would agree once more."""
         wrapped: Any = optimizer
-        if not wrapped._requires_update or wrapped.reduction.adasum or wrapped.reduction.predivide != 1:
+        if wrapped.reduction.adasum or wrapped.reduction.predivide != 1:
             return self.start_sum(tensor, "step")
-        wrapped.rider = tensor
-        return lambda: tensor  # where the sum is in the end
+        wrapped.rider = tensor  # and there the sum is in the end; a launched world of one has it already
+        return lambda: tensor
 
     @contextmanager
     def reduced(self, optimizer: Optimizer) -> Iterator[None]:

@@ -29,12 +29,17 @@ class Totals:
 
 def hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """For logits [n, classes] and targets [n]: whether the target is first, and among the first five; bool [n]."""
-    best = logits.topk(min(5, logits.shape[1]), dim=1).indices
-    match = best == targets[:, None]
+    match = _matches(logits, targets)
     return match[:, 0], match.any(dim=1)
 
 
 def sums(losses: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
     """Sums of loss, top-1 and top-5 over a micro-batch: float32 [3], on its device."""
-    top1, top5 = hits(logits.detach(), targets)
-    return torch.stack([losses.detach().float().sum(), top1.sum().float(), top5.sum().float()])
+    by_place = _matches(logits.detach(), targets).sum(dim=0, dtype=torch.float32)
+    return torch.stack([losses.detach().float().sum(), by_place[0], by_place.sum()])
+
+
+def _matches(logits: Tensor, targets: Tensor) -> Tensor:
+    """Whether the target is at each of the first five places; bool [n, 5], fewer where there are fewer classes."""
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    return best == targets[:, None]
