@@ -145,10 +145,10 @@ def remark(name: str, record: dict[str, Any]) -> str:
         beyond = next(entry for entry in record["comparisons"] if "microseconds" in entry["comparison"])
         return (
             f"Why not more: a step of the ResNet-18 waits {split['gloo']['reduction'] * 1000:.0f} ms by Gloo and "
-            f"{split['mpi']['reduction'] * 1000:.0f} ms by MPI for sums that the backward pass did not hide (see below). "
+            f"{split['mpi']['reduction'] * 1000:.0f} ms by MPI for sums that the backward pass did not hide (below). "
             "MPI shares memory on one host, Gloo sends everything through sockets; more and smaller groups changed "
             f"nothing. Of the digits network's step, {beyond['median']} microseconds are our loop's own: exact sums of "
-            "loss and hits, the gradient's norm, the order of samples, the agreement of ranks. The rest of the distance "
+            "loss and hits, the gradient's norm, the order of samples, the ranks' agreement. The rest of the distance "
             "by MPI is not explained."
         )
     if name == "wire" and missed:
