@@ -75,6 +75,15 @@ def check_torchvision(torch: Facts) -> Finding:
     return Finding("torchvision", "broken", f"import torchvision: {why}", todo)
 
 
+def check_jpeg(torch: Facts) -> Finding:
+    """Whether class folders are read as fast as they can be."""
+    if torch.get("jpeg_parts"):
+        return Finding("jpeg", "ok", "of a JPEG only the part that a crop looks at is decoded")
+    what = torch.get("jpeg_parts_error") or "hvd_train was built without a C compiler, or Pillow has no libjpeg-turbo"
+    todo = "apt install gcc (or your system's), then `make env`, or pip install hvd_train again"
+    return Finding("jpeg", "warning", f"class folders are read at about half the speed: {what}", todo)
+
+
 def check_gpus(torch: Facts, smi: Ran | None, visible: str | None) -> Finding:
     """The GPUs that torch sees, against those that the driver lists."""
     listed = [line.strip() for line in smi.output.splitlines() if line.strip()] if smi and smi.code == 0 else []

@@ -66,6 +66,12 @@ try:
 except Exception as error:
     facts["torchvision_error"] = trouble(error)
 tell(facts)
+try:
+    from hvd_train.data import pictures
+    facts["jpeg_parts"] = pictures.region_library() is not None
+except Exception as error:
+    facts["jpeg_parts_error"] = trouble(error)
+tell(facts)
 """
 )
 

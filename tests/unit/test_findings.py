@@ -28,6 +28,13 @@ SMI = Ran(0, "NVIDIA A100, 580.10\nNVIDIA A100, 580.10\n")
         (findings.check_torch({"error": "ModuleNotFoundError: No module named 'torch'"}), "broken", "not installed"),
         (findings.check_torch({"error": "killed by SIGILL"}), "broken", "import torch: killed by SIGILL"),
         (findings.check_torchvision(TORCH), "ok", "0.29.2"),
+        (findings.check_jpeg({"jpeg_parts": True}), "ok", "of a JPEG only the part that a crop looks at is decoded"),
+        (
+            findings.check_jpeg({"jpeg_parts": False}),
+            "warning",
+            "class folders are read at about half the speed: hvd_train was built without a C compiler, or Pillow has "
+            "no libjpeg-turbo",
+        ),
         (
             findings.check_torchvision(
                 {"version": "2.15.0", "torchvision_error": "RuntimeError: operator torchvision::nms does not exist"}
