@@ -19,9 +19,9 @@ def short() -> Iterator[None]:
 
     Since Linux 6.6 a thread that wakes does not take its core from one that computes before that one's slice is over,
     and this is looked at once a tick, every 4 ms as kernels are usually built: for a reduction by Gloo, whose threads
-    wake at every message, longer than all its work. From 6.12 on a thread of a shorter slice goes first (sched(7),
-    sched_setattr(2); nobody needs a privilege for it). Older kernels and other systems know nothing of it, or do so
-    anyway.
+    wake at every message, longer than all its work. From 6.12 on a thread of a shorter slice goes first
+    (Documentation/scheduler/sched-eevdf.rst; sched_setattr(2), for which nobody needs a privilege). Elsewhere nothing
+    changes.
     """
     _set_slice(_SHORTEST_NS)
     try:
