@@ -6,7 +6,7 @@ import inspect
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -28,7 +28,7 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
     if config.optimizer in ("lars", "lamb"):
         return _of_timm(config, groups, common)
     # One pass over memory, where torch's default takes one for each term of the formula.
-    common["fused"] = True
+    common["fused"] = all(_in_one_piece(parameter) for group in groups for parameter in group["params"])
     if config.optimizer == "sgd":
         return _sgd(config, groups, common)
     cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
@@ -47,6 +47,23 @@ def _sgd(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str
             for parameter in group["params"]:
                 built.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return built
+
+
+def _in_one_piece(parameter: Tensor) -> bool:
+    """Whether it is made of real numbers with nothing between them in memory; torch's one pass takes no other."""
+    return parameter.is_floating_point() and torch.empty_like(parameter).stride() == parameter.stride()
+
+
+def lay_out(optimizer: Optimizer) -> None:
+    """Give its tensors the order in memory that their parameters have.
+
+    A checkpoint may come from a run with another one (`--channels-last`), and torch's one pass takes numbers as they
+    lie in memory (2.15): it would pair each weight with the momentum of another.
+    """
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _never_compiled(cls: type[T]) -> type[T]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from hvd_train import optim
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.ledger import Entry
 from hvd_train.metrics import Totals
@@ -104,6 +105,7 @@ class TrainState:
             self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
         except ValueError as error:
             raise UsageError(f"the checkpoint is of another optimizer: {error}") from None
+        optim.lay_out(self.optimizer)
         if snapshot["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(snapshot["scaler"])
         self.cut = Cut(**snapshot["cut"])

@@ -56,3 +56,30 @@ def test_hooks_on_a_step_are_called() -> None:
     optimizer.register_step_post_hook(lambda *_: seen.append("after"))
     stepped(model, optimizer, 1)
     assert seen == ["before", "after"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_that_lie_in_memory_with_gaps_or_are_complex(name: str) -> None:
+    """A user's own may be a view of something else, or of complex numbers: they are trained as torch trains them."""
+
+    def odd() -> nn.Module:
+        model = nn.Module()
+        model.view = nn.Parameter(torch.arange(24.0).view(4, 6)[:, ::2])
+        model.waves = nn.Parameter(torch.polar(torch.ones(3), torch.arange(3.0)))
+        return model
+
+    def stepped(model: nn.Module, optimizer: Optimizer) -> list[torch.Tensor]:
+        for _ in range(3):
+            for parameter in model.parameters():
+                parameter.grad = None
+            (model.view.pow(2) * torch.arange(12.0).view(4, 3)).sum().add(model.waves.abs().sum()).backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    cls, more = PUBLISHED[name]
+    ours, theirs = odd(), odd()
+    mine = optim.build(OptimizerConfig(optimizer=name, learning_rate=0.01, nesterov=name == "sgd"), ours)  # type: ignore[arg-type]
+    default = OptimizerConfig()
+    other = cls(theirs.parameters(), lr=0.01, weight_decay=default.weight_decay, **{**more, "fused": False})
+    for one, two in zip(stepped(ours, mine), stepped(theirs, other), strict=True):
+        torch.testing.assert_close(one, two)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hvd_train import optim
+from hvd_train.config import OptimizerConfig
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.metrics import Totals
 from hvd_train.order import Cut
@@ -169,3 +171,27 @@ def test_a_snapshot_of_another_optimizer_is_refused() -> None:
     snapshot["optimizer"]["param_groups"][0]["params"].pop()
     with pytest.raises(UsageError, match="of another optimizer"):
         state_after(1).load(snapshot)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("there", [torch.channels_last, torch.contiguous_format])
+def test_a_snapshot_of_weights_that_lie_otherwise_in_memory(name: str, there: torch.memory_format) -> None:
+    """A run with --channels-last goes on without it, or the reverse, as if nothing had happened."""
+
+    def fresh(memory_format: torch.memory_format) -> TrainState:
+        model = own_generator(torch.nn.Conv2d(3, 4, 3)).to(memory_format=memory_format)
+        return TrainState(model, optim.build(OptimizerConfig(optimizer=name), model), scaler(), Cut(20, 4))
+
+    def stepped(state: TrainState) -> torch.Tensor:
+        images = torch.cos(torch.arange(2 * 75.0).view(2, 3, 5, 5) * (state.progress.step + 1))
+        state.model.zero_grad()
+        state.model(images).square().sum().backward()
+        state.optimizer.step()
+        state.progress = state.progress.after_step(20)
+        return state.model.weight.detach().clone()
+
+    here = torch.contiguous_format if there is torch.channels_last else torch.channels_last
+    first, second = fresh(there), fresh(here)
+    stepped(first)
+    second.load(first.snapshot())
+    torch.testing.assert_close(stepped(second), stepped(first), atol=1e-6, rtol=1e-5)
