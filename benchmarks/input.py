@@ -43,7 +43,7 @@ from benchmarks.record import about
 from hvd_train.config import DataConfig
 from hvd_train.data import pictures
 from hvd_train.data.augment import crop_and_flip
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, Source
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, Mark, Source
 from hvd_train.data.folder import RandomCrop, open_folder
 from hvd_train.data.loader import Prepare, open_loader
 from hvd_train.order import Cut, EpochOrder, assignments
@@ -105,7 +105,7 @@ def theirs(data: Any, workers: int) -> Pass:
     return lambda: sum(len(images) for images, _ in loader)
 
 
-def as_they_are(images: torch.Tensor, uniforms: torch.Tensor | None) -> torch.Tensor:
+def as_they_are(images: torch.Tensor, uniforms: torch.Tensor | None, mark: Mark) -> torch.Tensor:
     """In place of what happens on the device."""
     return images
 

@@ -1,7 +1,7 @@
 """Our loop beside what users would write otherwise, as ratios of images per second on 2 ranks of this machine.
 
     python -m benchmarks.speed               all comparisons, about 25 minutes on 2 cores
-    python -m benchmarks.speed --quick       the same with fewer turns, about 5 minutes
+    python -m benchmarks.speed --quick       the same with fewer turns, about 3 minutes
 
 Each is two running trainings that take turns (`benchmarks.turns`), with the same network, batch and number of threads,
 without augmentation, evaluation or commits. The record goes to benchmarks/records/speed.json.
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=50, help="of each program (default: 50)")
     parser.add_argument("--only", default="", help="comparisons whose name has this in it")
     options = parser.parse_args()
-    turns = 10 if options.quick else options.turns
+    turns = 6 if options.quick else options.turns
     chosen = [comparison for comparison in COMPARISONS if options.only in comparison.name]
     found = [measure(comparison, turns, 1.0 if options.quick else 2.0) for comparison in chosen]
     record = {**about("benchmarks.speed", sys.argv[1:]), "comparisons": found}
