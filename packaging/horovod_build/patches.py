@@ -28,13 +28,19 @@ class Patch:
 def load_patches(folder: Path = PATCH_DIR) -> list[Patch]:
     """All patches, in the order in which they are applied: by name, those needed to build first."""
     patches = []
-    for path in sorted(folder.glob("*.patch")):
+    for path in sorted(folder.glob("*.patch"), key=_place):
         text = path.read_text(encoding="utf-8")
         first, _, diff = text.partition("\n")
         if not first.startswith("Why: "):
             raise BuildError(f"patch {path.name} does not open with a line 'Why: ...'")
         patches.append(Patch(path.stem.split("-")[0], path.name, first.removeprefix("Why: ").strip(), diff))
     return patches
+
+
+def _place(path: Path) -> tuple[str, int, str]:
+    """Such that C10 comes after C9."""
+    name = path.name.partition("-")[0]
+    return name[:1], len(name), name
 
 
 def parse_diff(text: str) -> list[tuple[str, list[list[str]]]]:

@@ -65,6 +65,13 @@ def test_patch_without_a_reason_is_refused(tmp_path: Path) -> None:
         patches.load_patches(tmp_path)
 
 
+def test_patches_are_applied_by_number(tmp_path: Path) -> None:
+    """The tenth comes after the ninth."""
+    for name in ("C10-b", "L1-c", "C9-a", "B2-d"):
+        (tmp_path / f"{name}.patch").write_text("Why: a test\n")
+    assert [patch.name for patch in patches.load_patches(tmp_path)] == ["B2", "C9", "C10", "L1"]
+
+
 def test_without_patches_keeps_what_compiling_needs() -> None:
     """Only patches named B... are needed to build."""
     assert [p.name for p in patches.load_patches() if p.needed_to_build] == ["B1", "B2", "B3", "B4", "B5"]
