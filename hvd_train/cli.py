@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from hvd_train import __version__, config, hosts, launch, ledger, recipes, roll_call, tune
+from hvd_train import __version__, config, horovodrun, hosts, launch, ledger, rank_log, recipes, roll_call, tune
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, RankLost, UsageError, unknown_name
 from hvd_train.flags import parse_flags, taken
@@ -142,6 +142,7 @@ class HostsOptions:
 
 def main() -> None:
     """Console entry point: runs the command and exits with its code."""
+    rank_log.whole_lines()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -312,7 +313,7 @@ def _tune(arguments: list[str]) -> int:
     parse_train(list(arguments), "tune")  # a mistake is told before any rank starts
     path = Path(values["--output"] or "tuned.env")
     tune.check(path)
-    line = tune.launcher(ranks, file, controller)
+    line = horovodrun.line(ranks, file, controller)
     tune.tune(tune.Ranks(line, [sys.argv[0], "tune", *arguments], seconds), path, turns, print)
     return 0
 

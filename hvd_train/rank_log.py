@@ -1,9 +1,10 @@
-"""What each rank prints, kept in a file of its own beside where it goes anyway."""
+"""What each rank prints: in whole lines, and kept in a file of its own beside where it goes anyway."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import os
 import socket
 import subprocess
@@ -15,6 +16,16 @@ from hvd_train import launch
 from hvd_train.errors import UsageError
 
 _tees: list[subprocess.Popen[bytes]] = []
+
+
+def whole_lines() -> None:
+    """Write each line at once, under PYTHONUNBUFFERED too, as containers often set it.
+
+    There, print() writes the end of a line after it, and mpirun puts the rank before each piece that it reads.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not so in a notebook
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def name_of(environ: Mapping[str, str]) -> str:

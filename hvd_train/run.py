@@ -32,10 +32,11 @@ from hvd_train.data import sources
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
 from hvd_train.models import Builder
+from hvd_train.parts import Parts, build
 from hvd_train.result import Result
 from hvd_train.step import Step
 from hvd_train.stop import StopSignal
-from hvd_train.training import Parts, Training, build
+from hvd_train.training import Training
 from hvd_train.validate import Scores
 from hvd_train.validate import evaluate as evaluate_model
 from hvd_train.world import LocalWorld, Place, World, together
@@ -111,6 +112,7 @@ def connect(config: Config | None = None) -> World:
     launched = launch.launched(os.environ)
     if launched is None:
         return LocalWorld()
+    rank_log.whole_lines()
     try:
         from hvd_train.horovod_world import ElasticWorld, HorovodWorld
     except ImportError as error:

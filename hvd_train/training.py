@@ -12,67 +12,31 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-import torch
-from torch import nn
-from torch.optim import Optimizer
-
-from hvd_train import (
-    checkpoint,
-    durable,
-    freeze,
-    launch,
-    machine,
-    models,
-    normalization,
-    optim,
-    order,
-    run_folder,
-    state,
-    weights,
-)
+from hvd_train import checkpoint, durable, launch, machine, order, run_folder, state
 from hvd_train.checkpoint import DiskStore, NoStore
 from hvd_train.clock import Stopwatch, Timer
-from hvd_train.config import Config, DataConfig
-from hvd_train.data import loader as loaders
-from hvd_train.data import sources
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet
-from hvd_train.data.loader import Loader, Prepare
+from hvd_train.config import Config
 from hvd_train.data.sources import OwnData
-from hvd_train.device import choose_device, gpu_name, loss_scaler, split_on, uses_channels_last, uses_fp16_wire
-from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError
+from hvd_train.device import gpu_name, split_on
+from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer
 from hvd_train.journal import RunJournal, SilentJournal
 from hvd_train.loop import Job, validate
 from hvd_train.loop import train as train_loop
 from hvd_train.members import Change, Member, Standing, change_between, most_advanced, torn
 from hvd_train.models import Builder
 from hvd_train.order import Cut
+from hvd_train.parts import fresh_state, mixer, warm_parts
 from hvd_train.profile import Profile
 from hvd_train.result import Result, describe, ending, result_of, summary
 from hvd_train.run_folder import Busy, RunFolder
 from hvd_train.state import TrainState
-from hvd_train.step import Mixer, Step, unmixed
+from hvd_train.step import Step
 from hvd_train.stop import StopSignal
 from hvd_train.validate import Scores
-from hvd_train.world import Place, Reduction, World, WorldChanged, together
+from hvd_train.world import Place, World, WorldChanged, together
 
 _SAME_STEP_FAULTS = 5  # a fault that comes back as often at one step is in the step, not in the cluster
 _PATIENCE_SECONDS = 45.0  # workers without a driver may take as long to notice, to commit and to leave the run folder
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What is built on each rank from the config and its place alone, before anything is exchanged."""
-
-    device: torch.device
-    data: DataSet
-    model: nn.Module
-    train_loader: Loader
-    val_loader: Loader | None
-    test_loader: Loader | None
-    example: torch.Tensor
-    """Two images as the model takes them."""
-    notes: tuple[str, ...] = ()
-    """What the user should know of how a fresh training starts."""
 
 
 @dataclass(frozen=True)
@@ -374,94 +338,6 @@ class Training:
                 store.save_weights(checkpoint.BEST, training)  # whoever was writing these may be gone
 
 
-def mixer(config: DataConfig, num_classes: int) -> Mixer:
-    """What blends the images of a micro-batch."""
-    if not (config.mixup or config.cutmix):
-        return unmixed
-    from hvd_train.data.transforms import Mix  # slow to import
-
-    return Mix(config, num_classes)
-
-
-def fresh_state(config: Config, world: World, parts: Parts, optimizer: Optimizer) -> TrainState:
-    """The state before the first step. Raises UsageError where the batch does not fit the data or the world."""
-    fp16_wire = uses_fp16_wire(config, parts.device)
-    reduction = Reduction(
-        fp16_wire=fp16_wire,
-        adasum=config.optimizer.reduction == "adasum",
-        predivide=config.optimizer.gradient_predivide_factor,
-        groups=config.optimizer.fusion_groups,
-    )
-    average = optim.average(config.optimizer, parts.model)  # copies the model, which must not have Horovod's hooks yet
-    return TrainState(
-        model=parts.model,
-        optimizer=world.wrap(optimizer, parts.model, reduction),
-        scaler=loss_scaler(config, parts.device, fp16_wire=fp16_wire),
-        cut=order.choose_cut(config.batch, world.place.size, parts.train_loader.num_samples),
-        average=average,
-    )
-
-
-def warm_parts(
-    config: Config, world: World, own_model: Builder | None, own_data: OwnData | None
-) -> tuple[Parts, Optimizer]:
-    """All that takes seconds to import, build or start: where ranks come and go, the others would wait for it."""
-    parts = build(config, world.place, own_model, own_data)
-    if config.model.sync_batch_norm:
-        parts = replace(parts, model=normalization.synchronised(parts.model, world))
-    if config.model.weights is not None:
-        name, classes = config.model.model, len(parts.data.classes)
-        parts = replace(parts, notes=(weights.start_from(config.model.weights, parts.model, name, classes),))
-    freeze.prepare(config.model, parts.model)
-    optimizer = optim.build(config.optimizer, parts.model)
-    if config.precision.compile:
-        parts.model.compile()
-    parts.train_loader.start()
-    if launch.elastic(os.environ):
-        import torch.utils.tensorboard  # noqa: F401  # any rank may have to keep the journal from one step to the next
-    return parts, optimizer
-
-
-def build(config: Config, place: Place, own_model: Builder | None, own_data: OwnData | None) -> Parts:
-    """The parts of this rank. Raises UsageError where the device, the data or the model cannot be had."""
-    device = choose_device(config, place)
-    data = sources.open_data(config.data, config.seed, own_data)
-    if data.mean and config.model.weights is not None and not weights.is_file(config.model.weights):
-        data = replace(data, mean=IMAGENET_MEAN, std=IMAGENET_STD)  # as the weights have seen images
-    num_workers = loader_processes(config.data, place)
-    colour = own_model is None and models.needs_colour(config.model.model)
-    size = config.data.image_size if config.data.data != "folder" else None  # its images come in theirs
-    channels_last = uses_channels_last(config, device)
-    changed, plain = (
-        Prepare(data, device, image_size=size, augment=augment, colour=colour, channels_last=channels_last)
-        for augment in (data.augment, None)
-    )
-    train_loader, val_loader, test_loader = (
-        None if source is None else loaders.open_loader(source, prepare, device, config.seed, num_workers)
-        for source, prepare in ((data.train, changed), (data.val, plain), (data.test, plain))
-    )
-    assert train_loader is not None
-    if val_loader is None and (config.schedule.target_accuracy or config.schedule.patience):
-        raise UsageError("--target-accuracy and --patience need a validation set; the data have none")
-    network = models.build(
-        config.model.model,
-        num_classes=len(data.classes),
-        channels=3 if colour else data.channels,
-        seed=config.seed,
-        own=own_model,
-    ).to(device)
-    if channels_last:
-        network = network.to(memory_format=torch.channels_last)
-    example = _example(data, plain, device)
-    models.check_fits(network, config.model.model, example, len(data.classes))
-    return Parts(device, data, network, train_loader, val_loader, test_loader, example)
-
-
-def loader_processes(data: DataConfig, place: Place) -> int:
-    """How many a rank has for each set of files."""
-    return data.workers if data.workers_per_host is None else -(-data.workers_per_host // place.local_size)
-
-
 def shows_bar(config: Config, place: Place) -> bool:
     """Whether progress is a live bar.
 
@@ -479,11 +355,3 @@ def _write_summary(desk: Desk, result: Result, config: Config) -> None:
         durable.write_text(path, json.dumps(summary(result, config), indent=2) + "\n")
     except OSError as error:
         desk.journal.event("summary", f"cannot write {path}: {error.strerror}")
-
-
-def _example(data: DataSet, prepare: Prepare, device: torch.device) -> torch.Tensor:
-    if isinstance(data.train, Arrays):
-        images = data.train.images[:2]
-    else:
-        images = data.train[0][0].unsqueeze(0).expand(2, -1, -1, -1)
-    return prepare(images.to(device), None)

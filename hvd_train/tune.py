@@ -14,7 +14,6 @@ import re
 import socket
 import statistics
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,10 +132,3 @@ def check(output: Path) -> None:
     for name in tuned.LIMITS:
         if name in os.environ:
             raise UsageError(f"{name} is set, and is one of the settings to be found: unset it")
-
-
-def launcher(ranks: int, hosts_file: str | None, controller: str) -> list[str]:
-    """horovodrun, that of this environment first."""
-    beside = Path(sys.executable).with_name("horovodrun")
-    at = ["--hostfile", hosts_file] if hosts_file else []
-    return [str(beside) if beside.exists() else "horovodrun", "-np", str(ranks), *at, f"--{controller}"]

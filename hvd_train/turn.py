@@ -14,9 +14,9 @@ import torch
 from hvd_train import tune
 from hvd_train.config import Config
 from hvd_train.order import assignments, order_of
+from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.run import check, connect
 from hvd_train.step import Step, Votes
-from hvd_train.training import fresh_state, warm_parts
 from hvd_train.world import World, barrier
 
 _WARM_UP_STEPS = 5

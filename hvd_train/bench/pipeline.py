@@ -6,7 +6,6 @@ code in one process on one core, which tells at the end of each stage that it is
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,8 +18,8 @@ from hvd_train.bench.record import estimate, written
 from hvd_train.config import Config
 from hvd_train.data.dataset import Arrays
 from hvd_train.data.loader import Batch
-from hvd_train.device import synchronize
-from hvd_train.training import Parts, build, loader_processes
+from hvd_train.device import cores, synchronize
+from hvd_train.parts import Parts, build, loader_processes
 from hvd_train.world import Place, World, barrier, together
 
 WARM_UP_S = 1.0
@@ -65,10 +64,10 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
         "images_per_second_per_worker": round(per_rank, 3),
         "images_per_second_per_process": round(per_rank / max(1, workers), 3),
         "loader_processes_per_worker": workers,
-        "cores_per_worker": cores_of_a_rank(place),
+        "cores_per_worker": cores(place),
         "workers": place.size,
         "device": parts.device.type,
-        "limited_by": limiting(stages, workers, cores_of_a_rank(place)),
+        "limited_by": limiting(stages, workers, cores(place)),
         "stages": [
             {
                 "stage": stage,
@@ -125,11 +124,6 @@ def limiting(stages: dict[str, float], workers: int, cores: int) -> str:
     if at_once:
         stages = here if sum(here.values()) > sum(there.values()) / at_once else there
     return max(stages, key=lambda stage: stages[stage])
-
-
-def cores_of_a_rank(place: Place) -> int:
-    """Cores of this host for each of its ranks."""
-    return max(1, len(os.sched_getaffinity(0)) // place.local_size)
 
 
 def table(record: dict[str, Any]) -> str:

@@ -13,10 +13,8 @@ import io
 import json
 import math
 import shlex
-import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from hvd_train import config as configs
-from hvd_train import durable, hosts, order, probe, run_folder, schedule
+from hvd_train import durable, horovodrun, hosts, order, probe, run_folder, schedule
 from hvd_train.bench.plots import plots
 from hvd_train.bench.record import is_of, write
 from hvd_train.charts import png
@@ -154,9 +152,8 @@ def run(
 
 def command(size: Size, host_file: str | None, controller: str) -> list[str]:
     """What is typed for one size."""
-    where = [] if host_file is None else ["--hostfile", host_file]
-    words = [_program("horovodrun"), "-np", str(size.workers), *where, f"--{controller}"]
-    return [*words, _program("hvd-train"), "train", "--config", str(_config_file(size).resolve())]
+    begin = horovodrun.line(size.workers, host_file, controller)
+    return [*begin, horovodrun.program("hvd-train"), "train", "--config", str(_config_file(size).resolve())]
 
 
 def row_of(size: Size) -> Row:
@@ -241,15 +238,6 @@ def _config_file(size: Size) -> Path:
 
 def _log_file(size: Size) -> Path:
     return size.folder.with_name(f"{size.folder.name}.log")
-
-
-def _program(name: str) -> str:
-    """The one beside this Python, which other hosts are to have in the same place; else the one on the PATH."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise UsageError(f"there is no {name} beside {sys.executable} or on the PATH: type `hvd-train doctor`")
-    return found
 
 
 def _train(line: Sequence[str], size: Size) -> str | None:

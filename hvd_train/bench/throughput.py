@@ -15,8 +15,8 @@ from hvd_train.clock import PHASES
 from hvd_train.config import Config
 from hvd_train.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
 from hvd_train.errors import UsageError
+from hvd_train.parts import fresh_state, mixer, warm_parts
 from hvd_train.step import Step, Votes
-from hvd_train.training import fresh_state, mixer, warm_parts
 from hvd_train.world import World, barrier, together
 
 WARM_UP = 5  # steps that pay for allocation, the choice of algorithms and the first exchange of names between ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -81,3 +82,17 @@ def test_workers_of_an_elastic_job_are_told_apart_by_their_place() -> None:
     name = rank_log.name_of({"HOROVOD_ELASTIC": "1", "HVD_TRAIN_SLOT": "2", "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"})
     assert name.endswith("-2.log")
     assert not name.startswith("rank-")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_line_is_written_at_once(stream: str, unbuffered: str) -> None:
+    """A reader that sees where writes end gets whole lines, also where Python keeps nothing back."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    program = (
+        f"import sys; from hvd_train import rank_log; rank_log.whole_lines(); print('a', 'line', file=sys.{stream})"
+    )
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with ours, theirs:
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60, **{stream: theirs})
+        assert ours.recv(100) == b"a line\n"

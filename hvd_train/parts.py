@@ -1,0 +1,140 @@
+"""What a rank builds from the config: device, data, loaders, model, and with a world the first state."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hvd_train import freeze, launch, models, normalization, optim, order, weights
+from hvd_train.config import Config, DataConfig
+from hvd_train.data import loader as loaders
+from hvd_train.data import sources
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet
+from hvd_train.data.loader import Loader, Prepare
+from hvd_train.data.sources import OwnData
+from hvd_train.device import choose_device, cores, loss_scaler, uses_channels_last, uses_fp16_wire
+from hvd_train.errors import UsageError
+from hvd_train.models import Builder
+from hvd_train.state import TrainState
+from hvd_train.step import Mixer, unmixed
+from hvd_train.world import Place, Reduction, World
+
+_LOADER_PROCESSES = 4  # what keeps a GPU busy, as a rule
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is built on each rank from the config and its place alone, before anything is exchanged."""
+
+    device: torch.device
+    data: DataSet
+    model: nn.Module
+    train_loader: Loader
+    val_loader: Loader | None
+    test_loader: Loader | None
+    example: torch.Tensor
+    """Two images as the model takes them."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of how a fresh training starts."""
+
+
+def warm_parts(
+    config: Config, world: World, own_model: Builder | None, own_data: OwnData | None
+) -> tuple[Parts, Optimizer]:
+    """All that takes seconds to import, build or start: where ranks come and go, the others would wait for it."""
+    parts = build(config, world.place, own_model, own_data)
+    if config.model.sync_batch_norm:
+        parts = replace(parts, model=normalization.synchronised(parts.model, world))
+    if config.model.weights is not None:
+        name, classes = config.model.model, len(parts.data.classes)
+        parts = replace(parts, notes=(weights.start_from(config.model.weights, parts.model, name, classes),))
+    freeze.prepare(config.model, parts.model)
+    optimizer = optim.build(config.optimizer, parts.model)
+    if config.precision.compile:
+        parts.model.compile()
+    parts.train_loader.start()
+    if launch.elastic(os.environ):
+        import torch.utils.tensorboard  # noqa: F401  # any rank may have to keep the journal from one step to the next
+    return parts, optimizer
+
+
+def build(config: Config, place: Place, own_model: Builder | None, own_data: OwnData | None) -> Parts:
+    """The parts of this rank. Raises UsageError where the device, the data or the model cannot be had."""
+    device = choose_device(config, place)
+    data = sources.open_data(config.data, config.seed, own_data)
+    if data.mean and config.model.weights is not None and not weights.is_file(config.model.weights):
+        data = replace(data, mean=IMAGENET_MEAN, std=IMAGENET_STD)  # as the weights have seen images
+    num_workers = loader_processes(config.data, place)
+    colour = own_model is None and models.needs_colour(config.model.model)
+    size = config.data.image_size if config.data.data != "folder" else None  # its images come in theirs
+    channels_last = uses_channels_last(config, device)
+    changed, plain = (
+        Prepare(data, device, image_size=size, augment=augment, colour=colour, channels_last=channels_last)
+        for augment in (data.augment, None)
+    )
+    train_loader, val_loader, test_loader = (
+        None if source is None else loaders.open_loader(source, prepare, device, config.seed, num_workers)
+        for source, prepare in ((data.train, changed), (data.val, plain), (data.test, plain))
+    )
+    assert train_loader is not None
+    if val_loader is None and (config.schedule.target_accuracy or config.schedule.patience):
+        raise UsageError("--target-accuracy and --patience need a validation set; the data have none")
+    network = models.build(
+        config.model.model,
+        num_classes=len(data.classes),
+        channels=3 if colour else data.channels,
+        seed=config.seed,
+        own=own_model,
+    ).to(device)
+    if channels_last:
+        network = network.to(memory_format=torch.channels_last)
+    example = _example(data, plain, device)
+    models.check_fits(network, config.model.model, example, len(data.classes))
+    return Parts(device, data, network, train_loader, val_loader, test_loader, example)
+
+
+def fresh_state(config: Config, world: World, parts: Parts, optimizer: Optimizer) -> TrainState:
+    """The state before the first step. Raises UsageError where the batch does not fit the data or the world."""
+    fp16_wire = uses_fp16_wire(config, parts.device)
+    reduction = Reduction(
+        fp16_wire=fp16_wire,
+        adasum=config.optimizer.reduction == "adasum",
+        predivide=config.optimizer.gradient_predivide_factor,
+        groups=config.optimizer.fusion_groups,
+    )
+    average = optim.average(config.optimizer, parts.model)  # copies the model, which must not have Horovod's hooks yet
+    return TrainState(
+        model=parts.model,
+        optimizer=world.wrap(optimizer, parts.model, reduction),
+        scaler=loss_scaler(config, parts.device, fp16_wire=fp16_wire),
+        cut=order.choose_cut(config.batch, world.place.size, parts.train_loader.num_samples),
+        average=average,
+    )
+
+
+def mixer(config: DataConfig, num_classes: int) -> Mixer:
+    """What blends the images of a micro-batch."""
+    if not (config.mixup or config.cutmix):
+        return unmixed
+    from hvd_train.data.transforms import Mix  # slow to import
+
+    return Mix(config, num_classes)
+
+
+def loader_processes(data: DataConfig, place: Place) -> int:
+    """How many a rank has for each set of files."""
+    if data.workers_per_host is not None:
+        return -(-data.workers_per_host // place.local_size)
+    return min(_LOADER_PROCESSES, cores(place)) if data.workers is None else data.workers
+
+
+def _example(data: DataSet, prepare: Prepare, device: torch.device) -> torch.Tensor:
+    if isinstance(data.train, Arrays):
+        images = data.train.images[:2]
+    else:
+        images = data.train[0][0].unsqueeze(0).expand(2, -1, -1, -1)
+    return prepare(images.to(device), None)
