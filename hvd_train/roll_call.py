@@ -29,6 +29,7 @@ HOSTS = "HVD_TRAIN_HOSTS"  # NAME:SLOTS,... in the order of ranks, from the scri
 _PATIENCE_S = 600.0
 _WORDS_AFTER_S = 15.0  # then after twice as long, and so on
 _EVERY_S, _ANSWER_S = 0.1, 30.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
 _LOOK_S, _LOOKS = 1.0, 3  # the launcher has gone where it is found so several times in a row
 _ALL_WELL, _MISSING = "go", "missing: "
 _calls = itertools.count()
@@ -249,13 +250,26 @@ def over_mpi(environ: Mapping[str, str]) -> bool:
 
 
 def call_over_mpi(communicator: Any, facts: Mapping[str, str]) -> None:
-    """As `call`, among the ranks of a communicator (mpi4py's), which are all here. Raises UsageError."""
+    """As `call`, among the ranks of a communicator (mpi4py's), which all come. Raises UsageError."""
+    come_together(communicator)
     of_ranks = communicator.allgather({"host": socket.gethostname(), **facts})
     if problem := disagreement(of_ranks):
         if communicator.rank == 0:
             _say(problem)
         communicator.barrier()  # the first one that ends ends the job
         raise _told(problem, by_rank_0=True)
+
+
+def come_together(communicator: Any) -> None:
+    """Wait until all its ranks are here, asleep.
+
+    MPI itself waits busily: who has finished would take the core from a rank that still trains, and on some kernels
+    (Linux 6.18) threads that yield in turn keep even those that write files to disk from running, for minutes.
+    """
+    all_here, pause = communicator.Ibarrier(), _SHORTEST_PAUSE_S
+    while not all_here.Test():
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 @contextmanager

@@ -71,6 +71,28 @@ def test_a_training_on_three_hosts(way: str, hosts: Hosts, tmp_path: Path) -> No
     wait_for("all workers to be gone", lambda: nobody_left(hosts), limit_s=10)
 
 
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_scaling_over_three_hosts(controller: str, hosts: Hosts, tmp_path: Path) -> None:
+    """One worker is on the first host, three are on all of them; each number is a row, and a fourth has no slot."""
+    (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\nh3 slots=1\n")
+    environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
+    line = f"bench scaling --hosts hostfile --controller {controller} digits --epochs 1 --device cpu --output-dir out"
+    begin = hosts.inside("h1", tmp_path, *environment, str(PROGRAMS / "hvd-train"), *line.split(), "--np")
+    code, output = finished([*begin, "1,3,4"], tmp_path)
+    assert code == 2
+    assert "4" in output and "hostfile" in output and not (tmp_path / "out").exists()
+    code, output = finished([*begin, "1,3"], tmp_path)
+    assert code == 0, output
+    rows = json.loads((tmp_path / "out/scaling.json").read_text())["rows"]
+    assert [(row["workers"], row["global_batch_size"], row["failed"]) for row in rows] == [
+        (1, 64, None),
+        (3, 192, None),
+    ]
+    summary = json.loads((tmp_path / "out/np-3/summary.json").read_text())
+    assert summary["world_size"] == 3
+    wait_for("all workers to be gone", lambda: nobody_left(hosts), limit_s=10)
+
+
 @pytest.mark.skipif(not OTHER_MPIS, reason="MPI_ENVIRONMENTS names no environments with Horovod for other MPIs")
 @pytest.mark.parametrize("programs", OTHER_MPIS, ids=lambda programs: programs.parent.name)
 @pytest.mark.parametrize("listed", ["h1\nh2\n", "h1\nh2\nh3\n"], ids=["two", "three"])
