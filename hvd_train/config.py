@@ -58,8 +58,9 @@ class DataConfig:
     each micro-batch gets one of the two."""
     repeated_augmentation: int = 1
     """Every sample this many times in a row, changed differently each time, in as many epochs once."""
-    workers: int = free(4)
-    """Loader processes per rank, for data read from files (0: load in the training process)."""
+    workers: int | None = free(None)
+    """Loader processes per rank, for data read from files (0: load in the training process); default: 4, or as many as
+    the rank has cores."""
     workers_per_host: int | None = free(None)
     """Loader processes of all ranks of a host together, instead of `workers`."""
     synthetic_samples: int = 2048

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import torch
@@ -14,6 +15,7 @@ from hvd_train.world import Place
 # First loss scales. 65,536 is torch's own for fp16 arithmetic; where only the wire is fp16 the gradients were
 # computed in fp32, and a scale that never overflows at the start loses no step.
 _FP16_SCALE, _WIRE_SCALE = 65536.0, 1024.0
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
 
 def choose_device(config: Config, place: Place) -> torch.device:
@@ -27,7 +29,8 @@ def choose_device(config: Config, place: Place) -> torch.device:
     if config.precision.deterministic:
         torch.use_deterministic_algorithms(True)
     if config.run.device == "cpu" or count == 0:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_size))
+        torch.set_num_threads(cores(place))
+        _keep_freed_memory()
         return torch.device("cpu")
     ids = config.run.gpu_ids or tuple(range(count))
     if missing := [number for number in ids if not 0 <= number < count]:
@@ -43,6 +46,24 @@ def choose_device(config: Config, place: Place) -> torch.device:
     if config.precision.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not, and torch says so
     return device
+
+
+def cores(place: Place) -> int:
+    """This rank's share of those that its host's ranks may use."""
+    return max(1, len(os.sched_getaffinity(0)) // place.local_size)
+
+
+def _keep_freed_memory() -> None:
+    """Have malloc keep what tensors leave behind for those of the next step, where nobody has said otherwise.
+
+    glibc gives large pieces back to the kernel as they are freed, which clears each page anew when it is next touched:
+    a fifth of the arithmetic of a ResNet-18's step, half of a VGG-11's (mallopt(3)). Other allocators take no notice.
+    """
+    said = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None and not any(name in os.environ for name in said):
+        set_option(_M_MMAP_MAX, 0)
+        set_option(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def gpu_name(device: torch.device) -> str | None:

@@ -21,6 +21,7 @@ from hvd_train.data.dataset import Arrays, DataSet, MapDataset, Mark, Source, St
 from hvd_train.errors import UsageError
 from hvd_train.order import Assignment, Indices, Slot
 
+_AHEAD = 2  # batches that each loader process has ready or in hand
 _AUGMENT_SAMPLE = 2  # tells the random numbers of a sample's transforms from other uses of (seed, epoch, sample)
 
 
@@ -82,9 +83,16 @@ class Prepare:
         self._std = torch.tensor(data.std, device=device).view(-1, 1, 1)
 
     def __call__(self, images: Tensor, uniforms: Tensor | None, mark: Mark = unmarked) -> Tensor:
-        """Images [n, c, h, w], uint8 or float; `uniforms` [n, k] are the random numbers of the samples."""
+        """Images [n, c, h, w], uint8 or float; `uniforms` [n, k] are the random numbers of the samples.
+
+        What comes back has memory of its own: that of the images is filled anew by others.
+        """
         # In place from here on: fresh memory for a batch costs more than the arithmetic.
-        images = images.float().div_(255) if images.dtype == torch.uint8 else images.clone()
+        layout = torch.contiguous_format  # loader processes leave it to us
+        if images.dtype == torch.uint8:
+            images = images.to(torch.float32, memory_format=layout).div_(255)
+        else:
+            images = images.clone(memory_format=layout)
         if self._size is not None and images.shape[-2:] != (self._size, self._size):
             images = F.interpolate(images, size=(self._size, self._size), mode="bilinear", antialias=True)
         if self.augment is not None and uniforms is not None:
@@ -146,14 +154,16 @@ class MapLoader:
     def __init__(self, data: MapDataset, prepare: Prepare, device: torch.device, seed: int, num_workers: int) -> None:
         self.num_samples = len(data)
         self._prepare, self._device, self._num_workers = prepare, device, num_workers
-        self._keys, self._items = _Keys(), _Seeded(data, seed)
+        self._tasks, self._items = _Tasks(num_workers), _Seeded(data, seed)
+        self._image_bytes = 0  # not known yet
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])  # torch is imported once, not once for each loader process
         self._loader: DataLoader[Any] = DataLoader(
-            self._items,  # type: ignore[arg-type]  # a map-style data set with keys of its own
-            batch_sampler=self._keys,
+            self._items,  # type: ignore[arg-type]  # a map-style data set of whole batches, with keys of its own
+            batch_size=None,
+            sampler=self._tasks,
             num_workers=num_workers,
-            collate_fn=_collate,
+            prefetch_factor=_AHEAD if num_workers > 0 else None,
             pin_memory=device.type == "cuda",
             persistent_workers=num_workers > 0,
             multiprocessing_context=context if num_workers > 0 else None,
@@ -162,17 +172,20 @@ class MapLoader:
     def start(self) -> None:
         """See Loader: each process reads a sample."""
         first = Slot(0, np.zeros(1, dtype=np.int64))
-        self._keys.epoch, self._keys.slots = 0, itertools.repeat(first, self._num_workers)
-        for _ in self._loader:
-            pass
+        self._tasks.epoch, self._tasks.slots = 0, itertools.repeat(first, self._num_workers)
+        for arrived in self._loader:
+            if not isinstance(arrived, _Unreadable) and torch.is_tensor(arrived[0]):
+                self._image_bytes = arrived[0].nbytes
 
     def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
         """See Loader. Raises UsageError that names a sample which cannot be read."""
         ahead, work = itertools.tee(work)
-        self._keys.epoch, self._keys.slots = (
-            epoch,
-            (slot for assignment in ahead for slot in assignment.slots),
-        )
+        slots: Iterator[Slot] = (slot for assignment in ahead for slot in assignment.slots)
+        first = next(slots, None)
+        if first is not None:
+            self._tasks.lend(len(first.indices) * self._image_bytes)
+            slots = itertools.chain([first], slots)
+        self._tasks.epoch, self._tasks.slots = epoch, slots
         arrived = iter(self._loader)
         for assignment in work:
             micro = tuple(self._micro_batch(slot, next(arrived)) for slot in assignment.slots)
@@ -182,9 +195,12 @@ class MapLoader:
         if isinstance(arrived, _Unreadable):
             raise UsageError(arrived.reason)
         self._items.mark("collate")
-        images, labels = (part.to(self._device, non_blocking=True) for part in arrived)
+        *parts, memory = arrived
+        images, labels = (part.to(self._device, non_blocking=True) for part in parts)
         self._items.mark("transfer")
-        return MicroBatch(slot.number, self._prepare(images, None, self._items.mark), labels, slot.indices)
+        inputs = self._prepare(images, None, self._items.mark)
+        self._tasks.give_back(memory)
+        return MicroBatch(slot.number, inputs, labels, slot.indices)
 
     def watch(self, mark: Mark) -> None:
         """See Loader. Loader processes stay silent: what happens to single images is told without any."""
@@ -202,16 +218,54 @@ def open_loader(source: Source, prepare: Prepare, device: torch.device, seed: in
     return MapLoader(source, prepare, device, seed, num_workers)
 
 
-class _Keys:
-    """The keys of each slot in turn, for DataLoader: (epoch, sample) pairs, set anew for each epoch."""
+@dataclass(frozen=True)
+class _Task:
+    """For a loader process: the samples of a slot, (epoch, sample) each, and the memory to put them into."""
 
-    def __init__(self) -> None:
+    keys: list[tuple[int, int]]
+    memory: int | None
+    memories: dict[int | None, Tensor] | None
+    """Whose number that is, from now on."""
+
+
+class _Tasks:
+    """A task for each slot in turn, for DataLoader; epoch and slots are set anew for each epoch.
+
+    Images travel in memory that is lent: for each batch that is under way, or in use here. A fresh one for each
+    batch, as DataLoader has it, has to be cleared by the kernel, a twelfth of the time of a process that reads JPEG
+    files. Who has the number of one has it alone, until the batch is prepared.
+    """
+
+    def __init__(self, num_workers: int) -> None:
         self.epoch = 0
         self.slots: Iterable[Slot] = ()
+        self._num_workers = num_workers
+        self._memories: dict[int | None, Tensor] = {}
+        self._free: list[int | None] = []
+        self._known = True
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for slot in self.slots:
-            yield [(self.epoch, int(index)) for index in slot.indices]
+    def lend(self, nbytes: int) -> None:
+        """Have memory for batches of that size."""
+        if self._num_workers == 0 or nbytes <= (self._memories[0].numel() if self._memories else 0):
+            return
+        # As default_collate has it: not touched here, where a want of shared memory would end the training unsaid.
+        enough = range(_AHEAD * self._num_workers + 1)
+        of_each = (torch.UntypedStorage._new_shared(nbytes) for _ in enough)  # type: ignore[no-untyped-call]
+        self._memories = {n: torch.empty(0, dtype=torch.uint8).set_(storage) for n, storage in enumerate(of_each)}
+        self._known = False
+
+    def give_back(self, memory: int | None) -> None:
+        """Nobody looks at it any more."""
+        if memory is not None:
+            self._free.append(memory)
+
+    def __iter__(self) -> Iterator[_Task]:
+        self._free = [*self._memories]  # DataLoader begins an epoch when all processes are idle
+        for number, slot in enumerate(self.slots):
+            keys = [(self.epoch, int(index)) for index in slot.indices]
+            memory = self._free.pop() if self._free else None
+            yield _Task(keys, memory, None if self._known else self._memories)
+            self._known = self._known or number + 1 >= self._num_workers  # the first tasks go to one process each
 
 
 @dataclass(frozen=True)
@@ -222,15 +276,21 @@ class _Unreadable:
 
 
 class _Seeded:
-    """Gives each sample its own random numbers, so that its transforms do not depend on rank, batch or worker."""
+    """Reads the samples of tasks, each with random numbers of its own, which depend on no rank, batch or process."""
 
     def __init__(self, data: MapDataset, seed: int) -> None:
         self._data, self._seed = data, seed
         self._staged = data if isinstance(data, Staged) else None
+        self._memories: dict[int | None, Tensor] = {}
         self.mark: Mark = unmarked
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int] | _Unreadable:
-        epoch, index = key
+    def __getitem__(self, task: _Task) -> tuple[Tensor, Tensor, int | None] | _Unreadable:
+        if task.memories is not None:
+            self._memories = task.memories
+        items = [self._item(epoch, sample) for epoch, sample in task.keys]
+        return _collate(items, task.memory, self._memories.get(task.memory))
+
+    def _item(self, epoch: int, index: int) -> tuple[Tensor, int] | _Unreadable:
         number = order.key(self._seed, epoch, _AUGMENT_SAMPLE, index)
         torch.default_generator.manual_seed(number)  # a hundredth of torch.manual_seed, which looks for GPUs
         random.seed(number)
@@ -247,11 +307,36 @@ class _Seeded:
             return _Unreadable(str(error))
 
 
-def _collate(items: list[tuple[Tensor, int] | _Unreadable]) -> Any:
+def _collate(
+    items: list[tuple[Tensor, int] | _Unreadable], number: int | None, memory: Tensor | None
+) -> tuple[Tensor, Tensor, int | None] | _Unreadable:
+    """A batch of them, with the number of the memory that it may lie in."""
+    images, labels = [], []
     for item in items:
         if isinstance(item, _Unreadable):
             return item
+        image, label = item
+        images.append(image)
+        labels.append(label)
     try:
-        return default_collate(items)
+        return _stacked(images, memory), default_collate(labels), number
     except RuntimeError as error:
         return _Unreadable(f"the items of a batch do not fit together: {str(error).splitlines()[0]}")
+
+
+def _stacked(images: list[Tensor], memory: Tensor | None) -> Tensor:
+    """As they lie in memory: decoders leave the colours of a pixel side by side, and to part them is for the device."""
+    rows = [image.movedim(0, -1) for image in images if torch.is_tensor(image) and image.ndim == 3]
+    by_pixel = len(rows) == len(images) and all(row.is_contiguous() for row in rows)
+    batch = _joined(rows if by_pixel else images, memory)
+    return batch.movedim(-1, 1) if by_pixel else batch
+
+
+def _joined(images: list[Tensor], memory: Tensor | None) -> Tensor:
+    if memory is not None and all(torch.is_tensor(image) for image in images):
+        size = len(images) * images[0].nbytes
+        if size <= memory.numel() and all(image.dtype == images[0].dtype for image in images):
+            place = memory[:size].view(images[0].dtype).view(len(images), *images[0].shape)
+            return torch.stack(images, out=place)
+    batch: Tensor = default_collate(images)
+    return batch

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from hvd_train.config import DataConfig
 from hvd_train.data import sources
-from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.dataset import Arrays, DataSet, Mark, unmarked
 from hvd_train.data.folder import open_folder
 from hvd_train.data.loader import ArrayLoader, Batch, MapLoader, Prepare
 from hvd_train.errors import UsageError
@@ -22,7 +22,8 @@ from hvd_train.order import Cut, EpochOrder, assignments
 
 CPU = torch.device("cpu")
 CUT = Cut(8, 3)
-PLAIN = Prepare(DataSet((), None, ("a",), channels=1), CPU, image_size=None, augment=None, colour=False)  # type: ignore[arg-type]
+PLAIN_DATA = DataSet((), None, ("a",), channels=1)  # type: ignore[arg-type]
+PLAIN = Prepare(PLAIN_DATA, CPU, image_size=None, augment=None, colour=False)
 
 
 class Random:
@@ -51,6 +52,7 @@ def test_loader_processes_change_nothing() -> None:
     """With 0 and with 2 workers the same batches, random transforms included; each epoch has its own numbers."""
     alone = MapLoader(Random(), PLAIN, CPU, seed=5, num_workers=0)
     others = MapLoader(Random(), PLAIN, CPU, seed=5, num_workers=2)
+    others.start()
     try:
         first, second = flat(epochs_of(alone)), flat(epochs_of(others))
     finally:
@@ -72,15 +74,44 @@ def test_random_transforms_belong_to_the_sample() -> None:
     assert not torch.equal(whole[whole[:, 0].argsort()], other[other[:, 0].argsort()])
 
 
-def test_an_epoch_can_begin_in_its_middle_and_be_left_there() -> None:
+@pytest.mark.parametrize("processes", [0, 2])
+def test_an_epoch_can_begin_in_its_middle_and_be_left_there(processes: int) -> None:
     """Resume at a cursor gives the rest of the epoch; a loader left in mid epoch serves the next one whole."""
-    loader = MapLoader(Random(), PLAIN, CPU, seed=5, num_workers=0)
+    loader = MapLoader(Random(), PLAIN, CPU, seed=5, num_workers=processes)
+    loader.start()
     order = EpochOrder(1, 0, 30)
     whole = flat(list(loader.load(0, assignments(order, 0, Cut(8, 3), 0, 1))))
     rest = flat(list(loader.load(0, assignments(order, 16, Cut(8, 3), 0, 1))))
     assert torch.equal(rest, whole[16:])
     next(iter(loader.load(0, assignments(order, 0, Cut(8, 3), 0, 1))))
     assert torch.equal(flat(list(loader.load(0, assignments(order, 0, Cut(8, 3), 0, 1)))), whole)
+    loader.close()
+
+
+class Watched(Prepare):
+    """Notes how much memory each batch has come in."""
+
+    def __init__(self) -> None:
+        super().__init__(PLAIN_DATA, CPU, image_size=None, augment=None, colour=False)
+        self.room: list[int] = []
+
+    def __call__(self, images: Tensor, uniforms: Tensor | None, mark: Mark = unmarked) -> Tensor:
+        self.room.append(images.untyped_storage().nbytes())
+        return super().__call__(images, uniforms, mark)
+
+
+def test_batches_come_in_memory_that_is_there() -> None:
+    """Large and small ones, of a world that has become smaller, too; another size of batch is made room for."""
+    prepare = Watched()
+    loader = MapLoader(Random(), prepare, CPU, seed=5, num_workers=2)
+    loader.start()
+    image = torch.empty(1, 2, 2).nbytes
+    epochs_of(loader, cut=Cut(8, 4))
+    assert set(prepare.room) == {4 * image}, "the last batch has two samples"
+    prepare.room.clear()
+    epochs_of(loader, cut=Cut(8, 8))
+    loader.close()
+    assert set(prepare.room) == {8 * image}
 
 
 def test_a_rank_without_slots_gets_empty_batches() -> None:
@@ -107,6 +138,35 @@ def test_items_that_do_not_fit_together_are_an_error_of_use() -> None:
     loader = MapLoader(Uneven(), PLAIN, CPU, seed=0, num_workers=0)
     with pytest.raises(UsageError, match="the items of a batch do not fit together"):
         list(loader.load(0, assignments(EpochOrder(0, 0, 2), 0, Cut(2, 2), 0, 1)))
+
+
+class Images:
+    """The same four images, each with its colours side by side, as decoders leave them, or one after the other."""
+
+    def __init__(self, kind: torch.dtype, by_pixel: list[bool]) -> None:
+        rows = torch.arange(4 * 5 * 6 * 3).view(4, 5, 6, 3).to(kind).permute(0, 3, 1, 2)
+        self._images = [image if kept else image.contiguous() for image, kept in zip(rows, by_pixel, strict=True)]
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._images[index], index
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_batch_does_not_depend_on_how_its_images_lie(kind: torch.dtype, last: bool, processes: int) -> None:
+    """Colours side by side or one after the other: the model gets the same numbers in the same layout."""
+    inputs = []
+    for by_pixel in ([True, True, True, last], [False] * 4):
+        loader = MapLoader(Images(kind, by_pixel), PLAIN, CPU, seed=0, num_workers=processes)
+        (batch,) = loader.load(0, assignments(EpochOrder(0, 0, 4), 0, Cut(4, 4), 0, 1))
+        inputs.append(batch.micro_batches[0].inputs)
+        loader.close()
+    assert torch.equal(inputs[0], inputs[1])
+    assert inputs[0].stride() == inputs[1].stride()
 
 
 def test_a_set_in_memory_repeats_its_rows() -> None:
