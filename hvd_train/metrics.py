@@ -33,10 +33,10 @@ def hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return match[:, 0], match.any(dim=1)
 
 
-def sums(losses: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-    """Sums of loss, top-1 and top-5 over a micro-batch: float32 [3], on its device."""
+def sums(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+    """Sums of loss (given), top-1 and top-5 over a micro-batch: float32 [3], on its device."""
     by_place = _matches(logits.detach(), targets).sum(dim=0, dtype=torch.float32)
-    return torch.stack([losses.detach().float().sum(), by_place[0], by_place.sum()])
+    return torch.stack([loss.detach().float(), by_place[0], by_place.sum()])
 
 
 def _matches(logits: Tensor, targets: Tensor) -> Tensor:

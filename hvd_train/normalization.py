@@ -21,45 +21,73 @@ class RunningStatistics:
 
     def __init__(self, model: nn.Module) -> None:
         layers = [m for m in model.modules() if isinstance(m, (_BatchNorm, _InstanceNorm))]
-        self._buffers = [buffer for layer in layers for buffer in layer.buffers(recurse=False)]
-        self._before: list[Tensor] = []
-        self._changes: list[Tensor] = []
+        buffers = [buffer for layer in layers for buffer in layer.buffers(recurse=False)]
+        # One call for all of a kind: a ResNet-50 has 159 of them, and each is a kernel of its own on a GPU else.
+        self._means = _Buffers([buffer for buffer in buffers if buffer.is_floating_point()], torch.float32)
+        self._counts = _Buffers([buffer for buffer in buffers if not buffer.is_floating_point()], torch.int64)
+        self._kinds = [kind for kind in (self._means, self._counts) if kind.buffers]
+        self._begun = False
 
     def begin(self) -> None:
         """A step begins."""
-        self._before = [buffer.clone() for buffer in self._buffers]
-        self._changes = [torch.zeros_like(buffer, dtype=torch.float32) for buffer in self._buffers]
+        for kind in self._kinds:
+            torch._foreach_copy_(kind.before, kind.buffers)
+            kind.change.zero_()
+        self._begun = True
 
     def begin_slot(self) -> None:
         """A slot's forward pass begins, and the backward pass of the one before is done: start from the same values.
 
         Not earlier: autograd refuses a backward pass whose layer had its statistics written to since.
         """
-        for buffer, before in zip(self._buffers, self._before, strict=True):
-            buffer.copy_(before)
+        for kind in self._kinds:
+            torch._foreach_copy_(kind.buffers, kind.before)
 
     def end_slot(self) -> None:
         """The forward pass of a slot, which had samples, is done: note the change."""
-        for buffer, before, change in zip(self._buffers, self._before, self._changes, strict=True):
-            change += buffer - before
+        for kind in self._kinds:
+            torch._foreach_add_(kind.changes, torch._foreach_sub(kind.buffers, kind.before))
 
     @property
     def changes(self) -> list[Tensor]:
-        """Those of this rank's slots, each float32 [numbers of a buffer]: they are to be added over the ranks."""
-        return [change.flatten() for change in self._changes]
+        """Those of this rank's slots, float32 in rows: they are to be added over the ranks."""
+        return [kind.change for kind in self._kinds]
 
     def finish(self, total: Tensor, num_slots: int) -> None:
         """The step is taken: apply the mean over its `num_slots` slots; `total`: all changes of all ranks in a row."""
-        before_step, self._before = self._before, []
-        parts = torch.split(total / num_slots, [buffer.numel() for buffer in self._buffers])
-        for buffer, before, part in zip(self._buffers, before_step, parts, strict=True):
-            change = part.view_as(buffer)
-            buffer.copy_(before + (change if buffer.is_floating_point() else change.round().to(buffer.dtype)))
+        self._begun = False
+        parts = torch.split(total, [len(kind.change) for kind in self._kinds])
+        for kind, part in zip(self._kinds, parts, strict=True):
+            mean = part / num_slots
+            kind.step.copy_(mean.round() if kind is self._counts else mean)
+            torch._foreach_add_(kind.before, kind.steps)
+            torch._foreach_copy_(kind.buffers, kind.before)
 
     def undo(self) -> None:
         """The step is not taken, or broke before its end: back to how it began."""
-        for buffer, before in zip(self._buffers, self._before, strict=bool(self._before)):
-            buffer.copy_(before)
+        if self._begun:
+            for kind in self._kinds:
+                torch._foreach_copy_(kind.buffers, kind.before)
+
+
+class _Buffers:
+    """Buffers of one kind, what they were before a step, the changes of this rank's slots, and the step of them all.
+
+    Changes and steps are views of one row of numbers each, so that they travel and are divided in one piece.
+    """
+
+    def __init__(self, buffers: list[Tensor], dtype: torch.dtype) -> None:
+        self.buffers = buffers
+        self.before = [torch.empty_like(buffer) for buffer in buffers]
+        self.change, self.changes = _row(buffers, torch.float32)
+        self.step, self.steps = _row(buffers, dtype)
+
+
+def _row(buffers: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+    """As many numbers in one piece, and the part of each buffer in its shape."""
+    sizes = [buffer.numel() for buffer in buffers]
+    row = torch.zeros(sum(sizes), dtype=dtype, device=buffers[0].device if buffers else None)
+    return row, [part.view_as(buffer) for part, buffer in zip(torch.split(row, sizes), buffers, strict=True)]
 
 
 def synchronised(model: nn.Module, world: World) -> nn.Module:

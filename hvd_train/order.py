@@ -23,6 +23,7 @@ _ROUNDS = 8  # 4 are enough for a pseudo-random permutation (Luby and Rackoff 19
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
 _BLOCK, _STEPS = 1 << 12, 64  # samples of a rank that are looked up at once, and the steps they may belong to
+_SMALL = 1 << 12  # up to so many, all words are permuted once, in the time of two steps of a walk
 _NONE = np.empty(0, dtype=np.int64)
 
 
@@ -90,15 +91,20 @@ class EpochOrder(Order):
         self._half = np.uint64(max(1, math.ceil((num_samples - 1).bit_length() / 2)))
         self._mask = np.uint64((1 << int(self._half)) - 1)
         self._keys = [np.uint64(key(seed, epoch, 0, number)) for number in range(_ROUNDS)]
+        domain = 1 << 2 * int(self._half)
+        self._table = self._feistel(np.arange(domain, dtype=np.uint64)) if domain <= _SMALL else None
 
     def at(self, positions: Indices) -> Indices:
         """See Order."""
-        words = self._feistel(positions.astype(np.uint64))
+        words = self._permuted(positions.astype(np.uint64))
         outside = np.flatnonzero(words >= self.num_samples)
         while len(outside):
-            words[outside] = self._feistel(words[outside])
+            words[outside] = self._permuted(words[outside])
             outside = outside[words[outside] >= self.num_samples]
         return words.astype(np.int64)
+
+    def _permuted(self, words: Words) -> Words:
+        return self._feistel(words) if self._table is None else self._table[words]
 
     def _feistel(self, words: Words) -> Words:
         left, right = words >> self._half, words & self._mask

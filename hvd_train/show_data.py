@@ -16,8 +16,8 @@ from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.folder import ImageFolder
 from hvd_train.data.transforms import Items
 from hvd_train.errors import UsageError
+from hvd_train.parts import Parts, build, mixer
 from hvd_train.step import SLOT
-from hvd_train.training import Parts, build, mixer
 from hvd_train.world import Place
 
 _SIDE, _LABEL = 96, 14  # pixels of an image in the picture, and of the line below it

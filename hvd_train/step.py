@@ -115,12 +115,14 @@ class Step:
             parameter.grad = None
         self._world.expect_passes(optimizer, passes)
         self._statistics.begin()
-        sums = torch.zeros(3, device=self._device)
+        wishes = [float(vote) for vote in (votes.stop, votes.commit, votes.change)]
+        words = torch.tensor([0.0, 0.0, 0.0, *wishes], device=self._device)
+        share = torch.full((), 1 / divisor, device=self._device)
         loss = None
-        each: list[Tensor] = []
+        seen: list[tuple[Tensor, Tensor]] = []
         for micro in micro_batches:
             if loss is not None:
-                torch.autograd.backward(scaler.scale(loss))
+                torch.autograd.backward(scaler.scale(loss), share)
                 self._mark("backward")
             self._statistics.begin_slot()
             seed(self._device, order.key(self._seed, SLOT, state.progress.step, micro.number))
@@ -129,22 +131,20 @@ class Step:
                 inputs, targets = self._mix(inputs, targets)
             with self.autocast():
                 logits = model(inputs)
-                losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self._label_smoothing)
-            loss = losses.sum() / divisor
-            each.append(losses.detach())
-            sums += metrics.sums(losses, logits, micro.targets)
+                loss = self._losses(logits, targets, "sum")
+            seen.append((logits.detach(), targets))
+            words[:3] += metrics.sums(loss, logits, micro.targets)
             if len(targets):
                 self._statistics.end_slot()
             self._mark("forward")
         # All forward passes are done: what they gave travels with the gradients.
-        wishes = torch.tensor([float(v) for v in (votes.stop, votes.commit, votes.change)], device=self._device)
-        given = torch.cat([sums, wishes, *self._statistics.changes])
+        given = torch.cat([words, *self._statistics.changes])
         pending = self._world.sum_with_gradients(optimizer, given)
         if loss is not None:
-            torch.autograd.backward(scaler.scale(loss))
+            torch.autograd.backward(scaler.scale(loss), share)
             self._mark("backward")
         with self._world.reduced(optimizer):
-            told, changes = pending().tensor_split([len(sums) + len(wishes)])
+            told, changes = pending().tensor_split([len(words)])
             totals, agreed = _read(told, batch.size)  # the last word of other ranks: now the step cannot break
             self._mark("reduction")
             scaler.unscale_(optimizer)
@@ -157,7 +157,7 @@ class Step:
                 scaler.step(optimizer)
             scaler.update()
         self._mark("optimizer")
-        not_finite = _not_finite(batch, each) if skipped else ()
+        not_finite = self._not_finite(batch, seen) if skipped else ()
         return StepResult(totals, agreed, norm if want_norm else None, skipped, not_finite)
 
     def _as_many_as_others(self, batch: Batch) -> tuple[MicroBatch, ...]:
@@ -166,6 +166,17 @@ class Step:
             return batch.micro_batches
         missing = -(-batch.num_slots // self._world.place.size) - len(batch.micro_batches)
         return (*batch.micro_batches, *[self._empty] * missing)
+
+    def _losses(self, logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        return F.cross_entropy(logits, targets, reduction=reduction, label_smoothing=self._label_smoothing)
+
+    def _not_finite(self, batch: Batch, seen: list[tuple[Tensor, Tensor]]) -> tuple[int, ...]:
+        return tuple(
+            int(sample)
+            for micro, (logits, targets) in zip(batch.micro_batches, seen, strict=False)  # empty ones come last
+            for sample, loss in zip(micro.samples, self._losses(logits.float(), targets, "none").tolist(), strict=True)
+            if not math.isfinite(loss)
+        )
 
     def _clip(self, parameters: list[nn.Parameter]) -> float:
         """The 2-norm of the whole gradient, which is scaled down to the largest one allowed."""
@@ -178,15 +189,6 @@ class Step:
 def empty_like(images: Tensor) -> MicroBatch:
     """A micro-batch without samples, of such images."""
     return MicroBatch(-1, images[:0], torch.zeros(0, dtype=torch.long, device=images.device), np.zeros(0, np.int64))
-
-
-def _not_finite(batch: Batch, losses: list[Tensor]) -> tuple[int, ...]:
-    return tuple(
-        int(sample)
-        for micro, of_micro in zip(batch.micro_batches, losses, strict=False)  # empty ones come last
-        for sample, loss in zip(micro.samples, of_micro.tolist(), strict=True)
-        if not math.isfinite(loss)
-    )
 
 
 def _read(result: Tensor, count: int) -> tuple[Totals, Votes]:

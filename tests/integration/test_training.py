@@ -253,6 +253,25 @@ def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
     assert code == 0, told
 
 
+LATE = """
+import sys, time
+from mpi4py import MPI
+from hvd_train import roll_call
+time.sleep(2 * MPI.COMM_WORLD.rank)
+start = time.thread_time()
+roll_call.come_together(MPI.COMM_WORLD)
+sys.exit(time.thread_time() - start > 0.2)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_of_mpi_come_together_asleep(tmp_path: Path) -> None:
+    """A rank that is early leaves its core to others, which MPI's own barrier does not."""
+    (tmp_path / "late.py").write_text(LATE)
+    code, output = finished(launch_line("mpirun", 2, sys.executable, "late.py"), tmp_path)
+    assert code == 0, output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_sweep_in_one_mpi_job(workers: int, tmp_path: Path) -> None:

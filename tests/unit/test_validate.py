@@ -74,7 +74,7 @@ def test_top_five() -> None:
 def test_sums_of_a_micro_batch_take_no_gradient_along() -> None:
     """The sums are plain numbers, of fp32 whatever the arithmetic."""
     logits = torch.eye(3, dtype=torch.bfloat16, requires_grad=True)
-    result = metrics.sums(logits.sum(1), logits, torch.tensor([0, 1, 0]))
+    result = metrics.sums(logits.sum(), logits, torch.tensor([0, 1, 0]))
     assert result.tolist() == [3.0, 2.0, 3.0]
     assert result.dtype == torch.float32
     assert not result.requires_grad
