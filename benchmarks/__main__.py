@@ -10,11 +10,13 @@ from benchmarks.speed import ENVIRONMENT, LAUNCHERS, ROOT
 
 RECORDS = "benchmarks/records"
 STEP = "hvd-train bench throughput digits --model resnet18 --image-size 32 --batch-size 30"
+CONVNET = "hvd-train bench throughput digits --batch-size 30"
 # In the order of the page. Those of clusters make network namespaces, as root.
 FULL = {
     "speed": "python -m benchmarks.speed",
     "gloo": f"{' '.join(LAUNCHERS['gloo'])} {STEP} --json {RECORDS}/throughput-gloo.json",
     "mpi": f"{' '.join(LAUNCHERS['mpi'])} {STEP} --json {RECORDS}/throughput-mpi.json",
+    "convnet": f"{' '.join(LAUNCHERS['gloo'])} {CONVNET} --json {RECORDS}/throughput-convnet.json",
     "input": f"python -m benchmarks.input --json {RECORDS}/input.json",
     "wire": f"python -m benchmarks.wire --json {RECORDS}/wire.json",
     "commits": "python -m benchmarks.ready commits",

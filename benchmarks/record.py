@@ -25,3 +25,15 @@ def about(module: str, options: Sequence[str]) -> dict[str, Any]:
         "machine": {"cores": psutil.cpu_count(), "system": platform.release(), "torch": torch.__version__},
         "commit": commit.stdout.strip(),
     }
+
+
+def at_least(aim: float, interval: Sequence[float]) -> str:
+    """What is said of such an aim: only a whole interval is on one side of it."""
+    low, high = interval
+    return "met" if low >= aim else "not met" if high < aim else "not told apart"
+
+
+def at_most(aim: float, interval: Sequence[float]) -> str:
+    """As `at_least`, of the other side."""
+    low, high = interval
+    return "met" if high <= aim else "not met" if low > aim else "not told apart"

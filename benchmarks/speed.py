@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import RECORDS, about
+from benchmarks.record import RECORDS, about, at_least, at_most
 from benchmarks.turns import compare, started
 
 ROOT = Path(__file__).parents[1]
@@ -111,15 +111,15 @@ def measure(comparison: Comparison, turns: int, seconds: float) -> dict[str, Any
 
 def _ratio(found: dict[str, Any], least: float) -> dict[str, Any]:
     """Of images per second, with its aim."""
-    low, high = found["interval"]
-    verdict = "met" if low >= least else "not met" if high < least else "not told apart"
-    return {"median": found["ratio"], "interval": [low, high], "aim": f"at least {least}", "verdict": verdict}
+    interval = found["interval"]
+    verdict = at_least(least, interval)
+    return {"median": found["ratio"], "interval": interval, "aim": f"at least {least}", "verdict": verdict}
 
 
 def _microseconds(found: dict[str, Any], ours: float, most: float) -> dict[str, Any]:
     """By which our step, which takes `ours` seconds, is longer; with its aim."""
     median, high, low = (round(ours * (1 - bound) * 1e6) for bound in (found["ratio"], *found["interval"]))
-    verdict = "met" if high <= most else "not met" if low > most else "not told apart"
+    verdict = at_most(most, (low, high))
     return {"median": median, "interval": [low, high], "aim": f"at most {most:g}", "verdict": verdict}
 
 

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.record import about
+from benchmarks.record import about, at_least
 from benchmarks.speed import ENVIRONMENT, PROGRAMS
 from benchmarks.turns import Program, compare
 from tests import hosts as cluster
@@ -72,8 +72,7 @@ def main() -> None:
         fp32, fp16 = (stack.enter_context(training(hosts, folder / wire, wire)) for wire in ("none", "fp16"))
         found = compare(fp32, fp16, turns=options.turns, steps=2, warm_up=1)
     times = dict(zip(("fp32", "fp16"), found.pop("seconds_per_step"), strict=True))
-    low, high = found["interval"]
-    verdict = "met" if low >= AIM else "not met" if high < AIM else "not told apart"
+    verdict = at_least(AIM, found["interval"])
     facts = {"link": LINK, "seconds_per_step": times, **found, "aim": f"at least {AIM}", "verdict": verdict}
     text = json.dumps({**about("benchmarks.wire", sys.argv[1:]), **facts}, indent=1)
     print(text)
