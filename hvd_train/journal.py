@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -71,6 +71,9 @@ class Journal(Protocol):
     def begin(self, epochs: int, samples_per_epoch: int) -> None:
         """Training starts: so many epochs of so many samples."""
 
+    def catch_up(self, recent: Sequence[Entry], last_epoch: EpochRecord | None) -> None:
+        """Write down what is not there: another rank that kept the journal, or this one, may not have seen it."""
+
     def moved(self, moment: Moment) -> None:
         """A step is done: for the display only."""
 
@@ -99,6 +102,9 @@ class SilentJournal:
     def begin(self, epochs: int, samples_per_epoch: int) -> None:
         """Nothing."""
 
+    def catch_up(self, recent: Sequence[Entry], last_epoch: EpochRecord | None) -> None:
+        """Nothing."""
+
     def moved(self, moment: Moment) -> None:
         """Nothing."""
 
@@ -124,10 +130,8 @@ class SilentJournal:
 class RunJournal:
     """Console, metrics.jsonl and TensorBoard of a run folder. A full disk ends none of it but the writing."""
 
-    def __init__(
-        self, folder: Path, resumed_step: int, epochs_done: int, *, live: bool, ledger: list[Entry] | None = None
-    ) -> None:
-        """`live`: show a bar, not lines. `ledger`: keep one, which holds these steps already.
+    def __init__(self, folder: Path, resumed_step: int, epochs_done: int, *, live: bool, ledger: bool = False) -> None:
+        """`live`: show a bar, not lines. `ledger`: keep one.
 
         `resumed_step`, `epochs_done`: what an earlier life of this run wrote beyond them did not happen, and is
         taken out.
@@ -135,16 +139,23 @@ class RunJournal:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and one rank needs it
 
         self._path = folder / "metrics.jsonl"
-        _forget_after(self._path, resumed_step, epochs_done)
+        self._last_epoch = _forget_after(self._path, resumed_step, epochs_done)
         self._lines: TextIO | None = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # until close
         purge = resumed_step + 1 if resumed_step else None
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
         self._display: Display = TerminalDisplay() if live else LineDisplay()
-        self._ledger = None if ledger is None else LedgerFile(folder, resumed_step, ledger)
+        self._ledger = LedgerFile(folder, resumed_step) if ledger else None
 
     def begin(self, epochs: int, samples_per_epoch: int) -> None:
         """See Journal."""
         self._display.begin(epochs, samples_per_epoch)
+
+    def catch_up(self, recent: Sequence[Entry], last_epoch: EpochRecord | None) -> None:
+        """See Journal."""
+        for entry in recent:
+            self.took(entry)
+        if last_epoch is not None and last_epoch.epoch > self._last_epoch:
+            self.epoch(last_epoch)
 
     def moved(self, moment: Moment) -> None:
         """See Journal."""
@@ -161,6 +172,8 @@ class RunJournal:
 
     def epoch(self, record: EpochRecord) -> None:
         """See Journal."""
+        self._last_epoch = record.epoch
+        self._in_ledger(LedgerFile.keep)
         self._write("epoch", vars(record))
         for name in ("val_loss", "val_top1", "val_top5"):
             self._plot(name.replace("_", "/"), getattr(record, name), record.step)
@@ -185,10 +198,12 @@ class RunJournal:
 
     def took(self, entry: Entry) -> None:
         """See Journal."""
-        if self._ledger is None:
-            return
+        self._in_ledger(lambda ledger: ledger.write(entry))
+
+    def _in_ledger(self, do: Callable[[LedgerFile], None]) -> None:
         try:
-            self._ledger.write(entry)
+            if self._ledger is not None:
+                do(self._ledger)
         except OSError as error:
             self._ledger = None
             self._display.say(f"cannot write the ledger: {error.strerror}; training goes on without it")
@@ -340,14 +355,14 @@ def _left(epochs: int, samples: int, epoch: int, cursor: int, images_per_second:
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
-def _forget_after(path: Path, step: int, epochs_done: int) -> None:
-    """Keep the lines of metrics.jsonl up to `step`, and no torn last line.
+def _forget_after(path: Path, step: int, epochs_done: int) -> int:
+    """Keep the lines of metrics.jsonl up to `step`, and no torn last line; the last epoch in it, or 0.
 
     An epoch whose last step is done, but which a stop or a crash kept from its end, is written down again.
     """
     if not path.exists():
-        return
-    kept = []
+        return 0
+    kept, last_epoch = [], 0
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
@@ -356,4 +371,6 @@ def _forget_after(path: Path, step: int, epochs_done: int) -> None:
         again = record["kind"] == "epoch" and record["epoch"] > epochs_done
         if record.get("step", 0) <= step and not again:
             kept.append(line + "\n")
+            last_epoch = record["epoch"] if record["kind"] == "epoch" else last_epoch
     durable.write_text(path, "".join(kept))
+    return last_epoch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,17 +34,22 @@ class Entry:
 class LedgerFile:
     """ledger.jsonl of a run that goes on at some step: what is in it beyond that did not happen."""
 
-    def __init__(self, folder: Path, step: int, recent: Iterable[Entry]) -> None:
-        """`recent`: entries that travel with the state, some of which a rank that died may not have written."""
+    def __init__(self, folder: Path, step: int) -> None:
         path = folder / LEDGER
-        lines = {entry.step: entry.line() for entry in read(path) if entry.step <= step} if path.exists() else {}
-        lines |= {entry.step: entry.line() for entry in recent}
-        durable.write_text(path, "".join(lines[number] for number in sorted(lines)))
+        entries = [entry for entry in read(path) if entry.step <= step] if path.exists() else []
+        durable.write_text(path, "".join(entry.line() for entry in entries))
         self._file: TextIO = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # until close
+        self._last = entries[-1].step if entries else 0
 
     def write(self, entry: Entry) -> None:
-        """Add a step. Raises OSError."""
-        self._file.write(entry.line())
+        """Add a step, unless it is there. Raises OSError."""
+        if entry.step > self._last:
+            self._file.write(entry.line())
+            self._last = entry.step
+
+    def keep(self) -> None:
+        """What is written outlives the machine. Raises OSError."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Nothing more will come."""

@@ -63,6 +63,7 @@ def train(job: Job) -> bool:
     epochs, num_samples = config.schedule.epochs, job.train_loader.num_samples
     peak = schedule.peak_learning_rate(config.optimizer, state.cut.global_batch)
     job.journal.begin(epochs, num_samples)
+    job.journal.catch_up(state.recent, state.last_epoch)
     job.stopwatch.restart()
     job.split.restart()
 
@@ -89,7 +90,7 @@ def train(job: Job) -> bool:
                 state.totals += result.totals
             job.stopwatch.step(batch.size)
             if entry is not None:
-                state.recent.append(entry)
+                state.took(entry)
                 job.journal.took(entry)
             take_down(job, result, learning_rate, log=log)
             if result.skipped and state.progress.skipped_in_row >= config.precision.max_skipped_steps:
@@ -199,18 +200,17 @@ def finish_epoch(job: Job) -> None:
         if state.best is None or better(config.schedule, state.last, state.best):
             state.best = state.last
             job.store.save_weights(checkpoint.BEST, state)
-    job.journal.epoch(
-        EpochRecord(
-            epoch=number,
-            step=state.progress.step,
-            **state.totals.means(),
-            val_loss=scores.loss if scores else None,
-            val_top1=scores.top1 if scores else None,
-            val_top5=scores.top5 if scores else None,
-            images_per_second=job.stopwatch.images_per_second,
-        )
+    state.last_epoch = EpochRecord(
+        epoch=number,
+        step=state.progress.step,
+        **state.totals.means(),
+        val_loss=scores.loss if scores else None,
+        val_top1=scores.top1 if scores else None,
+        val_top5=scores.top5 if scores else None,
+        images_per_second=job.stopwatch.images_per_second,
     )
-    state.progress, state.totals, state.recent = state.progress.next_epoch(), Totals(), []
+    job.journal.epoch(state.last_epoch)
+    state.progress, state.totals = state.progress.next_epoch(), Totals()
 
 
 def better(schedule: ScheduleConfig, evaluation: Evaluation, best: Evaluation) -> bool:

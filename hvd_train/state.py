@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from hvd_train import optim
 from hvd_train.errors import ReplicasDiffer, UsageError
+from hvd_train.journal import EpochRecord
 from hvd_train.ledger import Entry
 from hvd_train.metrics import Totals
 from hvd_train.order import Cut
@@ -70,7 +71,9 @@ class TrainState:
     best: Evaluation | None = None
     last: Evaluation | None = None
     recent: list[Entry] = field(default_factory=list)
-    """Of the ledger, where one is kept: the steps of this epoch, so that a lost rank takes no line with it."""
+    """Of the ledger, where one is kept: the steps since an epoch began whose lines may not be on disk."""
+    last_epoch: EpochRecord | None = None
+    """The last finished one as it is written down: whoever was to write it may be gone, or not have seen its end."""
     average: AveragedModel | None = None
     """Of the model, where one is kept."""
 
@@ -78,6 +81,15 @@ class TrainState:
     def result(self) -> nn.Module:
         """What the training has come to: the model, or its average."""
         return self.model if self.average is None else self.average.module
+
+    def took(self, entry: Entry) -> None:
+        """Remember a step, so that a rank that is lost, or has not heard of it, takes no line of the ledger with it.
+
+        All ranks have begun it: the lines of an epoch before it are on disk.
+        """
+        if self.recent and self.recent[0].epoch < entry.epoch:
+            self.recent = []
+        self.recent.append(entry)
 
     def snapshot(self) -> Snapshot:
         """A copy in host memory that later steps do not touch."""
@@ -92,6 +104,7 @@ class TrainState:
             "best": dataclasses.asdict(self.best) if self.best else None,
             "last": dataclasses.asdict(self.last) if self.last else None,
             "recent": [dataclasses.asdict(entry) for entry in self.recent],
+            "last_epoch": dataclasses.asdict(self.last_epoch) if self.last_epoch else None,
         }
 
     def load(self, snapshot: Snapshot) -> None:
@@ -113,6 +126,8 @@ class TrainState:
         self.totals = Totals(**snapshot["totals"])
         self.best, self.last = (Evaluation(**e) if e else None for e in (snapshot["best"], snapshot["last"]))
         self.recent = [Entry(**{**e, "samples": tuple(e["samples"])}) for e in snapshot["recent"]]
+        last_epoch = snapshot.get("last_epoch")  # checkpoints of old have none
+        self.last_epoch = EpochRecord(**last_epoch) if last_epoch else None
         if self.average is not None:
             self.average.load_state_dict(snapshot["average"])
         self.model.load_state_dict(snapshot["model"])

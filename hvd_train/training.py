@@ -325,17 +325,18 @@ class Training:
             if self._desk is not None:
                 self._desk.leave()
                 self._desk = None
-        elif self._desk is None:
-            config, progress = self._config, training.progress
-            live, recent = shows_bar(config, self._world.place), training.recent if config.run.ledger else None
-            journal = RunJournal(folder.path, progress.step, progress.epoch, live=live, ledger=recent)
+            return
+        config, progress = self._config, training.progress
+        if self._desk is None:
+            live, ledger = shows_bar(config, self._world.place), config.run.ledger
+            journal = RunJournal(folder.path, progress.step, progress.epoch, live=live, ledger=ledger)
             for note in (*folder.notes, *notes):
                 journal.event("note", note)
             keep, values = config.run.keep_checkpoints, config.as_dict()
             store = DiskStore(folder.path, keep, values, lambda message: journal.event("checkpoint", message))
             self._desk = Desk(folder, journal, store)
-            if training.best and (training.best.epoch, 0) == (progress.epoch, progress.cursor):
-                store.save_weights(checkpoint.BEST, training)  # whoever was writing these may be gone
+        if training.best and (training.best.epoch, 0) == (progress.epoch, progress.cursor):
+            self._desk.store.save_weights(checkpoint.BEST, training)  # whoever was writing these may be gone
 
 
 def shows_bar(config: Config, place: Place) -> bool:

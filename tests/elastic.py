@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hvd_train.errors import RankLost
@@ -41,6 +42,23 @@ class Hosts:
 
 
 @dataclass(frozen=True)
+class Unheard:
+    """The reductions of this step are done on all ranks but this one, which hears of a fault in their place."""
+
+    step: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class UnheardSum:
+    """The `turn`-th sum of this name (from 1) that this rank is part of is done on all ranks but this one."""
+
+    name: str
+    rank: int
+    turn: int
+
+
+@dataclass(frozen=True)
 class KillMeeting:
     """When the ranks of this world (from 1) exchange something for the `exchange`-th time (from 1), this rank dies."""
 
@@ -49,7 +67,7 @@ class KillMeeting:
     exchange: int = 1
 
 
-Event = Kill | Hosts | KillMeeting
+Event = Kill | Hosts | Unheard | UnheardSum | KillMeeting
 
 
 @dataclass
@@ -129,6 +147,13 @@ class Job:
                     self.events.remove(event)
                     raise Killed(f"rank {rank} in step {self.steps + 1}")
 
+    def heard(self, event: Unheard | UnheardSum) -> None:
+        """A worker has what all ranks have given. Raises RankLost where it is not to hear of it."""
+        with self.changed:
+            if event in self.events:
+                self.events.remove(event)
+                raise RankLost(str(event))
+
     def exchanged(self, rank: int, count: int) -> None:
         """A worker gives its part of an exchange. Raises Killed where it is to die."""
         with self.changed:
@@ -145,6 +170,7 @@ class ElasticThreadWorld(ThreadWorld):
         super().__init__(0, Meeting(1))
         self._job, self._number = job, number
         self._exchanges = 0
+        self._sums: Counter[str] = Counter()
         self.wraps = 0
 
     def prepare(self, build: Callable[[], T]) -> T:
@@ -173,9 +199,17 @@ class ElasticThreadWorld(ThreadWorld):
         """See World."""
         self._job.begun(self.place.rank)
         with super().reduced(optimizer):
+            self._job.heard(Unheard(self._job.steps + 1, self.place.rank))
             yield
         if self.place.rank == 0:
             self._job.steps += 1
+
+    def sum(self, tensor: Tensor, name: str) -> Tensor:
+        """See World."""
+        total = super().sum(tensor, name)
+        self._sums[name] += 1
+        self._job.heard(UnheardSum(name, self.place.rank, self._sums[name]))
+        return total
 
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
         """See World."""

@@ -11,18 +11,24 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from hvd_train.errors import RankLost
 from tests.runs import smooth
 
 
 def obedient(num_classes: int) -> nn.Module:
-    """`smooth`, which looks for orders when it is built, in each forward pass, and when it is given a state."""
+    """`smooth`, which looks for orders when it is built, in each forward pass, and when it is given a state.
+
+    And between a step's last word from other ranks and its first change of a weight ("update").
+    """
     _obey("build")
     model = smooth(num_classes)
     model.register_forward_pre_hook(lambda *_: _obey("forward"))
     model.register_forward_hook(_take_time)
     model.register_load_state_dict_pre_hook(lambda *_: _obey("load"))
     model.register_state_dict_pre_hook(lambda *_: _obey("state"))
+    register_optimizer_step_pre_hook(lambda *_: _obey("update"))
     return model
 
 
@@ -34,7 +40,10 @@ def heavy(num_classes: int) -> nn.Module:
 
 
 def order(folder: Path, place: str, host: str, what: str) -> None:
-    """Have the next worker of `host` that comes to `place` obey: "die", "wait SECONDS", or raise with these words."""
+    """Have the next worker of `host` that comes to `place` obey.
+
+    "die", "lost" (a RankLost of its own), "wait SECONDS", or raise with these words.
+    """
     _put(folder / f"{place}-{host}", what)
 
 
@@ -70,6 +79,8 @@ def _obey(place: str) -> None:
         return
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "lost":
+        raise RankLost("an operation of which this rank alone has not heard that it is done")
     if what.startswith("wait "):
         time.sleep(float(what.removeprefix("wait ")))
     else:

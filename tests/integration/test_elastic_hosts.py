@@ -188,6 +188,16 @@ def test_a_survivor_dies_while_the_others_meet_again(hosts: Hosts, tmp_path: Pat
     assert on_demand.obeyed(tmp_path, "state", "h3")
 
 
+def test_a_rank_that_is_a_step_behind(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """Rank 0 has not heard that a step is done which the others have: it has their state, and writes that step down."""
+    with job(hosts, tmp_path, training=arguments(model=OBEDIENT)) as running:
+        running.after(20)
+        on_demand.order(tmp_path, "update", "h1", "lost")
+        running.completes(expected)
+    assert on_demand.obeyed(tmp_path, "update", "h1")
+    assert running.changes
+
+
 def test_a_newcomer_dies_while_it_is_given_the_state(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """The others, who were in the middle of sending it, go on; another one joins in its place."""
     on_demand.pace(tmp_path, 0.5)

@@ -21,7 +21,7 @@ from hvd_train.ledger import audit
 from hvd_train.state import TrainState
 from hvd_train.world import LocalWorld, Reduction
 from tests import runs
-from tests.elastic import ElasticThreadWorld, Event, Hosts, Job, Kill, KillMeeting, run_elastic
+from tests.elastic import ElasticThreadWorld, Event, Hosts, Job, Kill, KillMeeting, Unheard, UnheardSum, run_elastic
 from tests.runs import Weights, equal, largest_difference, small_config, trained
 from tests.worlds import Killed
 
@@ -69,6 +69,19 @@ def events_of(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line.get("name") == "world"]
 
 
+def best_weights(folder: Path) -> tuple[Weights, Weights]:
+    """Those of a run and those of the last undisturbed one."""
+    alone = Path(f"undisturbed-{next(NUMBERS) - 1}")
+    best, of_alone = (torch.load(run / checkpoint.BEST, weights_only=True) for run in (folder, alone))
+    return best, of_alone
+
+
+def epochs_of(folder: Path) -> list[int]:
+    """The epochs in metrics.jsonl."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["epoch"] for line in lines if line["kind"] == "epoch"]
+
+
 @pytest.mark.parametrize(
     "events",
     [
@@ -87,6 +100,25 @@ def test_deaths(events: list[Event]) -> None:
     job, folder = play(events, ONE, TWO, THREE)
     check(job, folder, undisturbed())
     assert job.sizes[:2] == [3, 2] or len(events) > 1
+
+
+@pytest.mark.parametrize("eval_epochs", [1, 2])
+@pytest.mark.parametrize("step", [1, 7, 10, 20])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_a_step_behind(rank: int, step: int, eval_epochs: int) -> None:
+    """A fault that it alone hears of: the step of the others counts, and rank 0 writes it down all the same."""
+    job, folder = play([Unheard(step, rank)], ONE, TWO, THREE, eval_epochs=eval_epochs)
+    check(job, folder, undisturbed())
+    assert epochs_of(folder) == [1, 2]
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_rank_0_does_not_hear_of_an_evaluation(turn: int) -> None:
+    """The others are in the next epoch: it writes down the epoch and the best weights that it has from them."""
+    job, folder = play([UnheardSum("evaluation", 0, turn)], ONE, TWO)
+    check(job, folder, undisturbed())
+    assert epochs_of(folder) == [1, 2]
+    assert largest_difference(*best_weights(folder)) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -179,9 +211,7 @@ def test_the_best_weights_survive_the_rank_that_writes_them(monkeypatch: pytest.
     job, folder = play([], ONE, TWO)
     check(job, folder, undisturbed())
     assert not deaths
-    best = torch.load(folder / checkpoint.BEST, weights_only=True)
-    alone = torch.load(Path(f"undisturbed-{next(NUMBERS) - 1}") / checkpoint.BEST, weights_only=True)
-    assert largest_difference(best, alone) <= TOLERANCE
+    assert largest_difference(*best_weights(folder)) <= TOLERANCE
 
 
 def test_the_wait_for_a_newcomer_is_told() -> None:

@@ -22,7 +22,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
 
 def test_a_line_has_epoch_step_world_size_and_samples(tmp_path: Path) -> None:
     """Anyone can read it."""
-    ledger = LedgerFile(tmp_path, 0, [])
+    ledger = LedgerFile(tmp_path, 0)
     ledger.write(FIRST)
     ledger.close()
     assert lines(tmp_path) == [{"epoch": 0, "step": 1, "world_size": 2, "samples": [3, 1]}]
@@ -31,9 +31,12 @@ def test_a_line_has_epoch_step_world_size_and_samples(tmp_path: Path) -> None:
 def test_what_a_lost_rank_did_not_write_is_written_by_its_successor(tmp_path: Path) -> None:
     """Entries travel with the state; a torn last line is made whole, and what the state has not done is taken out."""
     (tmp_path / "ledger.jsonl").write_text(FIRST.line() + SECOND.line()[:20])
-    LedgerFile(tmp_path, 3, [SECOND, THIRD]).close()
+    ledger = LedgerFile(tmp_path, 3)
+    for entry in (FIRST, SECOND, THIRD):
+        ledger.write(entry)
+    ledger.close()
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
-    LedgerFile(tmp_path, 2, []).close()
+    LedgerFile(tmp_path, 2).close()
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
 
