@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
+
+_PLACES = 5
+NUM_SUMS = 1 + _PLACES
+"""Numbers that `add_sums` adds to and `Totals.of` reads."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +20,12 @@ class Totals:
     top1: float = 0.0
     top5: float = 0.0
     count: int = 0
+
+    @classmethod
+    def of(cls, sums: Sequence[float], count: int) -> Totals:
+        """What `add_sums` has added up over so many samples."""
+        loss, *by_place = sums
+        return cls(loss, by_place[0], sum(by_place), count)
 
     def __add__(self, other: Totals) -> Totals:
         return Totals(self.loss + other.loss, self.top1 + other.top1, self.top5 + other.top5, self.count + other.count)
@@ -33,13 +43,14 @@ def hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return match[:, 0], match.any(dim=1)
 
 
-def sums(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-    """Sums of loss (given), top-1 and top-5 over a micro-batch: float32 [3], on its device."""
-    by_place = _matches(logits.detach(), targets).sum(dim=0, dtype=torch.float32)
-    return torch.stack([loss.detach().float(), by_place[0], by_place.sum()])
+def add_sums(sums: Tensor, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+    """Add a micro-batch's sum of losses, and its hits at each of the first five places, to float32 [NUM_SUMS, ...]."""
+    by_place = _matches(logits, targets).sum(dim=0, dtype=sums.dtype)
+    sums[0].add_(loss)
+    sums[1 : 1 + len(by_place)].add_(by_place)
 
 
 def _matches(logits: Tensor, targets: Tensor) -> Tensor:
     """Whether the target is at each of the first five places; bool [n, 5], fewer where there are fewer classes."""
-    best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    best = logits.topk(min(_PLACES, logits.shape[1]), dim=1).indices
     return best == targets[:, None]

@@ -56,6 +56,8 @@ class RunningStatistics:
     def finish(self, total: Tensor, num_slots: int) -> None:
         """The step is taken: apply the mean over its `num_slots` slots; `total`: all changes of all ranks in a row."""
         self._begun = False
+        if not self._kinds:
+            return
         parts = torch.split(total, [len(kind.change) for kind in self._kinds])
         for kind, part in zip(self._kinds, parts, strict=True):
             mean = part / num_slots

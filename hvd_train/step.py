@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hvd_train import metrics, order
+from hvd_train import order
 from hvd_train.clock import Split
 from hvd_train.config import Config
 from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.device import seed
 from hvd_train.errors import RankLost
-from hvd_train.metrics import Totals
+from hvd_train.metrics import NUM_SUMS, Totals, add_sums
 from hvd_train.normalization import RunningStatistics
 from hvd_train.state import TrainState
 from hvd_train.world import World
@@ -116,7 +116,7 @@ class Step:
         self._world.expect_passes(optimizer, passes)
         self._statistics.begin()
         wishes = [float(vote) for vote in (votes.stop, votes.commit, votes.change)]
-        words = torch.tensor([0.0, 0.0, 0.0, *wishes], device=self._device)
+        words = torch.tensor([0.0] * NUM_SUMS + wishes, device=self._device)
         share = torch.full((), 1 / divisor, device=self._device)
         loss = None
         seen: list[tuple[Tensor, Tensor]] = []
@@ -132,8 +132,9 @@ class Step:
             with self.autocast():
                 logits = model(inputs)
                 loss = self._losses(logits, targets, "sum")
-            seen.append((logits.detach(), targets))
-            words[:3] += metrics.sums(loss, logits, micro.targets)
+            answers = logits.detach()
+            seen.append((answers, targets))
+            add_sums(words, loss.detach(), answers, micro.targets)
             if len(targets):
                 self._statistics.end_slot()
             self._mark("forward")
@@ -144,8 +145,10 @@ class Step:
             torch.autograd.backward(scaler.scale(loss), share)
             self._mark("backward")
         with self._world.reduced(optimizer):
-            told, changes = pending().tensor_split([len(words)])
-            totals, agreed = _read(told, batch.size)  # the last word of other ranks: now the step cannot break
+            told = pending()
+            totals, agreed = _read(
+                told[: len(words)], batch.size
+            )  # the last word of other ranks: now the step cannot break
             self._mark("reduction")
             scaler.unscale_(optimizer)
             norm = self._clip(parameters)
@@ -153,7 +156,7 @@ class Step:
             if skipped:
                 self._statistics.undo()
             else:
-                self._statistics.finish(changes, batch.num_slots)
+                self._statistics.finish(told[len(words) :], batch.num_slots)
                 scaler.step(optimizer)
             scaler.update()
         self._mark("optimizer")
@@ -180,7 +183,9 @@ class Step:
 
     def _clip(self, parameters: list[nn.Parameter]) -> float:
         """The 2-norm of the whole gradient, which is scaled down to the largest one allowed."""
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        # As torch's get_total_norm has it, less its search for gradients on other devices.
+        norms = torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         if self._clip_norm is not None:
             nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, norm)
         return norm.item()
@@ -192,5 +197,5 @@ def empty_like(images: Tensor) -> MicroBatch:
 
 
 def _read(result: Tensor, count: int) -> tuple[Totals, Votes]:
-    loss, top1, top5, stop, commit, change = result.tolist()
-    return Totals(loss, top1, top5, count), Votes(stop > 0, commit > 0, change > 0)
+    *sums, stop, commit, change = result.tolist()
+    return Totals.of(sums, count), Votes(stop > 0, commit > 0, change > 0)

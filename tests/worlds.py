@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hvd_train.errors import RankLost
+from hvd_train.metrics import NUM_SUMS
 from hvd_train.world import LocalWorld, Pending, Place, Reduction, Wish, fill_missing_gradients, stay, together
 
 T = TypeVar("T")
@@ -225,7 +226,7 @@ class StoppingWorld(LocalWorld):
             self._left -= 1
             if self._left == 0:
                 tensor = tensor.clone()
-                tensor[3] = 1.0
+                tensor[NUM_SUMS] = 1.0
         return lambda: tensor
 
 

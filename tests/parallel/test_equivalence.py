@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from hvd_train.metrics import NUM_SUMS
 from hvd_train.state import TrainState, confirm_equal
 from hvd_train.world import LocalWorld, Reduction, World
 from tests import runs
@@ -107,5 +108,5 @@ class StopLast:
         """With the wish in the last rank's votes."""
         self._left -= 1
         if self._left == 0 and self._world.place.rank == self._world.place.size - 1:
-            tensor[3] = 1.0
+            tensor[NUM_SUMS] = 1.0
         return self._world.sum_with_gradients(optimizer, tensor)
