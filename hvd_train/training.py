@@ -261,12 +261,14 @@ class Training:
         """A rank that is lost costs no finished step: the weights here are whole, and are committed."""
         if self._state is None or not self._standing.lived:
             return error
-        whole = self._desk is None or self._desk.commit_last(self._state)
-        kept = "committed" if whole else "NOT committed (see above)"
-        lost = RankLost(
-            f"another rank ended or cannot be reached ({error}); step {self._state.progress.step} is {kept}; "
-            "the same command goes on from there"
-        )
+        if self._desk is None:
+            kept = "done, and for rank 0 to commit; the same command goes on from the last commit"
+        elif self._desk.commit_last(self._state):
+            kept = "committed; the same command goes on from there"
+        else:
+            kept = "NOT committed (see above); the same command goes on from the last commit"
+        step = self._state.progress.step
+        lost = RankLost(f"another rank ended or cannot be reached ({error}); step {step} is {kept}")
         lost.ending = self._stop.received is not None
         return lost
 

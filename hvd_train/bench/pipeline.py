@@ -116,11 +116,11 @@ def stage_seconds(parts: Parts, config: Config, seconds: float) -> dict[str, flo
     return {stage: spent / images for stage, spent in laps.seconds.items()}
 
 
-def limiting(stages: dict[str, float], workers: int, cores: int) -> str:
+def limiting(stages: dict[str, float], workers: int, num_cores: int) -> str:
     """The slowest stage on the slower side: the loader processes of a rank (if it has any), or its training process."""
     here = {stage: took for stage, took in stages.items() if stage in IN_TRAINING_PROCESS}
     there = {stage: took for stage, took in stages.items() if stage not in IN_TRAINING_PROCESS}
-    at_once = min(workers, cores)
+    at_once = min(workers, num_cores)
     if at_once:
         stages = here if sum(here.values()) > sum(there.values()) / at_once else there
     return max(stages, key=lambda stage: stages[stage])

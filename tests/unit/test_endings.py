@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from hvd_train import checkpoint, loop
 from hvd_train.config import Config, DataConfig, ScheduleConfig
 from hvd_train.data.dataset import DataSet
-from hvd_train.errors import Diverged, UsageError
+from hvd_train.errors import Diverged, RankLost, UsageError
 from hvd_train.state import Evaluation
 from hvd_train.world import LocalWorld
 from tests import runs
 from tests.runs import equal, small_config, trained
-from tests.worlds import own_generator, run_ranks
+from tests.worlds import Fault, ThreadWorld, own_generator, run_ranks
 
 
 def records(kind: str, run: str = "run") -> list[dict[str, Any]]:
@@ -213,3 +213,16 @@ def test_settings_that_cannot_be() -> None:
     for changes in ({"target_accuracy": 1.5}, {"target_accuracy": 0.0}, {"patience": 0}, {"max_skipped_steps": 0}):
         with pytest.raises(UsageError, match=next(iter(changes)).replace("_", "-")):
             Config().replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("victim", "told"), [(0, r"step \d is done, and for rank 0 to commit"), (1, r"step \d is committed")]
+)
+def test_a_lost_rank_ends_what_is_not_elastic(victim: int, told: str) -> None:
+    """Who is left says what it knows: that the last step is on disk, or that this was for the one that is gone."""
+
+    def body(world: ThreadWorld) -> None:
+        with pytest.raises(RankLost, match=told):
+            trained(world, small_config())
+
+    run_ranks(2, body, [Fault(victim, step=3)])
