@@ -71,7 +71,7 @@ class Journal(Protocol):
     def begin(self, epochs: int, samples_per_epoch: int) -> None:
         """Training starts: so many epochs of so many samples."""
 
-    def catch_up(self, recent: Sequence[Entry], last_epoch: EpochRecord | None) -> None:
+    def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
         """Write down what is not there: another rank that kept the journal, or this one, may not have seen it."""
 
     def moved(self, moment: Moment) -> None:
@@ -102,7 +102,7 @@ class SilentJournal:
     def begin(self, epochs: int, samples_per_epoch: int) -> None:
         """Nothing."""
 
-    def catch_up(self, recent: Sequence[Entry], last_epoch: EpochRecord | None) -> None:
+    def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
         """Nothing."""
 
     def moved(self, moment: Moment) -> None:
@@ -139,7 +139,7 @@ class RunJournal:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and one rank needs it
 
         self._path = folder / "metrics.jsonl"
-        self._last_epoch = _forget_after(self._path, resumed_step, epochs_done)
+        self._last_step, self._last_epoch = _forget_after(self._path, resumed_step, epochs_done)
         self._lines: TextIO | None = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # until close
         purge = resumed_step + 1 if resumed_step else None
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
@@ -150,10 +150,12 @@ class RunJournal:
         """See Journal."""
         self._display.begin(epochs, samples_per_epoch)
 
-    def catch_up(self, recent: Sequence[Entry], last_epoch: EpochRecord | None) -> None:
+    def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
         """See Journal."""
         for entry in recent:
             self.took(entry)
+        if last_step is not None and last_step.step > self._last_step:
+            self.step(last_step)
         if last_epoch is not None and last_epoch.epoch > self._last_epoch:
             self.epoch(last_epoch)
 
@@ -163,6 +165,7 @@ class RunJournal:
 
     def step(self, record: StepRecord) -> None:
         """See Journal."""
+        self._last_step = record.step
         self._write("step", vars(record))
         for name, value in vars(record).items():
             if name not in ("epoch", "step", "samples", "split"):
@@ -355,14 +358,15 @@ def _left(epochs: int, samples: int, epoch: int, cursor: int, images_per_second:
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
-def _forget_after(path: Path, step: int, epochs_done: int) -> int:
-    """Keep the lines of metrics.jsonl up to `step`, and no torn last line; the last epoch in it, or 0.
+def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int]:
+    """Keep the lines of metrics.jsonl up to `step`, and no torn last line; the last step and epoch written down.
 
     An epoch whose last step is done, but which a stop or a crash kept from its end, is written down again.
     """
     if not path.exists():
-        return 0
-    kept, last_epoch = [], 0
+        return step, epochs_done  # what was before is in another folder
+    kept = []
+    last = {"step": 0, "epoch": 0}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
@@ -371,6 +375,7 @@ def _forget_after(path: Path, step: int, epochs_done: int) -> int:
         again = record["kind"] == "epoch" and record["epoch"] > epochs_done
         if record.get("step", 0) <= step and not again:
             kept.append(line + "\n")
-            last_epoch = record["epoch"] if record["kind"] == "epoch" else last_epoch
+            if record["kind"] in last:
+                last[record["kind"]] = record[record["kind"]]
     durable.write_text(path, "".join(kept))
-    return last_epoch
+    return last["step"], last["epoch"]

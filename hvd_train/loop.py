@@ -63,7 +63,7 @@ def train(job: Job) -> bool:
     epochs, num_samples = config.schedule.epochs, job.train_loader.num_samples
     peak = schedule.peak_learning_rate(config.optimizer, state.cut.global_batch)
     job.journal.begin(epochs, num_samples)
-    job.journal.catch_up(state.recent, state.last_epoch)
+    job.journal.catch_up(state.recent, state.last_step, state.last_epoch)
     job.stopwatch.restart()
     job.split.restart()
 
@@ -173,20 +173,19 @@ def take_down(job: Job, result: StepResult, learning_rate: float, *, log: bool) 
     if result.skipped and not math.isfinite(result.totals.loss):
         job.journal.event("skipped", f"step {progress.step} is skipped: its loss is not finite", step=progress.step)
     if log:
-        job.journal.step(
-            StepRecord(
-                epoch=progress.epoch + 1,
-                step=progress.step,
-                samples=progress.epoch * job.train_loader.num_samples + progress.cursor,
-                **result.totals.means(),
-                learning_rate=learning_rate,
-                gradient_norm=result.gradient_norm,
-                loss_scale=job.state.scaler.get_scale() if job.state.scaler.is_enabled() else None,
-                skipped_steps=progress.skipped,
-                images_per_second=speed,
-                split=job.split.take(),
-            )
+        job.state.last_step = StepRecord(
+            epoch=progress.epoch + 1,
+            step=progress.step,
+            samples=progress.epoch * job.train_loader.num_samples + progress.cursor,
+            **result.totals.means(),
+            learning_rate=learning_rate,
+            gradient_norm=result.gradient_norm,
+            loss_scale=job.state.scaler.get_scale() if job.state.scaler.is_enabled() else None,
+            skipped_steps=progress.skipped,
+            images_per_second=speed,
+            split=job.split.take(),
         )
+        job.journal.step(job.state.last_step)
 
 
 def finish_epoch(job: Job) -> None:

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from hvd_train import optim
 from hvd_train.errors import ReplicasDiffer, UsageError
-from hvd_train.journal import EpochRecord
+from hvd_train.journal import EpochRecord, StepRecord
 from hvd_train.ledger import Entry
 from hvd_train.metrics import Totals
 from hvd_train.order import Cut
@@ -72,8 +72,10 @@ class TrainState:
     last: Evaluation | None = None
     recent: list[Entry] = field(default_factory=list)
     """Of the ledger, where one is kept: the steps since an epoch began whose lines may not be on disk."""
+    last_step: StepRecord | None = None
+    """The last one that is written down: whoever was to write it may be gone, or not have seen its end."""
     last_epoch: EpochRecord | None = None
-    """The last finished one as it is written down: whoever was to write it may be gone, or not have seen its end."""
+    """The same of the last epoch."""
     average: AveragedModel | None = None
     """Of the model, where one is kept."""
 
@@ -104,6 +106,7 @@ class TrainState:
             "best": dataclasses.asdict(self.best) if self.best else None,
             "last": dataclasses.asdict(self.last) if self.last else None,
             "recent": [dataclasses.asdict(entry) for entry in self.recent],
+            "last_step": dataclasses.asdict(self.last_step) if self.last_step else None,
             "last_epoch": dataclasses.asdict(self.last_epoch) if self.last_epoch else None,
         }
 
@@ -126,7 +129,8 @@ class TrainState:
         self.totals = Totals(**snapshot["totals"])
         self.best, self.last = (Evaluation(**e) if e else None for e in (snapshot["best"], snapshot["last"]))
         self.recent = [Entry(**{**e, "samples": tuple(e["samples"])}) for e in snapshot["recent"]]
-        last_epoch = snapshot.get("last_epoch")  # checkpoints of old have none
+        last_step, last_epoch = snapshot.get("last_step"), snapshot.get("last_epoch")  # checkpoints of old have none
+        self.last_step = StepRecord(**last_step) if last_step else None
         self.last_epoch = EpochRecord(**last_epoch) if last_epoch else None
         if self.average is not None:
             self.average.load_state_dict(snapshot["average"])

@@ -143,3 +143,19 @@ def test_the_line_of_an_epoch() -> None:
     )
     plain = EpochRecord(3, 9, 0.5, 0.1, 0.2, None, None, None, 1234.0)
     assert epoch_line(plain, 5) == "epoch 3/5  loss 0.5000  top-1  10.00%     1,234 images/s"
+
+
+def test_what_is_not_there_comes_from_the_state() -> None:
+    """Once: what is there stays as it is, and a run that goes on in another folder does not begin with the past."""
+    life(0, 0, 1, 2)
+    journal = RunJournal(Path(), 3, 1, live=False)
+    for _ in range(2):
+        journal.catch_up([], step_record(3), epoch_record(1, 3))
+    journal.catch_up([], step_record(2), None)
+    journal.close()
+    assert [(line["kind"], line["step"]) for line in lines()] == [("step", 1), ("step", 2), ("step", 3), ("epoch", 3)]
+    Path("metrics.jsonl").unlink()
+    elsewhere = RunJournal(Path(), 3, 1, live=False)
+    elsewhere.catch_up([], step_record(3), epoch_record(1, 3))
+    elsewhere.close()
+    assert lines() == []
