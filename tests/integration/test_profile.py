@@ -29,9 +29,16 @@ def test_two_ranks_and_horovod_are_in_one_trace(launcher: str, tmp_path: Path) -
         ]
         # Neither leaves the reduction of a step before the other has begun its own.
         assert all(end > other["ts"] for ends, other in zip(reduced, (step, began), strict=True) for end in ends)
-        sums = [span for spans in horovod.values() for span in spans if inside(span, began)]
-        assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE"} <= {span["name"] for span in sums}
+        assert "ALLREDUCE" in {span["name"] for spans in horovod.values() for span in spans if inside(span, began)}
+        # The other rank may ask before this one begins its step; of the first step that is not in the trace then.
+        ended = {span["name"] for spans in horovod.values() for span in spans if inside(end_of(span), began)}
+        assert "NEGOTIATE_ALLREDUCE" in ended or name == "step 4"
     assert any("grouped_allreduce" in tensor for tensor in horovod)
+
+
+def end_of(span: traces.Event) -> traces.Event:
+    """Its last moment."""
+    return {"ts": span["ts"] + span["dur"], "dur": 0}
 
 
 def inside(span: traces.Event, outer: traces.Event) -> bool:
