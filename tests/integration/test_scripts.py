@@ -229,7 +229,11 @@ def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[s
     folder, log = tmp_path / "bin", tmp_path / "docker.log"
     # What ssh does with its words: it joins them, and a shell takes them apart.
     program(folder / "ssh", 'while [ "$1" != -- ]; do shift; done; shift; export ON=$1; shift; exec sh -c "$*"')
-    dump = "import json, os, sys; print(json.dumps([os.environ.get('ON', 'here'), *sys.argv[1:]]))"
+    # A line is one write: two containers may be taken away at once, and print() writes the end of a line apart where
+    # PYTHONUNBUFFERED is set.
+    dump = (
+        "import json, os, sys; os.write(1, (json.dumps([os.getenv('ON', 'here'), *sys.argv[1:]]) + chr(10)).encode())"
+    )
     program(
         folder / "docker", f'[ "$1" != cp ] || cat > {tmp_path}/cp.tar; exec {sys.executable} -c "{dump}" "$@" >> {log}'
     )
