@@ -13,7 +13,7 @@ from hvd_train import checkpoint, freeze, optim, schedule
 from hvd_train.checkpoint import Store
 from hvd_train.clock import Split, Stopwatch, Timer
 from hvd_train.config import Config, ScheduleConfig
-from hvd_train.data.loader import Batch, Loader
+from hvd_train.data.loader import Ahead, Batch, Loader
 from hvd_train.errors import Diverged
 from hvd_train.journal import EpochRecord, Journal, Moment, StepRecord
 from hvd_train.ledger import Entry
@@ -73,15 +73,15 @@ def train(job: Job) -> bool:
             job.world.regroup(state.optimizer)
         order = order_of(config.seed, epoch, num_samples, config.data.repeated_augmentation)
         work = assignments(order, state.progress.cursor, state.cut, place.rank, place.size)
-        for batch in job.train_loader.load(epoch, work):
-            job.split.mark("data")
+        batches = Ahead(job.train_loader.load(epoch, work), job.split.mark)
+        for batch in batches:
             middle = (state.progress.cursor + batch.size / 2) / num_samples
             learning_rate = peak * schedule.learning_rate_factor(config.schedule, epoch + middle)
             optim.set_learning_rate(state.optimizer, learning_rate)
             log = (state.progress.step + 1) % config.run.log_steps == 0
             entry = ledger_entry(job, batch) if config.run.ledger else None
 
-            result = job.step.take(state, batch, wishes(job), want_norm=log)
+            result = job.step.take(state, batch, wishes(job), want_norm=log, meanwhile=batches.prepare)
 
             if state.average is not None and not result.skipped:
                 state.average.update_parameters(state.model)

@@ -92,15 +92,28 @@ class Step:
         dtype = _DTYPES[self._precision] if mixed else None
         return torch.autocast(self._device.type, dtype=dtype, enabled=mixed)
 
-    def take(self, state: TrainState, batch: Batch, votes: Votes, *, want_norm: bool) -> StepResult:
-        """Take one step. Raises RankLost before any weight has changed: the state is that of the step before."""
+    def take(
+        self,
+        state: TrainState,
+        batch: Batch,
+        votes: Votes,
+        *,
+        want_norm: bool,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> StepResult:
+        """Take one step. Raises RankLost before any weight has changed: the state is that of the step before.
+
+        `meanwhile` is called while the gradients are on their way between the ranks.
+        """
         try:
-            return self._take(state, batch, votes, want_norm=want_norm)
+            return self._take(state, batch, votes, want_norm, meanwhile)
         except RankLost:
             self._statistics.undo()
             raise
 
-    def _take(self, state: TrainState, batch: Batch, votes: Votes, *, want_norm: bool) -> StepResult:
+    def _take(
+        self, state: TrainState, batch: Batch, votes: Votes, want_norm: bool, meanwhile: Callable[[], None]
+    ) -> StepResult:
         model, optimizer, scaler = state.model, state.optimizer, state.scaler
         micro_batches = self._as_many_as_others(batch)
         passes = len(micro_batches)
@@ -144,11 +157,11 @@ class Step:
         if loss is not None:
             torch.autograd.backward(scaler.scale(loss), share)
             self._mark("backward")
+        meanwhile()
         with self._world.reduced(optimizer):
             told = pending()
-            totals, agreed = _read(
-                told[: len(words)], batch.size
-            )  # the last word of other ranks: now the step cannot break
+            # The last word of other ranks: now the step cannot break.
+            totals, agreed = _read(told[: len(words)], batch.size)
             self._mark("reduction")
             scaler.unscale_(optimizer)
             norm = self._clip(parameters)

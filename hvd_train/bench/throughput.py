@@ -13,6 +13,7 @@ from hvd_train.bench import feed
 from hvd_train.bench.record import estimate, written
 from hvd_train.clock import PHASES
 from hvd_train.config import Config
+from hvd_train.data.loader import Ahead
 from hvd_train.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
 from hvd_train.errors import UsageError
 from hvd_train.parts import fresh_state, mixer, warm_parts
@@ -61,7 +62,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> di
         together=parts.example if config.model.sync_batch_norm else None,
         split=split,
     )
-    batches = feed.batches(parts.train_loader, config, state.cut, world.place)
+    batches = Ahead(feed.batches(parts.train_loader, config, state.cut, world.place), split.mark)
     optim.set_learning_rate(state.optimizer, _LEARNING_RATE)
 
     def take(count: int) -> int:
@@ -69,8 +70,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> di
         images = 0
         for _ in range(count):
             batch = next(batches)
-            split.mark("data")
-            result = step.take(state, batch, Votes(), want_norm=False)
+            result = step.take(state, batch, Votes(), want_norm=False, meanwhile=batches.prepare)
             if state.average is not None and not result.skipped:
                 state.average.update_parameters(state.model)
             state.progress = state.progress.after_step(batch.size, skipped=result.skipped)

@@ -62,6 +62,35 @@ class Loader(Protocol):
         """End loader processes."""
 
 
+class Ahead:
+    """Batches, of which the next one can be prepared before its turn: while the ranks add up their gradients."""
+
+    def __init__(self, batches: Iterator[Batch], mark: Mark) -> None:
+        """`mark` is told of "data" whenever a batch is there."""
+        self._batches, self._mark = batches, mark
+        self._next: Batch | Exception | None = None
+
+    def prepare(self) -> None:
+        """Have the next batch ready. Whatever is wrong with it is raised in its turn."""
+        try:
+            self._next = next(self._batches)
+        except Exception as error:  # noqa: BLE001  # whatever a data set raises, and the end of it
+            self._next = error
+        self._mark("data")
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._next is None:
+            self.prepare()
+        batch, self._next = self._next, None
+        if isinstance(batch, Exception):
+            raise batch
+        assert batch is not None
+        return batch
+
+
 class Prepare:
     """From stored images to model input, on the device: scale, resize, augment, normalise, add channels."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from hvd_train import checkpoint, loop
 from hvd_train.config import Config, DataConfig, ScheduleConfig
 from hvd_train.data.dataset import DataSet
 from hvd_train.errors import Diverged, RankLost, UsageError
+from hvd_train.order import order_of
 from hvd_train.state import Evaluation
 from hvd_train.world import LocalWorld
 from tests import runs
@@ -188,6 +190,29 @@ def test_too_many_in_a_row_end_the_run(ranks: int) -> None:
     assert newest is not None
     assert newest["progress"]["step"] == 8
     assert all(bool(value.isfinite().all()) for value in newest["model"].values())
+
+
+class Unreadable(runs.Jittered):
+    """Its last samples cannot be read."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index >= 185:
+            raise UsageError(f"cannot read sample {index}")
+        return super().__getitem__(index)
+
+
+def test_steps_before_a_sample_that_cannot_be_read_are_done() -> None:
+    """The batch that has it is read while the step before it is under way, which is taken all the same."""
+    config = small_config(epochs=1, ledger=True, log_steps=1)
+    bad = np.flatnonzero(order_of(config.seed, 0, 190, 1)[0:190] >= 185)
+    whole = int(bad[0]) // 20
+    assert whole > 1
+    data = Unreadable(190, jitter=False), runs.Jittered(20, jitter=False)
+    with pytest.raises(UsageError, match="cannot read sample 1"):
+        trained(LocalWorld(), config, data=lambda _: data)
+    entries = [json.loads(line) for line in Path("run/ledger.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in entries] == list(range(1, whole + 1))
+    assert [record["step"] for record in records("step")] == list(range(1, whole + 1))
 
 
 def test_the_same_command_again_gives_up_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from hvd_train.config import DataConfig
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays, DataSet, Mark, unmarked
 from hvd_train.data.folder import open_folder
-from hvd_train.data.loader import ArrayLoader, Batch, MapLoader, Prepare
+from hvd_train.data.loader import Ahead, ArrayLoader, Batch, MapLoader, Prepare
 from hvd_train.errors import UsageError
 from hvd_train.order import Cut, EpochOrder, assignments
 
@@ -131,6 +132,26 @@ class Uneven:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return torch.zeros(1, 2 + index, 2), 0
+
+
+def test_a_batch_prepared_ahead_comes_in_its_turn() -> None:
+    """Prepared or not, all batches come once and in their order; what is wrong with one is raised in its turn."""
+
+    def batches() -> Iterator[Batch]:
+        yield from (Batch(size, 1, ()) for size in (1, 2, 3))
+        raise UsageError("cannot read the fourth")
+
+    marks: list[str] = []
+    ahead, sizes = Ahead(batches(), marks.append), []
+    with pytest.raises(UsageError, match="the fourth"):
+        for batch in ahead:
+            sizes.append(batch.size)
+            if batch.size > 1:
+                ahead.prepare()
+    assert sizes == [1, 2, 3]
+    assert marks == ["data"] * 4
+    ended = Ahead(iter([Batch(1, 1, ())]), marks.append)
+    assert [(batch.size, ended.prepare()) for batch in ended] == [(1, None)]  # type: ignore[func-returns-value]
 
 
 def test_items_that_do_not_fit_together_are_an_error_of_use() -> None:

@@ -12,7 +12,7 @@ from hvd_train import Config
 from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.errors import RankLost
 from hvd_train.order import Cut
-from hvd_train.state import TrainState
+from hvd_train.state import TrainState, to_host
 from hvd_train.step import Step, StepResult, Votes
 from hvd_train.world import LocalWorld, Pending, Reduction, World
 from tests import runs
@@ -83,6 +83,29 @@ def test_a_step_counts_losses_and_hits() -> None:
     assert result.totals.loss == pytest.approx(F.cross_entropy(logits, targets, reduction="sum").item(), rel=1e-5)
     assert result.totals.top1 == (logits.argmax(1) == targets).sum().item()
     assert result.gradient_norm is None
+
+
+def test_something_can_be_done_while_gradients_travel() -> None:
+    """After the last backward pass, before anything has changed: here, with two ranks, before the sums are known."""
+
+    def body(world: ThreadWorld) -> None:
+        model = own_generator(runs.convnet(10))
+        before = to_host(model.state_dict())
+        seen = []
+
+        def meanwhile() -> None:
+            assert all(parameter.grad is not None for parameter in model.parameters())
+            assert equal(to_host(model.state_dict()), before)
+            seen.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+
+        part, state = batch(8, 4, world.place.rank, 2), state_of(world, model)
+        Step(Config(), world, model, CPU).take(state, part, Votes(), want_norm=False, meanwhile=meanwhile)
+        (mine,) = seen
+        sums = [parameter.grad for parameter in model.parameters()]
+        assert not any(torch.equal(one, both) for one, both in zip(mine, sums, strict=True))
+        assert not equal(to_host(model.state_dict()), before)
+
+    run_ranks(2, body)
 
 
 @pytest.mark.parametrize("wire", [False, True])
