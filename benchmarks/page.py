@@ -16,8 +16,8 @@ HEAD = """# Benchmarks
 
 Made by `make bench` from the records in `benchmarks/records/`: do not edit (`benchmarks/page.py`). `make bench-quick`
 shows the ratios within five minutes. Programs that are compared take turns of a few steps on the same machine
-(`benchmarks/turns.py`); a value is the median over the turns, in brackets its 95% interval by the bootstrap. *met* and
-*not met* are said where the whole interval is on one side of the aim.
+(`benchmarks/turns.py`); a value is the median over the turns, or over several starts of both, in brackets its 95%
+interval by the bootstrap. *met* and *not met* are said where the whole interval is on one side of the aim.
 
 Nothing on this page ran on a GPU, or on several machines.
 """
