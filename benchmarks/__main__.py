@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ FULL = {
     "convnet": f"{' '.join(LAUNCHERS['gloo'])} {CONVNET} --json {RECORDS}/throughput-convnet.json",
     "input": f"python -m benchmarks.input --json {RECORDS}/input.json",
     "wire": f"python -m benchmarks.wire --json {RECORDS}/wire.json",
+    "accuracy": f"python -m benchmarks.wire_accuracy --json {RECORDS}/wire-accuracy.json",
     "commits": "python -m benchmarks.ready commits",
     "elastic": "python -m benchmarks.ready elastic --turns 20",
     "recovery": "python -m benchmarks.recovery",
@@ -29,6 +31,9 @@ FULL = {
 QUICK = [
     "python -m benchmarks.speed --quick",
     "python -m benchmarks.input --images 40 --turns 3",
+    *(["python -m benchmarks.wire --quick"] if os.geteuid() == 0 else []),
+    "python -m benchmarks.ready commits --quick",
+    "python -m benchmarks.ready elastic --quick",
     "python -m benchmarks.startup --turns 1",
     "python -m benchmarks.order",
 ]

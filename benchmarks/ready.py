@@ -2,6 +2,7 @@
 
     python -m benchmarks.ready commits       about 3 minutes on 2 cores
     python -m benchmarks.ready elastic       about 10 minutes
+    ... --quick                              half a minute each; no record
 
 ResNet-50 (23.5 million parameters with 10 classes), SGD with momentum, 2 ranks, 32 images of 32 pixels a step. A
 commit's cost is what the ten steps after it take longer than the ten after those, in one run; the default cadence has
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -87,11 +89,11 @@ def measure_commits(steps: int) -> dict[str, Any]:
     }
 
 
-def measure_elastic(turns: int) -> dict[str, Any]:
-    """Step times of an elastic and of a static world, in turn; started twice, since processes differ, too."""
+def measure_elastic(turns: int, networks: Sequence[str], starts: int) -> dict[str, Any]:
+    """Step times of an elastic and of a static world, in turn; in more than one start, since processes differ, too."""
     found = {}
-    for network, steps in NETWORKS.items():
-        for again in range(2):
+    for network in networks:
+        for again in range(starts):
             with contextlib.ExitStack() as stack:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ready-")))
                 line = training(f"benchmarks.networks:{network}", 100_000)
@@ -99,7 +101,7 @@ def measure_elastic(turns: int) -> dict[str, Any]:
                     name: stack.enter_context(started([*LAUNCHERS[name], *line], folder / name, 2, ENVIRONMENT))
                     for name in sorted(LAUNCHERS, reverse=bool(again))
                 }
-                ratio = compare(programs["elastic"], programs["static"], turns=turns, steps=steps)
+                ratio = compare(programs["elastic"], programs["static"], turns=turns, steps=NETWORKS[network])
             print(
                 f"{network}: elastic over static {ratio['ratio']:.4f}, with 95% confidence {ratio['interval']}",
                 flush=True,
@@ -114,10 +116,17 @@ def main() -> None:
     parser.add_argument("what", choices=["commits", "elastic"])
     parser.add_argument("--steps", type=int, default=320, help="of the run with commits (default: 320)")
     parser.add_argument("--turns", type=int, default=40, help="of each, twice (default: 40)")
+    parser.add_argument("--quick", action="store_true", help="a few steps, and no record")
     options = parser.parse_args()
-    found = measure_commits(options.steps) if options.what == "commits" else measure_elastic(options.turns)
-    record = {**about("benchmarks.ready", sys.argv[1:]), **found}
-    (RECORDS / f"ready-{options.what}.json").write_text(json.dumps(record, indent=1) + "\n")
+    if options.what == "commits":
+        found = measure_commits(4 * COMMIT_STEPS if options.quick else options.steps)
+    elif options.quick:
+        found = measure_elastic(3, ["waiting"], starts=1)
+    else:
+        found = measure_elastic(options.turns, list(NETWORKS), starts=2)
+    if not options.quick:
+        record = {**about("benchmarks.ready", sys.argv[1:]), **found}
+        (RECORDS / f"ready-{options.what}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

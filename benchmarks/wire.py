@@ -61,6 +61,7 @@ def main() -> None:
     """Measure, print, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--quick", action="store_true", help="one turn, half a minute")
     parser.add_argument("--json", type=Path, help="where the record goes")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -70,7 +71,8 @@ def main() -> None:
             tc = hosts.inside(name, folder, "tc", "qdisc", "add", "dev", "eth0", "root", *LINK.split())
             subprocess.run(tc, check=True, env={**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"})
         fp32, fp16 = (stack.enter_context(training(hosts, folder / wire, wire)) for wire in ("none", "fp16"))
-        found = compare(fp32, fp16, turns=options.turns, steps=2, warm_up=1)
+        quick = options.quick
+        found = compare(fp32, fp16, turns=1 if quick else options.turns, steps=1 if quick else 2, warm_up=1)
     times = dict(zip(("fp32", "fp16"), found.pop("seconds_per_step"), strict=True))
     verdict = at_least(AIM, found["interval"])
     facts = {"link": LINK, "seconds_per_step": times, **found, "aim": f"at least {AIM}", "verdict": verdict}
