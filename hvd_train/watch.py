@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH, _EVENTS, _RECENT = 40, 5, 10
 _READING_SHARE = 0.1  # of the time, however long the file has grown
 _SILENCE_S = 60.0  # without a line that long is worth a word
+_ENDS = {signal.SIGINT, signal.SIGTERM}
 _STATES = {
     "running": "running",
     "finished": "finished",
@@ -31,20 +33,31 @@ _STATES = {
 
 
 def watch(path: Path, *, once: bool, interval_s: float) -> None:
-    """Show a run until it has ended; `once`: as it stands now. Raises UsageError where there is none."""
+    """Show a run until it has ended; `once`: as it stands now.
+
+    Raises UsageError where there is none. SIGINT and SIGTERM do what they always do, when the terminal is as it was.
+    """
     history = read(path)
     console = Console(highlight=False)
     if once:
         console.print(view(history, time.time()))
         return
-    with Live(view(history, time.time()), console=console, auto_refresh=False) as live:
-        while not history.ended:
-            started = time.monotonic()
-            history = read(path)
-            live.update(view(history, time.time()), refresh=True)
-            took = time.monotonic() - started
-            if not history.ended:
-                time.sleep(max(interval_s, took / _READING_SHARE))
+    # Signals are taken between two pictures: one that comes while rich writes would leave the terminal without cursor.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    received = None
+    try:
+        with Live(view(history, time.time()), console=console, auto_refresh=False) as live:
+            while not history.ended and received is None:
+                started = time.monotonic()
+                history = read(path)
+                live.update(view(history, time.time()), refresh=True)
+                took = time.monotonic() - started
+                if not history.ended:
+                    received = signal.sigtimedwait(_ENDS, max(interval_s, took / _READING_SHARE))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if received is not None:
+        signal.raise_signal(received.si_signo)
 
 
 def view(history: History, now: float) -> RenderableType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -94,9 +95,10 @@ def test_what_cannot_be_watched(arguments: list[str], reason: str, capsys: pytes
 class Terminal:
     """`hvd-train watch run` in a terminal, of a run whose folder this process has locked."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: str = "") -> None:
+        """`first`: what else the program does, before all."""
         self._ours, theirs = pty.openpty()
-        code = "import sys; from hvd_train.cli import run; sys.exit(run(sys.argv[1:]))"
+        code = f"{first}\nimport sys; from hvd_train.cli import run; sys.exit(run(sys.argv[1:]))"
         words = [sys.executable, "-c", code, "watch", "run", "--interval", "0.1"]
         environ = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path(cli.__file__).parents[1])}
         self.process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
@@ -111,14 +113,11 @@ class Terminal:
             self.output += os.read(self._ours, 1 << 16).decode(errors="replace")
 
     def ended(self) -> int:
-        code = self.process.wait(60)
-        while select.select([self._ours], [], [], 0)[0]:
-            try:
+        with contextlib.suppress(OSError):  # Linux's word for the end of a terminal
+            while True:
                 self.output += os.read(self._ours, 1 << 16).decode(errors="replace")
-            except OSError:  # Linux's word for the end of a terminal
-                break
         os.close(self._ours)
-        return code
+        return self.process.wait(60)
 
 
 def locked_run() -> Any:
@@ -147,12 +146,31 @@ def test_it_follows_a_run_to_its_end() -> None:
     assert "finished" in terminal.output
 
 
-def test_ctrl_c_leaves_the_terminal_as_it_was() -> None:
-    """No traceback, the cursor is back, and the exit code is that of an interrupt."""
+DISTURBED = """
+import os, signal
+from rich.console import Console
+
+flush = Console._write_buffer
+
+def write_buffer(console):
+    if any("step 1" in segment.text for segment in console._buffer):
+        os.kill(os.getpid(), signal.{number})
+        os.kill(os.getpid(), 0)  # where Python looks for signals
+    flush(console)
+
+Console._write_buffer = write_buffer
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+@pytest.mark.parametrize("drawing", [False, True])
+def test_a_signal_leaves_the_terminal_as_it_was(number: signal.Signals, code: int, drawing: bool) -> None:
+    """No traceback, the cursor is back, and the exit code tells of the signal, in the midst of a picture, too."""
     with locked_run():
-        terminal = Terminal()
+        terminal = Terminal(DISTURBED.format(number=number.name) if drawing else "")
         terminal.until("step 1")
-        terminal.process.send_signal(signal.SIGINT)
-        assert terminal.ended() == 130
+        if not drawing:
+            terminal.process.send_signal(number)
+        assert terminal.ended() == code
     assert "Traceback" not in terminal.output
     assert terminal.output.rindex("\x1b[?25h") > terminal.output.rindex("\x1b[?25l")
