@@ -257,10 +257,13 @@ def _marked(mark: str) -> list[int]:
 
 
 def _kill_marked(mark: str) -> None:
-    for _ in range(5):  # one may fork while the others are looked through
-        for pid in _marked(mark):
+    deadline = time.monotonic() + _GRACE_S
+    # Until there are none: one may fork while the others are looked through, and a kill is not an end yet.
+    while (found := _marked(mark)) and time.monotonic() < deadline:
+        for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
 
 
 def _processes() -> list[int]:

@@ -82,13 +82,10 @@ def made_at(venv: Path) -> Optional[str]:
     if place:
         return place
     with suppress(OSError, IndexError, ValueError):
-        match = re.search(
-            r"^\s*(?:export )?VIRTUAL_ENV=(.+)$",
-            (venv / "bin" / "activate").read_text(encoding="utf-8"),
-            re.MULTILINE,
-        )
-        if match and "$" not in match.group(1):
-            return shlex.split(match.group(1))[0]
+        script = (venv / "bin" / "activate").read_text(encoding="utf-8")
+        for found in re.findall(r"^\s*(?:export )?VIRTUAL_ENV=(.+)$", script, re.MULTILINE):
+            if not found.startswith("$"):  # as from Python 3.13 on for Windows, before the line for all others
+                return shlex.split(found)[0]
     return None
 
 

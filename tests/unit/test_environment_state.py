@@ -179,6 +179,15 @@ def test_a_real_environment_knows_its_place(tmp_path: Path) -> None:
     assert made_at(place) == str(place)
 
 
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_an_environment_of_a_newer_python_knows_its_place(tmp_path: Path, quote: str) -> None:
+    """From Python 3.12 on a line for Windows comes before the one that counts; quotes have changed since."""
+    (tmp_path / "bin").mkdir()
+    lines = ['VIRTUAL_ENV=$(cygpath "/a b/.venv")', "else", f"    export VIRTUAL_ENV={quote}/a b/.venv{quote}"]
+    (tmp_path / "bin" / "activate").write_text("\n".join(lines))
+    assert made_at(tmp_path) == "/a b/.venv"
+
+
 def test_half_installed_packages_are_seen_again(tmp_path: Path) -> None:
     """A package whose RECORD is missing, pip's last file, is no longer taken as installed."""
     (tmp_path / "torch-2.15.0.dist-info").mkdir()
