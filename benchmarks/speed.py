@@ -1,7 +1,7 @@
 """Our loop beside what users would write otherwise, as ratios of images per second on 2 ranks of this machine.
 
     python -m benchmarks.speed               all comparisons, about 40 minutes on 2 cores
-    python -m benchmarks.speed --quick       each started once, about 3 minutes
+    python -m benchmarks.speed --quick       each started once, about 2 minutes
 
 Each is two running trainings that take turns (`benchmarks.turns`), with the same network, batch and number of threads,
 without augmentation, evaluation or commits. Both are started several times: another start of the same two programs
@@ -91,14 +91,16 @@ def other(comparison: Comparison) -> list[str]:
     return [*LAUNCHERS[comparison.others], *python, *what]
 
 
-def measure(comparison: Comparison, starts: int, turns: int) -> dict[str, Any]:
-    """Start both so many times, and each time let them take so many turns of about a second."""
-    found = [_one_start(comparison, turns, ours_first=bool(number % 2)) for number in range(starts)]
+def measure(comparison: Comparison, starts: int, turns: int, seconds: float) -> dict[str, Any]:
+    """Start both so many times, and each time let them take so many turns of about so many seconds."""
+    found = [_one_start(comparison, turns, seconds, ours_first=bool(number % 2)) for number in range(starts)]
     ratios = [one["ratio"] for one in found]
     # One start has no spread but that of its turns.
     low, high = interval(ratios) if starts > 1 else found[0]["interval"]
-    medians = (statistics.median(seconds) for seconds in zip(*(one["seconds_per_step"] for one in found), strict=True))
-    times = dict(zip(("other", "ours"), medians, strict=True))
+    medians = (
+        statistics.median(of_starts) for of_starts in zip(*(one["seconds_per_step"] for one in found), strict=True)
+    )
+    times = {name: round(median, 5) for name, median in zip(("other", "ours"), medians, strict=True)}
     judged = _microseconds if comparison.ranks == 1 else _ratio
     shown = judged(statistics.median(ratios), (low, high), times["ours"], comparison.aim)
     print(
@@ -115,7 +117,7 @@ def measure(comparison: Comparison, starts: int, turns: int) -> dict[str, Any]:
     }
 
 
-def _one_start(comparison: Comparison, turns: int, *, ours_first: bool) -> dict[str, Any]:
+def _one_start(comparison: Comparison, turns: int, seconds: float, *, ours_first: bool) -> dict[str, Any]:
     """As `benchmarks.turns.compare`, the other one before ours."""
     commands = {"ours": ours(comparison.network, comparison.ours, comparison.ranks), "other": other(comparison)}
     with contextlib.ExitStack() as stack:
@@ -126,8 +128,8 @@ def _one_start(comparison: Comparison, turns: int, *, ours_first: bool) -> dict[
         }
         mine = programs["ours"]
         mine.turn(5)
-        steps = max(3, round(1 / mine.turn(5)))
-        return compare(programs["other"], mine, turns=turns, steps=steps)
+        steps = max(3, round(seconds / mine.turn(5)))
+        return compare(programs["other"], mine, turns=turns, steps=steps, warm_up=1)
 
 
 def _ratio(median: float, spread: Spread, ours: float, least: float) -> dict[str, Any]:
@@ -156,9 +158,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5, help="of each program in each start (default: 5)")
     parser.add_argument("--only", default="", help="comparisons whose name has this in it")
     options = parser.parse_args()
-    starts = 1 if options.quick else options.starts
+    starts, turns, seconds = (1, 3, 0.5) if options.quick else (options.starts, options.turns, 1.0)
     chosen = [comparison for comparison in COMPARISONS if options.only in comparison.name]
-    found = [measure(comparison, starts, options.turns) for comparison in chosen]
+    found = [measure(comparison, starts, turns, seconds) for comparison in chosen]
     record = {**about("benchmarks.speed", sys.argv[1:]), "comparisons": found}
     if not options.only and not options.quick:
         (RECORDS / "speed.json").write_text(json.dumps(record, indent=1) + "\n")
