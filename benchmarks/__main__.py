@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 
 from benchmarks.speed import ENVIRONMENT, LAUNCHERS, ROOT
 
@@ -48,7 +49,9 @@ def main() -> int:
     failed = 0
     for line in QUICK if options.quick else [*[FULL[name] for name in options.only], "python -m benchmarks.page"]:
         print(f"\n== {line}", flush=True)
+        began = time.monotonic()
         failed += subprocess.run(line.split(), cwd=ROOT, env=ENVIRONMENT, check=False).returncode != 0
+        print(f"== {time.monotonic() - began:.0f} s", flush=True)
     return failed
 
 

@@ -162,10 +162,27 @@ def test_c9_mpi_on_several_hosts_keeps_to_the_clock(tmp_path: Path) -> None:
     assert seconds_of_sums("--mpi", tmp_path, HVD_TRAIN_SHARED_MEMORY=0) > 20 * 0.19
 
 
+def test_c9_a_rank_with_nothing_to_do_rests(controller: str, tmp_path: Path) -> None:
+    """Between sums Horovod leaves the core to the training, where as released it wakes up once a millisecond."""
+    by_clock, eager = (taken(controller, tmp_path, "c9_rests.py", HVD_TRAIN_EAGER_CYCLES=wanted) for wanted in (0, 1))
+    assert eager < by_clock / 3
+
+
+@pytest.mark.parametrize("what", ["process set", "join"])
+def test_c9_a_rank_that_others_need_keeps_to_the_clock(what: str, controller: str, tmp_path: Path) -> None:
+    """A sum over a part of the ranks, or after a join, waits for the next tick of the others, not for longer."""
+    assert taken(controller, tmp_path, "c9_called_on.py", WHAT=what, HOROVOD_CYCLE_TIME=200) < 5 * 0.2 + 2
+
+
 def seconds_of_sums(controller: str, folder: Path, **env: object) -> float:
     """How long two ranks take for those of c9_sums.py, where the clock ticks every 200 ms."""
+    return taken(controller, folder, "c9_sums.py", HOROVOD_CYCLE_TIME=200, **env)
+
+
+def taken(controller: str, folder: Path, worker: str, **env: object) -> float:
+    """The number that rank 0 of two writes to the file TOOK."""
     took = folder / "took"  # not printed: mpirun puts the rank before each piece of a line that it reads
-    done = horovodrun(2, controller, "c9_sums.py", TOOK=took, HOROVOD_CYCLE_TIME=200, **env)
+    done = horovodrun(2, controller, worker, TOOK=took, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return float(took.read_text())
 
