@@ -35,7 +35,7 @@ QUICK = [
     *(["python -m benchmarks.wire --quick"] if os.geteuid() == 0 else []),
     "python -m benchmarks.ready commits --quick",
     "python -m benchmarks.ready elastic --quick",
-    "python -m benchmarks.startup --turns 1",
+    "python -m benchmarks.startup --quick",
     "python -m benchmarks.order",
 ]
 
