@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _PLACES = 5
 NUM_SUMS = 1 + _PLACES
-"""Numbers that `add_sums` adds to and `Totals.of` reads."""
+"""Numbers that `sums_of` gives and `Totals.of` reads."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Totals:
 
     @classmethod
     def of(cls, sums: Sequence[float], count: int) -> Totals:
-        """What `add_sums` has added up over so many samples."""
+        """What `sums_of` has given, added up over so many samples."""
         loss, *by_place = sums
         return cls(loss, by_place[0], sum(by_place), count)
 
@@ -43,14 +45,15 @@ def hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return match[:, 0], match.any(dim=1)
 
 
-def add_sums(sums: Tensor, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
-    """Add a micro-batch's sum of losses, and its hits at each of the first five places, to float32 [NUM_SUMS, ...]."""
-    by_place = _matches(logits, targets).sum(dim=0, dtype=sums.dtype)
-    sums[0].add_(loss)
-    sums[1 : 1 + len(by_place)].add_(by_place)
+def sums_of(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+    """A micro-batch's sum of losses (a scalar), and its hits at each of the first five places; float32 [NUM_SUMS]."""
+    by_place = _matches(logits, targets).sum(dim=0, dtype=torch.float32)
+    if len(by_place) < _PLACES:
+        by_place = F.pad(by_place, (0, _PLACES - len(by_place)))
+    return torch.cat([loss.float().unsqueeze(0), by_place])
 
 
 def _matches(logits: Tensor, targets: Tensor) -> Tensor:
     """Whether the target is at each of the first five places; bool [n, 5], fewer where there are fewer classes."""
     best = logits.topk(min(_PLACES, logits.shape[1]), dim=1).indices
-    return best == targets[:, None]
+    return best == targets.unsqueeze(1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from hvd_train.config import Config
 from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.device import seed
 from hvd_train.errors import RankLost
-from hvd_train.metrics import NUM_SUMS, Totals, add_sums
+from hvd_train.metrics import NUM_SUMS, Totals, sums_of
 from hvd_train.normalization import RunningStatistics
 from hvd_train.state import TrainState
 from hvd_train.world import World
@@ -86,11 +88,11 @@ class Step:
         self._empty = None if together is None else empty_like(together)
         self._statistics = RunningStatistics(model)
 
-    def autocast(self) -> torch.autocast:
-        """The arithmetic of a forward pass."""
-        mixed = self._precision != "fp32"
-        dtype = _DTYPES[self._precision] if mixed else None
-        return torch.autocast(self._device.type, dtype=dtype, enabled=mixed)
+    def autocast(self) -> AbstractContextManager[object]:
+        """The arithmetic of forward passes."""
+        if self._precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=_DTYPES[self._precision])
 
     def take(
         self,
@@ -128,10 +130,9 @@ class Step:
             parameter.grad = None
         self._world.expect_passes(optimizer, passes)
         self._statistics.begin()
-        wishes = [float(vote) for vote in (votes.stop, votes.commit, votes.change)]
-        words = torch.tensor([0.0] * NUM_SUMS + wishes, device=self._device)
-        share = torch.full((), 1 / divisor, device=self._device)
+        share = _constant(1 / divisor, self._device)
         loss = None
+        sums = _constant((0.0,) * NUM_SUMS, self._device)
         seen: list[tuple[Tensor, Tensor]] = []
         for micro in micro_batches:
             if loss is not None:
@@ -147,12 +148,14 @@ class Step:
                 loss = self._losses(logits, targets, "sum")
             answers = logits.detach()
             seen.append((answers, targets))
-            add_sums(words, loss.detach(), answers, micro.targets)
+            sums = sums + sums_of(loss.detach(), answers, micro.targets)
             if len(targets):
                 self._statistics.end_slot()
             self._mark("forward")
         # All forward passes are done: what they gave travels with the gradients.
-        given = torch.cat([words, *self._statistics.changes])
+        wishes = _constant((float(votes.stop), float(votes.commit), float(votes.change)), self._device)
+        given = torch.cat([sums, wishes, *self._statistics.changes])  # of its own: the sum over the ranks comes into it
+        num_words = len(sums) + len(wishes)
         pending = self._world.sum_with_gradients(optimizer, given)
         if loss is not None:
             torch.autograd.backward(scaler.scale(loss), share)
@@ -161,7 +164,7 @@ class Step:
         with self._world.reduced(optimizer):
             told = pending()
             # The last word of other ranks: now the step cannot break.
-            totals, agreed = _read(told[: len(words)], batch.size)
+            totals, agreed = _read(told[:num_words], batch.size)
             self._mark("reduction")
             scaler.unscale_(optimizer)
             norm = self._clip(parameters)
@@ -169,7 +172,7 @@ class Step:
             if skipped:
                 self._statistics.undo()
             else:
-                self._statistics.finish(told[len(words) :], batch.num_slots)
+                self._statistics.finish(told[num_words:], batch.num_slots)
                 scaler.step(optimizer)
             scaler.update()
         self._mark("optimizer")
@@ -207,6 +210,12 @@ class Step:
 def empty_like(images: Tensor) -> MicroBatch:
     """A micro-batch without samples, of such images."""
     return MicroBatch(-1, images[:0], torch.zeros(0, dtype=torch.long, device=images.device), np.zeros(0, np.int64))
+
+
+@cache
+def _constant(value: float | tuple[float, ...], device: torch.device) -> Tensor:
+    """Numbers that come again in each step, to be read only: to make a tensor of them takes longer than to use it."""
+    return torch.tensor(value, device=device)
 
 
 def _read(result: Tensor, count: int) -> tuple[Totals, Votes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,7 @@ def evaluate(
     micro_batch: int,
     classes: tuple[str, ...],
     device: torch.device,
-    autocast: torch.autocast,
+    autocast: AbstractContextManager[object],
 ) -> Scores:
     """Scores of the model in evaluation mode over the whole set of `loader`.
 

@@ -111,16 +111,17 @@ class Prepare:
         self._mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
         self._std = torch.tensor(data.std, device=device).view(-1, 1, 1)
 
-    def __call__(self, images: Tensor, uniforms: Tensor | None, mark: Mark = unmarked) -> Tensor:
+    def __call__(self, images: Tensor, uniforms: Tensor | None, mark: Mark = unmarked, *, ours: bool = False) -> Tensor:
         """Images [n, c, h, w], uint8 or float; `uniforms` [n, k] are the random numbers of the samples.
 
-        What comes back has memory of its own: that of the images is filled anew by others.
+        What comes back has memory of its own, as that of the images may be filled anew by others; if they are `ours`,
+        it may be theirs.
         """
         # In place from here on: fresh memory for a batch costs more than the arithmetic.
         layout = torch.contiguous_format  # loader processes leave it to us
         if images.dtype == torch.uint8:
             images = images.to(torch.float32, memory_format=layout).div_(255)
-        else:
+        elif not ours:
             images = images.clone(memory_format=layout)
         if self._size is not None and images.shape[-2:] != (self._size, self._size):
             images = F.interpolate(images, size=(self._size, self._size), mode="bilinear", antialias=True)
@@ -164,7 +165,8 @@ class ArrayLoader:
             self._mark("augment")
         images, labels = self._images.index_select(0, rows), self._labels.index_select(0, rows)
         self._mark("read")
-        return MicroBatch(slot.number, self._prepare(images, uniforms, self._mark), labels, slot.indices)
+        inputs = self._prepare(images, uniforms, self._mark, ours=True)
+        return MicroBatch(slot.number, inputs, labels, slot.indices)
 
     def watch(self, mark: Mark) -> None:
         """See Loader."""
