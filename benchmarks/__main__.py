@@ -16,6 +16,7 @@ CONVNET = "hvd-train bench throughput digits --batch-size 30"
 # In the order of the page. Those of clusters make network namespaces, as root.
 FULL = {
     "speed": "python -m benchmarks.speed",
+    "own": f"python -m benchmarks.own_cost --json {RECORDS}/own-cost.json",
     "gloo": f"{' '.join(LAUNCHERS['gloo'])} {STEP} --json {RECORDS}/throughput-gloo.json",
     "mpi": f"{' '.join(LAUNCHERS['mpi'])} {STEP} --json {RECORDS}/throughput-mpi.json",
     "convnet": f"{' '.join(LAUNCHERS['gloo'])} {CONVNET} --json {RECORDS}/throughput-convnet.json",
@@ -31,6 +32,7 @@ FULL = {
 # Nothing is recorded: a few turns show the ratio, not its interval.
 QUICK = [
     "python -m benchmarks.speed --quick",
+    "python -m benchmarks.own_cost --starts 1",
     "python -m benchmarks.input --images 30 --turns 2",
     *(["python -m benchmarks.wire --quick"] if os.geteuid() == 0 else []),
     "python -m benchmarks.ready commits --quick",

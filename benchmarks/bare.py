@@ -43,17 +43,20 @@ def batches(count: int, batch: int, rank: int, size: int) -> Iterator[Tensor]:
         epoch += 1
 
 
-def loop(model: nn.Module, optimizer: torch.optim.Optimizer, size: int, batch: int, rank: int, ranks: int) -> None:
-    """Train for ever."""
+def loop(
+    model: nn.Module, optimizer: torch.optim.Optimizer, size: int, batch: int, rank: int, ranks: int
+) -> Iterator[None]:
+    """Train for ever, a step at a time."""
     images, labels = images_and_labels(size)
     for samples in batches(len(images), batch, rank, ranks):
         optimizer.zero_grad()
         loss = cross_entropy(model(images[samples]), labels[samples])
         loss.backward()
         optimizer.step()
+        yield
 
 
-def horovod(network: nn.Module, size: int, batch: int) -> None:
+def horovod(network: nn.Module, size: int, batch: int) -> Iterator[None]:
     """DistributedOptimizer, and nothing else of Horovod's but the broadcast at the start."""
     import horovod.torch as hvd
 
@@ -64,16 +67,16 @@ def horovod(network: nn.Module, size: int, batch: int) -> None:
         named_parameters=network.named_parameters(),
     )
     hvd.broadcast_parameters(network.state_dict(), root_rank=0)
-    loop(network, optimizer, size, batch, hvd.rank(), hvd.size())
+    return loop(network, optimizer, size, batch, hvd.rank(), hvd.size())
 
 
-def ddp(network: nn.Module, size: int, batch: int) -> None:
+def ddp(network: nn.Module, size: int, batch: int) -> Iterator[None]:
     """DistributedDataParallel over Gloo."""
     torch.distributed.init_process_group("gloo")
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     model = nn.parallel.DistributedDataParallel(network)
-    loop(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9), size, batch, rank, ranks)
+    return loop(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9), size, batch, rank, ranks)
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):
@@ -90,7 +93,7 @@ class Digits(Dataset[tuple[Tensor, Tensor]]):
         return self.transform(self.images[index]), self.labels[index]
 
 
-def example(network: nn.Module, size: int, batch: int) -> None:
+def example(network: nn.Module, size: int, batch: int) -> Iterator[None]:
     """After Horovod's pytorch_mnist.py and pytorch_imagenet_resnet50.py."""
     import horovod.torch as hvd
 
@@ -115,11 +118,12 @@ def example(network: nn.Module, size: int, batch: int) -> None:
             hvd.allreduce(accuracy, name="accuracy")
             loss.backward()
             optimizer.step()
+            yield
 
 
 if __name__ == "__main__":
     way, name, batch_size = sys.argv[1:]
     torch.manual_seed(0)
-    {"horovod": horovod, "ddp": ddp, "example": example}[way](
-        getattr(networks, name)(10), networks.IMAGE_SIZES[name], int(batch_size)
-    )
+    programs = {"horovod": horovod, "ddp": ddp, "example": example}
+    for _ in programs[way](getattr(networks, name)(10), networks.IMAGE_SIZES[name], int(batch_size)):
+        pass

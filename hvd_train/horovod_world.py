@@ -168,9 +168,9 @@ class HorovodWorld:
         with _as_ours():
             if optimizer._requires_update:  # type: ignore[attr-defined]
                 _send_the_rest(optimizer)
+                optimizer.synchronize()  # type: ignore[attr-defined]
             else:  # a launched world of one: Horovod has no part in its gradients
                 fill_missing_gradients(optimizer)
-            optimizer.synchronize()  # type: ignore[attr-defined]
         with optimizer.skip_synchronize():  # type: ignore[attr-defined]
             yield
 

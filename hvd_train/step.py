@@ -131,8 +131,7 @@ class Step:
         self._world.expect_passes(optimizer, passes)
         self._statistics.begin()
         share = _constant(1 / divisor, self._device)
-        loss = None
-        sums = _constant((0.0,) * NUM_SUMS, self._device)
+        loss = sums = None
         seen: list[tuple[Tensor, Tensor]] = []
         for micro in micro_batches:
             if loss is not None:
@@ -148,11 +147,14 @@ class Step:
                 loss = self._losses(logits, targets, "sum")
             answers = logits.detach()
             seen.append((answers, targets))
-            sums = sums + sums_of(loss.detach(), answers, micro.targets)
+            of_slot = sums_of(loss.detach(), answers, micro.targets)
+            sums = of_slot if sums is None else sums + of_slot
             if len(targets):
                 self._statistics.end_slot()
             self._mark("forward")
         # All forward passes are done: what they gave travels with the gradients.
+        if sums is None:
+            sums = _constant((0.0,) * NUM_SUMS, self._device)
         wishes = _constant((float(votes.stop), float(votes.commit), float(votes.change)), self._device)
         given = torch.cat([sums, wishes, *self._statistics.changes])  # of its own: the sum over the ranks comes into it
         num_words = len(sums) + len(wishes)
@@ -201,10 +203,10 @@ class Step:
         """The 2-norm of the whole gradient, which is scaled down to the largest one allowed."""
         # As torch's get_total_norm has it, less its search for gradients on other devices.
         norms = torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        norm = math.hypot(*torch.stack(norms).tolist())
         if self._clip_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, norm)
-        return norm.item()
+            nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, torch.tensor(norm, device=self._device))
+        return norm
 
 
 def empty_like(images: Tensor) -> MicroBatch:

@@ -108,8 +108,10 @@ class Prepare:
         self._size = image_size
         self._format = torch.channels_last if channels_last else torch.contiguous_format
         self._channels = 3 if colour and data.channels == 1 else None
-        self._mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
-        self._std = torch.tensor(data.std, device=device).view(-1, 1, 1)
+        self._normalises = len(data.mean) > 0
+        # A number without dimensions is applied to all pixels in half the time.
+        shape = () if len(data.mean) == 1 else (-1, 1, 1)
+        self._mean, self._std = (torch.tensor(values, device=device).view(shape) for values in (data.mean, data.std))
 
     def __call__(self, images: Tensor, uniforms: Tensor | None, mark: Mark = unmarked, *, ours: bool = False) -> Tensor:
         """Images [n, c, h, w], uint8 or float; `uniforms` [n, k] are the random numbers of the samples.
@@ -129,7 +131,7 @@ class Prepare:
             mark("prepare")
             images = self.augment.apply(images, uniforms)
             mark("augment")
-        if len(self._mean):
+        if self._normalises:
             images = images.sub_(self._mean).div_(self._std)
         if self._channels is not None:
             images = images.expand(-1, self._channels, -1, -1)
