@@ -5,7 +5,7 @@
 One rank, whose process has both: our training of one network stands still before every other epoch, while the loop of
 `benchmarks.bare` has an epoch with another one of its kind. So both have the same threads and the same memory, which
 two processes do not: there the difference of the same two programs moves by 150 microseconds from start to start.
-Journal, TensorBoard and the end of an epoch are in ours.
+Journal, TensorBoard and the end of an epoch are in ours. One more start tells how long its parts take.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,25 @@ from torch import nn
 from benchmarks import bare
 from benchmarks.record import about, at_most
 from benchmarks.speed import ENVIRONMENT, ours
+from hvd_train import loop, step
+from hvd_train.data import loader
 from hvd_train.models import digits_convnet
 from hvd_train.tune import interval
 
 BATCH, IMAGE_SIZE, STEPS = 30, 8, 48  # of an epoch of 1,437 images
 WARM_UP = 3  # epochs of each
 MOST = 300
-FILE = "OWN_COST"  # in the environment: where the process writes what it has measured
+FILE, PROFILE = "OWN_COST", "OWN_COST_PROFILE"  # in the environment: where the process writes; whether it takes PARTS
+PARTS = {
+    "the next batch": (loader.Ahead, "prepare"),
+    "losses and hits": (step, "sums_of"),
+    "the gradient's norm": (step.Step, "_clip"),
+    "the sums over the ranks": (step, "_read"),
+    "random numbers of the step": (step, "seed"),
+    "console, metrics.jsonl, TensorBoard": (loop, "take_down"),
+    "the end of an epoch": (loop, "finish_epoch"),
+}
+"""Of a step of ours, beside passes and update, by the functions that do it."""
 
 
 def alternating(num_classes: int) -> nn.Module:
@@ -54,6 +67,23 @@ class Turns:
     began: float = 0.0
     microseconds: dict[str, list[float]] = field(default_factory=lambda: {"ours": [], "bare": []})
     """Per step, epoch by epoch."""
+    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    """Seconds of all steps, where they are taken."""
+
+    def __post_init__(self) -> None:
+        if PROFILE in os.environ:
+            for part, (owner, name) in PARTS.items():
+                setattr(owner, name, self._timed(part, getattr(owner, name)))
+
+    def _timed(self, part: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return plain(*arguments, **named)
+            finally:
+                self.parts[part] += time.perf_counter() - begun
+
+        return timed
 
     def __call__(self, model: nn.Module, *_: Any) -> None:
         """After an epoch of ours, one of the other."""
@@ -70,7 +100,8 @@ class Turns:
                 next(self.steps)
             self.began = time.perf_counter()
             self._took("bare", self.began - begun)
-            Path(os.environ[FILE]).write_text(json.dumps(self.microseconds))
+            parts = {part: seconds / max(1, self.passes) * 1e6 for part, seconds in self.parts.items()}
+            Path(os.environ[FILE]).write_text(json.dumps({**self.microseconds, "parts": parts}))
             self.began = time.perf_counter()
         self.passes += 1
 
@@ -78,14 +109,20 @@ class Turns:
         self.microseconds[who].append(seconds / STEPS * 1e6)
 
 
-def one_start(epochs: int) -> dict[str, float]:
-    """Median microseconds of a step of each, and of the difference of neighbouring epochs."""
+def run(epochs: int, **environment: str) -> dict[str, Any]:
+    """What a process has measured."""
     with tempfile.TemporaryDirectory(prefix="own-cost-") as folder:
         said = Path(folder) / "said"
         command = ours("benchmarks.own_cost:alternating", BATCH, "one rank", ranks=1, epochs=WARM_UP + epochs)
-        environment = {**ENVIRONMENT, FILE: str(said)}
-        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
-        found = json.loads(said.read_text())
+        variables = {**ENVIRONMENT, FILE: str(said), **environment}
+        subprocess.run(command, cwd=folder, env=variables, check=True, stdout=subprocess.DEVNULL)
+        found: dict[str, Any] = json.loads(said.read_text())
+        return found
+
+
+def one_start(epochs: int) -> dict[str, float]:
+    """Median microseconds of a step of each, and of the difference of neighbouring epochs."""
+    found = run(epochs)
     # The bare loop goes first, and once more than ours has come to an end before it.
     both = list(zip(found["ours"], found["bare"], strict=False))[WARM_UP:]
     mine, bare = (statistics.median(times) for times in zip(*both, strict=True))
@@ -102,11 +139,13 @@ def main() -> None:
     starts = [one_start(options.epochs) for _ in range(options.starts)]
     differences = [start["difference"] for start in starts]
     low, high = interval(differences) if len(starts) > 1 else (differences[0], differences[0])
+    parts = run(options.epochs, **{PROFILE: "1"})["parts"]
     record = {
         **about("benchmarks.own_cost", sys.argv[1:]),
         "threads": torch.get_num_threads(),
         "microseconds_of_starts": [{name: round(value) for name, value in start.items()} for start in starts],
-        "own_cost": {
+        "microseconds_of_parts": {part: round(microseconds) for part, microseconds in parts.items()},
+        "microseconds beyond the bare loop": {
             "median": round(statistics.median(differences)),
             "interval": [round(low), round(high)],
             "aim": f"at most {MOST}",
