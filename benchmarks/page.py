@@ -168,8 +168,8 @@ def remark(name: str, record: dict[str, Any]) -> str:
     if name == "own-cost" and missed:
         parts = ", ".join(f"{part} {number}" for part, number in record["microseconds_of_parts"].items())
         return (
-            f"What it goes into, in microseconds of a step: {parts}. The bare loop has a batch to take as well, and takes "
-            "longer for its update, which is not fused."
+            f"What it goes into, in microseconds of a step: {parts}. The bare loop has a batch to take as well, and "
+            "takes longer for its update, which is not fused."
         )
     if name == "speed" and missed:
         split = json.loads((RECORDS / "throughput-convnet.json").read_text())["split"]

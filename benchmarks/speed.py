@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5, help="of each program in each start (default: 5)")
     parser.add_argument("--only", default="", help="comparisons whose name has this in it")
     options = parser.parse_args()
-    starts, turns, seconds = (1, 3, 0.5) if options.quick else (options.starts, options.turns, 1.0)
+    starts, turns, seconds = (1, 3, 0.3) if options.quick else (options.starts, options.turns, 1.0)
     chosen = [comparison for comparison in COMPARISONS if options.only in comparison.name]
     found = [measure(comparison, starts, turns, seconds) for comparison in chosen]
     record = {**about("benchmarks.speed", sys.argv[1:]), "comparisons": found}
