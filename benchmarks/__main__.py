@@ -32,7 +32,7 @@ FULL = {
 # Nothing is recorded: a few turns show the ratio, not its interval.
 QUICK = [
     "python -m benchmarks.speed --quick",
-    "python -m benchmarks.own_cost --starts 1 --epochs 15",
+    "python -m benchmarks.own_cost --starts 1 --epochs 5",
     "python -m benchmarks.input --images 30 --turns 2",
     *(["python -m benchmarks.wire --quick"] if os.geteuid() == 0 else []),
     "python -m benchmarks.ready commits --quick",

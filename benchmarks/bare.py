@@ -19,7 +19,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from torchvision.transforms import v2
 
 from benchmarks import networks
 
@@ -83,6 +82,8 @@ class Digits(Dataset[tuple[Tensor, Tensor]]):
     """One image at a time, through transforms."""
 
     def __init__(self, size: int) -> None:
+        from torchvision.transforms import v2
+
         self.images, self.labels = images_and_labels(size)
         self.transform = v2.Compose([v2.ToPILImage(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from torch import Tensor, nn
-from torchvision import models
 
 from benchmarks.turns import gated
 from hvd_train.models import digits_convnet
@@ -18,6 +17,12 @@ class Grey(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:  # noqa: D102
         return images.expand(-1, 3, -1, -1)
+
+
+def _of_torchvision(name: str, num_classes: int) -> nn.Module:
+    from torchvision import models  # here, as it brings torch's compiler: seconds that the small network does without
+
+    return nn.Sequential(Grey(), getattr(models, name)(num_classes=num_classes))
 
 
 def waiting(num_classes: int) -> nn.Module:
@@ -34,14 +39,14 @@ def convnet(num_classes: int) -> nn.Module:
 
 def resnet18(num_classes: int) -> nn.Module:
     """11.2 million parameters with 10 classes."""
-    return gated(nn.Sequential(Grey(), models.resnet18(num_classes=num_classes)))
+    return gated(_of_torchvision("resnet18", num_classes))
 
 
 def resnet50(num_classes: int) -> nn.Module:
     """23.5 million parameters with 10 classes."""
-    return gated(nn.Sequential(Grey(), models.resnet50(num_classes=num_classes)))
+    return gated(_of_torchvision("resnet50", num_classes))
 
 
 def vgg11(num_classes: int) -> nn.Module:
     """128.8 million parameters with 10 classes."""
-    return gated(nn.Sequential(Grey(), models.vgg11(num_classes=num_classes)))
+    return gated(_of_torchvision("vgg11", num_classes))

@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
 Made by `make bench` from the records in `benchmarks/records/`: do not edit (`benchmarks/page.py`). `make bench-quick`
-shows the ratios in less than five minutes. Programs that are compared take turns of a few steps on the same machine
+shows the ratios in about five minutes. Programs that are compared take turns of a few steps on the same machine
 (`benchmarks/turns.py`); a value is the median over the turns, or over several starts of both, in brackets its 95%
 interval by the bootstrap. *met* and *not met* are said where the whole interval is on one side of the aim.
 

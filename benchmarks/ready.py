@@ -65,22 +65,22 @@ def step_times(steps: int, commit_steps: int) -> list[float]:
     return [after - before for before, after in pairwise(times)]
 
 
-def commit_cost(steps: int) -> list[float]:
+def commit_cost(steps: int, every: int) -> list[float]:
     """Seconds that each commit has cost."""
-    times = step_times(steps, COMMIT_STEPS)
-    half = COMMIT_STEPS // 2
+    times = step_times(steps, every)
+    half = every // 2
     costs = []
-    for commit in range(COMMIT_STEPS, len(times) - COMMIT_STEPS, COMMIT_STEPS):
-        after = times[commit - 1 : commit - 1 + COMMIT_STEPS]  # times[n] is that of step n + 2
+    for commit in range(every, len(times) - every, every):
+        after = times[commit - 1 : commit - 1 + every]  # times[n] is that of step n + 2
         costs.append(sum(after[:half]) - half * statistics.median(after[half:]))
     return costs
 
 
-def measure_commits(steps: int) -> dict[str, Any]:
+def measure_commits(steps: int, every: int) -> dict[str, Any]:
     """What a commit costs, and its share of the time at the default cadence."""
     cadence = RunConfig().commit_seconds
     assert cadence is not None
-    costs = commit_cost(steps)
+    costs = commit_cost(steps, every)
     cost = statistics.median(costs)
     print(f"a commit costs {cost:.3f} s (median of {len(costs)}): {cost / cadence:.2%} of the time at one a minute")
     return {
@@ -121,7 +121,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few steps, and no record")
     options = parser.parse_args()
     if options.what == "commits":
-        found = measure_commits(3 * COMMIT_STEPS if options.quick else options.steps)
+        steps, every = (45, 14) if options.quick else (options.steps, COMMIT_STEPS)
+        found = measure_commits(steps, every)
     elif options.quick:
         found = measure_elastic(3, {"waiting": 20}, starts=1, warm_up=1)
     else:
