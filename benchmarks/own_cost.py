@@ -123,10 +123,10 @@ def run(epochs: int, **environment: str) -> dict[str, Any]:
 def one_start(epochs: int) -> dict[str, float]:
     """Median microseconds of a step of each, and of the difference of neighbouring epochs."""
     found = run(epochs)
-    # The bare loop goes first, and once more than ours has come to an end before it.
+    # The bare loop goes first. What ours had after the last of its turns is not measured.
     both = list(zip(found["ours"], found["bare"], strict=False))[WARM_UP:]
-    mine, bare = (statistics.median(times) for times in zip(*both, strict=True))
-    return {"ours": mine, "bare": bare, "difference": statistics.median(a - b for a, b in both)}
+    mine, other = (statistics.median(times) for times in zip(*both, strict=True))
+    return {"ours": mine, "bare": other, "difference": statistics.median(a - b for a, b in both)}
 
 
 def main() -> None:
