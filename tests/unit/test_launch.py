@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from hvd_train.clock import Stopwatch, Timer
+from hvd_train.config import Config
 from hvd_train.launch import Launch, launched
 from hvd_train.stop import StopSignal
+from hvd_train.training import shows_bar
+from hvd_train.world import Place
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,3 +132,13 @@ def test_a_timer_is_due_when_its_time_has_come() -> None:
     clock.time += 1e9
     assert timer.due
     assert not never.due
+
+
+@pytest.mark.parametrize(("environment", "bar"), [({}, True), ({"OMPI_COMM_WORLD_SIZE": "1"}, False)])
+def test_a_rank_of_mpirun_prints_lines(environment: dict[str, str], bar: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI gives a rank a terminal even where its own output goes to a file, which a bar would fill."""
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert shows_bar(Config(), Place()) == bar
