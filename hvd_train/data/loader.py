@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +22,8 @@ from hvd_train.errors import UsageError
 from hvd_train.order import Assignment, Indices, Slot
 
 _AHEAD = 2  # batches that each loader process has ready or in hand
+_STEPS = 64  # whose samples are looked up at once: by step it takes as long as to fetch them
+_PREPARED = 1 << 26  # bytes that a set in memory may take a second time, as model input
 _AUGMENT_SAMPLE = 2  # tells the random numbers of a sample's transforms from other uses of (seed, epoch, sample)
 
 
@@ -135,39 +137,61 @@ class Prepare:
             images = images.sub_(self._mean).div_(self._std)
         if self._channels is not None:
             images = images.expand(-1, self._channels, -1, -1)
-        images = images if self._format is torch.contiguous_format else images.contiguous(memory_format=self._format)
+        images = self.lay_out(images)
         mark("prepare")
         return images
 
+    def lay_out(self, images: Tensor) -> Tensor:
+        """Model input in the model's order of channels and pixels, as it is where that is the usual one."""
+        return images if self._format is torch.contiguous_format else images.contiguous(memory_format=self._format)
+
 
 class ArrayLoader:
-    """A data set in memory: it lives on the device, and a batch is one index and a few whole-batch operations."""
+    """A data set in memory: it lives on the device, and a batch is one index and a few whole-batch operations.
+
+    A small one that nothing random happens to is prepared once, instead of batch by batch.
+    """
 
     def __init__(self, data: Arrays, prepare: Prepare, device: torch.device, seed: int) -> None:
         self.num_samples = len(data)
         self._images, self._labels = data.images.to(device), data.labels.to(device)
         self._prepare, self._device, self._seed = prepare, device, seed
         self._mark: Mark = unmarked
+        self._prepared = prepare.augment is None and _nbytes(prepare, self._images) <= _PREPARED
+        if self._prepared:
+            self._images = prepare(self._images, None).contiguous()
 
     def start(self) -> None:
         """Nothing is slow."""
 
     def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
         """See Loader."""
-        for assignment in work:
-            micro = tuple(self._micro_batch(epoch, slot) for slot in assignment.slots)
-            yield Batch(assignment.size, assignment.num_slots, micro)
+        work = iter(work)
+        while some := list(itertools.islice(work, _STEPS)):
+            slots = [slot for assignment in some for slot in assignment.slots]
+            drawn = zip(slots, *self._drawn(epoch, slots), strict=True)
+            for assignment in some:
+                micro = tuple(self._micro_batch(*of_slot) for of_slot in itertools.islice(drawn, len(assignment.slots)))
+                yield Batch(assignment.size, assignment.num_slots, micro)
 
-    def _micro_batch(self, epoch: int, slot: Slot) -> MicroBatch:
-        rows = torch.from_numpy(slot.indices % len(self._images)).to(self._device)
-        uniforms = None
-        if self._prepare.augment is not None:
-            numbers = order.uniforms(self._seed, epoch, slot.indices, self._prepare.augment.num_uniforms)
-            uniforms = torch.from_numpy(numbers).to(self._device)
-            self._mark("augment")
-        images, labels = self._images.index_select(0, rows), self._labels.index_select(0, rows)
+    def _drawn(self, epoch: int, slots: list[Slot]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+        """Of each slot the rows of its samples, and their random numbers where there is a use for them."""
+        sizes = [len(slot.indices) for slot in slots]
+        samples = np.concatenate([np.empty(0, dtype=np.int64), *(slot.indices for slot in slots)])
+        rows = torch.from_numpy(samples % len(self._images)).to(self._device).split_with_sizes(sizes)
+        if self._prepare.augment is None:
+            return rows, [None] * len(slots)
+        uniforms = order.uniforms(self._seed, epoch, samples, self._prepare.augment.num_uniforms)
+        return rows, torch.from_numpy(uniforms).to(self._device).split_with_sizes(sizes)
+
+    def _micro_batch(self, slot: Slot, rows: Tensor, uniforms: Tensor | None) -> MicroBatch:
+        inputs, labels = self._images.index_select(0, rows), self._labels.index_select(0, rows)
         self._mark("read")
-        inputs = self._prepare(images, uniforms, self._mark, ours=True)
+        if self._prepared:
+            inputs = self._prepare.lay_out(inputs)
+            self._mark("prepare")
+        else:
+            inputs = self._prepare(inputs, uniforms, self._mark, ours=True)
         return MicroBatch(slot.number, inputs, labels, slot.indices)
 
     def watch(self, mark: Mark) -> None:
@@ -176,6 +200,11 @@ class ArrayLoader:
 
     def close(self) -> None:
         """Nothing was started."""
+
+
+def _nbytes(prepare: Prepare, images: Tensor) -> int:
+    """Of all images as model input."""
+    return prepare(images[:1], None).nbytes * len(images)
 
 
 class MapLoader:
