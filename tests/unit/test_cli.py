@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,6 +145,19 @@ def test_names_and_data_that_are_not_there_are_one_line_too(
     assert told.startswith("hvd-train: ")
     assert message in told
     assert told.count("\n") == 1
+
+
+def test_a_training_throws_away_what_nobody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's collector rests while torch is imported, and only then."""
+    collects = []
+
+    def training(_: Config) -> SimpleNamespace:
+        collects.append(gc.isenabled())
+        return SimpleNamespace(finished=True, saved=True)
+
+    monkeypatch.setattr("hvd_train.run.train", training)
+    assert cli.run(["train"]) == 0
+    assert collects == [True]
 
 
 def test_usage_and_version(capsys: pytest.CaptureFixture[str]) -> None:
