@@ -23,7 +23,7 @@ help:
 	@echo "make test-image    build the container image and run it (podman or docker; 20 GB, 15 minutes)"
 	@echo "make campaign      random faults on three hosts for half an hour (as root); SECONDS=600 SEED=1"
 	@echo "make bench         every benchmark and docs/benchmarks.md, on an idle machine (two hours; as root)"
-	@echo "make bench-quick   the ratios, in five minutes"
+	@echo "make bench-quick   the ratios, in less than five minutes"
 	@echo "make check         ruff, ruff format --check, mypy --strict"
 	@echo "make env           set up .venv and nothing else; PYTHON=python3.12 chooses its Python"
 	@echo "make build-matrix  build and run Horovod for every supported torch, Python and MPI (an hour or more)"

@@ -45,7 +45,9 @@ QUICK = [
 def main() -> int:
     """Run them; how many failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the ratios, in five minutes; no record, no page")
+    parser.add_argument(
+        "--quick", action="store_true", help="the ratios, in less than five minutes; no record, no page"
+    )
     parser.add_argument("--only", nargs="+", choices=FULL, default=list(FULL), help="of the full ones")
     options = parser.parse_args()
     failed = 0

@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
 Made by `make bench` from the records in `benchmarks/records/`: do not edit (`benchmarks/page.py`). `make bench-quick`
-shows the ratios in about five minutes. Programs that are compared take turns of a few steps on the same machine
+shows the ratios in less than five minutes. Programs that are compared take turns of a few steps on the same machine
 (`benchmarks/turns.py`); a value is the median over the turns, or over several starts of both, in brackets its 95%
 interval by the bootstrap. *met* and *not met* are said where the whole interval is on one side of the aim.
 
@@ -152,7 +152,7 @@ def rows_of(name: str, record: dict[str, Any]) -> list[Row]:
 
 
 def remark(name: str, record: dict[str, Any]) -> str:
-    """Why an aim is not met, with the numbers that show it."""
+    """Why an aim is not met, with the numbers that show it; of a step's own cost, what it goes into."""
     missed = any(row.verdict == "not met" for row in rows_of(name, record))
     if name == "input" and missed:
         spent = record["quality 90"]["microseconds_per_image"]
@@ -165,7 +165,7 @@ def remark(name: str, record: dict[str, Any]) -> str:
             f"Ours takes {spent['ours: decode the part and resize']} microseconds to decode and resize, the usual way "
             f"{spent['usual: open and decode']} and {spent['usual: crop and resize']}."
         )
-    if name == "own-cost" and missed:
+    if name == "own-cost":
         parts = ", ".join(f"{part} {number}" for part, number in record["microseconds_of_parts"].items())
         return (
             f"What it goes into, in microseconds of a step: {parts}. The bare loop has a batch to take as well, and "
