@@ -181,8 +181,10 @@ class ArrayLoader:
         rows = torch.from_numpy(samples % len(self._images)).to(self._device).split_with_sizes(sizes)
         if self._prepare.augment is None:
             return rows, [None] * len(slots)
-        uniforms = order.uniforms(self._seed, epoch, samples, self._prepare.augment.num_uniforms)
-        return rows, torch.from_numpy(uniforms).to(self._device).split_with_sizes(sizes)
+        numbers = order.uniforms(self._seed, epoch, samples, self._prepare.augment.num_uniforms)
+        uniforms = torch.from_numpy(numbers).to(self._device).split_with_sizes(sizes)
+        self._mark("augment")
+        return rows, uniforms
 
     def _micro_batch(self, slot: Slot, rows: Tensor, uniforms: Tensor | None) -> MicroBatch:
         inputs, labels = self._images.index_select(0, rows), self._labels.index_select(0, rows)

@@ -260,6 +260,17 @@ def test_random_changes_belong_to_the_samples_however_many_are_looked_up_at_once
     assert changed(Cut(3, 3), 2) == whole  # a rank has no part in any step
 
 
+def test_drawing_random_numbers_is_counted_with_what_they_are_for() -> None:
+    """`hvd-train bench input` shows it under augment, not under read."""
+    data = replace(PLAIN_DATA, augment=Augment(1, lambda images, drawn: images))
+    prepare = Prepare(data, CPU, image_size=None, augment=data.augment, colour=False)
+    loader = ArrayLoader(Arrays(torch.zeros(8, 1, 1, 1), torch.zeros(8), 8), prepare, CPU, seed=0)
+    stages: list[str] = []
+    loader.watch(stages.append)
+    list(loader.load(0, assignments(EpochOrder(0, 0, 8), 0, Cut(8, 8), 0, 1)))
+    assert stages == ["augment", "read", "prepare", "augment", "prepare"]
+
+
 def test_images_are_scaled_resized_normalised_and_coloured_in_this_order() -> None:
     """Bytes become shares of one, then the size, then mean and spread, then three channels."""
     data = DataSet((), None, ("a",), channels=1, mean=(0.5,), std=(0.25,))  # type: ignore[arg-type]
