@@ -31,6 +31,11 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
     return None
 
 
+def by_open_mpi(environ: Mapping[str, str]) -> bool:
+    """Whether this is a rank of Open MPI's, be it by mpirun or by horovodrun."""
+    return "OMPI_COMM_WORLD_SIZE" in environ
+
+
 # What our driver of elastic jobs says to a process it starts: a number that no other process of the job has ever had,
 # and which of the host's places (GPUs) is its own for life.
 WORKER, SLOT = "HVD_TRAIN_WORKER", "HVD_TRAIN_SLOT"

@@ -348,7 +348,7 @@ def shows_bar(config: Config, place: Place) -> bool:
     goes to a file: there a bar must be asked for.
     """
     if config.run.progress == "auto":
-        return place.size == 1 and sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ
+        return place.size == 1 and sys.stdout.isatty() and not launch.by_open_mpi(os.environ)
     return config.run.progress == "bar"
 
 
