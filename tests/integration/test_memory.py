@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 STEPS_PER_EPOCH = 19
 WARM_UP = 500  # steps in which allocators and caches find their size
-MOST = 150.0  # bytes per step: some 80 of rank 0 were seen; a kept tensor of 64 numbers takes 2,800
+STEPS = 2000  # after these; in a fourth of them a small leak may fill what the start-up freed and not be seen
+MOST = 150.0  # bytes per step: some 80 of rank 0 were seen; a kept tensor of 64 numbers takes 650 to 800
 
 
 def growth(folder: Path, ranks: int, command: list[str], model: str, steps: int) -> list[float]:
@@ -49,9 +50,9 @@ def test_memory_does_not_grow_from_step_to_step(tmp_path: Path, way: str) -> Non
         "two ranks": launch_line("gloo", 2, HVD_TRAIN, "train"),
         "elastic": [str(ROOT / "horovodrun_scripts/train_elastic.sh"), "-np", "2", "--"],
     }[way]
-    assert max(growth(tmp_path, 1 if way == "one rank" else 2, command, "watched", WARM_UP + 2000)) < MOST
+    assert max(growth(tmp_path, 1 if way == "one rank" else 2, command, "watched", WARM_UP + STEPS)) < MOST
 
 
 def test_a_small_leak_is_seen(tmp_path: Path) -> None:
     """The measure is fine enough: a tensor of 64 numbers kept at each step is more than it allows."""
-    assert min(growth(tmp_path, 1, [HVD_TRAIN, "train"], "leaking", WARM_UP + 500)) > 2 * MOST
+    assert min(growth(tmp_path, 1, [HVD_TRAIN, "train"], "leaking", WARM_UP + STEPS)) > 2 * MOST
