@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -173,7 +174,7 @@ FOLDER = ["--data", "folder", "--data-dir", "images", "--image-size", "32", "--m
 def test_ranks_of_other_settings_are_told_once(launcher: str, tmp_path: Path) -> None:
     """Before anything is trained: who has what, one line for all ranks, and no run folder."""
     rank = "HOROVOD_RANK" if launcher == "gloo" else "OMPI_COMM_WORLD_RANK"
-    train = f"{HVD_TRAIN} train digits --device cpu --output-dir run --eval-epochs $(({rank} + 1))"
+    train = f"{shlex.quote(HVD_TRAIN)} train digits --device cpu --output-dir run --eval-epochs $(({rank} + 1))"
     code, output = finished(launch_line(launcher, 2, "sh", "-c", train), tmp_path)
     assert code == 2, output
     assert output.count("the ranks differ in --eval-epochs: 1 on ") == 1, output
