@@ -20,7 +20,7 @@ from hvd_train.world import LocalWorld
 
 choose_device(Config().replace(device="cpu"), LocalWorld().place)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
+for _ in range(40):
     torch.ones(25_000_000)  # 100 MB, freed at once
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
@@ -33,7 +33,7 @@ def test_freed_memory_is_kept_for_the_next_step(said: dict[str, str], kept: bool
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, env={**environment, **said}, capture_output=True, text=True, check=True)
     pages = 25_000_000 * 4 // os.sysconf("SC_PAGE_SIZE")
-    assert (int(done.stdout) < 5 * pages) is kept, "of ten; what lies between them may cost one its place"
+    assert (int(done.stdout) < 20 * pages) is kept, "of forty; some find their place only after a few"
 
 
 @pytest.mark.parametrize(
