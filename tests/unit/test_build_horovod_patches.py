@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,15 @@ def test_every_patch_says_why() -> None:
     found = patches.load_patches()
     assert {"B1", "C1", "C2", "C3", "C4", "C5", "C6", "L1", "L2"} <= {patch.name for patch in found}
     assert all(len(patch.why) > 20 and patches.parse_diff(patch.text) for patch in found)
+
+
+def test_every_hunk_counts_its_lines() -> None:
+    """So that `patch` and `git apply` take the patches as well."""
+    for patch in patches.load_patches():
+        heads = re.findall(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", patch.text, re.MULTILINE)
+        said = [[int(count or 1) for count in head] for head in heads]
+        hunks = [hunk for _, of_file in patches.parse_diff(patch.text) for hunk in of_file]
+        assert said == [[len(side.splitlines()) for side in hunk] for hunk in hunks], patch.file
 
 
 def test_patch_without_a_reason_is_refused(tmp_path: Path) -> None:
