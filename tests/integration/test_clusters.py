@@ -71,6 +71,17 @@ def test_a_training_on_three_hosts(way: str, hosts: Hosts, tmp_path: Path) -> No
     wait_for("all workers to be gone", lambda: nobody_left(hosts), limit_s=10)
 
 
+def test_blanks_in_the_paths(hosts: Hosts, tmp_path: Path) -> None:
+    """From an environment and a folder with blanks in their names, ranks of all hosts begin in that very folder."""
+    (tmp_path / "an environment").symlink_to(PROGRAMS.parent)
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    horovodrun = [str(tmp_path / "an environment/bin/python"), "-m", "horovod.runner.launch", "--gloo"]
+    code, output = finished(hosts.inside("h1", folder, *horovodrun, "-np", "2", "-H", "h1:1,h2:1", "pwd"), folder)
+    assert code == 0, output
+    assert sorted(output.splitlines()) == [f"[{rank}]<stdout>:{folder}" for rank in range(2)]
+
+
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
 def test_scaling_over_three_hosts(controller: str, hosts: Hosts, tmp_path: Path) -> None:
     """One worker is on the first host, three are on all of them; each number is a row, and a fourth has no slot."""
