@@ -24,7 +24,7 @@ FULL = {
     "wire": f"python -m benchmarks.wire --json {RECORDS}/wire.json",
     "accuracy": f"python -m benchmarks.wire_accuracy --json {RECORDS}/wire-accuracy.json",
     "commits": "python -m benchmarks.ready commits",
-    "elastic": "python -m benchmarks.ready elastic --turns 20",
+    "elastic": "python -m benchmarks.ready elastic",
     "recovery": "python -m benchmarks.recovery",
     "startup": f"python -m benchmarks.startup --json {RECORDS}/startup.json",
     "order": f"python -m benchmarks.order --json {RECORDS}/order.json",

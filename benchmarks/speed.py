@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -23,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import RECORDS, about, at_least
-from benchmarks.turns import compare, started
-from hvd_train.tune import interval
+from benchmarks.turns import compare, over_starts, started
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(sys.executable).parent
@@ -93,31 +91,20 @@ def other(comparison: Comparison) -> list[str]:
 def measure(comparison: Comparison, starts: int, turns: int, seconds: float) -> dict[str, Any]:
     """Start both so many times, and each time let them take so many turns of about so many seconds."""
     found = [_one_start(comparison, turns, seconds, ours_first=bool(number % 2)) for number in range(starts)]
-    ratios = [one["ratio"] for one in found]
-    # One start has no spread but that of its turns.
-    low, high = interval(ratios) if starts > 1 else found[0]["interval"]
-    medians = (
-        statistics.median(of_starts) for of_starts in zip(*(one["seconds_per_step"] for one in found), strict=True)
-    )
-    times = {name: round(median, 5) for name, median in zip(("other", "ours"), medians, strict=True)}
+    whole = over_starts(found)
+    times = dict(zip(("other", "ours"), whole["seconds_per_step"], strict=True))
     shown = {
-        "median": round(statistics.median(ratios), 4),
-        "interval": [round(low, 4), round(high, 4)],
+        **whole,
+        "seconds_per_step": times,
         "aim": f"at least {comparison.aim}",
-        "verdict": at_least(comparison.aim, (low, high)),
+        "verdict": at_least(comparison.aim, whole["interval"]),
     }
     print(
         f"{comparison.name}: {shown['median']} ({shown['interval'][0]} to {shown['interval'][1]}), {shown['aim']}: "
         f"{shown['verdict']}; {times['ours'] * 1000:.1f} and {times['other'] * 1000:.1f} ms a step",
         flush=True,
     )
-    return {
-        "comparison": comparison.name,
-        **shown,
-        "seconds_per_step": times,
-        "ratios_of_starts": ratios,
-        "turns_of_a_start": turns,
-    }
+    return {"comparison": comparison.name, **shown}
 
 
 def _one_start(comparison: Comparison, turns: int, seconds: float, *, ours_first: bool) -> dict[str, Any]:

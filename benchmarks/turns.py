@@ -152,3 +152,20 @@ def compare(first: Program, second: Program, *, turns: int, steps: int, warm_up:
         "turns": turns,
         "steps_per_turn": steps,
     }
+
+
+def over_starts(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `compare` gave for several starts of the same two programs, as one: the median of the starts' ratios.
+
+    Its 95% interval is that of the starts; one start alone has no spread but that of its turns.
+    """
+    ratios = [one["ratio"] for one in found]
+    low, high = interval(ratios) if len(found) > 1 else found[0]["interval"]
+    seconds = zip(*(one["seconds_per_step"] for one in found), strict=True)
+    return {
+        "median": round(statistics.median(ratios), 4),
+        "interval": [round(low, 4), round(high, 4)],
+        "seconds_per_step": [round(statistics.median(of_starts), 5) for of_starts in seconds],
+        "ratios_of_starts": ratios,
+        "turns_of_a_start": found[0]["turns"],
+    }
