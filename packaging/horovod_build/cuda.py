@@ -42,7 +42,7 @@ def find_cuda(torch: Torch) -> Cuda:
         if version:
             seen.append(f"{version} in {home}")
     install = (
-        f"{shlex.quote(sys.executable)} -m pip install 'cuda-toolkit[nvcc]=={torch.cuda}.*'"
+        f"{shlex.quote(sys.executable)} -m pip install 'cuda-toolkit[nvcc,cccl]=={torch.cuda}.*'"
         if int(major) >= 13  # the wheels for CUDA 12 hold no nvcc
         else f"install the CUDA {major} toolkit and set CUDA_HOME to it"
     )

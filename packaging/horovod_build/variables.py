@@ -81,9 +81,12 @@ def cuda_environment(plan: Plan, shop: Workshop, path: str, rpath: list[str]) ->
         "PATH": f"{home / 'bin'}{os.pathsep}{path}",  # build_utils.py tries plain nvcc first
         "HVD_BUILD_NCCL_LIBRARY": str(shop.path(cuda.nccl_library)),
         "HVD_BUILD_NCCL_INCLUDE": str(shop.path(cuda.nccl_include)),
-        # Two small kernels: a host compiler newer than nvcc has heard of compiles them as well.
-        "NVCC_APPEND_FLAGS": f"{os.environ.get('NVCC_APPEND_FLAGS', '')} -allow-unsupported-compiler".strip(),
     }
-    if cuda.from_index and (cudart := sorted((home / "lib").glob("libcudart.so.*"))):
-        env["HVD_BUILD_CUDART"] = str(cudart[0])
+    # Two small kernels: a host compiler newer than nvcc has heard of compiles them as well.
+    flags = [os.environ.get("NVCC_APPEND_FLAGS", ""), "-allow-unsupported-compiler"]
+    if cuda.from_index:
+        flags.append(f"-L{home / 'lib'}")  # the nvcc 13.0 of the package index looks in lib64, which it does not have
+        if cudart := sorted((home / "lib").glob("libcudart.so.*")):
+            env["HVD_BUILD_CUDART"] = str(cudart[0])
+    env["NVCC_APPEND_FLAGS"] = " ".join(flags).strip()
     return env

@@ -99,7 +99,7 @@ def test_cuda_home_counts_where_its_major_version_is_torchs(tmp_path: Path, monk
     assert (found.home, found.version, found.archs, found.nccl_version) == (right, "13.1", (80, 90), "2.30.7")
     monkeypatch.setenv("CUDA_HOME", str(wrong))
     monkeypatch.setattr(cuda, "cuda_homes", lambda torch: [(wrong, False)])
-    with pytest.raises(BuildError, match=r"no nvcc 13\.x \(but 12\.4 in .*cuda-toolkit\[nvcc\].*--without-cuda"):
+    with pytest.raises(BuildError, match=r"no nvcc 13\.x \(but 12\.4 in .*cuda-toolkit\[nvcc,cccl\].*--without-cuda"):
         cuda.find_cuda(torch)
 
 
