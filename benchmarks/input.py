@@ -40,14 +40,14 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from benchmarks.record import about, at_least
+from hvd_train.bench.tune import interval
 from hvd_train.config import DataConfig
 from hvd_train.data import pictures
 from hvd_train.data.augment import crop_and_flip
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, Mark, Source
 from hvd_train.data.folder import RandomCrop, open_folder
 from hvd_train.data.loader import Prepare, open_loader
-from hvd_train.order import Cut, EpochOrder, assignments
-from hvd_train.tune import interval
+from hvd_train.progress.order import Cut, EpochOrder, assignments
 
 BATCH = 32
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import time
 from torch import Tensor, nn
 
 from benchmarks.turns import gated
-from hvd_train.models import digits_convnet
+from hvd_train.network.models import digits_convnet
 
 IMAGE_SIZES = {"convnet": 8, "resnet18": 32, "resnet50": 32}
 

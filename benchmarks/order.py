@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import about
-from hvd_train.order import Assignment, Cut, EpochOrder, assignments
+from hvd_train.progress.order import Assignment, Cut, EpochOrder, assignments
 
 NUM_SAMPLES, RANKS, STEPS = 10**9, 1024, 2000
 CUT = Cut(32 * RANKS, 32)

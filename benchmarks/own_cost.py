@@ -30,9 +30,9 @@ from benchmarks import bare
 from benchmarks.record import about, at_most
 from benchmarks.speed import ENVIRONMENT, ours
 from hvd_train import loop, step
+from hvd_train.bench.tune import interval
 from hvd_train.data import loader
-from hvd_train.models import digits_convnet
-from hvd_train.tune import interval
+from hvd_train.network.models import digits_convnet
 
 BATCH, IMAGE_SIZE, STEPS = 30, 8, 48  # of an epoch of 1,437 images
 WARM_UP = 3  # epochs of each

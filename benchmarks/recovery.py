@@ -3,9 +3,10 @@
     python -m benchmarks.recovery                     ours (as root; about 20 minutes for 10 of each)
     python -m benchmarks.recovery --plain ENVIRONMENT plain Horovod's, from an environment that has it (30 minutes)
 
-Three hosts, one worker each, in network namespaces of this machine with ssh between them (tests/hosts.py); 0.05 s of
-computing for 20 samples, 60 samples a step. A fault counts from the moment it is made to the end of the first step in
-the next world; a change of the list counts as the time in which no step ended. Records go to benchmarks/records/.
+Three hosts, one worker each, in network namespaces of this machine with ssh between them (tests/support/hosts.py);
+0.05 s of computing for 20 samples, 60 samples a step. A fault counts from the moment it is made to the end of the first
+step in the next world; a change of the list counts as the time in which no step ended. Records go to
+benchmarks/records/.
 ENVIRONMENT is a virtual environment with torch, scikit-learn, and the wheel that this makes:
 
     python packaging/build_horovod.py --without-patches --wheel-dir DIR
@@ -30,10 +31,10 @@ from pathlib import Path
 import psutil
 
 from benchmarks.record import RECORDS, about
-from tests import hosts as cluster
-from tests.elastic_hosts import ALL, ROOT, job, list_hosts
-from tests.hosts import Hosts
-from tests.launching import started, wait_for
+from tests.support import hosts as cluster
+from tests.support.elastic_hosts import ALL, ROOT, job, list_hosts
+from tests.support.hosts import Hosts
+from tests.support.launching import started, wait_for
 
 LIMIT_S = 60.0
 KINDS = {

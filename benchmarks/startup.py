@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.record import about
 from benchmarks.speed import ENVIRONMENT, LAUNCHERS
-from hvd_train.tune import interval
+from hvd_train.bench.tune import interval
 
 JOBS = {"digits": [], "resnet18": ["--model", "resnet18", "--image-size", "32"]}
 AIMS = {"digits over import torch": 3.0, "help, seconds": 0.5}

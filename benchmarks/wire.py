@@ -2,8 +2,8 @@
 
     python -m benchmarks.wire --json benchmarks/records/wire.json       about 15 minutes on 2 cores; needs root
 
-Two hosts in network namespaces of this machine (tests/hosts.py), whose links `tc ... tbf` holds to 1 Gbit/s each way.
-On them the same training twice, 8 images of 32 pixels a rank, 128.8 million parameters; the two take turns
+Two hosts in network namespaces of this machine (tests/support/hosts.py), whose links `tc ... tbf` holds to 1 Gbit/s
+each way. On them the same training twice, 8 images of 32 pixels a rank, 128.8 million parameters; the two take turns
 (`benchmarks.turns`), each rank waiting before its step.
 """
 
@@ -22,8 +22,8 @@ from pathlib import Path
 from benchmarks.record import about, at_least
 from benchmarks.speed import ENVIRONMENT, PROGRAMS
 from benchmarks.turns import Program, compare
-from tests import hosts as cluster
-from tests.hosts import Hosts
+from tests.support import hosts as cluster
+from tests.support.hosts import Hosts
 
 NAMES = ("h1", "h2")
 LINK = "tbf rate 1gbit burst 256kb latency 50ms"

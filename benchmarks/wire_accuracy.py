@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.record import about
 from benchmarks.speed import ENVIRONMENT, LAUNCHERS
-from hvd_train.tune import interval
+from hvd_train.bench.tune import interval
 
 WIRES = {"fp32": "none", "fp16": "fp16"}
 

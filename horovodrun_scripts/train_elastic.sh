@@ -74,12 +74,12 @@ if [[ -z $np ]]; then
   [[ -z $max_np ]] || ((np <= max_np)) || np=$max_np
   ((np >= min_np)) || np=$min_np
 fi
-driver=("$python" -m hvd_train.elastic_driver -np "$np" --min-np "$min_np")
+driver=("$python" -m hvd_train.elastic.driver -np "$np" --min-np "$min_np")
 driver+=(--host-discovery-script "${script# }")
 [[ -z $max_np ]] || driver+=(--max-np "$max_np")
 [[ -z $interface ]] || driver+=(--network-interfaces "$interface")
 # Wrong settings are told here, before a process is started anywhere.
 [[ -n $dry_run ]] || hvd-train config "$@" >/dev/null || exit $?
-set -- "$python" -m hvd_train.supervisor --restarts "$restarts" -- "${driver[@]}" hvd-train train "$@"
+set -- "$python" -m hvd_train.elastic.supervisor --restarts "$restarts" -- "${driver[@]}" hvd-train train "$@"
 [[ -z $dry_run ]] || show "$@"
 exec "$@"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hvd_train._version import __version__
+
 if TYPE_CHECKING:
     from hvd_train import recipes as recipes
     from hvd_train.config import Config as Config
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from hvd_train.run import evaluate as evaluate
     from hvd_train.run import train as train
     from hvd_train.validate import Scores as Scores
-
-__version__ = "0.1.0"
 
 _HOME = {
     "Config": "config",

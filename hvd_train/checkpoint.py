@@ -20,10 +20,10 @@ from typing import Any, BinaryIO, Protocol
 import torch
 from torch import Tensor
 
-from hvd_train import durable
 from hvd_train.errors import UsageError
+from hvd_train.network.weights import UNREADABLE
+from hvd_train.run_files import durable
 from hvd_train.state import Snapshot, TrainState, to_host
-from hvd_train.weights import UNREADABLE
 
 BEST, FINAL = "model-best.pt", "model-final.pt"
 MAGIC = b"hvd_train checkpoint 1\n"

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvd_train import durable
 from hvd_train.errors import UsageError
 from hvd_train.run import trained_parts
-from hvd_train.world import Place
+from hvd_train.run_files import durable
+from hvd_train.world.world import Place
 
 WEIGHTS, PROGRAM, ONNX, CARD = "weights.pt", "model.pt2", "model.onnx", "model.json"
 _CLOSE = 1e-4  # of logits, which are of the order of 1 to 10: another order of additions, no other function

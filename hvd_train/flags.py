@@ -51,11 +51,15 @@ def taken(arguments: list[str], flag: str, what: str) -> tuple[str | None, list[
     return None, arguments
 
 
-def count_taken(arguments: list[str], flag: str, default: int) -> tuple[int, list[str]]:
-    """The same for a number from 1 on."""
+def count_taken(arguments: list[str], flag: str, default: int, least: int = 1) -> tuple[int, list[str]]:
+    """Take a flag that holds a whole number out of the arguments, as `taken` does, and return the number.
+
+    `default` stands in for a flag that was not typed. Raises UsageError for anything but digits from `least` up to
+    a billion.
+    """
     text, arguments = taken(arguments, flag, "a number")
-    if text is not None and not (text.isascii() and text.isdecimal() and 0 < int(text) < 10**9):
-        raise UsageError(f"{flag} {text}: it must be a number from 1 on")
+    if text is not None and not (text.isascii() and text.isdecimal() and least <= int(text) < 10**9):
+        raise UsageError(f"{flag} {text}: it must be a number from {least} on")
     return default if text is None else int(text), arguments
 
 

@@ -9,23 +9,25 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hvd_train import checkpoint, freeze, optim, schedule
+from hvd_train import checkpoint
 from hvd_train.checkpoint import Store
-from hvd_train.clock import Split, Stopwatch, Timer
 from hvd_train.config import Config, ScheduleConfig
 from hvd_train.data.loader import Ahead, Batch, Loader
+from hvd_train.elastic.members import Change
 from hvd_train.errors import Diverged
-from hvd_train.journal import EpochRecord, Journal, Moment, StepRecord
-from hvd_train.ledger import Entry
-from hvd_train.members import Change
-from hvd_train.metrics import Totals
-from hvd_train.order import assignments, order_of
-from hvd_train.profile import Profile
+from hvd_train.network import freeze, optim
+from hvd_train.profiling.profile import Profile
+from hvd_train.progress import schedule
+from hvd_train.progress.clock import Split, Stopwatch, Timer
+from hvd_train.progress.metrics import Totals
+from hvd_train.progress.order import assignments, order_of
+from hvd_train.progress.stop import StopSignal
+from hvd_train.run_files.journal import EpochRecord, Journal, Moment, StepRecord
+from hvd_train.run_files.ledger import Entry
 from hvd_train.state import Evaluation, TrainState
 from hvd_train.step import Step, StepResult, Votes
-from hvd_train.stop import StopSignal
 from hvd_train.validate import Scores, evaluate
-from hvd_train.world import World, WorldChanged
+from hvd_train.world.world import World, WorldChanged
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,21 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hvd_train import freeze, launch, models, normalization, optim, order, weights
 from hvd_train.config import Config, DataConfig
 from hvd_train.data import loader as loaders
 from hvd_train.data import sources
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet
 from hvd_train.data.loader import Loader, Prepare
 from hvd_train.data.sources import OwnData
-from hvd_train.device import choose_device, cores, loss_scaler, uses_channels_last, uses_fp16_wire
 from hvd_train.errors import UsageError
-from hvd_train.models import Builder
+from hvd_train.launch import launcher
+from hvd_train.network import freeze, models, normalization, optim, weights
+from hvd_train.network.device import choose_device, cores, loss_scaler, uses_channels_last, uses_fp16_wire
+from hvd_train.network.models import Builder
+from hvd_train.progress import order
 from hvd_train.state import TrainState
 from hvd_train.step import Mixer, unmixed
-from hvd_train.world import Place, Reduction, World
+from hvd_train.world.world import Place, Reduction, World
 
 _LOADER_PROCESSES = 4  # what keeps a GPU busy, as a rule
 
@@ -57,7 +59,7 @@ def warm_parts(
     if config.precision.compile:
         parts.model.compile()
     parts.train_loader.start()
-    if launch.elastic(os.environ):
+    if launcher.elastic(os.environ):
         import torch.utils.tensorboard  # noqa: F401  # any rank may have to keep the journal from one step to the next
     return parts, optimizer
 

@@ -13,33 +13,25 @@ from typing import Any
 
 import torch
 
-from hvd_train import (
-    __version__,
-    agent,
-    checkpoint,
-    freeze,
-    launch,
-    models,
-    rank_log,
-    run_folder,
-    state,
-    tuned,
-    weights,
-)
+from hvd_train import checkpoint, state
 from hvd_train import config as configs
+from hvd_train._version import __version__, digest_of_code
 from hvd_train.config import Config
 from hvd_train.data import sources
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
-from hvd_train.models import Builder
+from hvd_train.launch import launcher, rank_log, tuned
+from hvd_train.network import freeze, models, weights
+from hvd_train.network.models import Builder
 from hvd_train.parts import Parts, build
+from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result
+from hvd_train.run_files import run_folder
 from hvd_train.step import Step
-from hvd_train.stop import StopSignal
 from hvd_train.training import Training
 from hvd_train.validate import Scores
 from hvd_train.validate import evaluate as evaluate_model
-from hvd_train.world import LocalWorld, Place, World, together
+from hvd_train.world.world import LocalWorld, Place, World, together
 
 
 def train(
@@ -92,14 +84,16 @@ def check(config: Config) -> None:
     if config.model.weights is not None:
         weights.check(config.model.weights, config.model.model)
     freeze.check(config.model)
-    if config.optimizer.reduction == "adasum" and launch.elastic(os.environ):
+    if config.optimizer.reduction == "adasum" and launcher.elastic(os.environ):
         raise UsageError("--reduction adasum does not go with an elastic job: workers come and go in any number")
     if config.run.tuned is not None:
         tuned.read(config.run.tuned)
-        if launch.elastic(os.environ):  # a process of Horovod 0.28.1 with such settings does not survive a second init
+        if launcher.elastic(
+            os.environ
+        ):  # a process of Horovod 0.28.1 with such settings does not survive a second init
             raise UsageError("--tuned does not go with an elastic job: Horovod cannot take the settings twice")
-    if config.run.profile is not None and os.environ.get(launch.TIMELINE, launch.ON_DEMAND) != launch.ON_DEMAND:
-        raise UsageError(f"--profile writes Horovod's timeline itself: unset {launch.TIMELINE}")
+    if config.run.profile is not None and os.environ.get(launcher.TIMELINE, launcher.ON_DEMAND) != launcher.ON_DEMAND:
+        raise UsageError(f"--profile writes Horovod's timeline itself: unset {launcher.TIMELINE}")
     if config.run.resume not in ("auto", "never") and not Path(config.run.resume).is_file():
         raise UsageError(f"--resume {config.run.resume}: no such file; it must be auto, never or a checkpoint file")
 
@@ -109,12 +103,12 @@ def connect(config: Config | None = None) -> World:
 
     Raises UsageError for several ranks without Horovod, and where the ranks have different versions or settings.
     """
-    launched = launch.launched(os.environ)
+    launched = launcher.launched(os.environ)
     if launched is None:
         return LocalWorld()
     rank_log.whole_lines()
     try:
-        from hvd_train.horovod_world import ElasticWorld, HorovodWorld
+        from hvd_train.world.horovod_world import ElasticWorld, HorovodWorld
     except ImportError as error:
         if launched.size == 1:
             return LocalWorld()
@@ -125,8 +119,8 @@ def connect(config: Config | None = None) -> World:
     if config is not None and config.run.tuned is not None:
         tuned.apply(tuned.read(config.run.tuned), os.environ)
     if config is not None and config.run.profile is not None:
-        os.environ[launch.TIMELINE] = launch.ON_DEMAND
-    return (ElasticWorld if launch.elastic(os.environ) else HorovodWorld)(facts=same_everywhere(config))
+        os.environ[launcher.TIMELINE] = launcher.ON_DEMAND
+    return (ElasticWorld if launcher.elastic(os.environ) else HorovodWorld)(facts=same_everywhere(config))
 
 
 OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "tuned", "workers", "workers_per_host"}
@@ -139,7 +133,7 @@ def same_everywhere(config: Config | None) -> dict[str, str]:
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "torch": torch.__version__,
         "Horovod": metadata.version("horovod"),
-        "hvd_train": f"{__version__} ({agent.digest_of_code()})",
+        "hvd_train": f"{__version__} ({digest_of_code()})",
     }
     if config is not None:
         settings = {name: value for name, value in config.settings().items() if name not in OF_EACH_HOST}

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from hvd_train import optim
 from hvd_train.errors import ReplicasDiffer, UsageError
-from hvd_train.journal import EpochRecord, StepRecord
-from hvd_train.ledger import Entry
-from hvd_train.metrics import Totals
-from hvd_train.order import Cut
-from hvd_train.world import World
+from hvd_train.network import optim
+from hvd_train.progress.metrics import Totals
+from hvd_train.progress.order import Cut
+from hvd_train.run_files.journal import EpochRecord, StepRecord
+from hvd_train.run_files.ledger import Entry
+from hvd_train.world.world import World
 
 Snapshot = dict[str, Any]
 """Plain values and CPU tensors only, so that it can be written, sent and loaded without running any code."""

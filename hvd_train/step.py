@@ -13,16 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hvd_train import order
-from hvd_train.clock import Split
 from hvd_train.config import Config
 from hvd_train.data.loader import Batch, MicroBatch
-from hvd_train.device import seed
 from hvd_train.errors import RankLost
-from hvd_train.metrics import NUM_SUMS, Totals, sums_of
-from hvd_train.normalization import RunningStatistics
+from hvd_train.network.device import seed
+from hvd_train.network.normalization import RunningStatistics
+from hvd_train.progress import order
+from hvd_train.progress.clock import Split
+from hvd_train.progress.metrics import NUM_SUMS, Totals, sums_of
 from hvd_train.state import TrainState
-from hvd_train.world import World
+from hvd_train.world.world import World
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SLOT = 3  # tells the random numbers of a slot (dropout) from other uses of the seed

@@ -12,28 +12,31 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from hvd_train import checkpoint, durable, launch, machine, order, run_folder, state
+from hvd_train import checkpoint, state
 from hvd_train.checkpoint import DiskStore, NoStore
-from hvd_train.clock import Stopwatch, Timer
 from hvd_train.config import Config
 from hvd_train.data.sources import OwnData
-from hvd_train.device import gpu_name, split_on
+from hvd_train.elastic.members import Change, Member, Standing, change_between, most_advanced, torn
 from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer
-from hvd_train.journal import RunJournal, SilentJournal
+from hvd_train.launch import launcher
 from hvd_train.loop import Job, validate
 from hvd_train.loop import train as train_loop
-from hvd_train.members import Change, Member, Standing, change_between, most_advanced, torn
-from hvd_train.models import Builder
-from hvd_train.order import Cut
+from hvd_train.network.device import gpu_name, split_on
+from hvd_train.network.models import Builder
 from hvd_train.parts import fresh_state, mixer, warm_parts
-from hvd_train.profile import Profile
+from hvd_train.profiling.profile import Profile
+from hvd_train.progress import order
+from hvd_train.progress.clock import Stopwatch, Timer
+from hvd_train.progress.order import Cut
+from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, result_of, summary
-from hvd_train.run_folder import Busy, RunFolder
+from hvd_train.run_files import durable, machine, run_folder
+from hvd_train.run_files.journal import RunJournal, SilentJournal
+from hvd_train.run_files.run_folder import Busy, RunFolder
 from hvd_train.state import TrainState
 from hvd_train.step import Step
-from hvd_train.stop import StopSignal
 from hvd_train.validate import Scores
-from hvd_train.world import Place, World, WorldChanged, together
+from hvd_train.world.world import Place, World, WorldChanged, together
 
 _SAME_STEP_FAULTS = 5  # a fault that comes back as often at one step is in the step, not in the cluster
 _PATIENCE_SECONDS = 45.0  # workers without a driver may take as long to notice, to commit and to leave the run folder
@@ -67,7 +70,7 @@ class Training:
         self._config, self._world, self._stop = config, world, stop
         self._started = time.perf_counter()
         self._stopwatch, self._commit_timer = Stopwatch(), Timer(config.run.commit_seconds)
-        self._time_limit = Timer(config.run.max_seconds, passed=launch.running_for(os.environ, time.time()))
+        self._time_limit = Timer(config.run.max_seconds, passed=launcher.running_for(os.environ, time.time()))
         self._parts, self._optimizer = world.prepare(lambda: warm_parts(config, world, own_model, own_data))
         self._mix = mixer(config.data, len(self._parts.data.classes))
         self._state: TrainState | None = None
@@ -289,7 +292,7 @@ class Training:
         config = self._config
         if run_dir is not None:
             config = config.replace(output_dir=run_dir, resume="auto")
-        elif launch.goes_on(os.environ):
+        elif launcher.goes_on(os.environ):
             config = config.replace(resume="auto")
         named = config.run.resume not in ("auto", "never")
         snapshot = checkpoint.read_named(Path(config.run.resume)) if named else None
@@ -308,7 +311,7 @@ class Training:
         Such a process is about to end, or it is stopped or cut off, and is not to write any more. Workers of a
         driver that has died are to: they end with a commit.
         """
-        patience = 0.0 if given_up or not launch.elastic(os.environ) else _PATIENCE_SECONDS
+        patience = 0.0 if given_up or not launcher.elastic(os.environ) else _PATIENCE_SECONDS
         deadline = time.monotonic() + patience
         while True:
             try:
@@ -316,7 +319,7 @@ class Training:
             except Busy:
                 if time.monotonic() < deadline:
                     time.sleep(0.05)
-                elif config.run.output_dir is not None and (given_up or launch.goes_on(os.environ)):
+                elif config.run.output_dir is not None and (given_up or launcher.goes_on(os.environ)):
                     run_folder.take_over(config.run.output_dir)
                 else:
                     raise
@@ -348,7 +351,7 @@ def shows_bar(config: Config, place: Place) -> bool:
     goes to a file: there a bar must be asked for.
     """
     if config.run.progress == "auto":
-        return place.size == 1 and sys.stdout.isatty() and not launch.by_open_mpi(os.environ)
+        return place.size == 1 and sys.stdout.isatty() and not launcher.by_open_mpi(os.environ)
     return config.run.progress == "bar"
 
 

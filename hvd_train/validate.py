@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hvd_train import metrics
 from hvd_train.data.loader import Loader
-from hvd_train.order import Cut, InSequence, assignments
-from hvd_train.world import World
+from hvd_train.progress import metrics
+from hvd_train.progress.order import Cut, InSequence, assignments
+from hvd_train.world.world import World
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 
 from hvd_train.bench.record import Estimate, estimate, written
 from hvd_train.config import Config
-from hvd_train.device import choose_device, synchronize
 from hvd_train.errors import UsageError
-from hvd_train.world import World, barrier, together
+from hvd_train.network.device import choose_device, synchronize
+from hvd_train.world.world import World, barrier, together
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _UNITS = {"": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from hvd_train.config import Config
 from hvd_train.data.loader import Batch, Loader
-from hvd_train.order import Cut, assignments, order_of
-from hvd_train.world import Place
+from hvd_train.progress.order import Cut, assignments, order_of
+from hvd_train.world.world import Place
 
 
 def batches(loader: Loader, config: Config, cut: Cut, place: Place) -> Iterator[Batch]:

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from hvd_train import order
 from hvd_train.bench import feed
 from hvd_train.bench.record import estimate, written
 from hvd_train.config import Config
 from hvd_train.data.dataset import Arrays
 from hvd_train.data.loader import Batch
-from hvd_train.device import cores, synchronize
+from hvd_train.network.device import cores, synchronize
 from hvd_train.parts import Parts, build, loader_processes
-from hvd_train.world import Place, World, barrier, together
+from hvd_train.progress import order
+from hvd_train.world.world import Place, World, barrier, together
 
 WARM_UP_S = 1.0
 IN_TRAINING_PROCESS = ("transfer", "prepare")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvd_train.charts import Axis, Chart, Series, styled
+from hvd_train.report.charts import Axis, Chart, Series, styled
 
 
 def plots(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Chart]:

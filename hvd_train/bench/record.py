@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvd_train import durable, machine
 from hvd_train.errors import UsageError
+from hvd_train.run_files import durable, machine
 
 # Student's t for 95%, by degrees of freedom from 1 on; beyond the table it is 1.96 + 2.4 / degrees, to 0.3%.
 _T = (

@@ -22,12 +22,15 @@ from types import FrameType
 from typing import Any
 
 from hvd_train import config as configs
-from hvd_train import durable, horovodrun, hosts, order, probe, run_folder, schedule
 from hvd_train.bench.plots import plots
 from hvd_train.bench.record import is_of, write
-from hvd_train.charts import png
 from hvd_train.config import Config
+from hvd_train.doctor import probe
 from hvd_train.errors import UsageError
+from hvd_train.launch import horovodrun, hosts
+from hvd_train.progress import order, schedule
+from hvd_train.report.charts import png
+from hvd_train.run_files import durable, run_folder
 
 MODES, CONTROLLERS = ("weak", "strong"), ("gloo", "mpi")
 RECORD, TABLE, TEXT = "scaling.json", "scaling.csv", "scaling.txt"

@@ -8,17 +8,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from hvd_train import freeze, optim
 from hvd_train.bench import feed
 from hvd_train.bench.record import estimate, written
-from hvd_train.clock import PHASES
 from hvd_train.config import Config
 from hvd_train.data.loader import Ahead
-from hvd_train.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
 from hvd_train.errors import UsageError
+from hvd_train.network import freeze, optim
+from hvd_train.network.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
 from hvd_train.parts import fresh_state, mixer, warm_parts
+from hvd_train.progress.clock import PHASES
 from hvd_train.step import Step, Votes
-from hvd_train.world import World, barrier, together
+from hvd_train.world.world import World, barrier, together
 
 WARM_UP = 5  # steps that pay for allocation, the choice of algorithms and the first exchange of names between ranks
 _IMAGE_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32}

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from hvd_train import order
 from hvd_train.data.augment import Augment
 from hvd_train.data.dataset import Arrays, DataSet, MapDataset, Mark, Source, Staged, unmarked
 from hvd_train.errors import UsageError
-from hvd_train.order import Assignment, Indices, Slot
+from hvd_train.progress import order
+from hvd_train.progress.order import Assignment, Indices, Slot
 
 _AHEAD = 2  # batches that each loader process has ready or in hand
 _STEPS = 64  # whose samples are looked up at once: by step it takes as long as to fetch them

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests import jpegs
-from tests.documented import DOCS, commands
-from tests.launching import HVD_TRAIN, PROGRAMS, finished, launch_line, ranks_of, started, wait_for
+from tests.support import jpegs
+from tests.support.documented import DOCS, commands
+from tests.support.launching import HVD_TRAIN, PROGRAMS, finished, launch_line, ranks_of, started, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -86,7 +86,7 @@ def test_scaling_on_one_and_two_workers(tmp_path: Path) -> None:
 
 FAILS_ON_TWO = """
 import os
-from hvd_train.models import digits_convnet
+from hvd_train.network.models import digits_convnet
 def model(num_classes):
     if os.environ["HOROVOD_SIZE"] == "2":
         raise RuntimeError("no room for two")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import hosts as cluster
-from tests import on_demand
-from tests.elastic_hosts import ALL, OBEDIENT, STEPS_PER_EPOCH, Job, arguments, check, job, undisturbed
-from tests.hosts import Hosts
-from tests.launching import wait_for
+from tests.support import hosts as cluster
+from tests.support import on_demand
+from tests.support.elastic_hosts import ALL, OBEDIENT, STEPS_PER_EPOCH, Job, arguments, check, job, undisturbed
+from tests.support.hosts import Hosts
+from tests.support.launching import wait_for
 
 SECONDS = float(os.environ.get("CAMPAIGN_SECONDS", "1800"))
 SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests import hosts as machines
-from tests.elastic_hosts import ON_HOSTS, ROOT
-from tests.hosts import Hosts
-from tests.launching import PROGRAMS, wait_for
+from tests.support import hosts as machines
+from tests.support.elastic_hosts import ON_HOSTS, ROOT
+from tests.support.hosts import Hosts
+from tests.support.launching import PROGRAMS, wait_for
 
 pytestmark = ON_HOSTS
 

@@ -1,4 +1,4 @@
-"""Every way to start on several hosts, over ssh between hosts of `tests.hosts`; what is said where one is not ready."""
+"""Every way to start on several hosts, over ssh between namespace hosts, and what is said where one is not ready."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import hvd_train
-from tests import hosts as cluster
-from tests.documented import commands
-from tests.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS
-from tests.hosts import Hosts
-from tests.launching import PROGRAMS, finished, started, wait_for
+from tests.support import hosts as cluster
+from tests.support.documented import commands
+from tests.support.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS
+from tests.support.hosts import Hosts
+from tests.support.launching import PROGRAMS, finished, started, wait_for
 
 pytestmark = ON_HOSTS
 

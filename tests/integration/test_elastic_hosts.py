@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from hvd_train import checkpoint
-from tests import hosts as cluster
-from tests import on_demand
-from tests.elastic_hosts import ALL, OBEDIENT, ON_HOSTS, STEPS_PER_EPOCH, Job, arguments, job, undisturbed
-from tests.hosts import Hosts
-from tests.launching import wait_for
-from tests.runs import Weights
+from tests.support import hosts as cluster
+from tests.support import on_demand
+from tests.support.elastic_hosts import ALL, OBEDIENT, ON_HOSTS, STEPS_PER_EPOCH, Job, arguments, job, undisturbed
+from tests.support.hosts import Hosts
+from tests.support.launching import wait_for
+from tests.support.runs import Weights
 
 STEPS = 8 * STEPS_PER_EPOCH
 
@@ -213,7 +213,7 @@ def test_a_newcomer_dies_while_it_is_given_the_state(hosts: Hosts, tmp_path: Pat
 
 def test_rank_0_dies_while_it_writes_a_checkpoint(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Half a file is no checkpoint: another rank takes over the folder, and what it writes is whole."""
-    training = arguments(model="tests.on_demand:heavy")
+    training = arguments(model="tests.support.on_demand:heavy")
     checkpoints = tmp_path / "run/checkpoints"
     with job(hosts, tmp_path, training=training) as running:
         running.after(15)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hvd_train.ledger import audit
-from tests.launching import PROGRAMS, ranks_of, started, wait_for
+from hvd_train.run_files.ledger import audit
+from tests.support.launching import PROGRAMS, ranks_of, started, wait_for
 
 SCRIPTS = Path(__file__).parents[2] / "horovodrun_scripts"
 pytestmark = pytest.mark.integration

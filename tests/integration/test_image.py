@@ -22,9 +22,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import hosts as cluster_hosts
-from tests.documented import commands
-from tests.launching import PROGRAMS, started, wait_for
+from tests.support import hosts as cluster_hosts
+from tests.support.documented import commands
+from tests.support.launching import PROGRAMS, started, wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCKERFILE = PROJECT / "Dockerfile"

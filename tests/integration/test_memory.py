@@ -8,8 +8,8 @@ from statistics import median
 
 import pytest
 
-from tests.launching import HVD_TRAIN, finished, launch_line
-from tests.memory import EVERY
+from tests.support.launching import HVD_TRAIN, finished, launch_line
+from tests.support.memory import EVERY
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -25,7 +25,8 @@ def growth(folder: Path, ranks: int, command: list[str], model: str, steps: int)
 
     The median of the slopes between any two points (Theil and Sen), which single jumps do not move.
     """
-    line = f"--data tests.runs:few_digits --model tests.memory:{model} --epochs {steps // STEPS_PER_EPOCH} --ledger "
+    line = f"--data tests.support.runs:few_digits --model tests.support.memory:{model} --ledger "
+    line += f"--epochs {steps // STEPS_PER_EPOCH} "
     line += f"--global-batch-size 10 --batch-size {10 // ranks} --eval-epochs 10 --log-steps 10 --commit-steps 100 "
     line += "--device cpu --output-dir run"
     environment = ["env", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]

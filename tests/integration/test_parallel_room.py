@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract import PROMISES
+from tests.support.contract import PROMISES
 
 ROOT = Path(__file__).parents[2]
 ROOM = ROOT / "tests" / "parallel"

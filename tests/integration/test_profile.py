@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import traces
-from tests.launching import HVD_TRAIN, finished, launch_line
+from tests.support import traces
+from tests.support.launching import HVD_TRAIN, finished, launch_line
 
 pytestmark = pytest.mark.integration
 

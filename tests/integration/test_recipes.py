@@ -12,9 +12,9 @@ from torchvision.datasets import CIFAR10
 from torchvision.models import get_model, get_model_weights
 
 from hvd_train.config import load
-from tests import cifar, jpegs
-from tests.launching import HVD_TRAIN, finished, launch_line
-from tests.runs import largest_difference
+from tests.support import cifar, jpegs
+from tests.support.launching import HVD_TRAIN, finished, launch_line
+from tests.support.runs import largest_difference
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 

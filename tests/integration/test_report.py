@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from hvd_train import cli
-from hvd_train.predictions import predict
-from tests.browser import CHROMIUM, Browser, opened
-from tests.launching import HVD_TRAIN, finished, launch_line
-from tests.run_folders import epoch, event, start, step, whole_run, write
+from hvd_train.report.predictions import predict
+from tests.support.browser import CHROMIUM, Browser, opened
+from tests.support.launching import HVD_TRAIN, finished, launch_line
+from tests.support.run_folders import epoch, event, start, step, whole_run, write
 
 pytestmark = pytest.mark.integration
 

@@ -1,4 +1,4 @@
-"""A real Slurm on hosts of `tests.hosts`: sbatch, srun, preemption and the way back from the queue."""
+"""A real Slurm on hosts of `tests.support.hosts`: sbatch, srun, preemption and the way back from the queue."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import hosts as cluster
-from tests.documented import commands
-from tests.elastic_hosts import ROOT, SCRIPTS
-from tests.hosts import Hosts
-from tests.launching import PROGRAMS, started, wait_for
+from tests.support import hosts as cluster
+from tests.support.documented import commands
+from tests.support.elastic_hosts import ROOT, SCRIPTS
+from tests.support.hosts import Hosts
+from tests.support.launching import PROGRAMS, started, wait_for
 
 PATH = f"{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin"
 MISSING = [name for name in ("slurmctld", "slurmd", "munged") if shutil.which(name, path=PATH) is None]

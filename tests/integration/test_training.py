@@ -14,8 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.launching import HVD_TRAIN, finished, launch_line, ranks_of, started, wait_for
-from tests.runs import Weights, equal
+from tests.support.launching import HVD_TRAIN, finished, launch_line, ranks_of, started, wait_for
+from tests.support.runs import Weights, equal
 
 pytestmark = pytest.mark.integration
 
@@ -257,7 +257,7 @@ def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
 LATE = """
 import sys, time
 from mpi4py import MPI
-from hvd_train import roll_call
+from hvd_train.launch import roll_call
 time.sleep(2 * MPI.COMM_WORLD.rank)
 start = time.thread_time()
 roll_call.come_together(MPI.COMM_WORLD)

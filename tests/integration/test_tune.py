@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hvd_train import horovodrun, tune
-from hvd_train.tuned import CYCLE, FUSION
-from tests.launching import HVD_TRAIN, finished, launch_line
+from hvd_train.bench import tune
+from hvd_train.launch import horovodrun
+from hvd_train.launch.tuned import CYCLE, FUSION
+from tests.support.launching import HVD_TRAIN, finished, launch_line
 
 pytestmark = pytest.mark.integration
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from hvd_train import launch
-from hvd_train.world import World
+from hvd_train.launch import launcher
+from hvd_train.world.world import World
 
-if launch.launched(os.environ) is None:
+if launcher.launched(os.environ) is None:
     collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(scope="session")
 def world() -> Iterator[World]:
     """All ranks that the launcher has started; they leave together at the end of the session."""
-    from hvd_train.horovod_world import HorovodWorld
+    from hvd_train.world.horovod_world import HorovodWorld
 
     class Stays(HorovodWorld):
         """`run.train` closes its world; MPI cannot be started twice in a process."""

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from hvd_train.metrics import NUM_SUMS
+from hvd_train.progress.metrics import NUM_SUMS
 from hvd_train.state import TrainState, confirm_equal
-from hvd_train.world import LocalWorld, Reduction, World
-from tests import runs
-from tests.runs import equal, largest_difference, small_config, trained
+from hvd_train.world.world import LocalWorld, Reduction, World
+from tests.support import runs
+from tests.support.runs import equal, largest_difference, small_config, trained
 
 TOLERANCE = 1e-5
 
@@ -70,9 +70,9 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     """With fp16 on the wire and a loss scale that is too large no rank steps, and all halve their scale."""
     from hvd_train import Config
     from hvd_train.data.loader import Batch, MicroBatch
-    from hvd_train.order import Cut
+    from hvd_train.progress.order import Cut
     from hvd_train.step import Step, Votes
-    from tests.worlds import own_generator
+    from tests.support.worlds import own_generator
 
     rank, size = world.place.rank, world.place.size
     model = own_generator(runs.convnet(10))

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hvd_train.device import loss_scaler
 from hvd_train.errors import UsageError
-from hvd_train.world import LocalWorld, Reduction, World
-from tests import runs
+from hvd_train.network.device import loss_scaler
+from hvd_train.world.world import LocalWorld, Reduction, World
 from tests.parallel.test_equivalence import TOLERANCE, StopLast
-from tests.runs import equal, largest_difference, small_config, trained
-from tests.worlds import own_generator
+from tests.support import runs
+from tests.support.runs import equal, largest_difference, small_config, trained
+from tests.support.worlds import own_generator
 
 ON_RANKS: dict[str, dict[str, Any]] = {
     "frozen": {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*")},

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from tests.contract import *  # noqa: F403  # the tests of the suite
+from tests.support.contract import *  # noqa: F403  # the tests of the suite

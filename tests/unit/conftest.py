@@ -10,7 +10,7 @@ import torch
 from environment_setup.checkout import Checkout
 from hypothesis import HealthCheck, settings
 
-from tests.programs import Program, write_program
+from tests.support.programs import Program, write_program
 
 settings.register_profile(
     "room",

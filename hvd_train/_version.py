@@ -1,0 +1,17 @@
+"""Which hvd_train this is: its version, and a digest of its code that tells one edited checkout from another."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+__version__ = "0.1.0"
+
+
+def digest_of_code() -> str:
+    """Return twelve hexadecimal digits that are equal only where every module of the package is equal."""
+    package = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]

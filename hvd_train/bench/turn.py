@@ -1,0 +1,95 @@
+"""A turn of `hvd-train tune`: what a step takes in a job of its own, with the settings that its environment holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hvd_train.bench import tune
+from hvd_train.config import Config
+from hvd_train.parts import fresh_state, warm_parts
+from hvd_train.progress.order import assignments, order_of
+from hvd_train.run import check, connect
+from hvd_train.step import Step, Votes
+from hvd_train.world.world import World, barrier
+
+_WARM_UP_STEPS = 5
+_ASK_EVERY, _MOST_STEPS = 10, 2000  # steps: whether autotune has finished, and when it will not
+
+
+def take(config: Config, turn_s: float) -> None:
+    """Take a turn on each rank; rank 0 says what came of it."""
+    check(config)
+    config = stand_in(config)
+    with tempfile.TemporaryDirectory(prefix="hvd-train-tune-") as folder:
+        log = Path(folder) / "autotune.csv"
+        os.environ[tune.LOG] = str(log)
+        world = connect(config)
+        try:
+            step = Steps(config, world)
+            autotune = "HOROVOD_AUTOTUNE" in os.environ
+            answer = {"proposal": _proposal(world, step, log)} if autotune else _seconds(world, step, turn_s)
+        finally:
+            world.close()
+    if world.place.rank == 0:
+        print(f"{tune.ANSWER} {json.dumps(answer)}", flush=True)
+
+
+def stand_in(config: Config) -> Config:
+    """The training with images of noise where its own would have to be read, and nothing that only takes time."""
+    data = config.data
+    changes: dict[str, Any] = {"learning_rate": 1e-6, "workers": 0, "workers_per_host": None, "compile": False}
+    if data.data != "digits":
+        size = data.image_size or {"cifar10": 32, "cifar100": 32}.get(data.data, 224)
+        changes |= {"data": "synthetic", "augment": "none", "image_size": size, "synthetic_samples": 2**20}
+        changes |= {"download": False, "val_crop_size": None, "val_resize_size": None}
+    return config.replace(weights=None, **changes)
+
+
+class Steps:
+    """Takes optimizer steps, always with the same batch, so that no loader has a part in them."""
+
+    def __init__(self, config: Config, world: World) -> None:
+        parts, optimizer = warm_parts(config, world, None, None)
+        self._state, self._device, place = fresh_state(config, world, parts, optimizer), parts.device, world.place
+        example = parts.example if config.model.sync_batch_norm else None
+        self._step = Step(config, world, parts.model, parts.device, together=example)
+        order = order_of(0, 0, parts.train_loader.num_samples, 1)
+        work = assignments(order, 0, self._state.cut, place.rank, place.size)
+        self._batch = next(iter(parts.train_loader.load(0, [next(work)])))
+        parts.train_loader.close()
+
+    def __call__(self, count: int) -> None:
+        """So many, to their end: a GPU works later than it is asked to."""
+        for _ in range(count):
+            self._step.take(self._state, self._batch, Votes(), want_norm=False)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _seconds(world: World, steps: Steps, turn_s: float) -> dict[str, float]:
+    """Of a step, by the slowest rank."""
+
+    def timed(count: int) -> float:
+        barrier(world)
+        begun = time.perf_counter()
+        steps(count)
+        return max(world.gather(time.perf_counter() - begun)) / count
+
+    steps(_WARM_UP_STEPS)
+    return {"seconds": timed(max(3, round(turn_s / timed(3))))}
+
+
+def _proposal(world: World, steps: Steps, log: Path) -> dict[str, str] | None:
+    for _ in range(_MOST_STEPS // _ASK_EVERY):
+        steps(_ASK_EVERY)
+        found = world.broadcast(tune.proposal(log) if world.place.rank == 0 else None, 0)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,33 @@
+"""`hvd-train audit`: whether every sample counted exactly once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from hvd_train.console import PROGRAM
+from hvd_train.flags import parse_flags
+from hvd_train.run_files import ledger
+
+USAGE = """\
+  audit RUN                whether every sample counted exactly once (of a run with --ledger)
+"""
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Whether every sample counted exactly once in every finished epoch, by ledger.jsonl; exit code 1 if not."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder of a training with --ledger."""
+
+
+def run(arguments: list[str]) -> int:
+    """Print the verdict; return 0 where every sample counted exactly once, else 1."""
+    options = parse_flags(AuditOptions, arguments, f"{PROGRAM} audit")
+    verdict = ledger.audit(options.run)
+    print(verdict)
+    return 1 if verdict.faults else 0

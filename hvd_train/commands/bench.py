@@ -1,0 +1,191 @@
+"""`hvd-train bench TOOL ...`: from what was typed to a table and a record. torch is imported where it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hvd_train import recipes
+from hvd_train.bench import record
+from hvd_train.commands.train import parse_train
+from hvd_train.config import Config
+from hvd_train.errors import UsageError, unknown_name
+from hvd_train.flags import count_taken, parse_flags, taken
+from hvd_train.launch import hosts, launcher, roll_call
+
+if TYPE_CHECKING:
+    from hvd_train.world.world import World
+
+Found = dict[str, Any]
+
+USAGE = """\
+  bench TOOL ...           measure: throughput, allreduce, input, scaling (`hvd-train bench` says more)
+"""
+TOOLS = """usage: hvd-train bench TOOL ...
+
+  throughput [RECIPE] [flags of train] [--steps N] [--repetitions R]
+                           images/s of the real step, and where its time goes: on random images, or those of --data
+  allreduce [--min-size 1KB] [--max-size 256MB] [--repetitions R] [--device cpu|cuda]
+                           bandwidth between the ranks by size, in fp32 and fp16
+  input [RECIPE] [flags of train] [--seconds S] [--repetitions R]
+                           images/s of the data pipeline alone, and the stage that limits it
+  scaling --np 1,2,4 [--hosts FILE] [RECIPE] [flags of train] [--mode weak|strong] [--controller gloo|mpi]
+                           a training on each number of workers, and the table of them, with plots
+
+All take --json FILE. On several ranks: horovodrun -np 2 hvd-train bench throughput. scaling starts its ranks itself.
+"""
+
+
+@dataclass(frozen=True)
+class AllreduceOptions:
+    """Algorithm and bus bandwidth of sums over the ranks, as nccl-tests defines them; on two ranks or more."""
+
+    min_size: str = "1KB"
+    """Smallest sum, in bytes, KB (1,024 bytes), MB or GB."""
+    max_size: str = "256MB"
+    """Largest sum; each is four times the one before."""
+    repetitions: int = 5
+    """How often each is measured."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the numbers lie."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run a tool; the exit code. Raises UsageError for what cannot be measured, before anything is."""
+    tools = {"throughput": _throughput, "allreduce": _allreduce, "input": _input, "scaling": _scaling}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(TOOLS, end="")
+        return 0 if arguments else 2
+    if arguments[0] not in tools:
+        raise unknown_name("tool of bench", arguments[0], tools)
+    if launcher.elastic(os.environ):
+        raise UsageError("bench measures workers that stay: start it with horovodrun -np N, without --min-np")
+    if {"-h", "--help"} & set(arguments):
+        print(TOOLS)  # the tools' own flags; those of a training follow
+    json_file, rest = taken(arguments[1:], "--json", "the path of a file")
+    return tools[arguments[0]](rest, None if json_file is None else Path(json_file))
+
+
+def _throughput(arguments: list[str], path: Path | None) -> int:
+    typed = arguments
+    steps, arguments = count_taken(arguments, "--steps", 20)
+    repetitions, arguments = count_taken(arguments, "--repetitions", 5)
+    config = parse_train(arguments, "bench throughput")
+    given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    roll_call.started(os.environ)
+    from hvd_train.bench import throughput
+
+    config = throughput.without_files(config, own_data=bool(given & {"--data", "--data-dir"}))
+    return _measured(
+        "throughput",
+        typed,
+        path,
+        config,
+        lambda world: throughput.measure(config, world, steps=steps, repetitions=repetitions),
+        throughput.table,
+    )
+
+
+def _allreduce(arguments: list[str], path: Path | None) -> int:
+    options = parse_flags(AllreduceOptions, arguments, "hvd-train bench allreduce")
+    if options.repetitions < 1:
+        raise UsageError(f"--repetitions {options.repetitions}: it must be a number from 1 on")
+    launched = launcher.launched(os.environ)
+    if launched is None or launched.size == 1:
+        raise UsageError(
+            "bench allreduce measures what travels between ranks, and there is one: type "
+            "`horovodrun -np 2 hvd-train bench allreduce`"
+        )
+    roll_call.started(os.environ)
+    from hvd_train.bench import allreduce
+
+    sizes = allreduce.sizes(options.min_size, options.max_size)
+    config = recipes.get(recipes.DEFAULT).replace(device=options.device)
+    return _measured(
+        "allreduce",
+        arguments,
+        path,
+        config,
+        lambda world: allreduce.measure(config, world, sizes, options.repetitions),
+        allreduce.table,
+    )
+
+
+def _input(arguments: list[str], path: Path | None) -> int:
+    typed = arguments
+    seconds, arguments = count_taken(arguments, "--seconds", 3)
+    repetitions, arguments = count_taken(arguments, "--repetitions", 3)
+    config = parse_train(arguments, "bench input")
+    roll_call.started(os.environ)
+    from hvd_train.bench import pipeline
+
+    return _measured(
+        "input",
+        typed,
+        path,
+        config,
+        lambda world: pipeline.measure(config, world, seconds=seconds, repetitions=repetitions),
+        pipeline.table,
+    )
+
+
+def _measured(
+    tool: str,
+    typed: list[str],
+    path: Path | None,
+    config: Config,
+    measure: Callable[[World], Found],
+    table: Callable[[Found], str],
+) -> int:
+    """Measure in the world that the launcher has made; rank 0 prints the table and writes the record."""
+    from hvd_train.run import check, connect
+    from hvd_train.world.world import together
+
+    check(config)
+    with contextlib.closing(connect(config)) as world:
+        speaks = world.place.rank == 0
+        together(world, lambda: record.check_target(path, tool) if speaks else None)
+        found = world.run(lambda: measure(world))
+        num_hosts = len(set(world.gather(socket.gethostname())))
+        if speaks:
+            print(table(found), flush=True)
+            if path is not None:
+                record.write(path, {**record.about(tool, typed), "hosts": num_hosts, **found})
+    return 0
+
+
+def _scaling(arguments: list[str], path: Path | None) -> int:
+    typed = arguments
+    if launcher.launched(os.environ):
+        raise UsageError("bench scaling starts its ranks itself: type it without a launcher")
+    named, arguments = taken(arguments, "--np", "numbers of workers, as in --np 1,2,4")
+    host_file, arguments = taken(arguments, "--hosts", "a host file")
+    mode, arguments = taken(arguments, "--mode", "weak or strong")
+    controller, arguments = taken(arguments, "--controller", "gloo or mpi")
+    config = parse_train(arguments, "bench scaling")
+    from hvd_train.bench import scaling
+
+    if named is None:
+        raise UsageError("bench scaling needs numbers of workers: --np 1,2,4")
+    counts = scaling.parse_counts(named)
+    mode = scaling.one_of("--mode", mode or "weak", scaling.MODES)
+    controller = scaling.one_of("--controller", controller or "gloo", scaling.CONTROLLERS)
+    if host_file is not None:
+        scaling.check_hosts(counts, hosts.read(Path(host_file)), host_file)
+    record.check_target(path, "scaling")
+    folder = config.run.output_dir or Path(f"runs/scaling-{zlib.crc32(' '.join(typed).encode()):08x}")
+    sizes = scaling.plan(config, counts, mode, folder)
+    from hvd_train.run import check  # imports torch
+
+    check(config)
+    about = record.about("scaling", typed)
+    found = scaling.run(sizes, mode, folder, about, host_file=host_file, controller=controller)
+    if path is not None:
+        record.write(path, found)
+    return 1 if any(row["failed"] for row in found["rows"]) else 0

@@ -1,0 +1,20 @@
+"""`hvd-train config`: the settings of a training, checked and printed without starting one."""
+
+from __future__ import annotations
+
+from hvd_train import config
+from hvd_train.commands.train import parse_train
+
+USAGE = """\
+  config [RECIPE] [flags]  check the settings of `train` and print them, as --config FILE takes them
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Check the settings, print them as YAML and return 0."""
+    settings = parse_train(arguments, "config")
+    from hvd_train.run import check  # imports torch, which parsing can do without
+
+    check(settings)
+    print(config.dump(settings), end="")
+    return 0

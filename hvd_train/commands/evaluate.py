@@ -1,0 +1,47 @@
+"""`hvd-train evaluate`: the scores of a trained model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from hvd_train.console import PROGRAM
+from hvd_train.flags import parse_flags
+
+USAGE = """\
+  evaluate RUN|CHECKPOINT  scores of a run's best weights, or of a checkpoint file
+"""
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Scores of a run's best weights, or of a checkpoint file: loss, top-1, top-5 and top-1 of each class."""
+
+    target: Annotated[Path, tyro.conf.Positional]
+    """Run folder or checkpoint file."""
+    json: bool = False
+    """Print one JSON object, with every digit."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs."""
+
+
+def run(arguments: list[str]) -> int:
+    """Evaluate on all ranks; rank 0 prints the scores. Return 0."""
+    options = parse_flags(EvaluateOptions, arguments, f"{PROGRAM} evaluate")
+    from hvd_train.run import connect, evaluate  # imports torch, which parsing can do without
+
+    world = connect()
+    scores = evaluate(options.target, world=world, device=options.device)
+    if world.place.rank != 0:
+        return 0
+    if options.json:
+        print(json.dumps(scores.as_dict()))
+        return 0
+    print(f"loss {scores.loss:.6f}  top-1 {scores.top1:.4%}  top-5 {scores.top5:.4%}  ({scores.count:,} images)")
+    for name, share in zip(scores.classes, scores.per_class, strict=True):
+        print(f"  {name:<20} {share:8.2%}")
+    return 0

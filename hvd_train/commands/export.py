@@ -1,0 +1,40 @@
+"""`hvd-train export`: a trained model for use elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from hvd_train.console import PROGRAM
+from hvd_train.flags import parse_flags
+
+USAGE = """\
+  export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
+"""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """A run's best weights, or a checkpoint's, for use elsewhere: weights.pt, model.pt2 (torch.export), model.json."""
+
+    target: Annotated[Path, tyro.conf.Positional]
+    """Run folder or checkpoint file."""
+    output: Path | None = None
+    """Folder for the files; default: RUN/export, or CHECKPOINT.export."""
+    onnx: bool = False
+    """Write model.onnx, too (pip install onnx onnxscript onnxruntime)."""
+
+
+def run(arguments: list[str]) -> int:
+    """Export the model, print the path of each file that was written and return 0."""
+    options = parse_flags(ExportOptions, arguments, f"{PROGRAM} export")
+    from hvd_train.export import export  # imports torch, which parsing can do without
+
+    target = options.target
+    usual = target / "export" if target.is_dir() else target.with_name(f"{target.name}.export")
+    for path in export(target, options.output or usual, onnx=options.onnx):
+        print(path)
+    return 0

@@ -1,0 +1,42 @@
+"""`hvd-train hosts`: a host file, checked, and written as other launchers take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from hvd_train.console import PROGRAM
+from hvd_train.errors import UsageError
+from hvd_train.flags import parse_flags
+from hvd_train.launch import hosts
+
+USAGE = """\
+  hosts FILE               check a host file, and write it as Open MPI, MPICH or Slurm take it
+"""
+
+
+@dataclass(frozen=True)
+class HostsOptions:
+    """Check a host file (form, hosts named twice, slots, names that resolve here), or write it in another form."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """Host file."""
+    to: hosts.Form | None = None
+    """Print it in this form: horovod and openmpi are NAME slots=N, mpich is NAME:N, slurm a line for each task."""
+    form: hosts.Form = "horovod"
+    """Form of the file; those of horovod, openmpi and mpich are all understood."""
+    resolve: bool = True
+    """Ask whether the names are known here."""
+
+
+def run(arguments: list[str]) -> int:
+    """Print the checked hosts, or the file in another form, and return 0."""
+    options = parse_flags(HostsOptions, arguments, f"{PROGRAM} hosts")
+    found = hosts.read(options.file, options.form)
+    if options.resolve and (unknown := hosts.unknown(found)):
+        raise UsageError(f"{options.file}: unknown here: {', '.join(unknown)}; mend the name, or add it to /etc/hosts")
+    print(hosts.written(found, options.to) if options.to else f"{hosts.describe(found)}\n", end="")
+    return 0

@@ -1,0 +1,26 @@
+"""`hvd-train show-data`: what a training would see, as a picture and a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hvd_train.commands.train import parse_train
+from hvd_train.flags import count_taken, taken
+
+USAGE = """\
+  show-data [RECIPE] [flags] [--ranks N] [--output FILE.png]
+                           a picture of an augmented batch, and each rank's share of the classes
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Write the picture, print each rank's classes and return 0."""
+    ranks, arguments = count_taken(arguments, "--ranks", 1)
+    output, arguments = taken(arguments, "--output", "the path of a picture")
+    settings = parse_train(arguments, "show-data")
+    from hvd_train.report.samples import show  # imports torch, which parsing can do without
+    from hvd_train.run import check
+
+    check(settings)
+    print(show(settings, ranks, Path(output or "show-data.png")))
+    return 0

@@ -1,0 +1,195 @@
+"""`hvd-train sweep`: one MPI allocation split into independent trainings, one for each combination of settings."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import textwrap
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hvd_train.commands.train import parse_train
+from hvd_train.config import Config
+from hvd_train.errors import HvdTrainError, UsageError
+from hvd_train.flags import count_taken, taken
+from hvd_train.launch import launcher, roll_call
+from hvd_train.run_files import durable
+
+if TYPE_CHECKING:
+    from hvd_train.world.world import World
+
+USAGE = """\
+  sweep [RECIPE] [flags] [--workers-per-run N]
+                           a training for each combination of values with commas (--lr 0.1,0.05), side by side
+"""
+ROWS = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of a sweep: what tells it from the others, and its settings."""
+
+    name: str
+    config: Config
+
+
+def run(arguments: list[str]) -> int:
+    """Train every combination of the values with commas; return 0 where each has come to its end, else 1."""
+    workers, arguments = count_taken(arguments, "--workers-per-run", 1)
+    output, arguments = taken(arguments, "--output-dir", "a folder")
+    folder = Path(output or f"runs/sweep-{zlib.crc32(' '.join(arguments).encode()):08x}")  # the same command's
+    todo = trials(arguments, lambda words: parse_train(words, "sweep"), folder)
+    return train_all(todo, workers, folder)
+
+
+def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Every combination of the values that stand with commas, `--lr 0.1,0.05`: its name, and the arguments for it.
+
+    Values of flags that take lists (--gpu-ids) are left alone.
+    """
+    parts: list[list[tuple[str, list[str]]]] = []
+    index = 0
+    while index < len(arguments):
+        flag, equals, value = arguments[index].partition("=")
+        follows = index + 1 < len(arguments) and not arguments[index + 1].startswith("--")
+        if flag.startswith("-") and (equals or follows):
+            index += 0 if equals else 1
+            value = value if equals else arguments[index]
+            values = [value] if flag.replace("_", "-") == "--gpu-ids" else value.split(",")
+            name = flag.lstrip("-")
+            parts.append([(f"{name}={one}" if len(values) > 1 else "", [flag, one]) for one in values])
+        else:
+            parts.append([("", [arguments[index]])])
+        index += 1
+    return [
+        (" ".join(name for name, _ in chosen if name) or "only", [word for _, words in chosen for word in words])
+        for chosen in itertools.product(*parts)
+    ]
+
+
+def trials(arguments: Sequence[str], parse: Callable[[list[str]], Config], folder: Path) -> list[Trial]:
+    """The trainings of a sweep, each with a run folder of its own in `folder`. Raises UsageError if one cannot be."""
+    from hvd_train.run import check  # imports torch, which parsing can do without
+
+    found = []
+    for number, (name, words) in enumerate(combinations(arguments)):
+        config = parse(words)
+        if config.run.tuned is not None:  # one after another in a process: it would not survive the second hvd.init
+            raise UsageError("--tuned does not go with a sweep: Horovod cannot take the settings twice")
+        path = folder / f"{number:03}-{name.replace(' ', '-').replace('/', '_')}"
+        found.append(Trial(name, config.replace(output_dir=path, progress="lines")))
+        check(found[-1].config)
+    return found
+
+
+def train_all(todo: Sequence[Trial], workers: int, folder: Path) -> int:
+    """Train all of them, each on `workers` ranks; the exit code, 0 where every one has come to its end.
+
+    One that fails leaves the others alone. Raises UsageError where there are not as many ranks.
+    """
+    from hvd_train.world.world import LocalWorld
+
+    if launcher.launched(os.environ) is None:
+        if workers > 1:
+            raise UsageError(
+                f"--workers-per-run {workers} needs a launcher: type `mpirun -np {workers} hvd-train sweep ...`, or a "
+                f"multiple of {workers} for several trainings at a time"
+            )
+        rows = [_try(trial, LocalWorld(), speaks=True) for trial in todo]
+        return _tell([row for row in rows if row], folder)
+    return _run_by_mpi(todo, workers, folder)
+
+
+def _run_by_mpi(todo: Sequence[Trial], workers: int, folder: Path) -> int:
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        raise UsageError("a sweep on several ranks needs mpi4py: pip install mpi4py") from None
+    from hvd_train.world.horovod_world import HorovodWorld, Part
+
+    everyone = MPI.COMM_WORLD
+    if everyone.size < workers:
+        raise UsageError(
+            f"--workers-per-run {workers}, but the launcher has started {everyone.size} by MPI: start at least as "
+            "many, with mpirun or horovodrun --mpi"
+        )
+    at_a_time = everyone.size // workers
+    group = everyone.rank // workers
+    on_host = everyone.Split_type(MPI.COMM_TYPE_SHARED)
+    mine = everyone.Split(group if group < at_a_time else MPI.UNDEFINED, everyone.rank)
+    rows = []
+    if mine != MPI.COMM_NULL:
+        part = Part(mine, on_host.rank, on_host.size)
+        for trial in todo[group::at_a_time]:
+            rows.append(_try(trial, HorovodWorld(part), speaks=mine.rank == 0))
+    roll_call.come_together(everyone)
+    told = everyone.gather([row for row in rows if row], 0)
+    code = _tell([row for of_rank in told for row in of_rank], folder) if told is not None else 0
+    roll_call.come_together(everyone)  # rank 0 has written a file
+    return int(everyone.bcast(code, 0))
+
+
+def _try(trial: Trial, world: World, *, speaks: bool) -> dict[str, Any] | None:
+    """Train one; its row of the table, on the rank that speaks for it. What it prints goes to its folder."""
+    from hvd_train.run import train
+
+    started = time.perf_counter()
+    folder = trial.config.run.output_dir
+    assert folder is not None
+    row: dict[str, Any] = {"name": trial.name, "run": str(folder), "failed": None}
+    with _printing_to(folder.with_name(f"{folder.name}.log"), speaks=speaks):
+        try:
+            result = train(trial.config, world=world)
+            row |= {"top1": result.best_top1, "loss": result.loss, "epochs": result.epochs}
+            row["failed"] = None if result.finished else "stopped"
+        except HvdTrainError as error:
+            row["failed"] = str(error)
+        except Exception as error:  # noqa: BLE001  # whatever a model raises is this training's affair
+            row["failed"] = f"{type(error).__name__}: {error}"
+    row["seconds"] = round(time.perf_counter() - started, 1)
+    if not speaks:
+        return None
+    print(f"{trial.name}: {row['failed'] or _score(row)} ({row['seconds']:.0f} s)", flush=True)
+    return row
+
+
+@contextlib.contextmanager
+def _printing_to(path: Path, *, speaks: bool) -> Iterator[None]:
+    if not speaks:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8", buffering=1) as log, contextlib.redirect_stdout(log):
+        yield
+
+
+def _tell(rows: list[dict[str, Any]], folder: Path) -> int:
+    """Print the table, best first, and write it down; the exit code."""
+    rows.sort(key=lambda row: (row["failed"] is not None, -_known(row.get("top1")), row["name"]))
+    table = Table("training", "best top-1", "loss", "seconds", "run")
+    for row in rows:
+        score = f"failed: {textwrap.shorten(row['failed'], 60)}" if row["failed"] else _score(row)
+        loss = "" if row["failed"] else f"{row['loss']:.4f}"
+        table.add_row(row["name"], score, loss, f"{row['seconds']:.0f}", row["run"])
+    Console(highlight=False).print(table)
+    finite = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
+    durable.write_text(folder / ROWS, json.dumps(finite, indent=1) + "\n")
+    return 1 if any(row["failed"] for row in rows) else 0
+
+
+def _score(row: dict[str, Any]) -> str:
+    return "not evaluated" if math.isnan(row["top1"]) else f"{row['top1']:.2%}"
+
+
+def _known(value: float | None) -> float:
+    return -1.0 if value is None or math.isnan(value) else value

@@ -1,0 +1,106 @@
+"""`hvd-train train`: from what was typed to a config, and from the result of a training to an exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+from pathlib import Path
+
+from hvd_train import config, recipes
+from hvd_train.config import Config
+from hvd_train.console import PROGRAM
+from hvd_train.errors import UsageError
+from hvd_train.flags import parse_flags, taken
+from hvd_train.launch import roll_call
+
+USAGE = f"""\
+  train [RECIPE] [flags]   train; RECIPE is one of: {", ".join(recipes.RECIPES)} (default: {recipes.DEFAULT})
+"""
+# What people type from other trainers: the same by another name, and what the launcher says here.
+ALIASES = {
+    "-a": "--model",
+    "--arch": "--model",
+    "-b": "--batch-size",
+    "--checkpoint": "--resume",
+    "--desired-acc": "--target-accuracy",
+    "-j": "--workers",
+    "--lr": "--learning-rate",
+}
+OF_LAUNCHERS = (
+    *("--world-size", "--rank", "--local-rank", "--node-rank", "--nnodes", "--nproc-per-node"),
+    *("--dist-url", "--dist-backend", "--master-addr", "--master-port", "--multiprocessing-distributed"),
+)
+
+
+def run(arguments: list[str]) -> int:
+    """Train, and return 0, 1 where files could not be written, or the code of the signal or limit that stopped it."""
+    settings = parse_train(arguments)
+    roll_call.started(os.environ)
+    # This imports torch, which parsing can do without. It makes objects that stay, and to look through them again and
+    # again for some to throw away takes a fifth of the time.
+    gc.disable()
+    from hvd_train.run import train
+
+    gc.freeze()
+    gc.enable()
+    try:
+        result = train(settings)
+    finally:
+        gc.unfreeze()  # extensions that count what they have left behind complain at the end else
+    if result.finished:
+        return 0 if result.saved else 1
+    return 128 + result.stopped_by if result.stopped_by else os.EX_TEMPFAIL
+
+
+def parse_train(arguments: list[str], command: str = "train") -> Config:
+    """Return the config of `hvd-train train ...`: a recipe or --config FILE, changed by the flags.
+
+    `command` is named in errors and in the help. Raises UsageError for an unknown recipe, flag or value.
+    """
+    arguments = _lists([_usual(argument) for argument in arguments])
+    file, arguments = taken(arguments, "--config", "the path of a config.yaml")
+    path = None if file is None else Path(file)
+    recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    if path is None:
+        base = recipes.get(recipe or recipes.DEFAULT)
+    elif recipe is None:
+        base = config.load(path)
+    else:
+        raise UsageError(f"--config {path} is a whole run already; leave out the recipe {recipe!r}")
+    flags = {argument.partition("=")[0] for argument in arguments}
+    if launcher_flag := next((flag for flag in OF_LAUNCHERS if flag in flags), None):
+        raise UsageError(
+            f"{launcher_flag}: the launcher says how many ranks there are and which one this is; type "
+            f"`horovodrun -np 4 {PROGRAM} {command} ...`, on several hosts with -H host1:4,host2:4"
+        )
+    if "--batch-size" in flags and "--global-batch-size" not in flags:
+        batch = dataclasses.replace(base.batch, batch_size=base.batch.batch_size or 1, global_batch_size=None)
+        base = dataclasses.replace(base, batch=batch)  # a batch size per worker decides the global one
+    if "--workers" in flags and "--workers-per-host" not in flags:
+        base = base.replace(workers_per_host=None)
+    names = "|".join(recipes.RECIPES)
+    parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [--config FILE]", default=base)
+    return recipes.suited(parsed) if path is None and "--learning-rate" not in flags else parsed
+
+
+def _lists(arguments: list[str]) -> list[str]:
+    """Split the list of a flag at its commas: `--gpu-ids 0,1` becomes `--gpu-ids 0 1`."""
+    result: list[str] = []
+    for argument in arguments:
+        if argument.startswith("--gpu-ids="):
+            result += ["--gpu-ids", *argument.partition("=")[2].split(",")]
+        elif result[-1:] == ["--gpu-ids"]:
+            result += argument.split(",")
+        else:
+            result.append(argument)
+    return result
+
+
+def _usual(argument: str) -> str:
+    """Give a flag its one name: `--batch_size=3` and `-b=3` become `--batch-size=3`."""
+    flag, equals, value = argument.partition("=")
+    if not flag.startswith("-"):
+        return argument
+    flag = flag.replace("_", "-")
+    return ALIASES.get(flag, flag) + equals + value

@@ -1,0 +1,53 @@
+"""`hvd-train tune`: Horovod's settings for these hosts, this model and this batch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from hvd_train.bench import tune
+from hvd_train.commands.train import parse_train
+from hvd_train.console import PROGRAM
+from hvd_train.errors import UsageError
+from hvd_train.flags import count_taken, taken
+from hvd_train.launch import horovodrun, hosts, launcher, roll_call
+
+USAGE = """\
+  tune [RECIPE] [flags] [--np N] [--hosts FILE] [--controller gloo|mpi] [--output FILE]
+                           Horovod's settings for these hosts, this model and batch, for `train --tuned FILE`
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Start ranks again and again with other settings, write the fastest into a file and return 0."""
+    if launcher.launched(os.environ) is not None:
+        return _turn(arguments)
+    file, arguments = taken(arguments, "--hosts", "a host file")
+    controller, arguments = taken(arguments, "--controller", "gloo or mpi")
+    output, arguments = taken(arguments, "--output", "the path of a file")
+    slots = 2 if file is None else sum(host.slots for host in hosts.read(Path(file)))
+    if controller not in (None, "gloo", "mpi"):
+        raise UsageError(f"--controller {controller}: it must be gloo or mpi")
+    ranks, arguments = count_taken(arguments, "--np", slots, least=2)
+    turns, arguments = count_taken(arguments, "--turns", 8, least=2)
+    seconds, arguments = count_taken(arguments, "--seconds", 3)
+    parse_train(list(arguments), "tune")  # a mistake is reported before any rank starts
+    path = Path(output or "tuned.env")
+    tune.check(path)
+    line = horovodrun.line(ranks, file, controller or "gloo")
+    tune.tune(tune.Ranks(line, [sys.argv[0], "tune", *arguments], seconds), path, turns, print)
+    return 0
+
+
+def _turn(arguments: list[str]) -> int:
+    """Take one rank's part in a turn of `tune`."""
+    seconds = os.environ.get(tune.TURN)
+    if seconds is None:
+        raise UsageError(f"tune starts the ranks by itself, many times: type `{PROGRAM} tune --np N`")
+    settings = parse_train(arguments, "tune")
+    roll_call.started(os.environ)
+    from hvd_train.bench import turn  # imports torch, which parsing can do without
+
+    turn.take(settings, float(seconds))
+    return 0

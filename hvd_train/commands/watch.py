@@ -1,0 +1,41 @@
+"""`hvd-train watch`: a training as it stands, in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from hvd_train.console import PROGRAM
+from hvd_train.errors import UsageError
+from hvd_train.flags import parse_flags
+
+USAGE = """\
+  watch RUN [--once]       a running or finished training as it stands, in the terminal
+"""
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """A running or finished training as its files tell it; ends when the run has."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    once: bool = False
+    """Print how it stands, and end (as without a terminal)."""
+    interval: float = 1.0
+    """Seconds from one look to the next."""
+
+
+def run(arguments: list[str]) -> int:
+    """Show the run until it ends, or once, and return 0."""
+    options = parse_flags(WatchOptions, arguments, f"{PROGRAM} watch")
+    if not options.interval > 0:
+        raise UsageError(f"--interval {options.interval:g}: it must be a number of seconds above 0")
+    from hvd_train.report import watch
+
+    watch.watch(options.run, once=options.once or not sys.stdout.isatty(), interval_s=options.interval)
+    return 0

@@ -1,0 +1,116 @@
+"""What a training would see: a picture of an augmented batch with its labels, and each rank's share of the classes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from hvd_train.config import Config
+from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.folder import ImageFolder
+from hvd_train.data.transforms import Items
+from hvd_train.errors import UsageError
+from hvd_train.parts import Parts, build, mixer
+from hvd_train.progress import order
+from hvd_train.step import SLOT
+from hvd_train.world.world import Place
+
+_SIDE, _LABEL = 96, 14  # pixels of an image in the picture, and of the line below it
+_MOST, _COLUMNS = 64, 8
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The picture's file, and how many samples of each class each rank takes in the first epoch."""
+
+    path: Path
+    classes: tuple[str, ...]
+    of_ranks: tuple[Counter[int], ...]
+
+    def __str__(self) -> str:
+        width = max(map(len, self.classes))
+        lines = [f"{'':{width}}  " + "  ".join(f"{f'rank {rank}':>8}" for rank in range(len(self.of_ranks)))]
+        for number, name in enumerate(self.classes):
+            lines.append(f"{name:{width}}  " + "  ".join(f"{counts[number]:8,}" for counts in self.of_ranks))
+        return "\n".join([*lines, f"picture: {self.path}"])
+
+
+def show(config: Config, ranks: int, path: Path) -> Shown:
+    """Draw the first images of a training on so many ranks. Raises UsageError where it could not start."""
+    parts = build(config, Place(), None, None)
+    num_samples = parts.train_loader.num_samples
+    cut = order.choose_cut(config.batch, ranks, num_samples)
+    epoch = order.order_of(config.seed, 0, num_samples, config.data.repeated_augmentation)
+    try:
+        images, names = _first_images(config, parts, cut, epoch)
+    finally:
+        parts.train_loader.close()
+    try:
+        _grid(images, names).save(path)
+    except (OSError, ValueError) as error:  # ValueError: an ending that is no format of pictures
+        raise UsageError(f"--output {path}: {error}") from None
+    counts = []
+    labels = _labels(parts.data)
+    for rank in range(ranks):
+        taken: Counter[int] = Counter()
+        for assignment in order.assignments(epoch, 0, cut, rank, ranks):
+            for slot in assignment.slots:
+                taken.update(labels[torch.from_numpy(slot.indices % num_samples)].tolist())
+        counts.append(taken)
+    return Shown(path, parts.data.classes, tuple(counts))
+
+
+def _first_images(config: Config, parts: Parts, cut: order.Cut, epoch: order.Order) -> tuple[Tensor, list[str]]:
+    """Images as the model takes them, but with values from 0 to 1, and what stands below each."""
+    mix = mixer(config.data, len(parts.data.classes))
+    images: list[Tensor] = []
+    names: list[str] = []
+    for batch in parts.train_loader.load(0, order.assignments(epoch, 0, cut, 0, 1)):
+        for micro in batch.micro_batches:
+            torch.manual_seed(order.key(config.seed, SLOT, 0, micro.number))
+            mixed, targets = mix(micro.inputs, micro.targets)
+            images += list(mixed)
+            names += [_name(target, parts.data.classes) for target in targets]
+        if len(images) >= _MOST:
+            break
+    stacked = torch.stack(images[:_MOST]).float().cpu()
+    if parts.data.mean:
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (parts.data.mean, parts.data.std))
+        stacked = stacked * std + mean
+    return stacked.clamp(0, 1), names[:_MOST]
+
+
+def _name(target: Tensor, classes: tuple[str, ...]) -> str:
+    if target.dim() == 0:
+        return classes[int(target)]
+    shares, found = target.topk(2)
+    return " ".join(f"{classes[int(n)]} {share:.0%}" for share, n in zip(shares, found, strict=True) if share > 0)
+
+
+def _grid(images: Tensor, names: list[str]) -> Image.Image:
+    rows = -(-len(names) // _COLUMNS)
+    picture = Image.new("RGB", (_COLUMNS * _SIDE, rows * (_SIDE + _LABEL)), "white")
+    draw = ImageDraw.Draw(picture)
+    for number, (image, name) in enumerate(zip(images, names, strict=True)):
+        values = (image.expand(3, -1, -1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+        left, top = number % _COLUMNS * _SIDE, number // _COLUMNS * (_SIDE + _LABEL)
+        picture.paste(Image.fromarray(values).resize((_SIDE - 2, _SIDE - 2), Image.Resampling.NEAREST), (left, top))
+        draw.text((left + 2, top + _SIDE - 1), name[: _SIDE // 6], fill="black")
+    return picture
+
+
+def _labels(data: DataSet) -> Tensor:
+    """The class of each training sample, without reading images where it is known otherwise."""
+    train = data.train
+    if isinstance(train, Items):
+        train = train.arrays
+    if isinstance(train, Arrays):
+        return train.labels[torch.arange(len(train)) % len(train.labels)]
+    if isinstance(train, ImageFolder):
+        return train.labels
+    return torch.tensor([int(train[number][1]) for number in range(len(train))])

@@ -1,0 +1,158 @@
+"""`hvd-train watch`: a run as it stands, in the terminal, from its files."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hvd_train.progress.clock import duration
+from hvd_train.run_files.history import History, number, read, speeds, thinned
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_WIDTH, _EVENTS, _RECENT = 40, 5, 10
+_READING_SHARE = 0.1  # of the time, however long the file has grown
+_SILENCE_S = 60.0  # without a line that long is worth a word
+_ENDS = {signal.SIGINT, signal.SIGTERM}
+_STATES = {
+    "running": "running",
+    "finished": "finished",
+    "stopped": "stopped; the same command goes on from there",
+    "broke off": "broke off: no process trains in it, and it has not said why",
+    "unknown": "on another machine, without a word of its end so far",
+}
+
+
+def watch(path: Path, *, once: bool, interval_s: float) -> None:
+    """Show a run until it has ended; `once`: as it stands now.
+
+    Raises UsageError where there is none. SIGINT and SIGTERM do what they always do, when the terminal is as it was.
+    """
+    history = read(path)
+    console = Console(highlight=False)
+    if once:
+        console.print(view(history, time.time()))
+        return
+    # Signals are taken between two pictures: one that comes while rich writes would leave the terminal without cursor.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    received = None
+    try:
+        with Live(view(history, time.time()), console=console, auto_refresh=False) as live:
+            while not history.ended and received is None:
+                started = time.monotonic()
+                history = read(path)
+                live.update(view(history, time.time()), refresh=True)
+                took = time.monotonic() - started
+                if not history.ended:
+                    received = signal.sigtimedwait(_ENDS, max(interval_s, took / _READING_SHARE))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if received is not None:
+        signal.raise_signal(received.si_signo)
+
+
+def view(history: History, now: float) -> RenderableType:
+    """What there is to see of a run at a time (seconds since 1970)."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("state", Text(_state(history, now)))
+    settings = history.settings
+    facts.add_row("training", Text(f"{settings.get('model', '?')} on {settings.get('data', '?')}, {_world(history)}"))
+    facts.add_row("progress", _progress(history))
+    facts.add_row("speed", Text(_speed(history)))
+    for name, label, form, epochs in (
+        ("loss", "loss", ".4f", False),
+        ("top1", "top-1", ".2%", False),
+        ("val_loss", "val loss", ".4f", True),
+        ("val_top1", "val top-1", ".2%", True),
+    ):
+        facts.add_row(
+            label, Text(_curve([number(r, name) for r in (history.epochs if epochs else history.steps)], form))
+        )
+    facts.add_row("images/s", Text(_curve(speeds(history, _WIDTH)[1], ",.0f")))
+    parts: list[RenderableType] = [facts]
+    parts += [Text(f"missing: {gap}", style="dim") for gap in history.gaps]
+    parts += [
+        Text(f"{duration(event['elapsed']):>8}  {event.get('message', '')}") for event in history.events[-_EVENTS:]
+    ]
+    return Panel(Group(*parts), title=Text(history.name), title_align="left")
+
+
+def sparkline(values: Sequence[float | None], width: int = _WIDTH) -> str:
+    """A line of blocks, the lowest value lowest; a blank where there is none."""
+    _, means = thinned(values, values, width)
+    known = [value for value in means if value is not None]
+    if not known:
+        return ""
+    low, span = min(known), max(known) - min(known)
+    heights = (None if value is None else round((value - low) / span * 7) if span else 0 for value in means)
+    return "".join(" " if height is None else _BLOCKS[height] for height in heights)
+
+
+def seconds_left(history: History) -> float | None:
+    """By the speed of the last few lines, without the evaluations to come; None where there is nothing to go by."""
+    total, done = _samples(history)
+    speed = _recent_speed(history)
+    return max(0.0, total - done) / speed if history.state == "running" and total and speed else None
+
+
+def _state(history: History, now: float) -> str:
+    words = _STATES[history.state]
+    if history.state == "finished" and history.summary.get("why") not in (None, "done"):
+        words += f": {history.summary['why']}"
+    silent = now - history.last_word if history.last_word is not None else 0.0
+    return f"{words}; last word {duration(silent)} ago" if not history.ended and silent > _SILENCE_S else words
+
+
+def _world(history: History) -> str:
+    size = history.world_size
+    return f"{size} rank{'s' if size != 1 else ''}" if size else "ranks not known"
+
+
+def _samples(history: History) -> tuple[float, float]:
+    """How many samples the whole run takes (0: not known), and how many it has taken."""
+    each = history.samples_per_epoch or 0
+    steps = max((number(step, "samples") or 0.0 for step in history.steps), default=0.0)
+    epochs = max((number(epoch, "epoch") or 0.0 for epoch in history.epochs), default=0.0)
+    return float(each * (history.num_epochs or 0)), max(steps, epochs * each)
+
+
+def _progress(history: History) -> RenderableType:
+    total, done = _samples(history)
+    epoch = max((int(number(r, "epoch") or 0) for r in (*history.steps, *history.epochs)), default=0)
+    step = max((int(number(r, "step") or 0) for r in (*history.steps, *history.epochs)), default=0)
+    words = f"epoch {epoch} of {history.num_epochs or '?'}, step {step:,}"
+    if not total:
+        return Text(words)
+    row = Table.grid(padding=(0, 1))
+    row.add_row(ProgressBar(total, done, width=_WIDTH), Text(f"{min(1.0, done / total):.0%}, {words}"))
+    return row
+
+
+def _recent_speed(history: History) -> float | None:
+    """Over the last few lines."""
+    _, recent = speeds(replace(history, steps=history.steps[-_RECENT:]), 1)
+    return recent[0] if recent else None
+
+
+def _speed(history: History) -> str:
+    speed = _recent_speed(history)
+    words = f"{speed:,.0f} images/s" if speed else "not known yet"
+    left = seconds_left(history)
+    return f"{words}, {duration(history.seconds)} so far" + (f", about {duration(round(left))} left" if left else "")
+
+
+def _curve(values: Sequence[float | None], form: str) -> str:
+    last = next((value for value in reversed(values) if value is not None), None)
+    if last is None:
+        return "no values"
+    gap = "" if values[-1] is not None else " (the last one is no number, or was not measured)"
+    return f"{sparkline(values):{_WIDTH}}  {format(last, form)}{gap}"

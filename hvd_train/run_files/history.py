@@ -1,0 +1,265 @@
+"""What a run has left in its folder, read back: settings, metrics, events, how it ended. What is missing is named."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hvd_train.errors import UsageError
+from hvd_train.run_files import run_folder
+
+Record = Mapping[str, Any]
+SPLIT = ("data", "forward", "backward", "reduction", "optimizer", "other")
+"""Parts of a step's time, as step lines have them under "split"."""
+
+
+Points = tuple[list[float | None], list[float | None]]
+_MOST_POINTS = 120  # of a line: a chart is a few hundred pixels wide
+
+
+@dataclass(frozen=True)
+class History:
+    """A run as its files tell it. Records are those of metrics.jsonl, each with `elapsed`: how many seconds it had run.
+
+    The time between two lives of a run (stopped, gone on) does not count.
+    """
+
+    path: Path
+    settings: Mapping[str, Any]
+    """By their names, without their groups."""
+    steps: tuple[Record, ...]
+    epochs: tuple[Record, ...]
+    events: tuple[Record, ...]
+    summary: Record
+    """Of summary.json; empty where the run has not come to its end."""
+    environment: Record
+    gaps: tuple[str, ...]
+    """What is missing or cannot be read, and why."""
+    state: str
+    """running, finished, stopped, broke off (killed, failed), or unknown: it ran on another machine."""
+    last_word: float | None
+    """When it last wrote something, in seconds since 1970."""
+
+    @property
+    def name(self) -> str:
+        """The folder's."""
+        return self.path.resolve().name
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come, unless it is started again."""
+        return self.state not in ("running", "unknown")
+
+    @property
+    def num_epochs(self) -> int | None:
+        """How many epochs it is to have."""
+        return whole(self.settings.get("epochs"))
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """How many samples an epoch has."""
+        return next((whole(e.get("num_samples")) for e in reversed(self.events) if e.get("name") == "start"), None)
+
+    @property
+    def world_size(self) -> int | None:
+        """How many ranks it has, or had at last."""
+        sizes = (whole(e.get("world_size")) for e in reversed(self.events) if e.get("name") in ("start", "world"))
+        return next((size for size in sizes if size), None)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run, as far as it has said something."""
+        return max((record["elapsed"] for record in (*self.steps, *self.epochs, *self.events)), default=0.0)
+
+    def samples_at(self, step: float) -> float | None:
+        """How many samples it had taken after this step, as far as its step lines tell."""
+        known = self._samples_of_steps
+        if len(known) < 2:
+            return None
+        index = min(max(bisect.bisect_left(known, (step, -1.0)), 1), len(known) - 1)
+        (low, before), (high, after) = known[index - 1], known[index]
+        return before + (after - before) * (step - low) / (high - low) if high > low else after
+
+    @cached_property
+    def _samples_of_steps(self) -> list[tuple[float, float]]:
+        pairs = ((number(record, "step"), number(record, "samples")) for record in self.steps)
+        return [(0.0, 0.0), *((step, samples) for step, samples in pairs if step and samples is not None)]
+
+
+def read(path: Path) -> History:
+    """A run folder. Raises UsageError where `path` is none; damaged files in one are gaps."""
+    if not path.exists():
+        raise UsageError(f"{path}: no such run folder")
+    if not path.is_dir():
+        raise UsageError(f"{path} is a file; name a run folder")
+    if not (path / run_folder.CONFIG).exists() and not (path / run_folder.METRICS).exists():
+        inside = sorted(entry.parent for entry in path.glob(f"*/{run_folder.CONFIG}"))
+        hint = f"; its folders are: name them, as in {path}/*" if inside else ""
+        raise UsageError(f"{path} is not a run of hvd_train: it has no {run_folder.CONFIG}{hint}")
+    gaps: list[str] = []
+    settings = _settings(path / run_folder.CONFIG, gaps)
+    lines = _with_seconds(_lines(path / run_folder.METRICS, gaps))
+    summary = _json(path / run_folder.SUMMARY, gaps)
+    environment = _json(path / run_folder.ENVIRONMENT, gaps)
+    if not environment:
+        gaps.append(f"no {run_folder.ENVIRONMENT}: the run is of an earlier version, or could not write it")
+    kinds: dict[str, list[Record]] = {"step": [], "epoch": [], "event": []}
+    for line in lines:
+        kinds.get(line.get("kind", ""), []).append(line)
+    return History(
+        path=path,
+        settings=settings,
+        steps=tuple(kinds["step"]),
+        epochs=tuple(kinds["epoch"]),
+        events=tuple(kinds["event"]),
+        summary=summary,
+        environment=environment,
+        gaps=tuple(gaps),
+        state=_state(path, kinds["event"], summary, environment),
+        last_word=max((line["time"] for line in lines), default=None),
+    )
+
+
+def number(record: Mapping[str, Any], name: str) -> float | None:
+    """A value of a record, where it is a finite number."""
+    value = record.get(name)
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if good and value is not None else None
+
+
+def whole(value: object) -> int | None:
+    """The value, where it is a whole number above 0."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def split_of(history: History) -> dict[str, float] | None:
+    """Mean seconds of each part of the sampled steps of rank 0; None where no step line has them."""
+    sums, count = dict.fromkeys(SPLIT, 0.0), 0
+    for record in history.steps:
+        split = record.get("split")
+        if isinstance(split, dict) and any(number(split, part) is not None for part in SPLIT):
+            count += 1
+            for part in SPLIT:
+                sums[part] += number(split, part) or 0.0
+    return {part: total / count for part, total in sums.items()} if count else None
+
+
+def speeds(history: History, most: int = _MOST_POINTS) -> Points:
+    """Images/s over the time between step lines of one epoch, in at most so many points.
+
+    Evaluations lie between epochs and are left out; waiting for another world is not.
+    """
+    parts = []
+    for before, after in zip(history.steps, history.steps[1:], strict=False):
+        samples = (number(after, "samples") or 0.0) - (number(before, "samples") or 0.0)
+        seconds = after["elapsed"] - before["elapsed"]
+        if before.get("epoch") == after.get("epoch") and samples > 0 and seconds > 0:
+            parts.append((before["elapsed"] + seconds / 2, samples, seconds))
+    size = -(-len(parts) // most) or 1
+    groups = [parts[first : first + size] for first in range(0, len(parts), size)]
+    middles: list[float | None] = [sum(middle for middle, _, _ in group) / len(group) for group in groups]
+    return middles, [sum(samples for _, samples, _ in g) / sum(seconds for _, _, seconds in g) for g in groups]
+
+
+def thinned(x: Sequence[float | None], y: Sequence[float | None], most: int = _MOST_POINTS) -> Points:
+    """At most so many points, each the mean of its neighbours; a gap where none of them has a value."""
+    size = -(-len(x) // most) or 1
+    groups = [(x[start : start + size], y[start : start + size]) for start in range(0, len(x), size)]
+    return [_mean(group) for group, _ in groups], [_mean(group) for _, group in groups]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _settings(path: Path, gaps: list[str]) -> dict[str, Any]:
+    """What config.yaml says, be it of a version that had other settings."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        gaps.append(f"no settings: {path.name} cannot be read ({error.strerror})")
+        return {}
+    except (yaml.YAMLError, UnicodeDecodeError):
+        values = None
+    if not isinstance(values, dict):
+        gaps.append(f"no settings: {path.name} is not what a run writes")
+        return {}
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat.update(value if isinstance(value, dict) else {str(name): value})
+    return flat
+
+
+def _json(path: Path, gaps: list[str]) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        values = None
+    if isinstance(values, dict):
+        return values
+    gaps.append(f"{path.name} cannot be read")
+    return {}
+
+
+def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
+    try:
+        texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        gaps.append(f"no metrics: {path.name} cannot be read ({error.strerror})")
+        return []
+    lines, bad = [], []
+    for place, text in enumerate(texts, 1):
+        try:
+            record = json.loads(text)
+        except ValueError:
+            record = None
+        if isinstance(record, dict) and number(record, "time") is not None:
+            lines.append(record)
+        else:
+            bad.append(place)
+    if bad == [len(texts)]:
+        gaps.append(f"the last line of {path.name} is torn: the process was ended while it wrote, or is about to go on")
+    elif bad:
+        gaps.append(f"{len(bad)} lines of {path.name} cannot be read, the first of them line {bad[0]}")
+    if not lines:
+        gaps.append(f"no metrics: {path.name} is empty")
+    return lines
+
+
+def _with_seconds(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each line with the seconds of running until then. A life begins with its notes before "start"."""
+    begins = set()
+    for index, line in enumerate(lines):
+        if line.get("kind") == "event" and line.get("name") == "start":
+            while index and lines[index - 1].get("name") in ("note", "checkpoint"):
+                index -= 1
+            begins.add(index)
+    seconds, timed = 0.0, []
+    for index, line in enumerate(lines):
+        if index and index not in begins:
+            seconds += max(0.0, line["time"] - lines[index - 1]["time"])
+        timed.append({**line, "elapsed": seconds})
+    return timed
+
+
+def _state(path: Path, events: Sequence[Record], summary: Record, environment: Record) -> str:
+    last = next((event for event in reversed(events) if event.get("name") in ("start", "end", "world")), {})
+    if run_folder.in_use(path) and last.get("name") != "end":
+        return "running"
+    if last.get("name") == "end":
+        return "stopped" if str(last.get("message")).startswith("stopped") else "finished"
+    if summary:
+        return "finished"
+    return "broke off" if environment.get("host") in (None, socket.gethostname()) else "unknown"

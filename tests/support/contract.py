@@ -1,0 +1,322 @@
+"""What every World promises: one body of tests, run on the world of one, on threads and on Horovod.
+
+Each test takes `on_ranks`, which runs a function of the world on every rank there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hvd_train.state import to_host
+from hvd_train.world.world import Reduction, World, barrier
+
+OnRanks = Callable[[Callable[[World], Any]], Any]
+PROMISES = [
+    "test_a_sum_adds_what_each_rank_gives",
+    "test_sums_may_be_awaited_in_another_order_than_they_were_started",
+    "test_a_sum_keeps_type_and_shape_and_goes_on_step_after_step",
+    "test_broadcast_gives_every_rank_the_nested_value_of_any_root",
+    "test_gather_gives_all_values_in_the_order_of_ranks",
+    "test_gradients_become_the_sum_over_all_ranks_whatever_number_of_passes_each_makes",
+    "test_passes_may_change_from_step_to_step",
+    "test_a_parameter_without_a_gradient_gets_zeros",
+    "test_a_frozen_parameter_stays_without_a_gradient",
+    "test_a_wire_of_half_precision_keeps_its_three_digits",
+    "test_weights_stay_bit_identical_on_all_ranks",
+    "test_the_value_of_the_body_is_the_value_of_run",
+    "test_an_error_of_the_body_leaves_run_as_it_is",
+    "test_the_facts_of_the_place_fit_together",
+    "test_all_ranks_name_the_same_carrier",
+    "test_a_timeline_that_nobody_asked_for_before_the_ranks_met_changes_nothing",
+]
+__all__ = [*PROMISES, "PROMISES", "OnRanks"]
+
+
+def test_a_sum_adds_what_each_rank_gives(on_ranks: OnRanks) -> None:
+    """A sum is that of the tensors of all ranks, uneven values and all."""
+
+    def body(world: World) -> None:
+        rank, size = world.place.rank, world.place.size
+        total = world.sum(torch.tensor([rank + 0.5, -2.0 * rank, 1.0]), "uneven")
+        pairs = size * (size - 1) / 2
+        assert total.tolist() == [pairs + 0.5 * size, -2 * pairs, size]
+
+    on_ranks(body)
+
+
+def test_sums_may_be_awaited_in_another_order_than_they_were_started(on_ranks: OnRanks) -> None:
+    """Several sums under way at once are told apart by their names."""
+
+    def body(world: World) -> None:
+        size = world.place.size
+        first = world.start_sum(torch.full((3,), 1.0), "first")
+        second = world.start_sum(torch.full((2, 2), 10.0), "second")
+        third = world.start_sum(torch.full((1,), 100.0), "third")
+        assert third().tolist() == [100.0 * size]
+        assert first().tolist() == [1.0 * size] * 3
+        assert second().tolist() == [[10.0 * size] * 2] * 2
+
+    on_ranks(body)
+
+
+def test_a_sum_keeps_type_and_shape_and_goes_on_step_after_step(on_ranks: OnRanks) -> None:
+    """The same name serves step after step; float64 sums are exact beyond float32."""
+
+    def body(world: World) -> None:
+        for step in range(5):
+            given = torch.full((2, 1, 3), 1.0 + 2.0**-40 * step, dtype=torch.float64)
+            total = world.sum(given.clone(), "again")
+            assert total.dtype == torch.float64
+            assert torch.equal(total, given * world.place.size)
+
+    on_ranks(body)
+
+
+def test_broadcast_gives_every_rank_the_nested_value_of_any_root(on_ranks: OnRanks) -> None:
+    """Any rank can be the root; the others pass nothing, and tensors arrive bit for bit."""
+
+    def body(world: World) -> None:
+        for root in range(world.place.size):
+            value = {
+                "name": f"of {root}",
+                "tensors": [torch.arange(6.0).view(2, 3) + root, torch.tensor(root)],
+                "deeper": {"none": None, "pair": (root, 0.1)},
+            }
+            got = world.broadcast(value if world.place.rank == root else None, root)
+            assert got is not None
+            assert (got["name"], got["deeper"]) == (value["name"], value["deeper"])
+            assert all(torch.equal(a, b) for a, b in zip(got["tensors"], value["tensors"], strict=True))
+
+    on_ranks(body)
+
+
+def test_gather_gives_all_values_in_the_order_of_ranks(on_ranks: OnRanks) -> None:
+    """Every rank gets the values of all, of different length and kind, errors too."""
+
+    def body(world: World) -> None:
+        rank, size = world.place.rank, world.place.size
+        assert world.gather("x" * (1000 * rank)) == ["x" * (1000 * r) for r in range(size)]
+        errors = world.gather(ValueError("last") if rank == size - 1 else None)
+        assert errors[:-1] == [None] * (size - 1)
+        assert errors[-1].args == ("last",)
+        barrier(world)
+
+    on_ranks(body)
+
+
+def test_gradients_become_the_sum_over_all_ranks_whatever_number_of_passes_each_makes(on_ranks: OnRanks) -> None:
+    """Ranks with 3, 1 and no backward passes all end with the gradient of the whole batch."""
+
+    def body(world: World) -> None:
+        model, optimizer = _model(world)
+        for turn in range(3):
+            passes = [[3, 1, 2], [1, 3, 0], [0, 2, 1]][turn][: world.place.size]
+            world.expect_passes(optimizer, passes[world.place.rank])
+            model.zero_grad(set_to_none=True)
+            for number in range(passes[world.place.rank]):
+                _loss(model, world.place.rank, number).backward()
+            with world.reduced(optimizer):
+                expected = _gradients([(rank, n) for rank, count in enumerate(passes) for n in range(count)])
+                for got, want in zip(_grads(model), expected, strict=True):
+                    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+                optimizer.step()
+
+    on_ranks(body)
+
+
+def test_passes_may_change_from_step_to_step(on_ranks: OnRanks) -> None:
+    """A step with fewer or more passes than the one before reduces nothing too early and nothing twice."""
+
+    def body(world: World) -> None:
+        model, optimizer = _model(world)
+        for passes in (1, 4, 2, 2, 1):
+            world.expect_passes(optimizer, passes)
+            model.zero_grad(set_to_none=True)
+            for number in range(passes):
+                _loss(model, world.place.rank, number).backward()
+            with world.reduced(optimizer):
+                expected = _gradients([(rank, n) for rank in range(world.place.size) for n in range(passes)])
+                for got, want in zip(_grads(model), expected, strict=True):
+                    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+                optimizer.step()
+
+    on_ranks(body)
+
+
+def test_a_parameter_without_a_gradient_gets_zeros(on_ranks: OnRanks) -> None:
+    """A part of the model that no rank has used counts as zero, so that weight decay acts on it everywhere."""
+
+    def body(world: World) -> None:
+        model, optimizer = _model(world)
+        world.expect_passes(optimizer, 1)
+        model.zero_grad(set_to_none=True)
+        model[0](torch.ones(1, 4)).sum().backward()
+        with world.reduced(optimizer):
+            assert torch.equal(model[2].weight.grad, torch.zeros(2, 3))
+            assert model[0].bias.grad.tolist() == [float(world.place.size)] * 3
+
+    on_ranks(body)
+
+
+def test_a_frozen_parameter_stays_without_a_gradient(on_ranks: OnRanks) -> None:
+    """What is not trained does not travel and is not touched."""
+
+    def body(world: World) -> None:
+        model = _weights()
+        model[0].weight.requires_grad_(False)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = world.wrap(torch.optim.SGD(trained, lr=0.1, weight_decay=0.1), model, Reduction())
+        world.expect_passes(optimizer, 1)
+        model.zero_grad(set_to_none=True)
+        _loss(model, world.place.rank, 0).backward()
+        with world.reduced(optimizer):
+            optimizer.step()
+        assert model[0].weight.grad is None
+        assert torch.equal(model[0].weight, _weights()[0].weight)
+        assert not torch.equal(model[2].weight, _weights()[2].weight)
+
+    on_ranks(body)
+
+
+def test_a_wire_of_half_precision_keeps_its_three_digits(on_ranks: OnRanks) -> None:
+    """With fp16 on the wire gradients stay fp32 tensors and agree with the exact sum to fp16's precision."""
+
+    def body(world: World) -> None:
+        model, optimizer = _model(world, fp16_wire=True)
+        world.expect_passes(optimizer, 1)
+        model.zero_grad(set_to_none=True)
+        _loss(model, world.place.rank, 0).backward()
+        with world.reduced(optimizer):
+            expected = _gradients([(rank, 0) for rank in range(world.place.size)])
+            for got, want in zip(_grads(model), expected, strict=True):
+                assert got.dtype == torch.float32
+                # half a unit in the last place of each addend and of each addition, at the largest magnitude met
+                bound = 2.0**-10 * world.place.size * float(want.abs().max().clamp(min=1.0))
+                assert float((got - want).abs().max()) <= bound
+
+    on_ranks(body)
+
+
+def test_weights_stay_bit_identical_on_all_ranks(on_ranks: OnRanks) -> None:
+    """After steps with momentum, weight decay and uneven passes the weights of all ranks are the same bits."""
+
+    def body(world: World) -> None:
+        model, optimizer = _model(world, momentum=0.9, weight_decay=0.01)
+        for step in range(6):
+            passes = (world.place.rank + step) % 3
+            world.expect_passes(optimizer, passes)
+            model.zero_grad(set_to_none=True)
+            for number in range(passes):
+                _loss(model, world.place.rank, number + step).backward()
+            with world.reduced(optimizer):
+                optimizer.step()
+        states = world.gather(to_host([model.state_dict(), list(optimizer.state_dict()["state"].values())]))
+        first = states[0]
+        for other in states[1:]:
+            assert all(torch.equal(first[0][name], other[0][name]) for name in first[0])
+            for mine, theirs in zip(first[1], other[1], strict=True):
+                assert torch.equal(mine["momentum_buffer"], theirs["momentum_buffer"])
+
+    on_ranks(body)
+
+
+def test_the_value_of_the_body_is_the_value_of_run(on_ranks: OnRanks) -> None:
+    """`run` gives what the body gives."""
+    on_ranks(lambda world: _equal(world.run(lambda: ("value", world.place.rank)), ("value", world.place.rank)))
+
+
+def test_an_error_of_the_body_leaves_run_as_it_is(on_ranks: OnRanks) -> None:
+    """An error of the user's code is not dressed up as a lost rank."""
+
+    def body(world: World) -> None:
+        def fail() -> None:
+            raise KeyError("user")
+
+        try:
+            world.run(fail)
+        except KeyError as error:
+            assert error.args == ("user",)
+        else:
+            raise AssertionError("the error is lost")
+
+    on_ranks(body)
+
+
+def test_the_facts_of_the_place_fit_together(on_ranks: OnRanks) -> None:
+    """Ranks are 0..size-1, each once, and no rank is beyond the size of its host."""
+
+    def body(world: World) -> None:
+        places = world.gather(world.place)
+        assert [place.rank for place in places] == list(range(world.place.size))
+        assert all(place.size == len(places) and 0 <= place.local_rank < place.local_size for place in places)
+
+    on_ranks(body)
+
+
+def test_all_ranks_name_the_same_carrier(on_ranks: OnRanks) -> None:
+    """What sums travel by is one word for all."""
+
+    def body(world: World) -> None:
+        (carrier,) = set(world.gather(world.carrier(torch.device("cpu"))))
+        assert carrier in ("Gloo", "MPI", "threads", "none")
+
+    on_ranks(body)
+
+
+def _equal(got: object, want: object) -> None:
+    assert got == want
+
+
+def _weights() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            values = torch.arange(parameter.numel(), dtype=torch.float32).view(parameter.shape)
+            parameter.copy_(torch.sin(values * 1.7 + number))
+    return model
+
+
+def _model(world: World, *, fp16_wire: bool = False, **settings: float) -> tuple[nn.Sequential, Optimizer]:
+    model = _weights()
+    # A learning rate of zero unless asked for: the gradient expected is then that of the first weights.
+    rate = 0.1 if settings else 0.0
+    optimizer = world.wrap(
+        torch.optim.SGD(model.parameters(), lr=rate, **settings), model, Reduction(fp16_wire=fp16_wire)
+    )
+    return model, optimizer
+
+
+def _loss(model: nn.Module, rank: int, number: int) -> Tensor:
+    inputs = torch.cos(torch.arange(8.0).view(2, 4) * (rank + 1) + number)
+    loss: Tensor = model(inputs).square().sum()
+    return loss
+
+
+def _gradients(passes: list[tuple[int, int]]) -> list[Tensor]:
+    model = _weights()
+    for rank, number in passes:
+        _loss(model, rank, number).backward()
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+
+
+def _grads(model: nn.Module) -> list[Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def test_a_timeline_that_nobody_asked_for_before_the_ranks_met_changes_nothing(on_ranks: OnRanks) -> None:
+    """It may begin and end, twice as well, around sums that stay what they are; no file appears."""
+
+    def body(world: World) -> None:
+        path = Path(f"timeline-{world.place.rank}.json")
+        for turn in (path, path, None, None):
+            world.timeline(turn)
+            assert world.sum(torch.ones(2), "beside a timeline").tolist() == [world.place.size] * 2
+        assert not path.exists()
+
+    on_ranks(body)

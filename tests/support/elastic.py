@@ -1,0 +1,262 @@
+"""Elastic jobs of threads: faults are data, and the real roster says who forms a world.
+
+Time runs faster for the roster than for the clock on the wall, so that its back-off of seconds costs a test little.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hvd_train.elastic.roster import End, Finish, Form, Roster, Stage, Start, Worker
+from hvd_train.errors import RankLost
+from hvd_train.world.world import Place, Reduction, Wish, WorldChanged, stay
+from tests.support.worlds import DEADLINE_S, Killed, Meeting, ThreadWorld
+
+T = TypeVar("T")
+SPEED = 50.0
+
+
+@dataclass(frozen=True)
+class Kill:
+    """In the reductions of this step (from 1, over the whole run), or later if it is not there, this rank dies."""
+
+    step: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """When the reductions of this step have begun, the list of hosts becomes this one."""
+
+    step: int
+    slots: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Unheard:
+    """The reductions of this step are done on all ranks but this one, which hears of a fault in their place."""
+
+    step: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class UnheardSum:
+    """The `turn`-th sum of this name (from 1) that this rank is part of is done on all ranks but this one."""
+
+    name: str
+    rank: int
+    turn: int
+
+
+@dataclass(frozen=True)
+class KillMeeting:
+    """When the ranks of this world (from 1) exchange something for the `exchange`-th time (from 1), this rank dies."""
+
+    world: int
+    rank: int
+    exchange: int = 1
+
+
+Event = Kill | Hosts | Unheard | UnheardSum | KillMeeting
+
+
+@dataclass
+class Job:
+    """What the workers of a job share."""
+
+    roster: Roster
+    events: list[Event]
+    body: Callable[[ElasticThreadWorld], Any]
+    kind: type[ElasticThreadWorld]
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    seats: dict[int, tuple[int, Meeting]] = field(default_factory=dict)
+    results: list[Any] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    steps: int = 0
+
+    def now(self) -> float:
+        """Seconds of the roster."""
+        return time.monotonic() * SPEED
+
+    def run(self) -> Job:
+        """Until the job is over."""
+        deadline = time.monotonic() + DEADLINE_S
+        with self.changed:
+            while self.finish is None:
+                assert time.monotonic() < deadline, f"the job hangs: {self.roster}"
+                for worker in self.roster._workers:
+                    self.roster.heard(worker.number, self.now())
+                for order in self.roster.orders(self.now()):
+                    self._carry_out(order)
+                self.changed.wait(0.01)
+        if self.errors:
+            raise self.errors[0]
+        return self
+
+    def _carry_out(self, order: Any) -> None:
+        if isinstance(order, Start):
+            threading.Thread(target=self._live, args=(order.worker,), daemon=True).start()
+        elif isinstance(order, Form):
+            meeting = Meeting(len(order.workers))
+            self.seats = {worker.number: (rank, meeting) for rank, worker in enumerate(order.workers)}
+            self.sizes.append(len(order.workers))
+        elif isinstance(order, End):
+            self.seats.pop(order.worker.number, None)
+        else:
+            self.finish = order
+        self.changed.notify_all()
+
+    def _live(self, worker: Worker) -> None:
+        code = 0
+        world = self.kind(self, worker.number)
+        try:
+            result = self.body(world)
+            with self.changed:
+                self.results.append(result)
+        except (Killed, SystemExit) as error:
+            code = 0 if isinstance(error, SystemExit) else 137
+        except BaseException as error:
+            self.errors.append(error)
+            code = 4
+        with self.changed:
+            world.leave("a worker has ended")
+            self.roster.ended(worker.number, code, self.now())
+            self.changed.notify_all()
+
+    def begun(self, rank: int) -> None:
+        """A worker has begun the reductions of the next step. Raises Killed where it is to die."""
+        with self.changed:
+            due = [e for e in self.events if isinstance(e, (Kill, Hosts)) and e.step <= self.steps + 1]
+            for event in due:
+                if isinstance(event, Hosts):
+                    self.events.remove(event)
+                    self.roster.found(dict(event.slots))
+                elif event.rank == rank:
+                    self.events.remove(event)
+                    raise Killed(f"rank {rank} in step {self.steps + 1}")
+
+    def heard(self, event: Unheard | UnheardSum) -> None:
+        """A worker has what all ranks have given. Raises RankLost where it is not to hear of it."""
+        with self.changed:
+            if event in self.events:
+                self.events.remove(event)
+                raise RankLost(str(event))
+
+    def exchanged(self, rank: int, count: int) -> None:
+        """A worker gives its part of an exchange. Raises Killed where it is to die."""
+        with self.changed:
+            event = KillMeeting(len(self.sizes), rank, count)
+            if event in self.events:
+                self.events.remove(event)
+                raise Killed(str(event))
+
+
+class ElasticThreadWorld(ThreadWorld):
+    """One worker of an elastic job."""
+
+    def __init__(self, job: Job, number: int) -> None:
+        super().__init__(0, Meeting(1))
+        self._job, self._number = job, number
+        self._exchanges = 0
+        self._sums: Counter[str] = Counter()
+        self.wraps = 0
+
+    def prepare(self, build: Callable[[], T]) -> T:
+        """See World."""
+        return build()
+
+    def run(self, body: Callable[[], T], enter: Callable[[], None] = stay) -> T:
+        """See World."""
+        while True:
+            self._join()
+            try:
+                enter()
+                return body()
+            except RankLost as error:
+                self.leave(str(error))
+            except WorldChanged:
+                self.leave("changed")
+
+    def heard(self) -> Wish:
+        """See World."""
+        with self._job.changed:
+            return "change" if self._job.roster.wants_change() else "train"
+
+    @contextmanager
+    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
+        """See World."""
+        self._job.begun(self.place.rank)
+        with super().reduced(optimizer):
+            self._job.heard(Unheard(self._job.steps + 1, self.place.rank))
+            yield
+        if self.place.rank == 0:
+            self._job.steps += 1
+
+    def sum(self, tensor: Tensor, name: str) -> Tensor:
+        """See World."""
+        total = super().sum(tensor, name)
+        self._sums[name] += 1
+        self._job.heard(UnheardSum(name, self.place.rank, self._sums[name]))
+        return total
+
+    def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
+        """See World."""
+        self.wraps += 1
+        return super().wrap(optimizer, model, reduction)
+
+    def _exchange(self, name: str, value: Any) -> list[Any]:
+        self._exchanges += 1
+        self._job.exchanged(self.place.rank, self._exchanges)
+        return super()._exchange(name, value)
+
+    def leave(self, reason: str) -> None:
+        """Out of the world: whoever waits for this rank learns of it."""
+        self._meeting.break_up(reason)
+
+    def _join(self) -> None:
+        job = self._job
+        with job.changed:
+            job.seats.pop(self._number, None)
+            job.roster.asked(self._number, job.now())
+            job.changed.notify_all()
+            while self._number not in job.seats:
+                if job.roster.worker(self._number) is None or job.finish or self._told_to_end():
+                    raise SystemExit(0)
+                job.changed.wait(1.0)
+            rank, meeting = job.seats[self._number]
+        self._meeting = meeting
+        self._turns.clear()
+        self._exchanges = 0
+        self.place = Place(rank, meeting.size, rank, meeting.size, 0)
+
+    def _told_to_end(self) -> bool:
+        worker = self._job.roster.worker(self._number)
+        return worker is not None and worker.stage is Stage.ENDING
+
+
+def run_elastic(
+    body: Callable[[ElasticThreadWorld], T],
+    hosts: Mapping[str, int],
+    events: Sequence[Event] = (),
+    *,
+    first: int,
+    fewest: int = 1,
+    most: int = 8,
+    kind: type[ElasticThreadWorld] | None = None,
+) -> Job:
+    """Run a job to its end; its results are those of the workers that were there then."""
+    roster = Roster(first, fewest, most, patience_s=DEADLINE_S * SPEED, start_patience_s=DEADLINE_S * SPEED)
+    roster.found(hosts)
+    return Job(roster, list(events), body, kind or ElasticThreadWorld).run()

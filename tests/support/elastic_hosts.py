@@ -1,0 +1,163 @@
+"""An elastic training on hosts of `tests.support.hosts`, watched and disturbed from outside."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from hvd_train.run_files.ledger import audit
+from tests.support.hosts import Hosts, missing
+from tests.support.launching import HVD_TRAIN, PROGRAMS, finished, started, wait_for
+from tests.support.runs import Weights, largest_difference
+
+NO_HOSTS = missing()
+ON_HOSTS = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
+]
+"""Marks of tests that need hosts of `tests.support.hosts`."""
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "horovodrun_scripts"
+ALL = ("h1", "h2", "h3")
+STEPS_PER_EPOCH = 24
+TOLERANCE = 1e-5
+OBEDIENT = "tests.support.on_demand:obedient"
+
+
+def arguments(epochs: int = 8, model: str = "tests.support.runs:smooth") -> list[str]:
+    """Of a training of `STEPS_PER_EPOCH * epochs` steps in 3 slots, with a ledger."""
+    line = f"--data digits --model {model} --epochs {epochs} --global-batch-size 60 --batch-size 20 --ledger "
+    line += "--learning-rate 0.02 --augment none --log-steps 1 --device cpu --commit-steps 10 --output-dir run"
+    return line.split()
+
+
+def undisturbed(folder: Path, epochs: int = 8) -> Weights:
+    """The weights after a training in one process that nothing befalls."""
+    code, output = finished(["env", f"PYTHONPATH={ROOT}", HVD_TRAIN, "train", *arguments(epochs)], folder)
+    assert code == 0, output
+    weights: Weights = torch.load(folder / "run/model-final.pt", weights_only=True)
+    return weights
+
+
+def list_hosts(folder: Path, lines: Sequence[str]) -> None:
+    """Write a job's host file, at once: whoever reads it meanwhile sees the old or the new one."""
+    (folder / "hosts.new").write_text("\n".join(lines) + "\n")
+    (folder / "hosts.new").rename(folder / "hostfile")
+
+
+@dataclass
+class Job:
+    """A training under way, started on h1."""
+
+    hosts: Hosts
+    folder: Path
+    launcher: subprocess.Popen[bytes]
+
+    @property
+    def steps(self) -> int:
+        """Finished steps."""
+        path = self.folder / "run" / "ledger.jsonl"
+        return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """Changes of world so far."""
+        path = self.folder / "run" / "metrics.jsonl"
+        if not path.exists():
+            return []
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        return [line for line in lines if line.get("name") == "world"]
+
+    def after(self, steps: int) -> None:
+        """Wait until so many steps are done."""
+        wait_for(f"step {steps}", lambda: self.steps >= steps or self.launcher.poll() is not None, limit_s=120)
+        assert self.launcher.poll() is None, self.output
+
+    def reaches(self, size: int) -> None:
+        """Wait until the world has so many ranks."""
+        wait_for(f"{size} ranks", lambda: self._size() == size or self.launcher.poll() is not None, limit_s=150)
+        assert self.launcher.poll() is None, self.output
+
+    def _size(self) -> int | None:
+        """Ranks after the last change of world."""
+        changes = self.changes
+        return changes[-1]["world_size"] if changes else None
+
+    def worker(self, host: str) -> psutil.Process:
+        """The process of a host that trains."""
+        return self.hosts.workers(host)[0]
+
+    @property
+    def supervisor(self) -> psutil.Process:
+        """What the script has become."""
+        return psutil.Process(self.launcher.pid).children()[0]
+
+    @property
+    def driver(self) -> psutil.Process:
+        """Horovod's launcher, with our driver in it."""
+        return next(p for p in self.supervisor.children() if "hvd_train.elastic.driver" in p.cmdline())
+
+    def list(self, *lines: str) -> None:
+        """The list of hosts becomes this one."""
+        list_hosts(self.folder, lines)
+
+    def completes(self, expected: Weights, limit_s: float = 250) -> None:
+        """Wait for its end, which is that of the undisturbed run (`check`)."""
+        try:
+            assert self.launcher.wait(limit_s) == 0, self.output
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"not done after {limit_s} s\n{self.stacks()}")
+        check(self, expected)
+
+    def stacks(self) -> str:
+        """What was printed, and where each worker's threads are; that is the end of the workers."""
+        workers = [process for host in self.hosts.inits for process in self.hosts.workers(host)]
+        for process in workers:
+            process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER prints them
+        psutil.wait_procs(workers, timeout=5)
+        return self.output
+
+    @property
+    def output(self) -> str:
+        """What was printed."""
+        return (self.folder / "output.txt").read_text()
+
+
+@contextmanager
+def job(
+    hosts: Hosts,
+    folder: Path,
+    *options: str,
+    listed: tuple[str, ...] = ALL,
+    training: list[str] | None = None,
+) -> Iterator[Job]:
+    """Train on the listed hosts; whoever is left is killed at the end."""
+    list_hosts(folder, listed)
+    script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *(training or arguments())]
+    environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1"]
+    environment += [f"PYTHONPATH={ROOT}", "PYTHONFAULTHANDLER=1"]
+    with started(hosts.inside("h1", folder, *environment, *script), folder, folder / "output.txt") as launcher:
+        yield Job(hosts, folder, launcher)
+
+
+def check(running: Job, expected: Weights, epochs: int = 8) -> None:
+    """Each sample once per epoch, no step lost, and the weights of the undisturbed run."""
+    report = audit(running.folder / "run")
+    assert (report.faults, report.epochs, report.steps) == ((), epochs, epochs * STEPS_PER_EPOCH), report
+    assert all(change["steps_lost"] == 0 for change in running.changes)
+    weights = torch.load(running.folder / "run/model-final.pt", weights_only=True)
+    weights.pop("ballast", None)
+    assert largest_difference(weights, expected) <= TOLERANCE

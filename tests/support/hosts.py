@@ -1,0 +1,172 @@
+"""Hosts on one machine: each its own network, host name, processes and sshd, so that launchers find real hosts.
+
+A host is one tree of processes in namespaces of its own, on a bridge in a further one; the file system is shared, as
+over NFS. Nothing is added to the machine's own network, and nothing in /etc is changed. It needs root, iproute2,
+util-linux and openssh-server.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.support.launching import wait_for
+
+SUBNET = "10.91.0"
+_NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc")
+_WITH_US = ("setpriv", "--pdeathsig", "KILL")  # no host outlives the tests, however they end
+_BOOT = """
+hostname "$1"
+mount --bind {folder}/hosts /etc/hosts
+mount --bind {folder}/ssh_config /etc/ssh/ssh_config
+mount -t tmpfs -o mode=1777 shm /dev/shm
+mount -t tmpfs -o mode=755 run /run
+mkdir /run/sshd
+until ip -o -4 addr show dev eth0 2>/dev/null | grep -q inet; do sleep 0.02; done
+exec {sshd} -D -e -f {folder}/sshd_config
+"""
+
+
+def missing() -> str:
+    """What this machine lacks for such hosts; empty where nothing."""
+    if os.geteuid() != 0:
+        return "namespaces with networks of their own take root"
+    programs = [
+        name for name in ("ip", "unshare", "nsenter", "setpriv", "sshd", "ssh", "ssh-keygen") if _program(name) is None
+    ]
+    if programs:
+        return (
+            f"{', '.join(programs)} not on this machine: apt install iproute2 util-linux openssh-server openssh-client"
+        )
+    probe = ["unshare", *_NAMESPACES, "true"]
+    return "" if subprocess.run(probe, capture_output=True, check=False).returncode == 0 else "no namespaces here"
+
+
+@dataclass
+class Hosts:
+    """A few hosts by name, h1, h2, ...; those that are not booted are names without a machine."""
+
+    folder: Path
+    switch: int
+    inits: dict[str, subprocess.Popen[bytes]]
+
+    def boot(self, name: str) -> None:
+        """Start a host and wait for its sshd."""
+        number = int(name[1:])
+        self._on_switch("link", "del", f"p{number}", check=False)
+        boot = _BOOT.format(folder=self.folder, sshd=_program("sshd"))
+        namespaces = ["unshare", *_NAMESPACES, "--propagation=private", "--kill-child"]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            host = subprocess.Popen(
+                [*_WITH_US, *namespaces, "sh", "-ec", boot, "boot", name],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self.inits[name] = host
+        wait_for(f"{name} to start", lambda: bool(psutil.Process(host.pid).children()))
+        own = f"02:00:00:00:00:{number:02x}"  # a host that is started again has the address that others remember
+        peer = ("peer", "name", "eth0", "address", own, "netns", str(self._init(name)))
+        self._on_switch("link", "add", f"p{number}", "type", "veth", *peer)
+        self._on_switch("link", "set", f"p{number}", "master", "bridge", "up")
+        for command in (("link", "set", "lo", "up"), ("addr", "add", f"{SUBNET}.{number}/24", "dev", "eth0"),
+                        ("link", "set", "eth0", "up")):  # fmt: skip
+            _run("nsenter", "-t", str(self._init(name)), "-n", "ip", *command)
+        log_file = self.folder / f"{name}.log"
+        wait_for(f"sshd of {name}", lambda: "listening on 0.0.0.0" in log_file.read_text())
+
+    def inside(self, name: str, folder: Path, *command: str) -> list[str]:
+        """The command that runs another one on a host, in this folder."""
+        return ["nsenter", "-t", str(self._init(name)), "-n", "-u", "-m", "-i", "-p", f"--wd={folder}", *command]
+
+    def processes(self, name: str) -> Iterator[tuple[psutil.Process, list[str]]]:
+        """All processes of a host, with their command lines."""
+        here = os.readlink(f"/proc/{self._init(name)}/ns/pid")
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if os.readlink(f"/proc/{process.pid}/ns/pid") == here:
+                    yield process, process.cmdline()
+
+    def workers(self, name: str) -> list[psutil.Process]:
+        """The training processes of a host, without their children."""
+        return [
+            process
+            for process, words in self.processes(name)
+            if len(words) > 2 and Path(words[1]).name == "hvd-train" and words[2] == "train"
+        ]
+
+    def kill(self, name: str) -> None:
+        """The host dies; the kernel closes its connections."""
+        host = self.inits.pop(name)
+        host.send_signal(signal.SIGKILL)
+        host.wait()
+
+    def power_off(self, name: str) -> None:
+        """The host is gone without a word."""
+        self.unplug(name)
+        self.kill(name)
+
+    def unplug(self, name: str) -> None:
+        """No packet comes or goes."""
+        self._on_switch("link", "set", f"p{name[1:]}", "down")
+
+    def plug(self, name: str) -> None:
+        """Packets come and go again."""
+        self._on_switch("link", "set", f"p{name[1:]}", "up")
+
+    def _init(self, name: str) -> int:
+        return psutil.Process(self.inits[name].pid).children()[0].pid
+
+    def _on_switch(self, *command: str, check: bool = True) -> None:
+        _run("nsenter", "-t", str(self.switch), "-n", "ip", *command, check=check)
+
+
+@contextmanager
+def hosts(folder: Path, count: int, names: int) -> Iterator[Hosts]:
+    """`count` hosts that run, and names for some more."""
+    folder.mkdir()
+    lines = ["127.0.0.1 localhost", *(f"{SUBNET}.{number} h{number}" for number in range(1, names + 1))]
+    (folder / "hosts").write_text("\n".join(lines) + "\n")
+    for key in ("host_key", "user_key"):
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
+    (folder / "sshd_config").write_text(
+        f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nPidFile none\n"
+        "UsePAM no\nPasswordAuthentication no\nPermitRootLogin prohibit-password\nUseDNS no\nMaxStartups 100\n"
+        "ListenAddress 0.0.0.0\n"
+    )
+    (folder / "ssh_config").write_text(
+        f"Host *\n  IdentityFile {folder}/user_key\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n"
+        "  LogLevel ERROR\n"
+    )
+    switch = subprocess.Popen([*_WITH_US, "unshare", "--net", "sleep", "infinity"])
+    cluster = Hosts(folder, switch.pid, {})
+    try:
+        own = os.readlink("/proc/self/ns/net")
+        wait_for("the switch", lambda: os.readlink(f"/proc/{switch.pid}/ns/net") != own)
+        cluster._on_switch("link", "add", "bridge", "type", "bridge", "stp_state", "0", "forward_delay", "0")
+        cluster._on_switch("link", "set", "bridge", "up")
+        for number in range(1, count + 1):
+            cluster.boot(f"h{number}")
+        yield cluster
+    finally:
+        for name in list(cluster.inits):
+            cluster.kill(name)
+        switch.kill()
+        switch.wait()
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+
+
+def _run(*command: str, check: bool = True) -> None:
+    done = subprocess.run(
+        [_program(command[0]) or command[0], *command[1:]], capture_output=True, text=True, check=False
+    )
+    assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stderr}"

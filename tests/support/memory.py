@@ -1,0 +1,40 @@
+"""A model whose ranks write down how much memory they hold as training goes on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from torch import nn
+
+from tests.support.runs import convnet
+
+EVERY = 10
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def watched(num_classes: int) -> nn.Module:
+    """A small convnet; every `EVERY` steps a line in rss-PID: bytes of its process that are in memory."""
+    model = convnet(num_classes)
+    file = (Path.cwd() / f"rss-{os.getpid()}").open("w", buffering=1)
+    passes = 0
+
+    def look(model: nn.Module, *_: object) -> None:
+        nonlocal passes
+        if model.training:
+            if passes % EVERY == 0:
+                file.write(f"{int(Path('/proc/self/statm').read_text().split()[1]) * _PAGE}\n")
+            passes += 1
+
+    model.register_forward_pre_hook(look)
+    return model
+
+
+_KEPT: list[object] = []
+
+
+def leaking(num_classes: int) -> nn.Module:
+    """The same, but of every step a tensor of 64 numbers is kept."""
+    model = watched(num_classes)
+    model.register_forward_hook(lambda *_: _KEPT.append(next(model.parameters()).new_zeros(64)))
+    return model

@@ -1,0 +1,87 @@
+"""A model whose workers do what a test wants: a file `PLACE-HOST` in the job's folder says who fails where, and how."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hvd_train.errors import RankLost
+from tests.support.runs import smooth
+
+
+def obedient(num_classes: int) -> nn.Module:
+    """`smooth`, which looks for orders when it is built, in each forward pass, and when it is given a state.
+
+    And between a step's last word from other ranks and its first change of a weight ("update").
+    """
+    _obey("build")
+    model = smooth(num_classes)
+    model.register_forward_pre_hook(lambda *_: _obey("forward"))
+    model.register_forward_hook(_take_time)
+    model.register_load_state_dict_pre_hook(lambda *_: _obey("load"))
+    model.register_state_dict_pre_hook(lambda *_: _obey("state"))
+    register_optimizer_step_pre_hook(lambda *_: _obey("update"))
+    return model
+
+
+def heavy(num_classes: int) -> nn.Module:
+    """`smooth` with a ballast of 100 MB, so that a checkpoint takes a while to write."""
+    model = smooth(num_classes)
+    model.register_buffer("ballast", torch.zeros(25, 2**20))
+    return model
+
+
+def order(folder: Path, place: str, host: str, what: str) -> None:
+    """Have the next worker of `host` that comes to `place` obey.
+
+    "die", "lost" (a RankLost of its own), "wait SECONDS", or raise with these words.
+    """
+    _put(folder / f"{place}-{host}", what)
+
+
+def pace(folder: Path, seconds: float) -> None:
+    """From now on all take so long for a slot, without being busy: time for things to happen before the end."""
+    _put(folder / "pace", str(seconds))
+
+
+def obeyed(folder: Path, place: str, host: str) -> bool:
+    """Whether a worker has come to it."""
+    return not (folder / f"{place}-{host}").exists()
+
+
+def _put(path: Path, text: str) -> None:
+    """Whoever reads it meanwhile sees all of it or nothing."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.rename(path)
+
+
+def _take_time(model: nn.Module, *_: object) -> None:
+    with suppress(FileNotFoundError):
+        if model.training:
+            time.sleep(float(Path("pace").read_text()))
+
+
+def _obey(place: str) -> None:
+    path = Path(f"{place}-{socket.gethostname()}")
+    try:
+        what = path.read_text()
+        path.unlink()
+    except FileNotFoundError:
+        return
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "lost":
+        raise RankLost("an operation of which this rank alone has not heard that it is done")
+    if what.startswith("wait "):
+        time.sleep(float(what.removeprefix("wait ")))
+    else:
+        raise RuntimeError(what)

@@ -1,0 +1,171 @@
+"""Small complete trainings for tests: data, models and configs that take a second or two."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hvd_train import Config
+from hvd_train.config import DataConfig
+from hvd_train.data import sources
+from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.result import Result
+from hvd_train.run import train
+from hvd_train.state import to_host
+from hvd_train.world.world import World
+from tests.support.worlds import own_generator
+
+Weights = dict[str, Tensor]
+NUM_SAMPLES, NUM_VAL = 190, 60
+
+
+def few_digits(config: DataConfig) -> DataSet:
+    """The digits, augmented as always, but only `NUM_SAMPLES` of them to train on."""
+    return _few(NUM_SAMPLES)
+
+
+@functools.cache
+def _few(count: int) -> DataSet:
+    digits = sources.open_data(DataConfig(data="digits"), seed=0)
+    assert isinstance(digits.train, Arrays)
+    assert isinstance(digits.val, Arrays)
+    return DataSet(
+        train=Arrays(digits.train.images[:count], digits.train.labels[:count], count),
+        val=Arrays(digits.val.images[:NUM_VAL], digits.val.labels[:NUM_VAL], NUM_VAL),
+        classes=digits.classes,
+        channels=1,
+        image_size=8,
+        mean=digits.mean,
+        std=digits.std,
+        augment=digits.augment,
+        transforms=digits.transforms,
+    )
+
+
+class Jittered:
+    """A map-style data set whose items draw from torch's generator, as torchvision's transforms do."""
+
+    classes = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
+
+    def __init__(self, count: int, *, jitter: bool) -> None:
+        data = _few(NUM_SAMPLES).train
+        assert isinstance(data, Arrays)
+        self.images, self.labels, self.jitter = data.images[:count].float() / 255, data.labels[:count], jitter
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = self.images[index]
+        if self.jitter:
+            image = image.roll(int(torch.randint(3, ())), dims=-1) + 0.1 * torch.randn(image.shape)
+        return image, int(self.labels[index])
+
+
+def mapped_digits(config: DataConfig) -> tuple[Jittered, Jittered]:
+    """Digits that come item by item, with random transforms."""
+    return Jittered(NUM_SAMPLES, jitter=True), Jittered(NUM_VAL, jitter=False)
+
+
+def convnet(num_classes: int) -> nn.Module:
+    """No batch norm, no dropout."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, num_classes),
+    )
+
+
+def batch_norm(num_classes: int) -> nn.Module:
+    """With batch norm."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, kernel_size=3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(128, num_classes),
+    )
+
+
+def dropout(num_classes: int) -> nn.Module:
+    """With dropout (not for ranks that are threads: they share torch's default generator)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, num_classes))
+
+
+def deep(num_classes: int) -> nn.Module:
+    """Many small parameters, of sizes that three ranks cannot share evenly."""
+    hidden = [layer for width in (65, 66, 67, 68) for layer in (nn.Linear(width, width + 1), nn.Tanh())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 65), *hidden, nn.Linear(69, num_classes))
+
+
+def smooth(num_classes: int) -> nn.Module:
+    """Without kinks: rounding stays rounding, step after step, so that runs can be compared to 1e-5."""
+    return own_generator(
+        nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_classes)
+        )
+    )
+
+
+def late(make: Callable[[int], nn.Module], num_classes: int, *, seed: int) -> nn.Module:
+    """The same model, whose gradients come a little later, each by a time of its own."""
+    model = make(num_classes)
+    delays = random.Random(seed)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda _: time.sleep(delays.uniform(0, 0.004)))
+    return model
+
+
+def small_config(**changes: object) -> Config:
+    """Five epochs of ten steps: 50 in all. The last step of an epoch is smaller; slots do not divide over ranks."""
+    base: dict[str, object] = {
+        "data": "digits",
+        "epochs": 5,
+        "global_batch_size": 20,
+        "batch_size": 4,
+        "learning_rate": 0.05,
+        "warmup_epochs": 1.0,
+        "device": "cpu",
+        "workers": 0,
+        "commit_seconds": None,
+        "log_steps": 1,
+        "output_dir": Path("run"),
+    }
+    return Config().replace(**{**base, **changes})
+
+
+def trained(
+    world: World,
+    config: Config,
+    make: Callable[[int], nn.Module] = convnet,
+    data: Callable[[DataConfig], object] = few_digits,
+) -> tuple[Result, Weights]:
+    """The result and the final weights on this rank of a training in `world`."""
+    built: list[nn.Module] = []
+
+    def model(num_classes: int) -> nn.Module:
+        built.append(own_generator(make(num_classes)))
+        return built[-1]
+
+    result = train(config, model=model, data=data, world=world)  # type: ignore[arg-type]
+    return result, to_host(built[-1].state_dict())
+
+
+def largest_difference(first: Weights, second: Weights) -> float:
+    """The largest absolute difference of any entry of two state_dicts with the same names."""
+    assert first.keys() == second.keys()
+    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
+
+
+def equal(first: Weights, second: Weights) -> bool:
+    """Whether two state_dicts are the same to the last bit."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

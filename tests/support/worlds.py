@@ -1,0 +1,240 @@
+"""Worlds for tests: ranks as threads of one process, and faults and stops as data.
+
+torch's default generator is one for all threads: what draws from it (dropout, a model's initial weights) differs
+from run to run here. Models for `ThreadWorld` draw their weights from a generator of their own.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hvd_train.errors import RankLost
+from hvd_train.progress.metrics import NUM_SUMS
+from hvd_train.world.world import LocalWorld, Pending, Place, Reduction, Wish, fill_missing_gradients, stay, together
+
+T = TypeVar("T")
+DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Rank `rank` dies while the gradients of its step number `step` (from 1) are being reduced."""
+
+    rank: int
+    step: int
+
+
+class Killed(BaseException):
+    """How a `Fault` ends its rank: like a kill, it passes every `except Exception`."""
+
+
+@dataclass
+class Meeting:
+    """What the threads of one group share: the values given to each exchange until all ranks have taken them."""
+
+    size: int
+    faults: Sequence[Fault] = ()
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    given: dict[tuple[str, int], dict[int, Any]] = field(default_factory=dict)
+    taken: Counter[tuple[str, int]] = field(default_factory=Counter)
+    lost: str | None = None
+
+    def break_up(self, reason: str) -> None:
+        """A rank has gone: everyone who waits, and whoever comes later, gets RankLost."""
+        with self.changed:
+            self.lost = self.lost or reason
+            self.changed.notify_all()
+
+    def give(self, key: tuple[str, int], rank: int, value: Any) -> None:
+        """Put down a rank's value."""
+        with self.changed:
+            if self.lost:
+                raise RankLost(self.lost)
+            self.given.setdefault(key, {})[rank] = value
+            self.changed.notify_all()
+
+    def take(self, key: tuple[str, int]) -> list[Any]:
+        """The values of all ranks in their order, as soon as they are there."""
+        end = time.monotonic() + DEADLINE_S
+        with self.changed:
+            while len(self.given[key]) < self.size:
+                if self.lost:
+                    raise RankLost(self.lost)
+                if not self.changed.wait(end - time.monotonic()):
+                    self.lost = f"ranks {sorted(set(range(self.size)) - set(self.given[key]))} did not come to {key}"
+            values = [self.given[key][rank] for rank in range(self.size)]
+            self.taken[key] += 1
+            if self.taken[key] == self.size:
+                del self.given[key], self.taken[key]
+            return values
+
+
+class ThreadWorld:
+    """One rank of a group of threads. Sums are added in the order of ranks, so they are equal to the last bit."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.place = Place(rank, meeting.size, rank, meeting.size, 0)
+        self._meeting = meeting
+        self._turns: Counter[str] = Counter()
+        self._fp16_wire = False
+        self._steps = 0
+
+    def start_sum(self, tensor: Tensor, name: str) -> Pending:
+        """See World."""
+        key = self._give(f"sum {name}", tensor.detach().clone())
+
+        def wait() -> Tensor:
+            values = self._meeting.take(key)
+            total = values[0].clone()
+            for value in values[1:]:
+                total += value
+            return total
+
+        return wait
+
+    def sum(self, tensor: Tensor, name: str) -> Tensor:
+        """See World."""
+        return self.start_sum(tensor, name)()
+
+    def broadcast(self, value: T, root: int) -> T:
+        """See World."""
+        result: T = self._exchange("broadcast", value if self.place.rank == root else None)[root]
+        return result
+
+    def gather(self, value: T) -> list[T]:
+        """See World."""
+        return self._exchange("gather", value)
+
+    def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
+        """See World."""
+        self._fp16_wire = reduction.fp16_wire
+        return optimizer
+
+    def regroup(self, optimizer: Optimizer) -> None:
+        """See World."""
+
+    def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
+        """Nothing to prepare: the sums start when they are waited for."""
+
+    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> Pending:
+        """See World."""
+        return self.start_sum(tensor, "step")
+
+    @contextmanager
+    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
+        """See World."""
+        self._steps += 1
+        fill_missing_gradients(optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        pending = [self.start_sum(self._to_wire(p.grad), f"gradient {n}") for n, p in enumerate(parameters)]
+        if Fault(self.place.rank, self._steps) in self._meeting.faults:
+            raise Killed(f"rank {self.place.rank} in step {self._steps}")
+        for parameter, wait in zip(parameters, pending, strict=True):
+            parameter.grad.copy_(wait())
+        yield
+
+    def prepare(self, build: Callable[[], T]) -> T:
+        """See World."""
+        return together(self, build)
+
+    def run(self, body: Callable[[], T], enter: Callable[[], None] = stay) -> T:
+        """Call them."""
+        enter()
+        return body()
+
+    def timeline(self, path: Path | None) -> None:
+        """Nothing is written."""
+
+    def heard(self) -> Wish:
+        """Nothing."""
+        return "train"
+
+    def carrier(self, device: torch.device) -> str:
+        """Threads share their memory."""
+        return "threads"
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+    def _to_wire(self, gradient: Tensor) -> Tensor:
+        return gradient.half() if self._fp16_wire else gradient
+
+    def _give(self, name: str, value: Any) -> tuple[str, int]:
+        key = (name, self._turns[name])
+        self._turns[name] += 1
+        self._meeting.give(key, self.place.rank, value)
+        return key
+
+    def _exchange(self, name: str, value: Any) -> list[Any]:
+        # By pickle, as between processes: no rank can change what another one holds.
+        return [pickle.loads(data) for data in self._meeting.take(self._give(name, pickle.dumps(value)))]
+
+
+def run_ranks(size: int, body: Callable[[ThreadWorld], T], faults: Sequence[Fault] = ()) -> list[T | Killed]:
+    """What `body` returns on each of `size` ranks (Killed for one that a fault took).
+
+    The error that came first is raised again here; the other ranks get RankLost from it and end.
+    """
+    meeting = Meeting(size, faults)
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def live(rank: int) -> None:
+        try:
+            results[rank] = body(ThreadWorld(rank, meeting))
+        except Killed as error:
+            results[rank] = error
+            meeting.break_up(f"lost {error}")
+        except BaseException as error:
+            errors.append(error)
+            meeting.break_up(f"lost rank {rank}: {error!r}")
+
+    threads = [threading.Thread(target=live, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * DEADLINE_S)
+    if errors:
+        raise errors[0]
+    alive = [thread.name for thread in threads if thread.is_alive()]
+    assert not alive, f"still running: {alive}"
+    return results
+
+
+class StoppingWorld(LocalWorld):
+    """The world of one in which a wish to stop comes from elsewhere after so many steps of this life."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._left = after
+
+    def start_sum(self, tensor: Tensor, name: str) -> Pending:
+        """The tensor as it is; at the last step allowed with the wish in it that another rank would have added."""
+        if name == "step":
+            self._left -= 1
+            if self._left == 0:
+                tensor = tensor.clone()
+                tensor[NUM_SUMS] = 1.0
+        return lambda: tensor
+
+
+def own_generator(model: nn.Module, seed: int = 0) -> nn.Module:
+    """The model with weights drawn without torch's default generator, which threads share."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.1
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+    return model

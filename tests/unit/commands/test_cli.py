@@ -1,0 +1,235 @@
+"""The command line: what it understands, and one line for what it does not."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hvd_train import Config, cli, config, recipes
+from hvd_train.commands.train import parse_train
+from hvd_train.errors import UsageError
+from hvd_train.launch import error_report
+from hvd_train.launch.launcher import STARTED
+
+
+def test_without_arguments_the_default_recipe_is_meant() -> None:
+    """And with a recipe's name that recipe."""
+    assert parse_train([]) == recipes.get(recipes.DEFAULT)
+    assert parse_train(["digits"]) == recipes.get("digits")
+
+
+@pytest.mark.parametrize(
+    "spelling", [["--lr", "0.5"], ["--lr=0.5"], ["--learning-rate=0.5"], ["--learning_rate", "0.5"]]
+)
+def test_a_flag_may_be_spelt_as_people_do(spelling: list[str]) -> None:
+    """Aliases, underscores, with a blank or an equals sign."""
+    assert parse_train(["digits", *spelling]) == recipes.get("digits").replace(learning_rate=0.5)
+
+
+def test_every_promised_flag_is_there() -> None:
+    """The names that scripts rely on, each arriving in its field."""
+    given = {
+        "epochs": "3", "global-batch-size": "60", "accumulation-steps": "2", "seed": "4", "data": "folder",
+        "data-dir": "d", "model": "resnet18", "workers": "1", "precision": "bf16", "compression": "fp16",
+        "device": "cpu", "commit-steps": "5", "commit-seconds": "7", "resume": "never", "output-dir": "out",
+    }  # fmt: skip
+    made = parse_train([part for name, value in given.items() for part in (f"--{name}", value)])
+    assert made == recipes.get("digits").replace(
+        epochs=3, global_batch_size=60, accumulation_steps=2, seed=4, data="folder", data_dir=Path("d"),
+        model="resnet18", workers=1, precision="bf16", compression="fp16", device="cpu", commit_steps=5,
+        commit_seconds=7.0, resume="never", output_dir=Path("out"),
+    )  # fmt: skip
+
+
+def test_names_of_other_trainers() -> None:
+    """What people type there arrives in the field that means it here."""
+    line = "imagenet-resnet50 -a resnet18 -b 16 -j 3 --learning_rate 0.2 --accumulation_steps 2 --gpu_ids 0,1 "
+    made = parse_train([*line.split(), "--checkpoint", "old.ckpt", "--desired-acc", "0.75"])
+    assert made == recipes.get("imagenet-resnet50").replace(
+        model="resnet18", batch_size=16, workers=3, learning_rate=0.2, accumulation_steps=2, gpu_ids=(0, 1),
+        resume="old.ckpt", target_accuracy=0.75,
+        workers_per_host=None,
+    )  # fmt: skip
+    assert parse_train(["--arch=vgg11", "--gpu_ids=1"]).run.gpu_ids == (1,)
+
+
+@pytest.mark.parametrize("flag", ["--world_size", "--rank", "--dist_url", "--nproc_per_node", "--local_rank"])
+@pytest.mark.parametrize("form", ["{} 4", "{}=4"])
+def test_what_launchers_say_here(flag: str, form: str) -> None:
+    """One line with the command to type instead."""
+    with pytest.raises(UsageError, match=r"the launcher says how many ranks.*horovodrun -np 4 hvd-train train"):
+        parse_train(["digits", *form.format(flag).split()])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rate"),
+    [("", 0.1), ("-a alexnet", 0.01), ("--model vgg16", 0.01), ("-a vgg16_bn", 0.1), ("-a vgg16 --lr 0.3", 0.3)],
+)
+def test_networks_without_batch_norm_start_lower(arguments: str, rate: float) -> None:
+    """In `imagenet-resnet50`, unless the user says otherwise."""
+    assert parse_train(["imagenet-resnet50", *arguments.split()]).optimizer.learning_rate == rate
+
+
+@pytest.mark.parametrize("arguments", [["--batch-size", "16"], ["-b=16"], ["-b", "16"], ["--batch_size=16"]])
+def test_a_batch_per_worker_takes_the_place_of_the_global_one(arguments: list[str]) -> None:
+    """A recipe's global batch does not contradict what the user types."""
+    batch = parse_train(["digits", *arguments]).batch
+    assert (batch.batch_size, batch.global_batch_size) == (16, None)
+    both = parse_train(["digits", *arguments, "--global-batch-size", "48"]).batch
+    assert (both.batch_size, both.global_batch_size) == (16, 48)
+
+
+@pytest.mark.parametrize("flag", ["--config={}", "--config {}"])
+def test_a_config_file_is_a_whole_run(flag: str) -> None:
+    """Flags change it; a recipe beside it is refused."""
+    written = Config().replace(epochs=7, seed=3)
+    Path("run.yaml").write_text(config.dump(written))
+    arguments = flag.format("run.yaml").split()
+    assert parse_train(arguments) == written
+    assert parse_train([*arguments, "--seed", "5"]) == written.replace(seed=5)
+    with pytest.raises(UsageError, match=r"--config run\.yaml is a whole run already; leave out the recipe 'digits'"):
+        parse_train(["digits", *arguments])
+    with pytest.raises(UsageError, match="--config needs the path"):
+        parse_train(["--config"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["digit"], "unknown recipe 'digit'; did you mean 'digits'"),
+        (["--epoch", "3"], "unknown argument '--epoch'; did you mean '--epochs'"),
+        (["--learning-rat=3"], "unknown argument '--learning-rat'; did you mean '--learning-rate'"),
+        (["--epochs", "many"], "many"),
+        (["--epochs", "0"], "--epochs is 0; it must be at least 1"),
+        (["--precision", "fp8"], "fp8"),
+        (["--epochs"], "epochs"),
+        (["--data", "folder"], "--data folder needs --data-dir"),
+        (["--config", "none.yaml"], "cannot read none.yaml"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_code_two(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr, without a traceback, before anything is started."""
+    assert cli.run(["train", *arguments]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert re.fullmatch(rf"hvd-train: .*{re.escape(message)}.*\n", told.err), told.err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "cifar"], "unknown data set 'cifar'; did you mean 'cifar10'"),
+        (["--model", "resnet19"], "unknown model 'resnet19'; did you mean 'resnet1"),
+        (["--resume", "nothing.ckpt"], "--resume nothing.ckpt: no such file"),
+        (["--model", "nowhere:f"], "cannot import nowhere"),
+        (["--global-batch-size", "5000"], "a global batch of 5000 samples is larger than the training set of 1437"),
+        (["--model", "vit_b_16"], "model vit_b_16 cannot take images of 3 x 8 x 8"),
+        (["--data", "folder", "--data-dir", "gone"], "--data-dir gone is not a folder"),
+    ],
+)
+def test_names_and_data_that_are_not_there_are_one_line_too(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is left behind that a next run would trip over."""
+    assert cli.run(["train", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("hvd-train: ")
+    assert message in told
+    assert told.count("\n") == 1
+
+
+def test_a_training_throws_away_what_nobody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's collector rests while torch is imported, and only then."""
+    collects = []
+
+    def training(_: Config) -> SimpleNamespace:
+        collects.append(gc.isenabled())
+        return SimpleNamespace(finished=True, saved=True)
+
+    monkeypatch.setattr("hvd_train.run.train", training)
+    assert cli.run(["train"]) == 0
+    assert collects == [True]
+
+
+def test_usage_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """Help is no error, no command is; an unknown one is answered with the nearest."""
+    assert (cli.run([]), cli.run(["--help"])) == (2, 0)
+    assert "train [RECIPE]" in capsys.readouterr().out
+    assert cli.run(["--version"]) == 0
+    assert re.fullmatch(r"hvd-train \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    assert cli.run(["trian"]) == 2
+    assert capsys.readouterr().err == "hvd-train: unknown command 'trian'; did you mean 'train'?\n"
+
+
+def test_help_lists_every_flag_with_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """The docstring of a field is its help."""
+    with pytest.raises(SystemExit) as ended:
+        cli.run(["train", "--help"])
+    assert ended.value.code == 0
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for text in ("--global-batch-size", "--commit-seconds", "Nesterov momentum", "Samples per optimizer step over all"):
+        assert text in told
+
+
+def test_errors_are_said_once_for_all_ranks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 says what all have met; another rank says it, with its name, only where no one else ends the job."""
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    for rank, ended, said in ((0, False, "hvd-train: "), (1, True, None), (1, False, "hvd-train: rank 1 on ")):
+        monkeypatch.setenv("HOROVOD_RANK", str(rank))
+        monkeypatch.setattr(error_report, "_ended_by_launcher", lambda error, ended=ended: ended)
+        assert cli.run(["nonsense"]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith(f"{said}") if said else told == ""
+    error = UsageError("bad image")
+    error.met_by = 1
+    error_report.report_once(error)
+    assert re.fullmatch(r"hvd-train: rank 1 on \S+: bad image\n", capsys.readouterr().err)
+
+
+def test_train_and_evaluate_agree_to_the_last_digit(capsys: pytest.CaptureFixture[str]) -> None:
+    """The scores in summary.json are those that `evaluate` gives later, of the run and of its checkpoint."""
+    flags = ["--epochs", "1", "--device", "cpu", "--output-dir", "out", "--learning-rate", "0.01"]
+    assert cli.run(["train", "digits", *flags]) == 0
+    assert "next:  hvd-train evaluate out" in capsys.readouterr().out
+    summary = json.loads(Path("out/summary.json").read_text())
+    assert cli.run(["evaluate", "out", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert (scores["loss"], scores["top1"], scores["top5"]) == (summary["loss"], summary["top1"], summary["top5"])
+    assert (scores["count"], len(scores["per_class"])) == (360, 10)
+    checkpoint = max(Path("out/checkpoints").glob("*.ckpt"))
+    assert cli.run(["evaluate", str(checkpoint), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == scores
+    assert cli.run(["evaluate", "gone"]) == 2
+    assert capsys.readouterr().err == "hvd-train: gone: no such run folder or checkpoint\n"
+
+
+def test_settings_are_checked_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """`hvd-train config` gives what --config takes; a name that does not exist is told."""
+    assert cli.run(["config", "digits", "--lr", "0.5"]) == 0
+    Path("run.yaml").write_text(capsys.readouterr().out)
+    assert parse_train(["--config", "run.yaml"]) == recipes.get("digits").replace(learning_rate=0.5)
+    assert cli.run(["config", "digits", "--data", "digit"]) == 2
+    assert "did you mean 'digits'?" in capsys.readouterr().err
+
+
+def test_a_time_limit_is_that_of_the_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 75 with a commit when its time is over, however young this process is; the same command goes on."""
+    command = ["train", "digits", "--max-time", "1h", "--epochs", "1", "--device", "cpu", "--output-dir", "run"]
+    monkeypatch.setenv(STARTED, str(time.time() - 3601))
+    assert cli.run(command) == os.EX_TEMPFAIL
+    assert "at step 1, committed" in capsys.readouterr().out
+    monkeypatch.setenv(STARTED, str(time.time() - 3000))
+    assert cli.run(command) == 0
+    assert "going on at" in capsys.readouterr().out

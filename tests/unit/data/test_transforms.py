@@ -1,0 +1,143 @@
+"""Random changes beyond the data set's own: by sample, in whatever process, and mixes within a micro-batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from hvd_train.config import Config, DataConfig
+from hvd_train.data import sources
+from hvd_train.data.dataset import Arrays
+from hvd_train.data.transforms import Items, Mix, training_transform
+from hvd_train.errors import UsageError
+from hvd_train.progress.order import EpochOrder, RepeatedOrder
+from hvd_train.run_files import ledger
+from hvd_train.world.world import LocalWorld
+from tests.support import runs
+from tests.support.runs import equal, small_config, trained
+from tests.support.worlds import StoppingWorld
+
+EVERYTHING: dict[str, Any] = {
+    "augment": "trivial", "random_erasing": 0.5, "mixup": 0.2, "cutmix": 1.0, "repeated_augmentation": 2,
+    "label_smoothing": 0.1, "ema_decay": 0.9, "decay_of": "weights", "clip_norm": 1.0, "epochs": 2,
+    "precision": "bf16", "freeze": "0.weight", "unfreeze": ("1:*",),
+    "sync_batch_norm": True, "channels_last": "on",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("augment", "kind"), [("trivial", v2.TrivialAugmentWide), ("rand", v2.RandAugment)])
+def test_policies_come_after_the_usual_changes_and_before_erasing(augment: str, kind: type) -> None:
+    """As in torchvision's references; what is erased gets the mean colour."""
+    config = DataConfig(data="cifar10", augment=augment, random_erasing=0.25)  # type: ignore[arg-type]
+    steps = training_transform(config, [v2.RandomHorizontalFlip()], (0.5, 0.4, 0.3)).transforms
+    assert [type(step) for step in steps] == [v2.RandomHorizontalFlip, kind, v2.RandomErasing]
+    assert (steps[2].p, steps[2].value) == (0.25, [128, 102, 76])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_is_changed_the_same_way_in_whatever_process(workers: int) -> None:
+    """Weights after an epoch with TrivialAugment and erasing do not depend on loader processes."""
+    config = small_config(augment="trivial", random_erasing=0.5, epochs=1, workers=workers)
+    _, weights = trained(LocalWorld(), config)
+    _, again = trained(LocalWorld(), config.replace(workers=0, output_dir=Path("again")))
+    _, unchanged = trained(LocalWorld(), config.replace(augment="standard", output_dir=Path("unchanged")))
+    assert equal(weights, again)
+    assert not equal(weights, unchanged)
+
+
+def test_images_in_memory_are_changed_one_by_one() -> None:
+    """What is usual for the data set is not applied a second time to the batch."""
+    plain = sources.open_data(DataConfig(data="digits"), seed=0)
+    changed = sources.open_data(DataConfig(data="digits", augment="rand"), seed=0)
+    assert isinstance(plain.train, Arrays)
+    assert plain.augment is not None
+    assert isinstance(changed.train, Items)
+    assert changed.augment is None
+    assert len(changed.train) == len(plain.train)
+    torch.manual_seed(0)
+    image, label = changed.train[5]
+    assert (image.dtype, image.shape, label) == (torch.uint8, plain.train.images[5].shape, int(plain.train.labels[5]))
+    assert isinstance(changed.val, Arrays), "evaluation sees them as they are"
+
+
+def test_a_data_set_of_items_has_its_own_changes() -> None:
+    """`--augment trivial` with such data is refused, not ignored."""
+    with pytest.raises(UsageError, match=r"do not go with --data tests\.support\.runs:mapped_digits"):
+        sources.open_data(DataConfig(data="tests.support.runs:mapped_digits", augment="trivial"), seed=0)
+
+
+def test_mixup_blends_images_and_targets_alike() -> None:
+    """Each is share * itself + (1 - share) * its neighbour, and so are the targets."""
+    torch.manual_seed(3)
+    images, targets = torch.rand(4, 1, 5, 5), torch.tensor([0, 1, 2, 3])
+    mixed, shares = Mix(DataConfig(mixup=1.0), 4)(images, targets)
+    own = float(shares[0, 0])
+    assert 0 < own < 1
+    torch.testing.assert_close(mixed, own * images + (1 - own) * images.roll(1, 0))
+    torch.testing.assert_close(shares, own * torch.eye(4) + (1 - own) * torch.eye(4).roll(1, 0))
+
+
+def test_cutmix_shares_are_those_of_the_area() -> None:
+    """Targets follow the pixels that were taken from the neighbour."""
+    torch.manual_seed(4)
+    images, targets = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 1, 16, 16), torch.arange(4)
+    mixed, shares = Mix(DataConfig(cutmix=1.0), 4)(images, targets)
+    kept = float((mixed[2] == 2).float().mean())
+    assert 0 < kept < 1
+    assert float(shares[2, 2]) == pytest.approx(kept)
+    assert float(shares[2, 1]) == pytest.approx(1 - kept)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 7, 190])
+def test_repeated_augmentation_counts_each_sample_alike(count: int, times: int) -> None:
+    """Over `times` epochs each sample comes `times` times, one copy after the other, none like another."""
+    drawn: list[tuple[int, int]] = []
+    for epoch in range(times):
+        numbers = RepeatedOrder(5, epoch, count, times)[0:count]
+        assert len(numbers) == count
+        drawn += [(epoch, int(number)) for number in numbers]
+    samples = [number % count for _, number in drawn]
+    assert Counter(samples) == dict.fromkeys(range(count), times)
+    assert samples == [s for s in EpochOrder(5, 0, count)[0:count].tolist() for _ in range(times)]
+    assert len(set(drawn)) == len(drawn), "two copies would be changed alike"
+
+
+def test_a_part_of_a_repeated_epoch_is_a_part_of_it() -> None:
+    """Whatever slice is asked for, as after a resume in mid epoch."""
+    order = RepeatedOrder(5, 1, 50, 3)
+    whole = order[0:50]
+    for start, stop in ((0, 7), (7, 7), (13, 50), (49, 99)):
+        assert np.array_equal(order[start:stop], whole[start:stop])
+
+
+def test_the_ledger_of_repeated_augmentation_can_be_audited() -> None:
+    """Two epochs together hold every sample twice; the verdict says so."""
+    config = small_config(repeated_augmentation=2, epochs=4, ledger=True)
+    trained(LocalWorld(), config)
+    verdict = ledger.audit(Path("run"))
+    assert (verdict.faults, verdict.epochs, verdict.steps) == ((), 4, 40)
+    assert "counted 2 times in 2 epochs, of 4 finished epochs" in str(verdict)
+
+
+def test_epochs_that_would_see_some_samples_more_often() -> None:
+    """Refused, with the number to type."""
+    with pytest.raises(UsageError, match=r"--epochs 5 is not a multiple of --repeated-augmentation 4.*type --epochs 8"):
+        Config().replace(epochs=5, repeated_augmentation=4)
+
+
+@pytest.mark.parametrize("after", [3, 14])
+def test_everything_at_once_stopped_and_resumed(after: int) -> None:
+    """In mid epoch, bit-identical, with every feature on."""
+    config = small_config(**EVERYTHING)
+    _, expected = trained(LocalWorld(), config.replace(output_dir=Path("whole")), runs.batch_norm)
+    result, _ = trained(StoppingWorld(after), config, runs.batch_norm)
+    assert not result.finished
+    _, weights = trained(LocalWorld(), config, runs.batch_norm)
+    assert equal(weights, expected)

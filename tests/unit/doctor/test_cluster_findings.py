@@ -1,0 +1,117 @@
+"""What the doctor makes of what hosts tell it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_train.doctor.cluster import is_here
+from hvd_train.doctor.cluster_findings import (
+    Told,
+    check_clocks,
+    check_connections,
+    check_data,
+    check_links,
+    check_names,
+    check_resources,
+    check_speed,
+)
+from hvd_train.launch.hosts import Host
+
+
+def told(name: str, slots: int = 2, ahead: float = 0.0, **facts: Any) -> Told:
+    """A host that is well, but for these facts."""
+    usual = {
+        "interfaces": {"127.0.0.1": "lo", f"10.0.0.{name[1:]}": "eth0"},
+        "names": {other: [f"10.0.0.{other[1:]}"] for other in ("h1", "h2", "h3")},
+        "gpus": 0,
+        "shared_memory": [2**34, 2**33],
+        "open_files": 4096,
+        "data": {"files": 3, "bytes": 10},
+    }
+    return Told(Host(name, slots), {**usual, **facts}, ahead, 0.5)
+
+
+def test_clocks() -> None:
+    """More than two seconds, beyond what the way there and back leaves open."""
+    assert check_clocks([told("h1"), told("h2", ahead=2.4)]).verdict == "ok"
+    finding = check_clocks([told("h1"), told("h2", ahead=2.6), told("h3", ahead=-30.0)])
+    assert (finding.verdict, finding.what) == ("warning", "h2 is 3 s ahead, h3 is 30 s behind")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "verdict", "what"),
+    [
+        ((0, 0), "ok", "none: training runs on the CPUs"),
+        ((2, 4), "ok", "h1 2, h2 4"),
+        ((2, 1), "broken", "h2 has 1 for 2 slots"),
+        ((2, 0), "broken", "none on h2"),
+    ],
+)
+def test_gpus(gpus: tuple[int, int], verdict: str, what: str) -> None:
+    """One for each slot on every host, or none at all."""
+    (finding,) = check_resources([told(f"h{number}", gpus=count) for number, count in enumerate(gpus, 1)])
+    assert (finding.verdict, finding.what) == (verdict, what)
+
+
+def test_limits_of_one_host() -> None:
+    """Named with the host; those of the others are not listed."""
+    found = check_resources([told("h1"), told("h2", open_files=256, shared_memory=[2**26, 2**26])])
+    assert [finding.name for finding in found] == ["GPUs", "h2: shared memory", "h2: open files"]
+
+
+def test_names_that_lead_elsewhere() -> None:
+    """Unknown, or the address of another machine."""
+    other = {"h1": ["10.0.0.1"], "h2": ["10.9.9.9"]}
+    finding = check_names([told("h1", names=other), told("h2", names={"h2": ["10.0.0.2"]})])
+    assert finding.verdict == "broken"
+    assert finding.what == "h2 does not know the name h1; h2 is 10.9.9.9 on h1, an address that h2 has not"
+
+
+def test_interfaces_of_other_names() -> None:
+    """The classic: one name of an interface for all hosts would leave one of them waiting."""
+    finding = check_names([told("h1"), told("h2", interfaces={"10.0.0.2": "ens3"})])
+    assert (finding.verdict, finding.what) == ("warning", "the hosts' names lead to eth0 on h1, ens3 on h2")
+    assert "HOROVOD_GLOO_IFACE" in finding.todo
+
+
+def test_data_that_is_not_everywhere() -> None:
+    """Missing on one, or another amount of it."""
+    assert check_data([told("h1"), told("h2", data=None)], Path("d")).what == "d is not on h2"
+    finding = check_data([told("h1"), told("h2", data={"files": 2, "bytes": 9})], Path("d"))
+    assert (finding.verdict, finding.what) == ("broken", "d: 3 files of 10 bytes on h1, but 2 files of 9 bytes on h2")
+
+
+def test_many_connections_that_fail() -> None:
+    """The first three, and how many more."""
+    tried = [("h1", f"h{number}", "timed out") for number in range(2, 7)]
+    finding = check_connections([*tried, ("h2", "h1", None)])
+    assert finding.what.endswith("h1 cannot connect to h4 (timed out) and 2 more")
+
+
+def test_the_slowest_link() -> None:
+    """Named always; a warning where it is far behind the others; broken where it carries nothing."""
+    seconds: dict[tuple[str, str], float | None] = {("h1", "h2"): 0.010, ("h2", "h1"): 0.012, ("h1", "h3"): 0.020}
+    finding = check_links(seconds, 10**7)
+    assert (finding.verdict, finding.what) == ("ok", "slowest: h1 to h3, 0.50 GB/s (the one in the middle: 0.83 GB/s)")
+    assert check_links({**seconds, ("h1", "h3"): 0.5}, 10**7).verdict == "warning"
+    assert check_links({**seconds, ("h1", "h3"): None}, 10**7).verdict == "broken"
+
+
+def test_bus_bandwidth() -> None:
+    """2 (n - 1) / n times the bytes, per second; a rank that did not come is no result."""
+    answer = {"size": 4, "times": [[2**10, 0.001], [2**26, 0.1]]}
+    assert check_speed(answer, 4).what == "4 ranks, bus bandwidth: 1 KB 1.5 MB/s, 64 MB 1.01 GB/s"
+    assert (check_speed(answer, 8).verdict, check_speed(answer, 8).what) == ("broken", "4 ranks came")
+    assert check_speed({"error": "no end in 120 s"}, 4).what == "no end in 120 s"
+
+
+def test_what_is_here() -> None:
+    """This machine needs no ssh."""
+    import socket
+
+    assert is_here("localhost")
+    assert is_here(socket.gethostname())
+    assert not is_here("h1.invalid")

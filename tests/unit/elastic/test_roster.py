@@ -1,0 +1,259 @@
+"""Who is started, let in, waited for and given up: histories of an elastic job, played on a clock of the test's."""
+
+from __future__ import annotations
+
+from hvd_train.elastic.roster import (
+    COMMITTED,
+    REPORT_S,
+    SILENT_S,
+    SILENT_WHILE_MEETING_S,
+    End,
+    Finish,
+    Form,
+    Roster,
+    Start,
+)
+
+
+class Play:
+    """A job under test; time stands still unless it is told to go on."""
+
+    def __init__(self, hosts: dict[str, int], *, first: int, fewest: int = 1, most: int = 8) -> None:
+        self.roster = Roster(first, fewest, most, patience_s=600)
+        self.now = 0.0
+        self.started: list[int] = []
+        self.world: list[int] = []
+        self.taken_out: dict[int, str] = {}
+        self.finish: Finish | None = None
+        self.find(hosts)
+
+    def find(self, hosts: dict[str, int]) -> None:
+        """These are the hosts now."""
+        self.roster.found(hosts)
+        self.obey()
+
+    def ask(self, *numbers: int) -> None:
+        """These workers wait for a rank."""
+        for number in numbers:
+            self.roster.asked(number, self.now)
+        self.obey()
+
+    def end(self, number: int, code: int) -> None:
+        """A worker's process ends."""
+        self.roster.ended(number, code, self.now)
+        self.obey()
+
+    def wait(self, seconds: float, *silent: int) -> None:
+        """Time goes on; all but the silent ones say that they live."""
+        for _ in range(round(seconds)):
+            self.now += 1
+            for number in self.started:
+                if number not in silent:
+                    self.roster.heard(number, self.now)
+            self.obey()
+
+    def obey(self) -> None:
+        """Do what the roster says."""
+        for order in self.roster.orders(self.now):
+            if isinstance(order, Start):
+                self.started.append(order.worker.number)
+            elif isinstance(order, Form):
+                self.world = [worker.number for worker in order.workers]
+            elif isinstance(order, End):
+                self.taken_out[order.worker.number] = order.why
+            else:
+                self.finish = order
+
+
+def training(hosts: dict[str, int], **limits: int) -> Play:
+    """A job whose first world has all slots."""
+    play = Play(hosts, first=sum(hosts.values()), **limits)
+    play.ask(*play.started)
+    assert play.world == play.started
+    return play
+
+
+def test_the_first_world_waits_for_all() -> None:
+    """Workers that are ready wait for those that still import."""
+    play = Play({"a": 2, "b": 1}, first=3)
+    one, two, three = play.started
+    play.ask(one, three)
+    assert play.world == []
+    play.ask(two)
+    assert play.world == [one, two, three] or sorted(play.world) == sorted(play.started)
+
+
+def test_the_first_world_does_not_wait_for_ever() -> None:
+    """A host that cannot be reached delays the start by a minute, where --min-np allows it."""
+    play = Play({"a": 1, "gone": 1}, first=2)
+    play.ask(play.started[0])
+    play.wait(50)
+    assert play.world == []
+    play.wait(20)
+    assert play.world == [play.started[0]]
+
+
+def test_a_newcomer_is_let_in_when_it_is_ready() -> None:
+    """While it imports nobody waits; then the members are asked to come together, and keep their ranks."""
+    play = training({"a": 1, "b": 1})
+    old = play.world
+    play.find({"a": 1, "b": 1, "c": 1})
+    new = play.started[-1]
+    play.wait(60)
+    assert not play.roster.wants_change()
+    play.ask(new)
+    assert play.roster.wants_change()
+    assert play.world == old
+    play.ask(*old)
+    assert play.world == [*old, new]
+    assert not play.roster.wants_change()
+
+
+def test_survivors_go_on_at_once_and_the_slot_is_filled_later() -> None:
+    """One crash bars no host (Horovod's own driver does): a new worker starts there and joins when it is ready."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.end(two, 137)
+    play.ask(one)
+    assert play.world == [one]
+    play.wait(2)
+    assert len(play.started) == 3
+    play.ask(play.started[-1])
+    play.ask(one)
+    assert play.world == [one, play.started[-1]]
+
+
+def test_a_worker_that_cannot_start_is_tried_ever_more_seldom() -> None:
+    """A flapping host costs the others nothing and is not given up."""
+    play = training({"a": 1})
+    play.find({"a": 1, "bad": 1})
+    for _ in range(4):
+        play.end(play.started[-1], 1)
+        tried = len(play.started)
+        while len(play.started) == tried:
+            play.wait(1)
+    assert play.now == 1 + 2 + 4 + 8
+    assert len(play.world) == 1
+
+
+def test_the_silent_one_is_taken_out_when_the_others_meet() -> None:
+    """Survivors of a silent host wait for it for seconds only."""
+    play = training({"a": 1, "b": 1, "c": 1})
+    one, two, silent = play.world
+    play.wait(SILENT_WHILE_MEETING_S - 1, silent)
+    play.ask(one, two)
+    assert silent not in play.taken_out
+    play.wait(2, silent)
+    assert "nothing was heard" in play.taken_out[silent]
+    assert play.world == [one, two]
+
+
+def test_a_stopped_worker_is_noticed_by_itself() -> None:
+    """Also where the others do not miss it."""
+    play = training({"a": 1, "b": 1})
+    play.wait(SILENT_S + 2, play.world[1])
+    assert list(play.taken_out) == [play.world[1]]
+
+
+def test_one_that_hangs_but_lives_is_taken_out() -> None:
+    """It says that it lives, but does not come."""
+    play = training({"a": 1, "b": 1})
+    one, hanging = play.world
+    play.ask(one)
+    play.wait(REPORT_S + 2)
+    assert "has not come" in play.taken_out[hanging]
+    assert play.world == [one]
+
+
+def test_a_host_taken_from_the_list_leaves_at_a_steps_end() -> None:
+    """Its worker is no member of the next world, and nobody else is disturbed."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.find({"b": 1})
+    assert play.roster.wants_change()
+    assert not play.taken_out
+    play.ask(one, two)
+    assert play.world == [two]
+    assert one in play.taken_out
+
+
+def test_with_fewer_than_the_fewest_nobody_trains() -> None:
+    """The survivor waits for a newcomer and joins it (horovod issue #3494)."""
+    play = training({"a": 1, "b": 1}, fewest=2)
+    one, two = play.world
+    play.end(two, 1)
+    play.ask(one)
+    assert play.world == [one, two]
+    play.wait(2)
+    play.ask(play.started[-1])
+    assert play.world == [one, play.started[-1]]
+
+
+def test_a_job_that_stays_short_of_workers_is_given_up() -> None:
+    """After the patience it was given, with exit code 1."""
+    play = training({"a": 1, "b": 1}, fewest=2)
+    one, two = play.world
+    play.find({"a": 1})
+    play.end(two, 1)
+    play.ask(one)
+    play.wait(601)
+    assert play.finish == Finish(1, "fewer than 2 workers for 600 s")
+
+
+def test_the_job_ends_when_all_have_ended_well() -> None:
+    """One by one, as they finish."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.end(two, 0)
+    assert play.finish is None
+    play.end(one, 0)
+    assert play.finish == Finish(0, "done")
+
+
+def test_the_job_ends_though_one_that_was_taken_out_still_runs() -> None:
+    """A stopped process takes a while to be killed; the others have finished."""
+    play = training({"a": 1, "b": 1})
+    one, stopped = play.world
+    play.wait(SILENT_S + 2, stopped)
+    play.end(one, 0)
+    assert play.finish == Finish(0, "done")
+
+
+def test_a_worker_that_leaves_with_0_does_not_end_the_job() -> None:
+    """Horovod's own driver takes it for a success; here the others go on."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.end(two, 0)
+    play.ask(one)
+    assert play.world == [one]
+    assert play.finish is None
+
+
+def test_a_committed_end_is_the_end_of_the_job() -> None:
+    """A signal to one worker is a commit and an end of all, with that exit code."""
+    for code in COMMITTED:
+        play = training({"a": 1, "b": 1})
+        for number in play.world:
+            play.end(number, code)
+        assert play.finish is not None
+        assert play.finish.exit_code == code
+
+
+def test_all_dead_is_a_new_start() -> None:
+    """New workers form a world of their own and go on from the last commit."""
+    play = training({"a": 1, "b": 1})
+    for number in play.world:
+        play.end(number, 137)
+    assert play.finish is None
+    play.wait(3)
+    play.ask(*play.started[2:])
+    assert play.world == play.started[2:]
+
+
+def test_wrong_settings_end_the_job_at_once() -> None:
+    """They are wrong on every host."""
+    play = Play({"a": 1, "b": 1}, first=2)
+    play.end(play.started[0], 2)
+    assert play.finish is not None
+    assert play.finish.exit_code == 2
+    assert list(play.taken_out) == [play.started[1]]

@@ -1,0 +1,77 @@
+"""What keeps a job going: when its command is given again, when not, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hvd_train.elastic.supervisor import FINAL, LONGEST_WAIT_S, STEADY_S, Patience
+from tests.support.launching import wait_for
+
+
+def supervise(command: str, restarts: int = 3) -> subprocess.CompletedProcess[str]:
+    """Run a shell command under the supervisor."""
+    program = [
+        sys.executable,
+        "-m",
+        "hvd_train.elastic.supervisor",
+        "--restarts",
+        str(restarts),
+        "--",
+        "sh",
+        "-c",
+        command,
+    ]
+    return subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("code", FINAL)
+def test_a_job_that_has_ended_for_good_is_left_at_that(code: int) -> None:
+    """Done, wrong settings, hopeless, or stopped with a commit."""
+    done = supervise(f"echo once >> log; exit {code}")
+    assert done.returncode == code
+    assert Path("log").read_text() == "once\n"
+
+
+def test_a_job_that_broke_off_goes_on() -> None:
+    """The same command again, which is told that it goes on: --resume never holds for the first start alone."""
+    done = supervise('echo "$HVD_TRAIN_GOES_ON" >> log; test $(wc -l < log) = 2 || exit 1')
+    assert done.returncode == 0
+    assert Path("log").read_text() == "\n1\n"
+    assert "the job ended with exit code 1; it goes on from its last commit in 2 s" in done.stderr
+
+
+def test_a_job_that_fails_again_and_again_is_given_up() -> None:
+    """With its own exit code and the number of attempts."""
+    done = supervise("exit 7", restarts=1)
+    assert done.returncode == 7
+    assert "failed 2 times in a row" in done.stderr
+
+
+def test_waits_grow_and_a_steady_life_makes_good() -> None:
+    """A job that lives for minutes between faults is never given up."""
+    patience = Patience(restarts=3)
+    assert [patience.after(1) for _ in range(3)] == [2, 4, 8]
+    assert patience.after(STEADY_S) == 2
+    assert [patience.after(STEADY_S) for _ in range(20)] == [2] * 20
+    patience = Patience(restarts=20)
+    waits = [patience.after(1) or 0 for _ in range(20)]
+    assert max(waits) == LONGEST_WAIT_S
+
+
+def test_a_signal_ends_it_all() -> None:
+    """It goes to the command, which ends in its own way; there is no next attempt."""
+    program = [sys.executable, "-m", "hvd_train.elastic.supervisor", "--", "sh", "-c"]
+    with subprocess.Popen(
+        [*program, "trap 'echo stopped > log; exit 9' TERM; touch up; while :; do sleep 0.1; done"]
+    ) as process:
+        wait_for("the command to run", lambda: Path("up").exists())
+        started = time.monotonic()
+        process.terminate()
+        assert process.wait(20) == 9
+    assert time.monotonic() - started < 20
+    assert Path("log").read_text() == "stopped\n"

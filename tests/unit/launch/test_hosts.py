@@ -1,0 +1,86 @@
+"""Host files: what is read, what is refused, and every form back again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_train.cli import run
+from hvd_train.errors import UsageError
+from hvd_train.launch import hosts
+from hvd_train.launch.hosts import Form, Host
+
+NAMES = st.text("abcxyz0189.-_", min_size=1, max_size=8)
+CLUSTERS = st.lists(st.builds(Host, NAMES, st.integers(1, 9)), min_size=1, max_size=6, unique_by=lambda host: host.name)
+FORMS: tuple[Form, ...] = ("horovod", "openmpi", "mpich", "slurm")
+
+
+def file(text: str) -> Path:
+    """A host file with this text."""
+    path = Path("hosts")
+    path.write_text(text)
+    return path
+
+
+@given(cluster=CLUSTERS, form=st.sampled_from(FORMS))
+def test_what_is_written_is_read(cluster: list[Host], form: Form) -> None:
+    """In every form, in the same order."""
+    assert hosts.read(file(hosts.written(cluster, form)), form) == tuple(cluster)
+
+
+def test_every_way_to_write_a_line() -> None:
+    """Those of Horovod, Open MPI and MPICH, with comments and blank lines."""
+    text = "# two racks\na slots=4\n\nb:2   # the old one\nc\nd slots = 3 max_slots=8\ne.example max-slots=2\r\n"
+    expected = (Host("a", 4), Host("b", 2), Host("c", 1), Host("d", 3), Host("e.example", 1))
+    assert hosts.read(file(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reasons"),
+    [
+        ("a slots=x\nb 2\n", ["hosts, line 1: 'a slots=x' is not of the form 'NAME slots=N'", "line 2: 'b 2'"]),
+        ("a slots=1\nb\na slots=2\n", ["hosts: a is there 2 times; add its slots up"]),
+        ("a slots=0\n", ["hosts, line 1: a has no slots"]),
+        ("# nobody\n", ["hosts names no host: one on each line, 'NAME slots=N'"]),
+        ("a;touch pwned slots=1\n", ["is not of the form"]),
+    ],
+)
+def test_every_line_that_is_wrong_is_named(text: str, reasons: list[str]) -> None:
+    """All of them at once."""
+    with pytest.raises(UsageError) as told:
+        hosts.read(file(text))
+    assert all(reason in str(told.value) for reason in reasons), told.value
+
+
+def test_a_list_as_on_the_command_line() -> None:
+    """`-H`, with Slurm's ranges of numbers, which keep their leading zeros."""
+    assert hosts.parse("h1:2,h2:3, h3") == (Host("h1", 2), Host("h2", 3), Host("h3", 1))
+    assert hosts.parse("n[08-10,12]:4,gpu1") == (*(Host(f"n{n}", 4) for n in ("08", "09", "10", "12")), Host("gpu1", 1))
+    assert hosts.parse("r[1-2]n[1-2]") == tuple(Host(f"r{r}n{n}", 1) for r in (1, 2) for n in (1, 2))
+    for wrong in ("", "a b", "n[3-1]", "h1,h1"):
+        with pytest.raises(UsageError):
+            hosts.parse(wrong)
+
+
+def test_names_that_do_not_resolve(capsys: pytest.CaptureFixture[str]) -> None:
+    """Told before a launcher waits for them; without asking the file is converted all the same."""
+    path = file("localhost slots=2\nno-such-host.invalid slots=2\n")
+    assert run(["hosts", str(path)]) == 2
+    assert "unknown here: no-such-host.invalid" in capsys.readouterr().err
+    assert run(["hosts", str(path), "--no-resolve", "--to", "slurm"]) == 0
+    assert capsys.readouterr().out == "localhost\nlocalhost\nno-such-host.invalid\nno-such-host.invalid\n"
+
+
+def test_a_good_file_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The hosts and how many ranks they take."""
+    assert run(["hosts", str(file("localhost:2\n127.0.0.1\n"))]) == 0
+    assert capsys.readouterr().out == "2 hosts, 3 slots: localhost (2), 127.0.0.1 (1)\n"
+
+
+def test_no_such_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, exit code 2."""
+    assert run(["hosts", "nowhere"]) == 2
+    assert "cannot read the host file nowhere: No such file or directory" in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""What srun says of a rank, in Horovod's words."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from hvd_train.errors import UsageError
+from hvd_train.launch import launcher, slurm
+
+# Of task 4 of 5, on the second of two nodes.
+SAID = {
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_STEP_TASKS_PER_NODE": "3,2",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURMD_NODENAME": "gpu08",
+}
+
+
+def test_a_rank_of_a_step() -> None:
+    """Its place on its node and across nodes, and where all meet."""
+    assert slurm.alone(SAID)
+    found = slurm.variables(SAID)
+    expected = {"RANK": 4, "SIZE": 5, "LOCAL_RANK": 1, "LOCAL_SIZE": 2, "CROSS_RANK": 1, "CROSS_SIZE": 2}
+    assert {name: int(found[f"HOROVOD_{name}"]) for name in expected} == expected
+    assert found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "gpu07"
+    assert 20_000 <= int(found["HOROVOD_GLOO_RENDEZVOUS_PORT"]) < 32_000
+    third = {**SAID, "SLURM_PROCID": "2", "SLURM_LOCALID": "2", "SLURM_NODEID": "0"}
+    assert slurm.variables(third)["HOROVOD_CROSS_SIZE"] == "1", "only the first node has a third rank"
+
+
+def test_two_steps_have_two_ports() -> None:
+    """Side by side on the same nodes; the user's own choice comes first."""
+    ports = {
+        slurm.variables({**SAID, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step})["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+        for job in ("1234", "1235")
+        for step in ("0", "1")
+    }
+    assert len(ports) == 4
+    assert slurm.variables({**SAID, slurm.PORT: "4321"})["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "4321"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # a batch script
+        {**SAID, "SLURM_STEP_NUM_TASKS": "1"},
+        {**SAID, "HOROVOD_RANK": "0"},
+        {**SAID, "PMI_RANK": "4"},
+        {**SAID, "PMIX_RANK": "4"},
+    ],
+)
+def test_others_are_not_ours(environ: dict[str, str]) -> None:
+    """A batch script, a step of one task, and ranks that another launcher or a PMI looks after."""
+    assert not slurm.alone(environ)
+
+
+def test_a_step_is_a_launched_group() -> None:
+    """So that one rank speaks for all; a batch script is none."""
+    assert launcher.launched(SAID) == launcher.Launch("srun", 4, 5)
+    assert launcher.launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("2", [2]), ("2(x3)", [2, 2, 2]), ("2(x2),1,4(x2)", [2, 2, 1, 4, 4]), ("1,1", [1, 1])]
+)
+def test_tasks_of_each_node(text: str, counts: list[int]) -> None:
+    """Slurm's short form."""
+    assert slurm.tasks_per_node(text) == counts
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [("h1", "h1"), ("gpu[03-05,9],login", "gpu03"), ("a-b,c", "a-b"), ("r[1-2]n5", "r1n5")]
+)
+def test_the_first_node(nodes: str, first: str) -> None:
+    """Where rank 0 is."""
+    assert slurm.first_node(nodes) == first
+
+
+@pytest.mark.parametrize("missing", ["SLURM_STEP_NODELIST", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"])
+def test_too_little_is_said(missing: str) -> None:
+    """One line that names it."""
+    with pytest.raises(UsageError, match=missing):
+        slurm.variables({name: value for name, value in SAID.items() if name != missing})
+
+
+def test_rank_0_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told with the place that was tried, not waited for for ever."""
+    monkeypatch.setattr(slurm, "_PATIENCE_S", 0.0)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with pytest.raises(UsageError, match=f"rank 0 on 127.0.0.1 cannot be reached on port {port} .*firewall"):
+            slurm.wait_for_rank_0("127.0.0.1", port)

@@ -1,0 +1,56 @@
+"""What a rank takes of its host: memory and processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hvd_train.config import Config
+from hvd_train.parts import loader_processes
+from hvd_train.world.world import Place
+
+PROGRAM = """
+import resource, torch
+from hvd_train import Config
+from hvd_train.network.device import choose_device
+from hvd_train.world.world import LocalWorld
+
+choose_device(Config().replace(device="cpu"), LocalWorld().place)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(40):
+    torch.ones(25_000_000)  # 100 MB, freed at once
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.parametrize(("said", "kept"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, False)])
+def test_freed_memory_is_kept_for_the_next_step(said: dict[str, str], kept: bool) -> None:
+    """Large tensors take the places of those before them without a fault for each page, unless told otherwise."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, env={**environment, **said}, capture_output=True, text=True, check=True)
+    pages = 25_000_000 * 4 // os.sysconf("SC_PAGE_SIZE")
+    assert (int(done.stdout) < 20 * pages) is kept, "of forty; some find their place only after a few"
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "processes"),
+    [
+        ({}, 1, 4),
+        ({}, 4, 2),
+        ({}, 16, 1),
+        ({"workers": 6}, 4, 6),
+        ({"workers": 0}, 1, 0),
+        ({"workers_per_host": 6}, 4, 2),
+    ],
+)
+def test_loader_processes_by_default_find_a_core(
+    asked: dict[str, int], ranks: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four for a rank, fewer where its share of eight cores is smaller, and as many as one asks for."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    place = Place(size=ranks, local_size=ranks)
+    assert loader_processes(Config().replace(**asked).data, place) == processes

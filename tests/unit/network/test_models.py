@@ -1,0 +1,186 @@
+"""Networks by name, and the user's own code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hvd_train import plugin
+from hvd_train.config import Config, OptimizerConfig
+from hvd_train.errors import UsageError
+from hvd_train.network import models
+from hvd_train.network.optim import build as build_optimizer
+from hvd_train.network.optim import set_learning_rate
+from tests.support.runs import equal
+
+
+@pytest.fixture
+def own() -> Iterator[str]:
+    """A module in the folder that the command is started from."""
+    Path("my_networks.py").write_text(
+        "import torch\n"
+        "def linear(classes):\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, classes))\n"
+        "def text(classes):\n    return 'a model'\n"
+        "value = 3\n"
+    )
+    yield "my_networks"
+    sys.modules.pop("my_networks", None)
+
+
+def test_the_seed_decides_the_weights() -> None:
+    """The same seed gives the same bits, another one others."""
+    first, same, other = (
+        models.build("digits-convnet", num_classes=10, channels=1, seed=seed).state_dict() for seed in (3, 3, 4)
+    )
+    assert equal(first, same)
+    assert not equal(first, other)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "googlenet"])
+def test_torchvision_models_by_name(name: str) -> None:
+    """They get the number of classes of the data, and answer with logits in training too."""
+    assert models.needs_colour(name)
+    model = models.build(name, num_classes=7, channels=3, seed=0)
+    assert model.train()(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
+
+
+def test_models_of_timm_by_name() -> None:
+    """`timm:NAME`, with as many classes as the data; a name it does not have is answered with the nearest."""
+    assert models.needs_colour("timm:resnet10t")
+    model = models.build("timm:resnet10t", num_classes=7, channels=3, seed=0)
+    assert model.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    with pytest.raises(UsageError, match="unknown model of timm 'resnet10'; did you mean"):
+        models.check_name("timm:resnet10")
+
+
+@pytest.mark.parametrize("setting", [{"model": "timm:resnet10t"}, {"optimizer": "lamb"}])
+def test_without_timm(setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that says what to type."""
+    for name in ("timm", "timm.optim.lamb"):
+        monkeypatch.setitem(sys.modules, name, None)
+    config = Config().replace(**setting)
+    with pytest.raises(UsageError, match="pip install timm"):
+        models.check_name(config.model.model)
+        build_optimizer(config.optimizer, nn.Linear(2, 2))
+
+
+def test_what_decays() -> None:
+    """`--decay-of weights`: neither biases nor the weights of normalisation layers, and nothing that is frozen."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.LayerNorm(3), nn.Linear(3, 4, bias=False))
+    model[3].weight.requires_grad_(False)
+    optimizer = build_optimizer(OptimizerConfig(weight_decay=0.1, decay_of="weights"), model)
+    decaying, others = optimizer.param_groups
+    assert (decaying["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    assert [p is model[0].weight for p in decaying["params"]] == [True]
+    exempt = (model[0].bias, *model[1].parameters(), *model[2].parameters())
+    assert {id(p) for p in others["params"]} == {id(p) for p in exempt}
+    (every,) = build_optimizer(OptimizerConfig(weight_decay=0.1), model).param_groups
+    assert len(every["params"]) == 6
+
+
+def test_digits_convnet_is_small_and_takes_grey_images() -> None:
+    """0.1 million parameters, one channel."""
+    model = models.build("digits-convnet", num_classes=10, channels=1, seed=0)
+    assert not models.needs_colour("digits-convnet")
+    assert sum(p.numel() for p in model.parameters()) < 110_000
+    models.check_fits(model, "digits-convnet", torch.zeros(2, 1, 8, 8), 10)
+
+
+def test_an_unknown_model_is_answered_with_the_nearest() -> None:
+    """`resnet81` is `resnet18`; segmentation models are not offered."""
+    with pytest.raises(UsageError, match="unknown model 'resnet81'; did you mean 'resnet18'"):
+        models.check_name("resnet81")
+    with pytest.raises(UsageError, match="unknown model 'digits_convnet'; did you mean 'digits-convnet'"):
+        models.check_name("digits_convnet")
+    with pytest.raises(UsageError, match="unknown model"):
+        models.check_name("fcn_resnet50")
+    models.check_name("vit_b_16")
+
+
+def test_own_models_by_name(own: str) -> None:
+    """`module:function` from the current folder, without it on the import path."""
+    models.check_name(f"{own}:linear")
+    model = models.build(f"{own}:linear", num_classes=5, channels=1, seed=0)
+    assert model(torch.zeros(2, 1, 2, 2)).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("my_networks:lineer", "unknown function in my_networks for --model 'lineer'; did you mean 'linear'"),
+        ("my_networks:value", "unknown function in my_networks for --model 'value'"),
+        ("no_such_module:f", "--model no_such_module:f: cannot import no_such_module: No module named"),
+        (":f", "cannot import"),
+    ],
+)
+def test_own_code_that_cannot_be_found_is_an_error_of_use(own: str, reference: str, message: str) -> None:
+    """The module, the function and the reason are in one line."""
+    with pytest.raises(UsageError, match=message) as caught:
+        plugin.load("model", reference)
+    assert "\n" not in str(caught.value)
+
+
+def test_own_code_that_fails_when_imported_is_an_error_of_use() -> None:
+    """Whatever it raises, a syntax error too."""
+    Path("broken_networks.py").write_text("def f(:\n")
+    with pytest.raises(UsageError, match="cannot import broken_networks: invalid syntax"):
+        plugin.load("model", "broken_networks:f")
+
+
+def test_a_function_that_makes_no_module_is_refused(own: str) -> None:
+    """What it returned is said."""
+    with pytest.raises(UsageError, match=r"it returned str, not a torch\.nn\.Module"):
+        models.build(f"{own}:text", num_classes=5, channels=1, seed=0)
+
+
+def test_a_model_that_cannot_take_the_images_is_refused() -> None:
+    """With the shape, torch's reason and what to try; the model stays in the mode it was in."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 9), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(10)).train()
+    with pytest.raises(UsageError, match=r"model m cannot take images of 3 x 8 x 8: .*; try another --image-size"):
+        models.check_fits(model, "m", torch.zeros(2, 3, 8, 8), 10)
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("model", "got"),
+    [(nn.Flatten(), r"shape \(2, 4\)"), (nn.AdaptiveMaxPool2d(1, return_indices=True), "tuple")],
+)
+def test_a_model_that_returns_no_logits_is_refused(model: nn.Module, got: str) -> None:
+    """What it returns, and what it must return."""
+    with pytest.raises(UsageError, match=rf"model m returns {got}; it must return logits of shape \[batch, 10\]"):
+        models.check_fits(model, "m", torch.zeros(2, 1, 2, 2), 10)
+
+
+def test_looking_whether_a_model_fits_leaves_no_trace() -> None:
+    """Statistics of batch norm are those of training alone."""
+    model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 10))
+    models.check_fits(model, "m", torch.ones(2, 1, 2, 2), 10)
+    assert model[0].num_batches_tracked == 0
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_optimizers_by_name(name: str) -> None:
+    """Class, weight decay, and a learning rate that is set for all parameters."""
+    config = OptimizerConfig(optimizer=name, learning_rate=0.3, weight_decay=0.02)
+    optimizer = build_optimizer(config, nn.Linear(2, 2))
+    assert type(optimizer).__name__.lower() == name
+    assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.3, 0.02)]
+    set_learning_rate(optimizer, 0.05)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05]
+
+
+def test_only_what_is_trained_is_optimized() -> None:
+    """Frozen parameters are left out; with nothing to train there is one line."""
+    model = nn.Linear(2, 2)
+    model.weight.requires_grad_(False)
+    assert len(build_optimizer(OptimizerConfig(), model).param_groups[0]["params"]) == 1
+    model.bias.requires_grad_(False)
+    with pytest.raises(UsageError, match="no parameter to train"):
+        build_optimizer(OptimizerConfig(), model)

@@ -1,0 +1,123 @@
+"""Weights to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import ResNet18_Weights, resnet18
+
+from hvd_train.errors import UsageError
+from hvd_train.network import weights
+from hvd_train.world.world import LocalWorld
+from tests.support import runs
+from tests.support.runs import equal, small_config, trained
+
+
+def saved(model: nn.Module, name: str = "weights.pt") -> str:
+    """A file with the model's state_dict."""
+    torch.save(model.state_dict(), name)
+    return f"./{name}"
+
+
+def test_all_weights_of_a_file() -> None:
+    """Same classes: every tensor is loaded, and it is said which file it was."""
+    source, target = runs.batch_norm(10), runs.batch_norm(10)
+    told = weights.start_from(saved(source), target, "mine", 10)
+    assert equal(dict(source.state_dict()), dict(target.state_dict()))
+    assert told == "starting from the weights ./weights.pt"
+
+
+def test_a_head_for_other_classes_is_replaced_and_said_so() -> None:
+    """All but the last layer is loaded, which stays as it was."""
+    source, target = resnet18(num_classes=1000), resnet18(num_classes=10)
+    head = target.fc.weight.clone()
+    told = weights.start_from(saved(source), target, "resnet18", 10)
+    assert torch.equal(target.conv1.weight, source.conv1.weight)
+    assert torch.equal(target.fc.weight, head)
+    assert told == "starting from the weights ./weights.pt, but a new last layer (fc) for 10 classes"
+
+
+def test_a_file_without_a_head() -> None:
+    """A backbone alone will do."""
+    source, target = resnet18(num_classes=10), resnet18(num_classes=10)
+    torch.save({name: value for name, value in source.state_dict().items() if not name.startswith("fc.")}, "w.pt")
+    assert "new last layer (fc)" in weights.start_from("./w.pt", target, "resnet18", 10)
+    assert torch.equal(target.conv1.weight, source.conv1.weight)
+
+
+def another_network() -> str:
+    return saved(runs.convnet(10))
+
+
+def nested() -> str:
+    torch.save({"model": runs.convnet(10).state_dict(), "epoch": 3}, "nested.pt")
+    return "./nested.pt"
+
+
+def text() -> str:
+    Path("notes.txt").write_text("no weights")
+    return "./notes.txt"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (another_network, "do not fit --model mine: 0.bias (8 for nothing), 1.bias (nothing for 8)"),
+        (nested, "it must hold a plain state_dict (names and tensors) but has model, epoch"),
+        (text, "--weights notes.txt: cannot be read"),
+    ],
+)
+def test_files_that_do_not_fit(make: Callable[[], str], reason: str) -> None:
+    """One line that lists what does not; the model is as it was."""
+    model = runs.batch_norm(10)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(UsageError) as told:
+        weights.start_from(make(), model, "mine", 10)
+    assert reason in str(told.value)
+    assert "\n" not in str(told.value)
+    assert equal(before, dict(model.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "reason"),
+    [
+        ("./none.pt", "resnet18", "--weights ./none.pt: no such file"),
+        ("IMAGENET1K_V3", "resnet18", "unknown weights of resnet18 'IMAGENET1K_V3'; did you mean 'IMAGENET1K_V1'"),
+        ("DEFAULT", "digits-convnet", "torchvision has weights for its own models only, not for digits-convnet"),
+    ],
+)
+def test_names_that_cannot_be(name: str, model: str, reason: str) -> None:
+    """Known before anything starts."""
+    with pytest.raises(UsageError) as told:
+        weights.check(name, model)
+    assert reason in str(told.value)
+
+
+def test_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line with the address of the file and where to put it; put there, it is taken."""
+    monkeypatch.setenv("TORCH_HOME", "home")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    with pytest.raises(UsageError) as told:
+        weights.start_from("IMAGENET1K_V1", resnet18(num_classes=10), "resnet18", 10)
+    url = ResNet18_Weights.IMAGENET1K_V1.url
+    path = Path("home/hub/checkpoints") / url.rpartition("/")[2]
+    assert f"cannot fetch {url}" in str(told.value)
+    assert f"put that file at {path}" in str(told.value)
+    source, model = resnet18(num_classes=1000), resnet18(num_classes=10)
+    torch.save(source.state_dict(), path)
+    weights.start_from("IMAGENET1K_V1", model, "resnet18", 10)
+    assert torch.equal(model.conv1.weight, source.conv1.weight)
+
+
+def test_a_run_starts_from_them_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """A learning rate of almost nothing leaves them; evaluating the run does not need the file any more."""
+    source = runs.convnet(10)
+    config = small_config(weights=saved(source), epochs=1, learning_rate=1e-12, weight_decay=0.0)
+    _, found = trained(LocalWorld(), config, runs.convnet)
+    assert runs.largest_difference(found, dict(source.state_dict())) < 1e-6
+    assert "starting from the weights ./weights.pt\n" in capsys.readouterr().out

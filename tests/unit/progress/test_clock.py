@@ -1,0 +1,68 @@
+"""Where the time of a step goes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from torch import nn
+
+from hvd_train.progress.clock import PHASES, Split
+from hvd_train.world.world import LocalWorld
+from tests.support.runs import convnet, small_config, trained
+
+
+class Clock:
+    """A clock that a test turns."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def test_each_phase_has_its_mean_seconds_per_step() -> None:
+    """What is marked several times in a step adds up; evaluations count nowhere; each asking begins anew."""
+    clock = Clock()
+    split = Split(clock)
+    assert split.take() is None
+    for wait in (1.0, 3.0):
+        for phase, seconds in (("data", wait), ("forward", 2.0), ("backward", 4.0), ("forward", 2.0)):
+            clock.time += seconds
+            split.mark(phase)
+        clock.time += 1000
+        split.restart()
+    assert split.take() == {**dict.fromkeys(PHASES, 0.0), "data": 2.0, "forward": 4.0, "backward": 4.0}
+    assert split.take() is None
+
+
+def test_a_long_way_between_lines_keeps_nothing_but_sums() -> None:
+    """Marks do not pile up where metrics are written every million steps."""
+    clock = Clock()
+    split = Split(clock)
+    for _ in range(10_000):
+        clock.time += 0.5
+        split.mark("data")
+    assert len(split._marks) < 1000
+    assert split.take() == {**dict.fromkeys(PHASES, 0.0), "data": 0.5}
+
+
+def slow_forward(num_classes: int) -> nn.Module:
+    """A model that takes its time, in the forward pass of training alone."""
+    model = convnet(num_classes)
+    model.register_forward_hook(lambda *_: time.sleep(0.02) if model.training else None)
+    return model
+
+
+def test_a_run_writes_down_where_its_time_went() -> None:
+    """Each line of a step has the seconds of each phase."""
+    trained(LocalWorld(), small_config(epochs=1, log_steps=2), slow_forward)
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    splits = [line["split"] for line in lines if line["kind"] == "step"]
+    assert len(splits) > 1
+    for split in splits:
+        assert split["forward"] > 0.02
+        assert set(split) == set(PHASES)
+        assert all(split[phase] > 0 for phase in ("data", "backward", "optimizer"))

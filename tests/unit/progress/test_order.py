@@ -1,0 +1,205 @@
+"""The order of an epoch and its cut."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_train.config import BatchConfig
+from hvd_train.errors import UsageError
+from hvd_train.progress.order import (
+    Cut,
+    EpochOrder,
+    Indices,
+    InSequence,
+    assignments,
+    choose_cut,
+    key,
+    scramble,
+    uniforms,
+)
+
+
+@given(num_samples=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 10**6))
+def test_an_order_is_a_permutation(num_samples: int, seed: int, epoch: int) -> None:
+    """Every sample has exactly one position, whatever the size of the set."""
+    assert np.array_equal(np.sort(EpochOrder(seed, epoch, num_samples)[:]), np.arange(num_samples))
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 3, 4, 5, 16, 17, 2**14, 2**14 + 1, 2**16, 100_003])
+def test_an_order_is_a_permutation_at_the_edges(num_samples: int) -> None:
+    """Also where the number of samples just fills, or just exceeds, a power of two or a block."""
+    assert np.array_equal(np.sort(EpochOrder(0, 0, num_samples)[:]), np.arange(num_samples))
+
+
+GOLDEN = {
+    (0, 0): [292, 415, 131, 714, 922, 279, 580, 46],
+    (0, 1): [496, 413, 123, 495, 776, 969, 432, 270],
+    (7, 0): [476, 746, 89, 599, 629, 560, 1, 692],
+}
+
+
+@pytest.mark.parametrize(("seed", "epoch"), GOLDEN)
+def test_the_order_of_a_seed_and_epoch_never_changes(seed: int, epoch: int) -> None:
+    """A release that changed it could not resume the runs of the one before."""
+    assert EpochOrder(seed, epoch, 1000)[:8].tolist() == GOLDEN[seed, epoch]
+
+
+def test_keys_and_uniforms_never_change() -> None:
+    """The same for the seeds of dropout and of augmentation."""
+    assert [key(0), key(1, 2), key(2, 1)] == [9248179162272254404, 17286951778007540066, 6020280326711147963]
+    assert uniforms(0, 0, np.array([0, 1]), 2).tolist() == [
+        [0.9686768054962158, 0.16500449180603027],
+        [0.5145959854125977, 0.9227016568183899],
+    ]
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    """Two orders agree at about as many positions as chance gives."""
+    base = EpochOrder(3, 0, 5000)[:]
+    for other in (EpochOrder(3, 1, 5000)[:], EpochOrder(4, 0, 5000)[:]):
+        assert (base == other).sum() < 10
+
+
+def test_positions_are_roughly_uniform() -> None:
+    """Over many epochs each sample comes first, middle and last equally often (chi-square, 99.9%)."""
+    num_samples, epochs = 12, 3000
+    counts = np.zeros((num_samples, num_samples))
+    for epoch in range(epochs):
+        counts[np.arange(num_samples), EpochOrder(1, epoch, num_samples)[:]] += 1
+    expected = epochs / num_samples
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert chi_square < 174  # 11 * 11 degrees of freedom
+
+
+@given(num_samples=st.integers(1, 40_000), data=st.data())
+def test_a_slice_is_part_of_the_whole(num_samples: int, data: st.DataObject) -> None:
+    """Any slice, over the borders of blocks and beyond the end, is that part of the whole order."""
+    start = data.draw(st.integers(0, num_samples))
+    stop = data.draw(st.integers(start, num_samples + 100))
+    assert np.array_equal(EpochOrder(5, 6, num_samples)[start:stop], EpochOrder(5, 6, num_samples)[:][start:stop])
+
+
+HUGE, RANKS = 10**9, 1024
+
+
+def position_of(sample: int, seed: int, epoch: int, num_samples: int) -> int:
+    """Where a sample comes in an epoch: the network's rounds backwards, written down from its definition."""
+    half = max(1, math.ceil((num_samples - 1).bit_length() / 2))
+    mask = (1 << half) - 1
+    word = sample
+    while True:
+        left, right = word >> half, word & mask
+        for number in reversed(range(8)):
+            mixed = scramble(np.array([left ^ key(seed, epoch, 0, number)], dtype=np.uint64))
+            left, right = right ^ (int(mixed[0]) & mask), left
+        word = left << half | right
+        if word < num_samples:
+            return word
+
+
+@pytest.mark.parametrize("num_samples", [1000, HUGE])
+def test_every_sample_has_the_one_position_that_leads_to_it(num_samples: int) -> None:
+    """Also in an epoch of a thousand million, where none can be sorted: from samples to positions and back."""
+    order = EpochOrder(7, 3, num_samples)
+    samples = np.random.default_rng(0).integers(0, num_samples, 300)
+    positions = [position_of(int(sample), 7, 3, num_samples) for sample in samples]
+    assert order.at(np.array(positions, dtype=np.int64)).tolist() == samples.tolist()
+
+
+@pytest.mark.parametrize("cursor", [123_456_789, HUGE - 20_000])
+def test_a_thousand_ranks_share_a_huge_epoch_in_little_memory(cursor: int) -> None:
+    """1,024 ranks take each sample of their batches once, from any cursor, and hold less than 64 MB all together."""
+    cut = Cut(32 * RANKS, 32)
+    tracemalloc.start()
+    ranks = [assignments(EpochOrder(0, 0, HUGE), cursor, cut, rank, RANKS) for rank in range(RANKS)]
+    slots = [slot for work in ranks for slot in next(work).slots]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64e6
+    taken = [sample for slot in sorted(slots, key=lambda slot: slot.number) for sample in slot.indices.tolist()]
+    assert taken == EpochOrder(0, 0, HUGE)[cursor : cursor + cut.global_batch].tolist()
+    assert len(set(taken)) == len(taken) == min(cut.global_batch, HUGE - cursor)
+
+
+def test_a_rank_looks_up_its_own_samples_only() -> None:
+    """The order costs a rank its share of the epoch: as much per step on a thousand ranks as alone."""
+    looked_up = []
+
+    class Watched(EpochOrder):
+        def at(self, positions: Indices) -> Indices:
+            looked_up.append(len(positions))
+            return super().at(positions)
+
+    work = assignments(Watched(0, 0, HUGE), 0, Cut(32 * RANKS, 32), 5, RANKS)
+    taken = sum(len(slot.indices) for assignment in islice(work, 1000) for slot in assignment.slots)
+    assert taken == 32_000
+    assert sum(looked_up) < taken + 8192
+
+
+@given(
+    seed=st.integers(0, 2**63),
+    epoch=st.integers(0, 1000),
+    rows=st.lists(st.integers(0, 2**40), min_size=1, max_size=50),
+)
+def test_uniforms_belong_to_the_sample(seed: int, epoch: int, rows: list[int]) -> None:
+    """They lie in [0, 1) and do not depend on which samples are asked for together."""
+    numbers = uniforms(seed, epoch, np.array(rows, dtype=np.int64), 3)
+    assert numbers.dtype == np.float32
+    assert ((numbers >= 0) & (numbers < 1)).all()
+    for position, row in enumerate(rows):
+        alone = uniforms(seed, epoch, np.array([row], dtype=np.int64), 3)
+        assert np.array_equal(alone[0], numbers[position])
+
+
+def test_uniforms_are_spread_evenly_and_do_not_hang_together() -> None:
+    """Mean, spread and correlation of columns, epochs and neighbouring samples are those of independent numbers."""
+    rows = np.arange(20_000, dtype=np.int64)
+    first, second = uniforms(0, 0, rows, 2).T
+    later = uniforms(0, 1, rows, 1)[:, 0]
+    assert abs(first.mean() - 0.5) < 0.01
+    assert abs(first.var() - 1 / 12) < 0.003
+    for other in (second, later, np.roll(first, 1)):
+        assert abs(np.corrcoef(first, other)[0, 1]) < 0.03
+
+
+def test_in_sequence_is_the_stored_order() -> None:
+    """An evaluation goes through the set as it is stored."""
+    assert InSequence(5)[1:99].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "size", "cut"),
+    [
+        ({"batch_size": 8}, 4, Cut(32, 8)),
+        ({"batch_size": 8, "accumulation_steps": 3}, 2, Cut(48, 8)),
+        ({"global_batch_size": 64}, 4, Cut(64, 16)),
+        ({"global_batch_size": 64}, 3, Cut(64, 22)),
+        ({"global_batch_size": 64, "accumulation_steps": 2}, 4, Cut(64, 8)),
+        ({"global_batch_size": 64, "batch_size": 8}, 3, Cut(64, 8)),
+        ({"global_batch_size": 48, "batch_size": 8, "accumulation_steps": 3}, 2, Cut(48, 8)),
+    ],
+)
+def test_the_cut_follows_the_batch_settings(settings: dict[str, int], size: int, cut: Cut) -> None:
+    """What is given decides the rest: the global batch, or the micro-batch."""
+    assert choose_cut(BatchConfig(**settings), size, 1000) == cut
+
+
+def test_contradicting_batch_sizes_are_refused_with_the_sum() -> None:
+    """The message shows the multiplication that does not come out."""
+    batch = BatchConfig(global_batch_size=64, batch_size=8, accumulation_steps=3)
+    with pytest.raises(UsageError, match=r"64 is not --batch-size 8 x --accumulation-steps 3 x 2 workers = 48"):
+        choose_cut(batch, 2, 1000)
+
+
+def test_a_batch_larger_than_the_data_is_refused() -> None:
+    """It says how large the set is and what to type."""
+    with pytest.raises(UsageError, match=r"1001 samples is larger than the training set of 1000.*size 1000 or less"):
+        choose_cut(BatchConfig(global_batch_size=1001), 1, 1000)
+    assert choose_cut(BatchConfig(global_batch_size=1000), 1, 1000).global_batch == 1000

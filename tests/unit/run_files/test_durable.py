@@ -1,0 +1,63 @@
+"""Files that are wholly there or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_train.run_files import durable
+
+
+def test_parts_are_written_one_after_the_other() -> None:
+    """A new file, and an old one replaced."""
+    path = Path("a.txt")
+    durable.write(path, b"one two")
+    assert path.read_bytes() == b"one two"
+    durable.write_text(path, "grün")
+    assert path.read_text(encoding="utf-8") == "grün"
+    assert list(Path().iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails before the rename."""
+    path = Path("a.txt")
+    durable.write(path, b"old")
+
+    def fails(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.fsync", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        durable.write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(Path().iterdir()) == [path]
+
+
+def test_data_are_on_disk_before_the_name_and_the_name_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Force the file, rename, force the folder: in another order a power cut can leave an empty file."""
+    import os
+
+    calls = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        calls.append("folder" if Path(f"/proc/self/fd/{descriptor}").resolve().is_dir() else "file")
+        fsync(descriptor)
+
+    def noted_replace(old: Path, new: Path) -> None:
+        calls.append("rename")
+        replace(old, new)
+
+    monkeypatch.setattr("os.fsync", noted_fsync)
+    monkeypatch.setattr("os.replace", noted_replace)
+    durable.write(Path("a.txt"), b"data")
+    assert calls == ["file", "rename", "folder"]
+
+
+def test_only_partial_files_are_cleared_away() -> None:
+    """What a killed process was writing goes; everything else stays."""
+    for name in ("a.ckpt", "a.ckpt.partial", "partial"):
+        Path(name).write_text("x")
+    durable.remove_partial(Path())
+    assert sorted(path.name for path in Path().iterdir()) == ["a.ckpt", "partial"]

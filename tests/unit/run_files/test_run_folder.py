@@ -1,0 +1,180 @@
+"""Which folder a command means, and whose it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from hvd_train import Config, config
+from hvd_train.errors import UsageError
+from hvd_train.run_files import run_folder
+from hvd_train.run_files.run_folder import Busy, RunFolder, claim
+
+ROOT = Path(__file__).parents[3]
+NOON = datetime(2026, 1, 2, 12, 0, 0)
+LATER = datetime(2026, 1, 2, 12, 0, 1)
+
+
+def named(**changes: object) -> Config:
+    """A config with an output folder."""
+    return Config().replace(**{"output_dir": Path("mine"), **changes})
+
+
+def released(folder: RunFolder) -> RunFolder:
+    """The folder, as after the end of the process that claimed it."""
+    folder._lock.close()
+    return folder
+
+
+def test_a_new_folder_is_made_with_its_config() -> None:
+    """Parents too; the config in it is the one of the run."""
+    folder = claim(named(output_dir=Path("a/b/mine")), NOON)
+    assert (folder.path, folder.earlier, folder.notes) == (Path("a/b/mine"), False, ())
+    assert config.load(Path("a/b/mine/config.yaml")) == named(output_dir=Path("a/b/mine"))
+    released(folder)
+
+
+def test_an_empty_folder_is_taken() -> None:
+    """One that was made beforehand, as job scripts do."""
+    Path("mine").mkdir()
+    assert not released(claim(named(), NOON)).earlier
+
+
+def test_the_same_command_finds_its_run_again() -> None:
+    """With other free settings too, which are then written down."""
+    released(claim(named(), NOON))
+    again = released(claim(named(log_steps=3), LATER))
+    assert again.earlier
+    assert config.load(Path("mine/config.yaml")).run.log_steps == 3
+
+
+def test_another_config_is_refused_with_the_fields_that_differ() -> None:
+    """And with the two ways out; the folder stays untouched."""
+    released(claim(named(), NOON))
+    before = Path("mine/config.yaml").read_bytes()
+    with pytest.raises(UsageError, match=r"mine is a run with other settings \(seed: 7, not 0\): type --resume never"):
+        claim(named(seed=7), LATER)
+    assert Path("mine/config.yaml").read_bytes() == before
+
+
+def test_resume_never_moves_the_old_run_aside() -> None:
+    """Nothing is overwritten: the old run is kept under a name of its own, again and again."""
+    for number, aside in enumerate((None, "mine.old", "mine.old-2")):
+        folder = released(claim(named(seed=number, resume="never"), NOON))
+        assert not folder.earlier
+        if aside:
+            assert folder.notes == (f"the earlier run in mine is now in {aside}",)
+            assert config.load(Path(aside) / "config.yaml").seed == number - 1
+    assert config.load(Path("mine/config.yaml")).seed == 2
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_folder_of_something_else_is_not_touched(resume: str) -> None:
+    """Neither taken nor moved."""
+    Path("mine").mkdir()
+    Path("mine/thesis.tex").write_text("important")
+    with pytest.raises(UsageError, match="mine is not empty and not a run of hvd_train"):
+        claim(named(resume=resume), NOON)
+    assert sorted(path.name for path in Path("mine").iterdir()) == ["thesis.tex"]
+
+
+def test_a_file_is_refused() -> None:
+    """A folder is wanted."""
+    Path("mine").write_text("x")
+    with pytest.raises(UsageError, match="mine is a file; name a folder"):
+        claim(named(), NOON)
+
+
+def test_a_place_that_cannot_be_written_is_refused() -> None:
+    """With the system's reason and what to type."""
+    Path("file").write_text("x")
+    with pytest.raises(UsageError, match=r"cannot use the output folder file/mine: Not a directory; choose another"):
+        claim(named(output_dir=Path("file/mine")), NOON)
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_folder_in_which_another_process_trains_is_refused(resume: str) -> None:
+    """It is neither shared nor moved away under the other's feet; afterwards it can be had."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.unit.run_files.test_run_folder import *\n"
+        "folder = claim(named(), NOON); print('claimed', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdin is not None
+    assert other.stdout is not None
+    try:
+        assert other.stdout.readline() == "claimed\n"
+        with pytest.raises(Busy, match="another process is training in mine"):
+            claim(named(resume=resume), LATER)
+        assert [path.name for path in Path().iterdir()] == ["mine"]
+    finally:
+        other.stdin.close()
+        other.wait(30)
+        other.stdout.close()
+    assert released(claim(named(), LATER)).earlier
+
+
+def test_without_a_name_a_run_gets_the_time() -> None:
+    """runs/RECIPE-TIME; two in the same second get names of their own."""
+    unnamed = Config().replace(recipe="digits", resume="never")
+    first, second = claim(unnamed, NOON), claim(unnamed, NOON)
+    assert [folder.path for folder in (first, second)] == [
+        Path("runs/digits-20260102-120000"), Path("runs/digits-20260102-120000-2"),
+    ]  # fmt: skip
+    released(first)
+    released(second)
+
+
+def test_the_same_command_finds_its_own_unfinished_run() -> None:
+    """Neither a finished one, nor one of other settings, nor another recipe's, nor one that is being trained."""
+    mine = Config().replace(recipe="digits")
+    found = released(claim(mine, NOON))
+    for number, other in enumerate((mine.replace(seed=5, resume="never"), mine.replace(recipe="digits2"))):
+        released(claim(other, LATER.replace(minute=number)))
+    finished = released(claim(mine.replace(resume="never"), LATER.replace(minute=5)))
+    (finished.path / run_folder.SUMMARY).write_text("{}")
+    busy = claim(mine.replace(resume="never"), LATER.replace(minute=6))
+    again = released(claim(mine, LATER.replace(minute=7)))
+    assert (again.path, again.earlier) == (found.path, True)
+    (found.path / run_folder.SUMMARY).write_text("{}")
+    fresh = released(claim(mine, LATER.replace(minute=8)))
+    assert (fresh.path, fresh.earlier) == (Path("runs/digits-20260102-120801"), False)
+    released(busy)
+
+
+def test_a_folder_with_nothing_but_our_lock_is_taken(tmp_path: Path) -> None:
+    """A process that was killed right after it had made the folder does not make the folder unusable."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".lock").touch()
+    claimed = run_folder.claim(Config().replace(output_dir=folder), datetime.now())
+    assert (claimed.path, claimed.earlier) == (folder, False)
+    claimed.release()
+
+
+def test_a_released_folder_can_be_claimed_again(tmp_path: Path) -> None:
+    """A program that trains twice into one folder, one after the other, does not stand in its own way."""
+    config = Config().replace(output_dir=tmp_path / "run")
+    run_folder.claim(config, datetime.now()).release()
+    run_folder.claim(config, datetime.now()).release()
+
+
+def test_a_folder_is_taken_back_from_a_process_that_does_not_react() -> None:
+    """The claim of a stopped process ends, and it can see that; the folder is the new one's until it gives it up."""
+    stopped = claim(named(), NOON)
+    assert stopped.held()
+    run_folder.take_over(stopped.path)
+    assert not stopped.held()
+    taken = claim(named(), NOON)
+    assert taken.held()
+    assert taken.earlier
+    with pytest.raises(Busy):
+        claim(named(), NOON)
+    stopped.release()
+    with pytest.raises(Busy):
+        claim(named(), NOON)

@@ -1,0 +1,131 @@
+"""Trainings against loops of plain torch that take each global batch in one pass."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+from hvd_train.data.dataset import Arrays
+from hvd_train.progress.order import EpochOrder, key
+from hvd_train.world.world import LocalWorld
+from tests.support import runs
+from tests.support.runs import Weights, largest_difference, small_config, trained
+from tests.support.worlds import own_generator
+
+TOLERANCE = 1e-5
+EPOCHS, GLOBAL_BATCH = 2, 20
+
+Loss = Callable[[nn.Module, Tensor, Tensor, int], Tensor]
+Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def plain(model: nn.Module, images: Tensor, targets: Tensor, step: int) -> Tensor:
+    return F.cross_entropy(model(images), targets)
+
+
+def smoothed(model: nn.Module, images: Tensor, targets: Tensor, step: int) -> Tensor:
+    """0.9 of the target and 0.01 of each class, written out."""
+    shares = 0.9 * F.one_hot(targets, 10) + 0.01
+    return -(shares * model(images).log_softmax(1)).sum(1).mean()
+
+
+def mixed(kind: Callable[..., nn.Module]) -> Loss:
+    """torchvision's mix of the whole batch, with the random numbers of the step's only slot."""
+
+    def loss(model: nn.Module, images: Tensor, targets: Tensor, step: int) -> Tensor:
+        torch.manual_seed(key(0, 3, step, 0))
+        images, shares = kind(alpha=0.7, num_classes=10)(images, targets)
+        return F.cross_entropy(model(images), shares)
+
+    return loss
+
+
+def sgd(**settings: Any) -> Optimizer:
+    defaults = {"lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4}
+    return lambda model: torch.optim.SGD([p for p in model.parameters() if p.requires_grad], **{**defaults, **settings})
+
+
+def weights_decay(model: nn.Module) -> torch.optim.Optimizer:
+    matrices = [p for name, p in model.named_parameters() if name.endswith("weight")]
+    biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
+    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": 0.1}, {"params": biases}]
+    return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+
+
+def of_timm(name: str, **settings: float) -> Optimizer:
+    import timm.optim
+
+    return lambda model: getattr(timm.optim, name)(model.parameters(), **settings)
+
+
+CASES: dict[str, tuple[dict[str, Any], Optimizer, Loss]] = {
+    "sgd": ({}, sgd(), plain),
+    "nesterov": ({"nesterov": True}, sgd(nesterov=True), plain),
+    "adam": (
+        {"optimizer": "adam", "learning_rate": 0.003},
+        lambda model: torch.optim.Adam(model.parameters(), lr=0.003, weight_decay=5e-4),
+        plain,
+    ),
+    "adamw": (
+        {"optimizer": "adamw", "learning_rate": 0.003, "weight_decay": 0.1},
+        lambda model: torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.1),
+        plain,
+    ),
+    "lars": (
+        {"optimizer": "lars", "learning_rate": 0.5},
+        of_timm("Lars", lr=0.5, momentum=0.9, weight_decay=5e-4),
+        plain,
+    ),
+    "lamb": ({"optimizer": "lamb", "learning_rate": 0.01}, of_timm("Lamb", lr=0.01, weight_decay=5e-4), plain),
+    "linear scaling": ({"lr_scaling": "linear", "lr_base_batch": 10}, sgd(lr=0.1), plain),
+    "root scaling": ({"lr_scaling": "sqrt", "lr_base_batch": 5}, sgd(lr=0.1), plain),
+    "weights decay": ({"decay_of": "weights", "weight_decay": 0.1}, weights_decay, plain),
+    "clipping": ({"clip_norm": 0.5}, sgd(), plain),
+    "label smoothing": ({"label_smoothing": 0.1}, sgd(), smoothed),
+    "frozen": ({"freeze": "0.*"}, sgd(), plain),
+    "mixup": ({"mixup": 0.7, "batch_size": GLOBAL_BATCH}, sgd(), mixed(v2.MixUp)),
+    "cutmix": ({"cutmix": 0.7, "batch_size": GLOBAL_BATCH}, sgd(), mixed(v2.CutMix)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_training_is_that_of_plain_torch(name: str) -> None:
+    """Weights after two epochs, taken in passes of 4 images here and of 20 there, to 1e-5."""
+    settings, optimizer, loss = CASES[name]
+    config = small_config(
+        epochs=EPOCHS, augment="none", schedule="constant", warmup_epochs=0.0, **settings, output_dir=Path("run")
+    )
+    _, weights = trained(LocalWorld(), config)
+    model = own_generator(runs.convnet(10))
+    if config.model.freeze != "none":
+        for parameter in model[0].parameters():
+            parameter.requires_grad_(False)
+    expected = reference(model, optimizer(model), loss, config.optimizer.clip_norm)
+    assert largest_difference(weights, expected) <= TOLERANCE
+    assert largest_difference(weights, own_generator(runs.convnet(10)).state_dict()) > 1e-3, "nothing was trained"
+
+
+def reference(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, clip_norm: float | None) -> Weights:
+    """The loop that a textbook has."""
+    few = runs.few_digits(small_config().data)
+    assert isinstance(few.train, Arrays)
+    images = (few.train.images.float() / 255 - few.mean[0]) / few.std[0]
+    step = 0
+    for epoch in range(EPOCHS):
+        shuffled = torch.from_numpy(EpochOrder(0, epoch, runs.NUM_SAMPLES)[:])
+        for batch in shuffled.split(GLOBAL_BATCH):
+            optimizer.zero_grad()
+            loss(model, images[batch], few.train.labels[batch], step).backward()
+            if clip_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+            optimizer.step()
+            step += 1
+    return copy.deepcopy(dict(model.state_dict()))

@@ -1,0 +1,197 @@
+"""The state as one value: copy, load, digest, and equal on all ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hvd_train.config import OptimizerConfig
+from hvd_train.errors import ReplicasDiffer, UsageError
+from hvd_train.network import optim
+from hvd_train.progress.metrics import Totals
+from hvd_train.progress.order import Cut
+from hvd_train.state import Evaluation, Progress, Snapshot, TrainState, confirm_equal, synchronize
+from hvd_train.world.world import LocalWorld
+from tests.support import runs
+from tests.support.worlds import ThreadWorld, own_generator, run_ranks
+
+
+def state_after(steps: int, *, seed: int = 0, optimizer: str = "adamw") -> TrainState:
+    """A state with batch norm and a used optimizer."""
+    model = own_generator(runs.batch_norm(10), seed)
+    kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    state = TrainState(model, kinds[optimizer](model.parameters(), lr=0.01), scaler(), Cut(20, 4))
+    for number in range(steps):
+        step(state, number)
+    return state
+
+
+def scaler() -> torch.amp.GradScaler:
+    """As on a CPU without half precision."""
+    return torch.amp.GradScaler("cpu", enabled=False)
+
+
+def step(state: TrainState, number: int) -> None:
+    """One step on made-up images."""
+    images = torch.cos(torch.arange(4 * 64.0).view(4, 1, 8, 8) * (number + 1))
+    state.optimizer.zero_grad()
+    state.model(images).square().mean().backward()
+    state.optimizer.step()
+    state.progress = state.progress.after_step(20)
+    state.totals += Totals(1.5, 1, 2, 20)
+
+
+def test_progress_counts_steps_and_samples() -> None:
+    """A step moves the cursor; the next epoch begins at zero and keeps counting steps."""
+    assert Progress().after_step(20).after_step(10) == Progress(0, 30, 2)
+    assert Progress(0, 30, 2).next_epoch() == Progress(1, 0, 2)
+
+
+def test_a_snapshot_is_a_copy() -> None:
+    """What a step changes afterwards, in weights, statistics or optimizer, is not changed in the snapshot."""
+    state = state_after(2)
+    snapshot = state.snapshot()
+    weight, mean = snapshot["model"]["0.weight"].clone(), snapshot["model"]["1.running_mean"].clone()
+    moment = snapshot["optimizer"]["state"][0]["exp_avg"].clone()
+    step(state, 5)
+    assert torch.equal(snapshot["model"]["0.weight"], weight)
+    assert torch.equal(snapshot["model"]["1.running_mean"], mean)
+    assert torch.equal(snapshot["optimizer"]["state"][0]["exp_avg"], moment)
+    assert not torch.equal(state.model.state_dict()["0.weight"], weight)
+
+
+def test_one_snapshot_can_be_loaded_again_and_again() -> None:
+    """Training on from a loaded snapshot does not change it: a second load gives the same state and future."""
+    snapshot = state_after(2).snapshot()
+    futures = []
+    for _ in range(2):
+        state = state_after(1, seed=3)
+        state.load(snapshot)
+        assert state.digest() == state_after(2).digest()
+        step(state, 7)
+        futures.append(state.digest())
+    assert futures[0] == futures[1]
+
+
+def test_a_loaded_state_is_the_one_that_was_saved() -> None:
+    """Progress, sums, best and last evaluation and the cut come back too."""
+    state = state_after(3)
+    state.best, state.last = Evaluation(1, 0.5, 0.9, 1.0), Evaluation(2, 0.6, 0.8, 1.0)
+    other = state_after(0)
+    other.cut = Cut(7, 7)
+    other.load(state.snapshot())
+    assert (other.progress, other.totals, other.cut) == (Progress(0, 60, 3), Totals(4.5, 3, 6, 60), Cut(20, 4))
+    assert (other.best, other.last) == (state.best, state.last)
+
+
+def test_the_loss_scale_comes_back() -> None:
+    """A resumed mixed-precision run does not start its search for the scale anew."""
+    first, second = state_after(0), state_after(0)
+    first.scaler, second.scaler = (torch.amp.GradScaler("cpu", init_scale=s) for s in (8.0, 1024.0))
+    for state in (first, second):
+        state.scaler.scale(torch.ones(()))
+    second.load(first.snapshot())
+    assert second.scaler.get_scale() == 8.0
+
+
+@pytest.mark.parametrize("place", ["weight", "statistic", "optimizer"])
+def test_the_digest_changes_with_one_bit(place: str) -> None:
+    """One bit of one tensor is enough, be it a weight, a running statistic or an optimizer's moment."""
+    state = state_after(1)
+    before = state.digest()
+    assert state.digest() == before
+    tensors = {
+        "weight": state.model.state_dict()["5.bias"],
+        "statistic": state.model.state_dict()["1.running_var"],
+        "optimizer": state.optimizer.state_dict()["state"][2]["exp_avg_sq"],
+    }
+    bits = tensors[place].view(torch.int32)
+    bits[-1 if bits.dim() == 1 else (-1,) * bits.dim()] ^= 1
+    assert state.digest() != before
+
+
+def test_the_digest_changes_with_the_progress() -> None:
+    """Equal weights at different steps are different states."""
+    state = state_after(1)
+    before = state.digest()
+    state.progress = state.progress.after_step(1)
+    assert state.digest() != before
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_all_ranks_take_the_state_of_any_one_of_them(ahead: int) -> None:
+    """Whichever rank it is, the others get its weights, optimizer and progress, bit for bit."""
+
+    def body(world: ThreadWorld) -> tuple[str, int]:
+        rank = world.place.rank
+        state = state_after(4 if rank == ahead else rank % 2, seed=rank)
+        synchronize(state, world, ahead)
+        return state.digest(), state.progress.step
+
+    assert set(run_ranks(3, body)) == {(state_after(4, seed=ahead).digest(), 4)}
+
+
+def test_alone_there_is_nothing_to_synchronize() -> None:
+    """The world of one keeps its state."""
+    state = state_after(2)
+    synchronize(state, LocalWorld(), 0)
+    assert state.digest() == state_after(2).digest()
+
+
+def test_a_rank_that_deviates_is_named() -> None:
+    """One bit in one rank's weights stops all ranks with the number of that rank."""
+
+    def body(world: ThreadWorld) -> str:
+        state = state_after(1)
+        if world.place.rank == 2:
+            state.model.state_dict()["0.weight"].view(torch.int32)[0] ^= 1
+        with pytest.raises(ReplicasDiffer) as caught:
+            confirm_equal(state, world)
+        return str(caught.value)
+
+    for message in run_ranks(3, body):
+        assert message.startswith("ranks 2 hold other weights than rank 0 at step 1;")
+
+
+def test_a_snapshot_of_another_model_is_refused_and_changes_nothing() -> None:
+    """The tensors that differ are named, and the weights stay as they were."""
+    snapshot: Snapshot = TrainState(
+        other := own_generator(runs.convnet(10)), torch.optim.AdamW(other.parameters()), scaler(), Cut(1, 1)
+    ).snapshot()
+    state = state_after(1)
+    before = state.digest()
+    with pytest.raises(UsageError, match=r"of another model: 0\.bias \(8,\) for absent.* and \d+ more; start it"):
+        state.load(snapshot)
+    assert state.digest() == before
+
+
+def test_a_snapshot_of_another_optimizer_is_refused() -> None:
+    """Different parameter groups are an error of use, not a traceback."""
+    snapshot = state_after(1).snapshot()
+    snapshot["optimizer"]["param_groups"][0]["params"].pop()
+    with pytest.raises(UsageError, match="of another optimizer"):
+        state_after(1).load(snapshot)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("there", [torch.channels_last, torch.contiguous_format])
+def test_a_snapshot_of_weights_that_lie_otherwise_in_memory(name: str, there: torch.memory_format) -> None:
+    """A run with --channels-last goes on without it, or the reverse, as if nothing had happened."""
+
+    def fresh(memory_format: torch.memory_format) -> TrainState:
+        model = own_generator(torch.nn.Conv2d(3, 4, 3)).to(memory_format=memory_format)
+        return TrainState(model, optim.build(OptimizerConfig(optimizer=name), model), scaler(), Cut(20, 4))
+
+    def stepped(state: TrainState) -> torch.Tensor:
+        images = torch.cos(torch.arange(2 * 75.0).view(2, 3, 5, 5) * (state.progress.step + 1))
+        state.model.zero_grad()
+        state.model(images).square().sum().backward()
+        state.optimizer.step()
+        state.progress = state.progress.after_step(20)
+        return state.model.weight.detach().clone()
+
+    here = torch.contiguous_format if there is torch.channels_last else torch.channels_last
+    first, second = fresh(there), fresh(here)
+    stepped(first)
+    second.load(first.snapshot())
+    torch.testing.assert_close(stepped(second), stepped(first), atol=1e-6, rtol=1e-5)

@@ -1,0 +1,85 @@
+"""What a worker of an elastic job asks our driver."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from hvd_train.errors import UsageError
+from hvd_train.launch.launcher import WORKER
+from hvd_train.world import heartbeat
+
+
+@pytest.fixture
+def driver() -> Iterator[tuple[dict[str, str], list[str]]]:
+    """The environment of a worker whose driver answers from a list; what was asked stands there afterwards."""
+    talk: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the name that http.server calls
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(talk.pop(0).encode())
+            talk.append(self.path)
+
+        def do_PUT(self) -> None:
+            self.path += f" {self.rfile.read(int(self.headers['Content-Length'])).decode()}"
+            self.do_GET()
+
+        def log_message(self, *arguments: object) -> None:
+            """Not on the test's output."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        environment = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_HOSTNAME": "h2", WORKER: "1007"}
+        environment["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(server.server_port)
+        yield environment, talk
+        server.shutdown()
+
+
+def test_a_rank_is_asked_for_by_the_workers_number(driver: tuple[dict[str, str], list[str]]) -> None:
+    """When it has said what it runs; its rank stands where Horovod's core looks for it."""
+    environment, talk = driver
+    talk += ["", "", "2,3,0,1,2,3"]
+    heartbeat.ask_for_rank(environment, {"torch": "2.15"})
+    assert talk == ['/facts/1007 {"host": "h2", "torch": "2.15"}', "/stranger/1007", "/rank_and_size/h2:1007"]
+    assert (environment["HOROVOD_RANK"], environment["HOROVOD_SIZE"], environment["HOROVOD_LOCAL_RANK"]) == (
+        "2",
+        "3",
+        "0",
+    )
+
+
+def test_one_that_is_not_like_the_job_does_not_ask_for_a_rank(driver: tuple[dict[str, str], list[str]]) -> None:
+    """The user reads why."""
+    environment, talk = driver
+    talk += ["", "h2 differs from the job in torch"]
+    with pytest.raises(UsageError, match="h2 differs from the job in torch"):
+        heartbeat.ask_for_rank(environment, {"torch": "2.14"})
+    assert "HOROVOD_RANK" not in environment
+
+
+def test_one_that_was_given_up_leaves_in_peace(driver: tuple[dict[str, str], list[str]]) -> None:
+    """It must not ask in the name of its successor, which has its host and its local rank."""
+    environment, talk = driver
+    talk.append("end")
+    with pytest.raises(SystemExit) as left:
+        heartbeat.announce(environment)
+    assert left.value.code == 0
+    assert talk == ["/asking/1007"]
+    talk[:] = ["ask"]
+    heartbeat.announce(environment)
+    talk[:] = ["", "", "-1,-1,-1,-1,-1,-1"]
+    with pytest.raises(SystemExit):
+        heartbeat.ask_for_rank(environment, {})
+
+
+def test_without_our_driver_nobody_is_asked() -> None:
+    """Horovod's own has given a rank already."""
+    environment = {"HOROVOD_ELASTIC": "1", "HOROVOD_RANK": "1"}
+    heartbeat.ask_for_rank(environment, {})
+    heartbeat.announce(environment)
+    assert environment["HOROVOD_RANK"] == "1"

@@ -1,0 +1,73 @@
+"""The contract of a world, on the world of one and on threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_train.errors import RankLost
+from hvd_train.world.world import LocalWorld, Reduction, World
+from tests.support.contract import *  # noqa: F403  # the tests of the suite
+from tests.support.contract import PROMISES, OnRanks
+from tests.support.worlds import Fault, Killed, ThreadWorld, run_ranks
+
+
+@pytest.fixture(params=[0, 2, 3], ids=["local", "threads-2", "threads-3"])
+def on_ranks(request: pytest.FixtureRequest) -> OnRanks:
+    """Runs a body on the world of one, or on so many threads."""
+    size: int = request.param
+
+    def run(body: Callable[[World], Any]) -> Any:
+        return run_ranks(size, body) if size else body(LocalWorld())
+
+    return run
+
+
+def test_every_promise_is_in_the_suite() -> None:
+    """No test of the contract can be lost by leaving its name out of the list."""
+    import tests.support.contract
+
+    assert [name for name in vars(tests.support.contract) if name.startswith("test_")] == PROMISES
+
+
+def test_a_rank_that_fails_ends_the_others_and_its_error_is_raised() -> None:
+    """The thread world does not hang on a broken rank: the others get RankLost, the caller the cause."""
+    met = []
+
+    def body(world: ThreadWorld) -> None:
+        if world.place.rank == 1:
+            raise ZeroDivisionError("broken")
+        try:
+            world.sum(torch.ones(1), "never")
+        except RankLost:
+            met.append(world.place.rank)
+            raise
+
+    with pytest.raises(ZeroDivisionError, match="broken"):
+        run_ranks(3, body)
+    assert sorted(met) == [0, 2]
+
+
+def test_a_fault_takes_its_rank_inside_the_reduction_of_its_step() -> None:
+    """The rank of a fault is lost in that step; the survivors learn of it inside the same reduction."""
+
+    def body(world: ThreadWorld) -> int:
+        model = torch.nn.Linear(2, 1)
+        optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
+        done = 0
+        try:
+            for _ in range(5):
+                model(torch.ones(1, 2)).sum().backward()
+                with world.reduced(optimizer):
+                    optimizer.step()
+                    done += 1
+        except RankLost:
+            pass
+        return done
+
+    first, second, third = run_ranks(3, body, [Fault(rank=1, step=3)])
+    assert isinstance(second, Killed)
+    assert first in (2, 3) and third in (2, 3)
