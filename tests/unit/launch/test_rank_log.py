@@ -89,7 +89,8 @@ def test_workers_of_an_elastic_job_are_told_apart_by_their_place() -> None:
 def test_a_line_is_written_at_once(stream: str, unbuffered: str) -> None:
     """A reader that sees where writes end gets whole lines, also where Python keeps nothing back."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    program = f"import sys; from hvd_train.launch import rank_log; rank_log.whole_lines(); print('a', 'line', file=sys.{stream})"
+    program = "import sys; from hvd_train.launch import rank_log; rank_log.whole_lines(); "
+    program += f"print('a', 'line', file=sys.{stream})"
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with ours, theirs:
         subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60, **{stream: theirs})
