@@ -35,6 +35,7 @@ RUN pip install -c requirements/constraints.txt -r requirements/build.txt -r req
 COPY packaging/build_horovod.py packaging/horovod.txt packaging/horovod-project.cmake packaging/horovod-toolchain.cmake packaging/
 COPY packaging/horovod_build packaging/horovod_build
 COPY packaging/patches packaging/patches
+COPY packaging/horovod_sources packaging/horovod_sources
 RUN python packaging/build_horovod.py --wheel-dir /wheels
 COPY pyproject.toml README.md LICENSE ./
 COPY hvd_train hvd_train

@@ -6,9 +6,9 @@
 
 Run it with the python of the environment that Horovod is for: torch must be there already. It needs nothing
 else but a C++ compiler, make and Python's headers. The release comes from the package index by version and
-digest, gets the patches beside this file, and is built with Gloo, with MPI where there is one, and with NCCL
-where torch has CUDA. The wheel stays in a cache ($XDG_CACHE_HOME/hvd_train), so that the next environment of
-the same kind installs in seconds.
+digest, gets the patches and the new files that lie beside this one, and is built with Gloo, with MPI where there
+is one, and with NCCL where torch has CUDA. The wheel stays in a cache ($XDG_CACHE_HOME/hvd_train), so that the
+next environment of the same kind installs in seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from horovod_build.cache import WheelCache
 from horovod_build.errors import BuildError
 from horovod_build.machine import installed_version
-from horovod_build.patches import load_patches
+from horovod_build.patches import Patch, load_patches
 from horovod_build.plan import Plan, make_plan
 from horovod_build.show import say, step
 from horovod_build.wheel import obtain_wheel
@@ -56,6 +56,12 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     if options.jobs is not None and options.jobs < 1:
         parser.error("--jobs takes a number from 1")
     return options
+
+
+def listed(patch: Patch) -> str:
+    """Return one line on a patch: its name, its reason, its file and the new files that it adds."""
+    files = " + ".join([patch.file, *(source.path for source in patch.adds)])
+    return f"{patch.name:4}{patch.why}  [{files}]"
 
 
 def describe(plan: Plan) -> list[str]:
@@ -106,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.list_patches:
-            print("\n".join(f"{patch.name:4}{patch.why}  [{patch.file}]" for patch in load_patches()))
+            print("\n".join(listed(patch) for patch in load_patches()))
             return 0
         plan = make_plan(options.without_patches, options.without_mpi, options.without_cuda)
         for line in describe(plan):

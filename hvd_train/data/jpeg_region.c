@@ -92,8 +92,9 @@ static int closed(reader *r, int failed) {
 /* Whether the library at this path has all that is needed (NULL: what the process has loaded so far). */
 int region_library(const char *path) {
     static const char *const names[] = {
-        "jpeg_std_error", "jpeg_CreateDecompress", "jpeg_mem_src", "jpeg_read_header", "jpeg_start_decompress",
-        "jpeg_crop_scanline", "jpeg_skip_scanlines", "jpeg_read_scanlines", "jpeg_destroy_decompress",
+        "jpeg_std_error",      "jpeg_CreateDecompress", "jpeg_mem_src",
+        "jpeg_read_header",    "jpeg_start_decompress", "jpeg_crop_scanline",
+        "jpeg_skip_scanlines", "jpeg_read_scanlines",   "jpeg_destroy_decompress",
     };
     void **functions = (void **)&jpeg, *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     for (size_t n = 0; n < sizeof names / sizeof *names; n++)

@@ -88,6 +88,7 @@ def step_keys(checkout: Checkout, choice: Choice, python_version: str) -> Dict[s
     builder = checkout.root / "packaging"
     recipe = [builder / "build_horovod.py", builder / "horovod.txt", *sorted(builder.glob("*.cmake"))]
     recipe += [*sorted((builder / "horovod_build").glob("*.py")), *sorted((builder / "patches").glob("*"))]
+    recipe += sorted(path for path in (builder / "horovod_sources").rglob("*") if "__pycache__" not in path.parts)
     packages = digest_of([python_version], requirements)
     horovod = digest_of([packages, str(choice)], [path for path in recipe if path.is_file()])
     compiled = sorted((checkout.root / "hvd_train").rglob("*.c"))

@@ -1,4 +1,4 @@
-"""The patches of the release: read them, apply them."""
+"""The patches of the release and the new files that they add to it: read them, apply them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,26 @@ from pathlib import Path
 from horovod_build.errors import BuildError
 
 PATCH_DIR = Path(__file__).resolve().parents[1] / "patches"
+SOURCE_DIR = Path(__file__).resolve().parents[1] / "horovod_sources"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of `horovod_sources/`, which is laid out as the release is: one that a patch adds to the release."""
+
+    path: str
+    text: str
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One file of `patches/`: a `Why:` line, then a unified diff of the release."""
+    """One file of `patches/`: a line `Why: ...`, a line `Adds: PATH ...` where it needs new files, a unified diff."""
 
     name: str
     file: str
     why: str
     text: str
+    adds: tuple[Source, ...] = ()
 
     @property
     def needed_to_build(self) -> bool:
@@ -25,16 +35,29 @@ class Patch:
         return self.name.startswith("B")
 
 
-def load_patches(folder: Path = PATCH_DIR) -> list[Patch]:
-    """All patches, in the order in which they are applied: by name, those needed to build first."""
+def load_patches(folder: Path = PATCH_DIR, source_folder: Path = SOURCE_DIR) -> list[Patch]:
+    """Read all patches, in the order in which they are applied: by name, those needed to build first.
+
+    Raises BuildError where a patch does not say why, or adds a file that is not in `source_folder`.
+    """
     patches = []
     for path in sorted(folder.glob("*.patch"), key=_place):
         text = path.read_text(encoding="utf-8")
         first, _, diff = text.partition("\n")
         if not first.startswith("Why: "):
             raise BuildError(f"patch {path.name} does not open with a line 'Why: ...'")
-        patches.append(Patch(path.stem.split("-")[0], path.name, first.removeprefix("Why: ").strip(), diff))
+        adds: tuple[Source, ...] = ()
+        if diff.startswith("Adds: "):
+            second, _, diff = diff.partition("\n")
+            adds = tuple(_load_source(source_folder, name, path.name) for name in second.split()[1:])
+        patches.append(Patch(path.stem.split("-")[0], path.name, first.removeprefix("Why: ").strip(), diff, adds))
     return patches
+
+
+def _load_source(folder: Path, name: str, patch: str) -> Source:
+    if not (folder / name).is_file():
+        raise BuildError(f"patch {patch} adds {name}, which is not in {folder.name}/")
+    return Source(name, (folder / name).read_text(encoding="utf-8"))
 
 
 def _place(path: Path) -> tuple[str, int, str]:
@@ -65,7 +88,11 @@ def parse_diff(text: str) -> list[tuple[str, list[list[str]]]]:
 
 
 def apply_patch(patch: Patch, tree: Path) -> None:
-    """Change the tree as the patch says, or raise: every hunk must fit in exactly one place."""
+    """Change the tree as the patch says and add its new files.
+
+    Raises BuildError where a hunk does not fit in exactly one place, where the diff makes a file by itself, or where
+    the tree already has a file that the patch adds.
+    """
     files = parse_diff(patch.text)
     if not files:
         raise BuildError(f"patch {patch.file} holds no change")
@@ -73,12 +100,20 @@ def apply_patch(patch: Patch, tree: Path) -> None:
         path = tree / name
         content = path.read_text(encoding="utf-8") if path.exists() else ""
         for number, (old, new) in enumerate(hunks, 1):
-            if not old and not content:
-                content = new
-                continue
-            places = content.count(old) if old else 0
+            if not old:
+                raise BuildError(
+                    f"patch {patch.file} makes {name}: put new files into {SOURCE_DIR.name}/ and name them in a second "
+                    "line 'Adds: ...' of the patch"
+                )
+            places = content.count(old)
             if places != 1:
                 found = "nowhere" if places == 0 else f"in {places} places"
                 raise BuildError(f"patch {patch.file} does not fit: change {number} of {name} belongs {found}")
             content = content.replace(old, new)
         path.write_text(content, encoding="utf-8")
+    for source in patch.adds:
+        path = tree / source.path
+        if path.exists():
+            raise BuildError(f"patch {patch.file} adds {source.path}, which the release already has")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source.text, encoding="utf-8")

@@ -53,6 +53,7 @@ class Plan:
             "recipe": RECIPE,
             "horovod": f"{self.horovod} {self.sha256}",
             "patches": digest("".join(f"{p.file}\n{p.why}\n{p.text}" for p in self.patches)),
+            "sources": digest("".join(f"{s.path}\n{s.text}" for p in self.patches for s in p.adds)),
             "cmake": digest("".join(path.read_text(encoding="utf-8") for path in CMAKE_FILES)),
             "python": sysconfig.get_config_var("SOABI"),
             "machine": platform.machine(),

@@ -42,7 +42,8 @@ def build(plan: Plan, jobs: int, cache: WheelCache) -> Path:
         env = build_environment(plan, shop, jobs)
         fetch_tools(shop, env)
         archive = fetch_release(plan.horovod, plan.sha256, shop, env)
-        with step(f"unpacked and applied {len(plan.patches)} patches"):
+        num_added = sum(len(patch.adds) for patch in plan.patches)
+        with step(f"unpacked, applied {len(plan.patches)} patches and added {num_added} files"):
             tree = unpack(archive, shop)
             for patch in plan.patches:
                 apply_patch(patch, tree)
@@ -73,7 +74,10 @@ def build_record(plan: Plan) -> dict[str, Any]:
         "nvcc": plan.cuda.version if plan.cuda else None,
         "cuda_archs": list(plan.cuda.archs) if plan.cuda else None,
         "compiler": str(plan.compiler),
-        "patches": [{"name": patch.name, "file": patch.file, "why": patch.why} for patch in plan.patches],
+        "patches": [
+            {"name": patch.name, "file": patch.file, "why": patch.why, "adds": [source.path for source in patch.adds]}
+            for patch in plan.patches
+        ],
         "built": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 

@@ -46,10 +46,13 @@ def checkout(tmp_path: Path) -> Checkout:
     root = tmp_path / "a clone"
     for folder in ("requirements", "packaging/patches", "packaging/horovod_build", "hvd_train/data"):
         (root / folder).mkdir(parents=True)
+    sources = "horovod_sources/horovod/common"
+    (root / "packaging" / sources).mkdir(parents=True)
     for name in ("constraints", "run", "build", "dev", "nvcc", "mpi"):
         (root / "requirements" / f"{name}.txt").write_text(f"{name}==1\n")
     (root / "requirements" / "constraints.txt").write_text("cuda-toolkit==13.2.2\n")
-    for name in ("build_horovod.py", "horovod_build/plan.py", "horovod.txt", "patches/C1.patch", "hook.cmake"):
+    recipe = ["build_horovod.py", "horovod_build/plan.py", "horovod.txt", "patches/C1.patch", "hook.cmake"]
+    for name in (*recipe, f"{sources}/new.cc"):
         (root / "packaging" / name).write_text(name)
     (root / "pyproject.toml").write_text("[project]\n")
     (root / "hvd_train" / "data" / "jpeg_region.c").write_text("int region;\n")

@@ -19,7 +19,7 @@ from horovod_build.cuda import Cuda
 from horovod_build.errors import BuildError
 from horovod_build.machine import Compiler, Torch
 from horovod_build.mpi import Mpi
-from horovod_build.patches import Patch
+from horovod_build.patches import SOURCE_DIR, Patch, Source, load_patches
 from horovod_build.plan import Plan, make_plan
 from horovod_build.wheel import build_record
 
@@ -83,7 +83,8 @@ def plan(tmp_path: Path) -> Plan:
     mpi = Mpi("Open MPI", "4.1.8", Path("/env/bin/mpicxx"), Path("/env"))
     cuda = Cuda(Path("/cuda"), "13.2", (80, 90), "2.30.7", Path("/libnccl.so.2"), Path("/include"), True)
     compiler = Compiler("g++", "g++", "12.2.0")
-    patches = (Patch("B1", "B1-x.patch", "compiles", "diff"), Patch("C1", "C1-y.patch", "mends", "diff"))
+    added = (Source("horovod/new.cc", "int x;\n"),)
+    patches = (Patch("B1", "B1-x.patch", "compiles", "diff"), Patch("C1", "C1-y.patch", "mends", "diff", added))
     return Plan("0.28.1", "0" * 64, patches, torch, compiler, mpi, cuda)
 
 
@@ -94,6 +95,9 @@ def test_key_changes_with_every_input(plan: Plan) -> None:
         {"sha256": "1" * 64},
         {"patches": plan.patches[:1]},
         {"patches": (plan.patches[0], replace(plan.patches[1], text="another diff"))},
+        {"patches": (plan.patches[0], replace(plan.patches[1], adds=()))},
+        {"patches": (plan.patches[0], replace(plan.patches[1], adds=(Source("horovod/new.cc", "int y;\n"),)))},
+        {"patches": (plan.patches[0], replace(plan.patches[1], adds=(Source("horovod/other.cc", "int x;\n"),)))},
         {"torch": replace(plan.torch, version="2.15.1")},
         {"torch": replace(plan.torch, cuda="12.8")},
         {"compiler": replace(plan.compiler, version="13.1.0")},
@@ -108,6 +112,19 @@ def test_key_changes_with_every_input(plan: Plan) -> None:
     ]
     keys = {replace(plan, **change).key for change in changes}
     assert len(keys | {plan.key}) == len(changes) + 1
+
+
+def test_key_changes_with_every_new_file(plan: Plan, tmp_path: Path) -> None:
+    """A change of any file in horovod_sources/ makes another wheel."""
+    added = [source.path for patch in load_patches() for source in patch.adds]
+    keys = {replace(plan, patches=tuple(load_patches())).key}
+    for name in added:
+        folder = tmp_path / name.replace("/", "-")
+        shutil.copytree(SOURCE_DIR, folder)
+        with (folder / name).open("a") as file:
+            file.write("\n")
+        keys.add(replace(plan, patches=tuple(load_patches(source_folder=folder))).key)
+    assert len(keys) == len(added) + 1 > 1
 
 
 def test_key_does_not_depend_on_where_the_environment_is(plan: Plan, tmp_path: Path) -> None:
@@ -140,6 +157,7 @@ def test_record_says_what_the_wheel_is(plan: Plan) -> None:
     record = json.loads(json.dumps(build_record(plan)))
     assert record["mpi"] == "Open MPI 4.1.8 (package index)"
     assert [patch["name"] for patch in record["patches"]] == ["B1", "C1"]
+    assert [patch["adds"] for patch in record["patches"]] == [[], ["horovod/new.cc"]]
     assert {"horovod", "torch", "torch_cuda", "python", "nccl", "compiler", "cuda_archs", "built"} <= set(record)
 
 

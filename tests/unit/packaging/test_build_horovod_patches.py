@@ -17,23 +17,48 @@ DIFF = """Why: for the test.
 -second
 +2nd
  third
---- /dev/null
-+++ b/new.txt
-@@ -0,0 +1 @@
-+made
 """
 
 
-def patch_of(text: str) -> patches.Patch:
-    return patches.Patch("T1", "T1-test.patch", "for the test", text)
+def patch_of(text: str, *adds: patches.Source) -> patches.Patch:
+    return patches.Patch("T1", "T1-test.patch", "for the test", text, adds)
 
 
 def test_patch_changes_and_makes_files(tmp_path: Path) -> None:
-    """A diff changes the lines it names and makes the files it adds."""
+    """A patch changes the lines that its diff names and makes the files that it adds."""
     (tmp_path / "one.txt").write_text("zero\nfirst\nsecond\nthird\n")
-    patches.apply_patch(patch_of(DIFF.partition("\n")[2]), tmp_path)
+    patches.apply_patch(patch_of(DIFF.partition("\n")[2], patches.Source("folder/new.txt", "made\n")), tmp_path)
     assert (tmp_path / "one.txt").read_text() == "zero\nfirst\n2nd\nthird\n"
-    assert (tmp_path / "new.txt").read_text() == "made\n"
+    assert (tmp_path / "folder" / "new.txt").read_text() == "made\n"
+
+
+def test_patch_that_makes_a_file_by_itself_is_refused(tmp_path: Path) -> None:
+    """New files live as files, where compilers, linters and readers see them."""
+    new_file = "--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+made\n"
+    with pytest.raises(BuildError, match=r"T1-test\.patch makes new\.txt: put new files into horovod_sources/"):
+        patches.apply_patch(patch_of(new_file), tmp_path)
+
+
+def test_patch_does_not_replace_a_file_of_the_release(tmp_path: Path) -> None:
+    """A new file whose name the release has already is refused, and the release's stays."""
+    (tmp_path / "one.txt").write_text("first\nsecond\nthird\n")
+    (tmp_path / "two.txt").write_text("the release's\n")
+    with pytest.raises(BuildError, match=r"T1-test\.patch adds two\.txt, which the release already has"):
+        patches.apply_patch(patch_of(DIFF.partition("\n")[2], patches.Source("two.txt", "ours\n")), tmp_path)
+    assert (tmp_path / "two.txt").read_text() == "the release's\n"
+
+
+def test_second_line_of_a_patch_names_its_new_files(tmp_path: Path) -> None:
+    """Files after `Adds:` are read from the folder of sources; one that is not there is told with the patch's name."""
+    (tmp_path / "C1-test.patch").write_text(DIFF.replace("\n", "\nAdds: folder/a.cc b.py\n", 1))
+    with pytest.raises(BuildError, match=r"C1-test\.patch adds folder/a\.cc, which is not in sources/"):
+        patches.load_patches(tmp_path, tmp_path / "sources")
+    (tmp_path / "sources" / "folder").mkdir(parents=True)
+    (tmp_path / "sources" / "folder" / "a.cc").write_text("int a;\n")
+    (tmp_path / "sources" / "b.py").write_text("b = 1\n")
+    (patch,) = patches.load_patches(tmp_path, tmp_path / "sources")
+    assert patch.adds == (patches.Source("folder/a.cc", "int a;\n"), patches.Source("b.py", "b = 1\n"))
+    assert patch.text == DIFF.partition("\n")[2]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +82,13 @@ def test_every_patch_says_why() -> None:
     found = patches.load_patches()
     assert {"B1", "C1", "C2", "C3", "C4", "C5", "C6", "L1", "L2"} <= {patch.name for patch in found}
     assert all(len(patch.why) > 20 and patches.parse_diff(patch.text) for patch in found)
+
+
+def test_no_patch_makes_a_file_by_itself() -> None:
+    """Every change of every patch has a place in the release; new files are in horovod_sources/."""
+    for patch in patches.load_patches():
+        assert "/dev/null" not in re.findall(r"^(?:---|\+\+\+) (\S+)", patch.text, re.MULTILINE), patch.file
+        assert all(old for _, hunks in patches.parse_diff(patch.text) for old, _ in hunks), patch.file
 
 
 def test_every_hunk_counts_its_lines() -> None:

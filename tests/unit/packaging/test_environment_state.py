@@ -62,6 +62,7 @@ def test_an_mpi_of_the_environment_is_not_the_machines(
         ("requirements/constraints.txt", {"packages", "horovod", "project"}),
         ("requirements/mpi.txt", {"packages", "horovod", "project"}),
         ("packaging/patches/C1.patch", {"horovod"}),
+        ("packaging/horovod_sources/horovod/common/new.cc", {"horovod"}),
         ("packaging/build_horovod.py", {"horovod"}),
         ("packaging/horovod_build/plan.py", {"horovod"}),
         ("packaging/hook.cmake", {"horovod"}),

@@ -1,0 +1,33 @@
+"""How a job that failed ends: with one line, and with the exit code of the process that was at fault."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+
+
+class JobFailedError(RuntimeError):
+    """The job failed: the text is the line to print, `exit_code` is what `horovodrun` ends with."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def describe_exit(exit_code: int) -> str:
+    """Say in words what an exit code means. As in shells, 128 + N stands for signal N."""
+    if exit_code > 128:
+        with contextlib.suppress(ValueError):  # there is no such signal: an ordinary exit code
+            return f"was killed by signal {exit_code - 128} ({signal.Signals(exit_code - 128).name})"
+    return f"ended with exit code {exit_code}"
+
+
+def worker_failed(who: str, exit_code: int) -> JobFailedError:
+    """Return the error of a job that ended because one worker, such as "rank 1 on host h1", failed."""
+    return JobFailedError(f"{who} {describe_exit(exit_code)}; the other ranks were stopped", exit_code)
+
+
+def interrupted(signum: int) -> JobFailedError:
+    """Return the error of a job that ended because the launcher received a signal; its exit code is 128 + N."""
+    name = signal.Signals(signum).name
+    return JobFailedError(f"stopped by {name}; all ranks were stopped", 128 + signum)
