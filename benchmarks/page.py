@@ -1,4 +1,4 @@
-"""docs/benchmarks.md out of the records: `python -m benchmarks.page`, the last step of `make bench`."""
+"""Write docs/benchmarks.md from the records: `python -m benchmarks.page`, the last step of `make bench`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from benchmarks.record import RECORDS
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Made by `make bench` from the records in `benchmarks/records/`: do not edit (`benchmarks/page.py`). `make bench-quick`
-shows the ratios in less than five minutes. Programs that are compared take turns of a few steps on the same machine
-(`benchmarks/turns.py`); a value is the median over the turns, or over several starts of both, in brackets its 95%
-interval by the bootstrap. *met* and *not met* are said where the whole interval is on one side of the aim.
+`make bench` writes this page from the records in `benchmarks/records/` (`benchmarks/page.py`): do not edit it.
+`make bench-quick` shows the ratios in less than five minutes. Programs that are compared take turns of a few steps on
+the same machine (`benchmarks/turns.py`). A value is the median over the turns, or over several starts of both, with its
+95% bootstrap interval in brackets. *met* and *not met* mean that the whole interval is on one side of the aim.
 
-Nothing on this page ran on a GPU, or on several machines.
+Nothing on this page ran on a GPU or on several machines.
 """
 
 
@@ -46,64 +46,66 @@ SECTIONS = [
     Section(
         "Training steps",
         "speed",
-        "Images per second of our loop over those of another program: a bare Horovod loop, a loop with torch's "
+        "Images per second of our loop, divided by those of another program: a bare Horovod loop, a loop with torch's "
         "DistributedDataParallel under torchrun, and one in the style of Horovod's published examples (each in "
-        "`benchmarks/bare.py`). Two ranks, ResNet-18 with images of 32 pixels, and the digits recipe's small network.",
+        "`benchmarks/bare.py`). Two ranks train ResNet-18 with images of 32 pixels, or the small network of "
+        "the digits recipe.",
     ),
     Section(
         "A step's own cost",
         "own-cost",
-        "Microseconds by which a step of ours is longer than one of the bare Horovod loop: the digits recipe's "
+        "How many microseconds a step of ours takes longer than one of the bare Horovod loop: the digits recipe's "
         "network, one rank, both in the same process in turns of an epoch.",
     ),
     Section(
         "Where a step goes",
         "throughput-gloo",
-        "ResNet-18, images of 32 pixels, 30 on each of two ranks, by Gloo: the time of a step by phase; the reduction "
-        "is what the backward pass did not hide.",
+        "The time of a step by phase: ResNet-18, images of 32 pixels, 30 on each of two ranks, over Gloo. The "
+        "reduction is the part that the backward pass did not hide.",
     ),
-    Section("The same by MPI", "throughput-mpi", "As above."),
+    Section("The same over MPI", "throughput-mpi", "As above."),
     Section(
         "The same for the digits recipe",
         "throughput-convnet",
-        "Its own network of 0.09 million parameters, 30 images on each of two ranks, by Gloo.",
+        "Its own network of 0.09 million parameters, 30 images on each of two ranks, over Gloo.",
     ),
     Section(
         "Input",
         "input",
-        "Images per second of processor time, over those of torchvision's `ImageFolder` (in memory: of a data set item "
-        "by item) with the usual transforms of PIL images in a DataLoader. JPEG files of 500 x 375 pixels to random "
-        "crops of 224, as a device takes them (uint8: it normalises itself); 32 x 32 images with padding, crop and "
-        "mirror. Our crops are torchvision's, from the same random numbers and with the same pixels.",
+        "Images per second of processor time, divided by those of torchvision's `ImageFolder` (in memory: of a data "
+        "set item by item) with the usual transforms of PIL images in a DataLoader. JPEG files of 500 x 375 pixels "
+        "become random crops of 224, as a device takes them (uint8; the device normalises); images of 32 x 32 in "
+        "memory get padding, crop and mirror. Our crops are torchvision's: the same random numbers give the same pixels.",
     ),
     Section(
         "Gradients as fp16 on a slow link",
         "wire",
-        "Steps per second over those with fp32: VGG-11 (129 million parameters), images of 32 pixels, 8 a rank, two "
-        "hosts in network namespaces with 1 Gbit/s between them.",
+        "Steps per second, divided by those with fp32: VGG-11 (129 million parameters), images of 32 pixels, 8 on each "
+        "rank, two hosts in network namespaces with 1 Gbit/s between them.",
     ),
     Section(
         "Accuracy with gradients as fp16",
         "wire-accuracy",
-        "Top-1 of the digits recipe after its last epoch on two ranks: median over seeds, in brackets the lowest and "
-        "the highest; of the difference, the 95% interval of its median. Of 360 held-out images each is 0.28%.",
+        "Top-1 of the digits recipe after its last epoch on two ranks: the median over seeds, with the lowest and the "
+        "highest in brackets (for the difference, the 95% interval of its median). Of 360 held-out images one is "
+        "0.28%.",
     ),
     Section(
         "Commits",
         "ready-commits",
-        "What checkpoints in the background cost a ResNet-50 on two busy cores, at the default cadence.",
+        "What checkpoints in the background cost a training of ResNet-50 on two busy cores, at the default cadence.",
     ),
     Section(
         "Ready for faults",
         "ready-elastic",
-        "Seconds per step of an elastic world over a static one while nothing happens, with steps "
+        "Seconds per step of an elastic world, divided by those of a static one, while nothing happens: with steps "
         "that wait, as for a GPU, and with a ResNet-50 that keeps both cores busy.",
     ),
     Section(
         "Recovery",
         "recovery-ours",
-        "Seconds from a fault to the next step, seen from outside, on three hosts in network namespaces "
-        "(docs/elastic.md).",
+        "Seconds from a fault to the next step, measured from outside, on three hosts in network namespaces "
+        "([elastic.md](elastic.md)).",
     ),
     Section(
         "Start-up",
@@ -114,8 +116,8 @@ SECTIONS = [
     Section(
         "Order of samples",
         "order",
-        "An epoch of 10^9 samples on 1,024 ranks, simulated: the time of a sample, that of going on from any cursor, "
-        "and memory.",
+        "A simulated epoch of 10^9 samples on 1,024 ranks: the time of a sample, the time to resume at any cursor, and "
+        "the memory.",
     ),
 ]
 
@@ -157,22 +159,22 @@ def remark(name: str, record: dict[str, Any]) -> str:
         entropy = spent["of that, read the entropy code (decoded at 1/8)"]
         return (
             f"Why not 2.0 with the larger files: of the {whole} microseconds that a whole file takes to decode, "
-            f"{entropy} go into its entropy code, which has to be read down to the lower edge of the crop; that lies "
-            "at 86% of the height on average. "
+            f"{entropy} go into its entropy code, which has to be read down to the lower edge of the crop, at 86% of "
+            "the height on average. "
             f"Ours takes {spent['ours: decode the part and resize']} microseconds to decode and resize, the usual way "
             f"{spent['usual: open and decode']} and {spent['usual: crop and resize']}."
         )
     if name == "own-cost":
         parts = ", ".join(f"{part} {number}" for part, number in record["microseconds_of_parts"].items())
         return (
-            f"What it goes into, in microseconds of a step: {parts}. The bare loop has a batch to take as well, and "
-            "takes longer for its update, which is not fused."
+            f"Where the time goes, in microseconds of a step: {parts}. The bare loop also has to take a batch, and "
+            "needs longer for its update, which is not fused."
         )
     if name == "speed" and missed:
         split = json.loads((RECORDS / "throughput-convnet.json").read_text())["split"]
         return (
-            "Why not more: what our loop does beyond the bare one (below) takes longer beside a second rank, as all "
-            "else does on two cores that are busy, and what one of the ranks loses the other waits for: "
+            "Why not more: what our loop does beyond the bare one (below) takes longer beside a second rank, like "
+            "everything on two busy cores, and the time that one rank loses the other waits for: "
             f"{split['reduction'] * 1000:.1f} ms of each step of the digits network (below). Steps that compute more "
             "hide both."
         )
@@ -180,9 +182,8 @@ def remark(name: str, record: dict[str, Any]) -> str:
         seconds = record["seconds_per_step"]
         return (
             "Why not 1.6: the wire alone needs 4.1 s a step for fp32 and 2.06 s for fp16 (129 million numbers at "
-            f"1 Gbit/s each way); the steps took {seconds['fp32']:.1f} and {seconds['fp16']:.1f} s. What they have "
-            "beside the wire, passes and the update of 129 million parameters on one core for each rank, is as much "
-            "for both."
+            f"1 Gbit/s each way); the steps took {seconds['fp32']:.1f} and {seconds['fp16']:.1f} s. The rest of a "
+            "step, its passes and the update of 129 million parameters on one core for each rank, takes both as long."
         )
     return ""
 
