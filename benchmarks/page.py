@@ -75,7 +75,8 @@ SECTIONS = [
         "Images per second of processor time, divided by those of torchvision's `ImageFolder` (in memory: of a data "
         "set item by item) with the usual transforms of PIL images in a DataLoader. JPEG files of 500 x 375 pixels "
         "become random crops of 224, as a device takes them (uint8; the device normalises); images of 32 x 32 in "
-        "memory get padding, crop and mirror. Our crops are torchvision's: the same random numbers give the same pixels.",
+        "memory get padding, crop and mirror. Our crops are torchvision's: the same random numbers give the same "
+        "pixels.",
     ),
     Section(
         "Gradients as fp16 on a slow link",
