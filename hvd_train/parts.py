@@ -21,8 +21,9 @@ from hvd_train.network import freeze, models, normalization, optim, weights
 from hvd_train.network.device import choose_device, cores, loss_scaler, uses_channels_last, uses_fp16_wire
 from hvd_train.network.models import Builder
 from hvd_train.progress import order
+from hvd_train.progress.clock import Split
 from hvd_train.state import TrainState
-from hvd_train.step import Mixer, unmixed
+from hvd_train.step import Mixer, Step, unmixed
 from hvd_train.world.world import Place, Reduction, World
 
 _LOADER_PROCESSES = 4  # what keeps a GPU busy, as a rule
@@ -115,6 +116,19 @@ def fresh_state(config: Config, world: World, parts: Parts, optimizer: Optimizer
         scaler=loss_scaler(config, parts.device, fp16_wire=fp16_wire),
         cut=order.choose_cut(config.batch, world.place.size, parts.train_loader.num_samples),
         average=average,
+    )
+
+
+def build_step(config: Config, world: World, parts: Parts, split: Split) -> Step:
+    """Return what takes the optimizer steps of a training; `split` learns where their time goes."""
+    return Step(
+        config,
+        world,
+        parts.model,
+        parts.device,
+        mixer(config.data, len(parts.data.classes)),
+        together=parts.example if config.model.sync_batch_norm else None,
+        split=split,
     )
 
 

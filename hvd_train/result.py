@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import torch
 
 from hvd_train.config import Config
-from hvd_train.loop import Job, ended
+from hvd_train.goals import reason_to_end
+from hvd_train.job import Job
 from hvd_train.validate import Scores
 
 
@@ -51,7 +53,7 @@ def describe(job: Job) -> str:
     slots = math.ceil(cut.global_batch / cut.micro_batch)
     line = (
         f"{config.model.model} ({parameters / 1e6:.2f} M parameters) on {config.data.data} "
-        f"({job.train_loader.num_samples:,} images), {ranks(place.size)} on {job.device.type}, "
+        f"({job.parts.train_loader.num_samples:,} images), {ranks(place.size)} on {job.parts.device.type}, "
         f"{cut.global_batch} images a step in {slots} slots of {cut.micro_batch}"
     )
     if slots % place.size:
@@ -90,21 +92,12 @@ def ending(result: Result) -> str:
     )
 
 
-def result_of(
-    job: Job,
-    run_dir: Path | None,
-    *,
-    finished: bool,
-    stopped_by: int | None,
-    saved: bool,
-    test: Scores | None,
-    seconds: float,
-) -> Result:
+def result_of(job: Job, *, finished: bool, stopped_by: int | None, saved: bool, test: Scores | None) -> Result:
     """The result of a job whose loop has ended."""
     best, last, progress = job.state.best, job.state.last, job.state.progress
     nan = float("nan")
     return Result(
-        run_dir=run_dir,
+        run_dir=job.output.path,
         finished=finished,
         saved=saved,
         stopped_by=stopped_by,
@@ -118,10 +111,10 @@ def result_of(
         test_loss=test.loss if test else nan,
         test_top1=test.top1 if test else nan,
         test_top5=test.top5 if test else nan,
-        why=ended(job.config, job.state) or "",
-        images_per_second=job.stopwatch.images_per_second,
+        why=reason_to_end(job.config, job.state) or "",
+        images_per_second=job.clocks.stopwatch.images_per_second,
         world_size=job.world.place.size,
-        seconds=seconds,
+        seconds=time.perf_counter() - job.clocks.started,
     )
 
 

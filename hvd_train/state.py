@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,6 +84,18 @@ class TrainState:
     def result(self) -> nn.Module:
         """What the training has come to: the model, or its average."""
         return self.model if self.average is None else self.average.module
+
+    def count_step(self, totals: Totals, *, skipped: bool) -> None:
+        """Count a step that all ranks have just taken over the samples of `totals`.
+
+        The average takes in the new weights, the progress moves on, and the sums of the epoch grow; the sums of a step
+        whose loss is not finite are left out of them.
+        """
+        if self.average is not None and not skipped:
+            self.average.update_parameters(self.model)
+        self.progress = self.progress.after_step(totals.count, skipped=skipped)
+        if math.isfinite(totals.loss):
+            self.totals += totals
 
     def took(self, entry: Entry) -> None:
         """Remember a step, so that a rank that is lost, or has not heard of it, takes no line of the ledger with it.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 
 import numpy as np
 import torch
@@ -29,39 +30,56 @@ SLOT = 3  # tells the random numbers of a slot (dropout) from other uses of the 
 
 
 Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Images [n, c, h, w] and class numbers [n] to images alike and targets that cross_entropy takes."""
+"""Turns images [n, c, h, w] and class numbers [n] into such images and targets that `cross_entropy` takes."""
 
 
 def unmixed(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """As they are."""
+    """Return images and targets as they are: the mixer of a training without mixup and cutmix."""
     return images, targets
 
 
 @dataclass(frozen=True)
 class Votes:
-    """What one rank wishes for after this step; it happens when any rank wishes it, on all of them."""
+    """What one rank wants to happen after a step; what any rank wants happens on all of them."""
 
     stop: bool = False
+    """End the training, with a commit."""
     commit: bool = False
+    """Write a checkpoint."""
     change: bool = False
     """Go on in another world."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The sums over the whole global batch, what the ranks agreed on, and the gradient's 2-norm if it was asked for."""
+    """What all ranks know after a step."""
 
     totals: Totals
+    """Sums over the whole global batch."""
     agreed: Votes
+    """What at least one rank wants."""
     gradient_norm: float | None
+    """The 2-norm of the whole gradient before it was clipped, if it was asked for."""
     skipped: bool = False
-    """Loss or gradient was not finite, so nothing has changed."""
+    """Whether loss or gradient was not finite, so that nothing has changed."""
     not_finite: tuple[int, ...] = ()
-    """Of a skipped step: the samples of this rank whose loss is not finite."""
+    """This rank's samples whose loss is not finite, after a skipped step."""
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What is kept of the forward pass over one slot, without its graph."""
+
+    logits: Tensor
+    """[n, classes]"""
+    targets: Tensor
+    """As the mixer has made them."""
+    sums: Tensor
+    """What the metrics add up (`sums_of`)."""
 
 
 class Step:
-    """Takes optimizer steps; holds settings and the model's running statistics, no progress."""
+    """Takes optimizer steps. It holds settings and the model's running statistics, and no progress."""
 
     def __init__(
         self,
@@ -75,8 +93,8 @@ class Step:
     ) -> None:
         """`mix` blends the images of a micro-batch and their targets.
 
-        `together`: the model's layers meet over the ranks within each pass (an example of its input).
-        `split` learns where the time goes.
+        `together` is an example of the model's input where its layers exchange numbers with other ranks in each pass
+        (batch norm over ranks), else None. `split` learns where the time goes.
         """
         self._mark = (split or Split()).mark
         self._world, self._device, self._seed = world, device, config.seed
@@ -89,7 +107,7 @@ class Step:
         self._statistics = RunningStatistics(model)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The arithmetic of forward passes."""
+        """Return the context in which forward passes have the arithmetic that the config asks for."""
         if self._precision == "fp32":
             return nullcontext()
         return torch.autocast(self._device.type, dtype=_DTYPES[self._precision])
@@ -103,9 +121,10 @@ class Step:
         want_norm: bool,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> StepResult:
-        """Take one step. Raises RankLost before any weight has changed: the state is that of the step before.
+        """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
 
-        `meanwhile` is called while the gradients are on their way between the ranks.
+        `meanwhile` is called while the gradients are on their way between the ranks. Raises RankLost before any weight
+        has changed: the state is then that of the step before.
         """
         try:
             return self._take(state, batch, votes, want_norm, meanwhile)
@@ -118,55 +137,46 @@ class Step:
     ) -> StepResult:
         model, optimizer, scaler = state.model, state.optimizer, state.scaler
         micro_batches = self._as_many_as_others(batch)
-        passes = len(micro_batches)
         # The ranks' gradients are added; Adasum wants each rank's own mean.
         divisor = batch.size
         if self._adasum:
             divisor = max(1, sum(len(micro.targets) for micro in micro_batches))
+        share = _constant(1 / divisor, self._device)
+
         # By hand: the optimizer's own, as Horovod wraps it, takes no arguments (issue #3405), and the model's looks
         # through all its modules.
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for parameter in parameters:
             parameter.grad = None
-        self._world.expect_passes(optimizer, passes)
+        self._world.expect_passes(optimizer, len(micro_batches))
         self._statistics.begin()
-        share = _constant(1 / divisor, self._device)
-        loss = sums = None
-        seen: list[tuple[Tensor, Tensor]] = []
-        for micro in micro_batches:
-            if loss is not None:
-                torch.autograd.backward(scaler.scale(loss), share)
-                self._mark("backward")
-            self._statistics.begin_slot()
-            seed(self._device, order.key(self._seed, SLOT, state.progress.step, micro.number))
-            inputs, targets = micro.inputs, micro.targets
-            if len(targets):
-                inputs, targets = self._mix(inputs, targets)
-            with self.autocast():
-                logits = model(inputs)
-                loss = self._losses(logits, targets, "sum")
-            answers = logits.detach()
-            seen.append((answers, targets))
-            of_slot = sums_of(loss.detach(), answers, micro.targets)
-            sums = of_slot if sums is None else sums + of_slot
-            if len(targets):
-                self._statistics.end_slot()
-            self._mark("forward")
-        # All forward passes are done: what they gave travels with the gradients.
-        if sums is None:
-            sums = _constant((0.0,) * NUM_SUMS, self._device)
+
+        # All slots but the last: their gradients stay on this rank, and add up.
+        outcomes: list[_Outcome] = []
+        for micro in micro_batches[:-1]:
+            loss = self._forward(model, micro, state.progress.step, outcomes)
+            self._backward(loss, scaler, share)
+        # The last slot: its backward pass sends the gradients to the other ranks as it makes them, so all that is to
+        # travel with them must be there before it: the sums of all forward passes, and what this rank wants.
+        for micro in micro_batches[-1:]:
+            loss = self._forward(model, micro, state.progress.step, outcomes)
+        sums = _constant((0.0,) * NUM_SUMS, self._device)
+        if outcomes:
+            sums = reduce(operator.add, [outcome.sums for outcome in outcomes])
         wishes = _constant((float(votes.stop), float(votes.commit), float(votes.change)), self._device)
-        given = torch.cat([sums, wishes, *self._statistics.changes])  # of its own: the sum over the ranks comes into it
+        # In memory of its own: the sum over the ranks comes into it.
+        message = torch.cat([sums, wishes, *self._statistics.changes])
         num_words = len(sums) + len(wishes)
-        pending = self._world.sum_with_gradients(optimizer, given)
-        if loss is not None:
-            torch.autograd.backward(scaler.scale(loss), share)
-            self._mark("backward")
+        pending = self._world.sum_with_gradients(optimizer, message)
+        if outcomes:
+            self._backward(loss, scaler, share)
         meanwhile()
+
+        # Reduce, unscale, clip, step, in this order.
         with self._world.reduced(optimizer):
-            told = pending()
-            # The last word of other ranks: now the step cannot break.
-            totals, agreed = _read(told[:num_words], batch.size)
+            answer = pending()
+            # The last word of other ranks: from here on the step cannot break.
+            totals, agreed = _read(answer[:num_words], batch.size)
             self._mark("reduction")
             scaler.unscale_(optimizer)
             norm = self._clip(parameters)
@@ -174,15 +184,40 @@ class Step:
             if skipped:
                 self._statistics.undo()
             else:
-                self._statistics.finish(told[num_words:], batch.num_slots)
+                self._statistics.finish(answer[num_words:], batch.num_slots)
                 scaler.step(optimizer)
             scaler.update()
         self._mark("optimizer")
-        not_finite = self._not_finite(batch, seen) if skipped else ()
+        not_finite = self._not_finite(batch, outcomes) if skipped else ()
         return StepResult(totals, agreed, norm if want_norm else None, skipped, not_finite)
 
+    def _forward(self, model: nn.Module, micro: MicroBatch, step: int, outcomes: list[_Outcome]) -> Tensor:
+        """Return the loss of one slot, summed over its samples, and add what is kept of the pass to `outcomes`.
+
+        Random numbers (dropout, mixes) are those of this step and slot, on whichever rank they are drawn.
+        """
+        self._statistics.begin_slot()
+        seed(self._device, order.key(self._seed, SLOT, step, micro.number))
+        inputs, targets = micro.inputs, micro.targets
+        if len(targets):
+            inputs, targets = self._mix(inputs, targets)
+        with self.autocast():
+            logits = model(inputs)
+            loss = self._losses(logits, targets, "sum")
+        logits = logits.detach()
+        outcomes.append(_Outcome(logits, targets, sums_of(loss.detach(), logits, micro.targets)))
+        if len(targets):
+            self._statistics.end_slot()
+        self._mark("forward")
+        return loss
+
+    def _backward(self, loss: Tensor, scaler: torch.amp.GradScaler, share: Tensor) -> None:
+        """Add `share` times the gradient of a slot's loss to that of the parameters."""
+        torch.autograd.backward(scaler.scale(loss), share)
+        self._mark("backward")
+
     def _as_many_as_others(self, batch: Batch) -> tuple[MicroBatch, ...]:
-        """This rank's micro-batches and, where ranks meet within a pass, empty ones for those it has no part in."""
+        """Return this rank's micro-batches and, where ranks meet within a pass, empty ones in place of missing ones."""
         if self._empty is None:
             return batch.micro_batches
         missing = -(-batch.num_slots // self._world.place.size) - len(batch.micro_batches)
@@ -191,16 +226,19 @@ class Step:
     def _losses(self, logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
         return F.cross_entropy(logits, targets, reduction=reduction, label_smoothing=self._label_smoothing)
 
-    def _not_finite(self, batch: Batch, seen: list[tuple[Tensor, Tensor]]) -> tuple[int, ...]:
+    def _not_finite(self, batch: Batch, outcomes: list[_Outcome]) -> tuple[int, ...]:
+        """Return the numbers of this rank's samples whose loss is not finite."""
         return tuple(
             int(sample)
-            for micro, (logits, targets) in zip(batch.micro_batches, seen, strict=False)  # empty ones come last
-            for sample, loss in zip(micro.samples, self._losses(logits.float(), targets, "none").tolist(), strict=True)
+            for micro, outcome in zip(batch.micro_batches, outcomes, strict=False)  # empty micro-batches come last
+            for sample, loss in zip(
+                micro.samples, self._losses(outcome.logits.float(), outcome.targets, "none").tolist(), strict=True
+            )
             if not math.isfinite(loss)
         )
 
     def _clip(self, parameters: list[nn.Parameter]) -> float:
-        """The 2-norm of the whole gradient, which is scaled down to the largest one allowed."""
+        """Scale the whole gradient down to the largest 2-norm that is allowed, and return the norm it had before."""
         # As torch's get_total_norm has it, less its search for gradients on other devices.
         norms = torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         norm = math.hypot(*torch.stack(norms).tolist())
@@ -210,16 +248,17 @@ class Step:
 
 
 def empty_like(images: Tensor) -> MicroBatch:
-    """A micro-batch without samples, of such images."""
+    """Return a micro-batch without samples, for images [n, c, h, w] of this shape and type."""
     return MicroBatch(-1, images[:0], torch.zeros(0, dtype=torch.long, device=images.device), np.zeros(0, np.int64))
 
 
 @cache
 def _constant(value: float | tuple[float, ...], device: torch.device) -> Tensor:
-    """Numbers that come again in each step, to be read only: to make a tensor of them takes longer than to use it."""
+    """Return numbers that come again in each step, to be read only: making a tensor takes longer than using it."""
     return torch.tensor(value, device=device)
 
 
-def _read(result: Tensor, count: int) -> tuple[Totals, Votes]:
-    *sums, stop, commit, change = result.tolist()
+def _read(answer: Tensor, count: int) -> tuple[Totals, Votes]:
+    """Return the sums over `count` samples and what the ranks want, from the numbers that travelled as one tensor."""
+    *sums, stop, commit, change = answer.tolist()
     return Totals.of(sums, count), Votes(stop > 0, commit > 0, change > 0)

@@ -15,9 +15,9 @@ from hvd_train.data.loader import Ahead
 from hvd_train.errors import UsageError
 from hvd_train.network import freeze, optim
 from hvd_train.network.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
-from hvd_train.parts import fresh_state, mixer, warm_parts
+from hvd_train.parts import build_step, fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
-from hvd_train.step import Step, Votes
+from hvd_train.step import Votes
 from hvd_train.world.world import World, barrier, together
 
 WARM_UP = 5  # steps that pay for allocation, the choice of algorithms and the first exchange of names between ranks
@@ -53,15 +53,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> di
     if freeze.apply(config.model, state.model, 0):
         world.regroup(state.optimizer)
     split = split_on(parts.device)
-    step = Step(
-        config,
-        world,
-        parts.model,
-        parts.device,
-        mixer(config.data, len(parts.data.classes)),
-        together=parts.example if config.model.sync_batch_norm else None,
-        split=split,
-    )
+    step = build_step(config, world, parts, split)
     batches = Ahead(feed.batches(parts.train_loader, config, state.cut, world.place), split.mark)
     optim.set_learning_rate(state.optimizer, _LEARNING_RATE)
 
@@ -71,9 +63,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> di
         for _ in range(count):
             batch = next(batches)
             result = step.take(state, batch, Votes(), want_norm=False, meanwhile=batches.prepare)
-            if state.average is not None and not result.skipped:
-                state.average.update_parameters(state.model)
-            state.progress = state.progress.after_step(batch.size, skipped=result.skipped)
+            state.count_step(result.totals, skipped=result.skipped)
             images += batch.size
             split.mark("other")
         return images

@@ -30,7 +30,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "network": (),
     "run_files": (),
     "profiling": (),
-    "the story": ("state", "checkpoint", "step", "validate", "loop", "parts", "training", "result", "run", "export"),
+    "the story": (
+        *("state", "checkpoint", "step", "validate", "parts", "output", "job", "goals", "loop"),
+        *("membership", "result", "training", "run", "export"),
+    ),
     "report": (),
     "bench": (),
     "commands": (),

@@ -13,9 +13,9 @@ import pytest
 
 from hvd_train.config import Config
 from hvd_train.launch.launcher import Launch, launched
+from hvd_train.output import shows_bar
 from hvd_train.progress.clock import Stopwatch, Timer
 from hvd_train.progress.stop import StopSignal
-from hvd_train.training import shows_bar
 from hvd_train.world.world import Place
 
 ROOT = Path(__file__).parents[3]

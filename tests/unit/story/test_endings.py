@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hvd_train import checkpoint, loop
+from hvd_train import checkpoint, goals
 from hvd_train.config import Config, DataConfig, ScheduleConfig
 from hvd_train.data.dataset import DataSet
 from hvd_train.errors import Diverged, RankLost, UsageError
@@ -70,8 +70,8 @@ def test_aims_need_an_evaluation() -> None:
 def test_what_the_best_evaluation_is(by: str, loss: float, top1: float, better: bool) -> None:
     """By top-1 or by loss; equal is not better, and what is not a number never is."""
     schedule = ScheduleConfig(best_by=by)  # type: ignore[arg-type]
-    assert loop.better(schedule, Evaluation(2, loss, top1, 1.0), Evaluation(1, 1.0, 0.5, 1.0)) == better
-    assert loop.better(schedule, Evaluation(2, 5.0, 0.9, 1.0), Evaluation(1, math.nan, 0.5, 1.0))
+    assert goals.better(schedule, Evaluation(2, loss, top1, 1.0), Evaluation(1, 1.0, 0.5, 1.0)) == better
+    assert goals.better(schedule, Evaluation(2, 5.0, 0.9, 1.0), Evaluation(1, math.nan, 0.5, 1.0))
 
 
 def with_a_test_set(config: DataConfig) -> DataSet:

@@ -1,0 +1,68 @@
+"""One process's way through the worlds of a training: what it reports when ranks meet, and the steps that broke."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hvd_train.elastic.members import Member, Standing, change_between
+from hvd_train.errors import FaultRepeats, RankLost
+from hvd_train.job import Arrival
+from hvd_train.state import TrainState
+
+_SAME_STEP_FAULTS = 5  # a fault that comes back as often at one step is in the step, not in the cluster
+
+
+class Membership:
+    """What this process has been through. Times are those of time.perf_counter."""
+
+    def __init__(self) -> None:
+        self._report = Standing(Member(socket.gethostname(), os.getpid()))
+        self._left_at = self._reported_at = 0.0
+        self._broken_step, self._faults_in_row = -1, 0
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether this process has been in a world of this training, so that its state is one of all ranks."""
+        return self._report.lived
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each rank in the world that was joined last."""
+        return [member.host for member in self._report.before]
+
+    def report(self, state: TrainState) -> Standing:
+        """Return what this rank says when all meet: how far it is, with which weights, and how long it has waited."""
+        if not self.has_trained:
+            return self._report
+        # What comes from here on is counted by each rank itself: computing the digest, waiting for newcomers.
+        self._reported_at = time.perf_counter()
+        waited, progress = self._reported_at - self._left_at, state.progress
+        return replace(self._report, epoch=progress.epoch, step=progress.step, digest=state.digest(), waited=waited)
+
+    def join(self, reports: Sequence[Standing], run_dir: Path | None, step: int) -> Arrival | None:
+        """Take part in the world of these ranks, which go on after `step` steps; None where it is their first."""
+        members = tuple(report.member for report in reports)
+        self._report = replace(self._report, lived=True, before=members, run_dir=run_dir)
+        change = change_between(reports, step)
+        return Arrival(change, self._reported_at) if change else None
+
+    def leave(self, why: str) -> None:
+        """Note that this rank leaves its world now, and why, in words for the user."""
+        self._left_at, self._report = time.perf_counter(), replace(self._report, why=why)
+
+    def count_fault(self, error: RankLost, step: int) -> None:
+        """Count a fault after `step` steps.
+
+        Raises FaultRepeats where the same step has broken again and again: no other world will do better.
+        """
+        self._faults_in_row = self._faults_in_row + 1 if self._broken_step == step else 1
+        self._broken_step = step
+        if self._faults_in_row == _SAME_STEP_FAULTS:
+            raise FaultRepeats(
+                f"step {step + 1} has failed {self._faults_in_row} times in a row; the last time: {error}"
+            ) from error

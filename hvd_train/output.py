@@ -1,0 +1,170 @@
+"""What a training writes: on rank 0 into the run folder, which it has for itself; on other ranks nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hvd_train import checkpoint
+from hvd_train.checkpoint import DiskStore, NoStore, Store
+from hvd_train.config import Config
+from hvd_train.launch import launcher
+from hvd_train.run_files import durable, machine, run_folder
+from hvd_train.run_files.journal import Journal, RunJournal, SilentJournal
+from hvd_train.run_files.run_folder import Busy, RunFolder
+from hvd_train.state import TrainState
+from hvd_train.world.world import Place
+
+# Workers whose driver has died may take as long to notice it, to commit and to leave the run folder.
+_PATIENCE_SECONDS = 45.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A run folder that rank 0 has for itself, before anything is written into it."""
+
+    folder: RunFolder
+    notes: tuple[str, ...] = ()
+    """What the user should know about it."""
+    loaded: bool = False
+    """Whether a checkpoint was loaded, from the folder or from the file that the user named."""
+
+
+class Output:
+    """The run folder, the journal and the checkpoint store of a training, on the one rank that writes.
+
+    On other ranks the journal and the store take everything and write nothing.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._folder: RunFolder | None = None
+        self.journal: Journal = SilentJournal()
+        self.store: Store = NoStore()
+
+    @property
+    def path(self) -> Path | None:
+        """The run folder, or None on a rank that does not write."""
+        return self._folder.path if self._folder else None
+
+    def claim(self, state: TrainState, run_dir: Path | None, *, from_disk: bool) -> Claim:
+        """Take the run folder for this rank, which is to be rank 0, and load the newest checkpoint if `from_disk`.
+
+        `run_dir` is the folder in which the job has been training, if it has. Raises UsageError where the folder
+        belongs to another run or process, or where the checkpoint that the user named cannot be loaded.
+        """
+        if self._folder is not None:
+            if not from_disk:
+                return Claim(self._folder)
+            self.close()
+        config, notes = self._config, list[str]()
+        if run_dir is not None:
+            config = config.replace(output_dir=run_dir, resume="auto")
+        elif launcher.goes_on(os.environ):
+            config = config.replace(resume="auto")
+        named = config.run.resume not in ("auto", "never")
+        snapshot = checkpoint.read_named(Path(config.run.resume)) if named else None
+        if snapshot is not None:
+            state.load(snapshot)  # before a folder is touched: the checkpoint may be of another model
+        folder = _claim(config, abandoned=run_dir is not None)
+        if from_disk and snapshot is None and folder.earlier:
+            snapshot = checkpoint.newest_good(folder.path, notes.append)
+            if snapshot is not None:
+                state.load(snapshot)
+        return Claim(folder, tuple(notes), snapshot is not None)
+
+    def open(self, claim: Claim | None, state: TrainState, place: Place) -> None:
+        """Write into the claimed folder from here on; without a claim, write nothing from here on."""
+        if claim is None:
+            self.close()
+            return
+        progress = state.progress
+        if self._folder is None:
+            self._folder = claim.folder
+            path, run = claim.folder.path, self._config.run
+            bar = shows_bar(self._config, place)
+            journal = RunJournal(path, progress.step, progress.epoch, live=bar, ledger=run.ledger)
+            for note in (*claim.folder.notes, *claim.notes):
+                journal.event("note", note)
+            self.store = DiskStore(
+                path,
+                run.keep_checkpoints,
+                self._config.as_dict(),
+                lambda message: journal.event("checkpoint", message),
+            )
+            self.journal = journal
+        if state.best and (state.best.epoch, 0) == (progress.epoch, progress.cursor):
+            self.store.save_weights(checkpoint.BEST, state)  # whoever was writing these may be gone
+
+    def commit_last(self, state: TrainState) -> bool:
+        """Commit before this process ends, and return whether it is on disk.
+
+        A process without which the job has gone on has lost its folder, and commits nothing.
+        """
+        return self._folder is not None and self._folder.held() and self.store.commit(state, wait=True)
+
+    def write_surroundings(self, hosts: Sequence[str], gpu: str | None) -> None:
+        """Write what the run runs on: the host of each rank, and the name of this rank's GPU."""
+        if self.path is None:
+            return
+        try:
+            machine.write(self.path, hosts, gpu)
+        except OSError as error:
+            self.journal.event("note", f"cannot write {run_folder.ENVIRONMENT}: {error.strerror}")
+
+    def write_summary(self, values: dict[str, Any]) -> None:
+        """Write how the run ended."""
+        if self.path is None:
+            return
+        path = self.path / run_folder.SUMMARY
+        try:
+            durable.write_text(path, json.dumps(values, indent=2) + "\n")
+        except OSError as error:
+            self.journal.event("summary", f"cannot write {path}: {error.strerror}")
+
+    def close(self) -> None:
+        """Finish what is being written and give up the folder."""
+        self.store.close()
+        self.journal.close()
+        if self._folder is not None:
+            self._folder.release()
+        self._folder, self.journal, self.store = None, SilentJournal(), NoStore()
+
+
+def _claim(config: Config, *, abandoned: bool) -> RunFolder:
+    """Return the run's folder, as soon as no other process has it.
+
+    `abandoned`: the process that has it is of this job, which has formed a world without it. Such a process is about
+    to end, or is stopped or cut off, and must not write any more. Workers of a driver that has died must: they end
+    with a commit, which is waited for.
+    """
+    patience = 0.0 if abandoned or not launcher.elastic(os.environ) else _PATIENCE_SECONDS
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return run_folder.claim(config, datetime.now())
+        except Busy:
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+            elif config.run.output_dir is not None and (abandoned or launcher.goes_on(os.environ)):
+                run_folder.take_over(config.run.output_dir)
+            else:
+                raise
+
+
+def shows_bar(config: Config, place: Place) -> bool:
+    """Return whether progress is shown as a live bar.
+
+    Launchers forward what ranks print line by line, and Open MPI gives ranks a terminal even where its own output
+    goes to a file: there a bar must be asked for.
+    """
+    if config.run.progress == "auto":
+        return place.size == 1 and sys.stdout.isatty() and not launcher.by_open_mpi(os.environ)
+    return config.run.progress == "bar"
