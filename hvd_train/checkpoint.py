@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from hvd_train.errors import UsageError
 from hvd_train.network.weights import UNREADABLE
@@ -31,6 +32,7 @@ _HEADER_SIZE = 512
 _NAME = re.compile(r"step-(\d{10})\.ckpt")
 
 Report = Callable[[str], None]
+"""Takes a sentence for the user."""
 
 
 class BadCheckpoint(Exception):
@@ -38,37 +40,42 @@ class BadCheckpoint(Exception):
 
 
 class Store(Protocol):
-    """Where commits and weights go."""
+    """Takes the commits and the weights of a training."""
 
     def commit(self, state: TrainState, *, wait: bool = False) -> bool:
-        """Keep this state; False where the disk is still busy with the one before (try again at the next step)."""
+        """Keep this state in a checkpoint, in the background unless `wait` is given; return whether it is taken.
+
+        It is not where the disk is still busy with the one before (try again at the next step) or, with `wait`, where
+        the checkpoint could not be written.
+        """
 
     def save_weights(self, name: str, state: TrainState) -> None:
-        """Write the model's plain state_dict into the run folder, and wait for it.
+        """Write the plain state_dict of the state's result into the file `name` of the run folder, and wait for it.
 
-        Weights that are the best ever are gone with the next step: should this process die in it, they must be there.
+        The best weights are gone with the next step: should this process die in that step, they must be on disk.
         """
 
     def close(self) -> bool:
-        """Wait for what is under way; whether the last commit and all weights are on disk."""
+        """Wait for what is being written; return whether the last commit and all weights are on disk."""
 
 
-class NoStore:
-    """For ranks that do not write."""
+class NoStore(Store):
+    """The store of ranks that do not write: it takes everything and keeps nothing."""
 
+    @override
     def commit(self, state: TrainState, *, wait: bool = False) -> bool:
-        """Nothing to do."""
         return True
 
+    @override
     def save_weights(self, name: str, state: TrainState) -> None:
-        """Nothing to do."""
+        pass
 
+    @override
     def close(self) -> bool:
-        """Nothing is under way."""
         return True
 
 
-class DiskStore:
+class DiskStore(Store):
     """Writes checkpoints in a thread of its own: training waits for the copy only.
 
     A write that fails (disk full) is reported in one line and training goes on; older files are removed only
@@ -84,8 +91,8 @@ class DiskStore:
         self._last: Future[bool] | None = None
         self._weights: dict[str, bool] = {}
 
+    @override
     def commit(self, state: TrainState, *, wait: bool = False) -> bool:
-        """See Store; with `wait`, until it is on disk (False: it could not be written)."""
         if self._last is not None and not self._last.done() and not wait:
             return False
         snapshot = {**state.snapshot(), "config": self._config}
@@ -93,14 +100,14 @@ class DiskStore:
         self._last = self._writer.submit(self._try, path, lambda: self._write(path, snapshot))
         return self._last.result() if wait else True
 
+    @override
     def save_weights(self, name: str, state: TrainState) -> None:
-        """See Store."""
         weights = to_host(state.result.state_dict())
         path = self.folder / name
         self._weights[name] = self._try(path, lambda: write_weights(path, weights))
 
+    @override
     def close(self) -> bool:
-        """See Store."""
         self._writer.shutdown(wait=True)
         return (self._last is None or self._last.result()) and all(self._weights.values())
 
@@ -123,17 +130,17 @@ class DiskStore:
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """The file of the commit after `step` steps."""
+    """Return the path of the checkpoint after `step` steps."""
     return folder / "checkpoints" / f"step-{step:010d}.ckpt"
 
 
 def committed(folder: Path) -> list[Path]:
-    """The checkpoints of a run folder, newest first; they may be damaged."""
+    """Return the checkpoints of a run folder, newest first; they may be damaged."""
     return sorted((p for p in (folder / "checkpoints").glob("*.ckpt") if _NAME.fullmatch(p.name)), reverse=True)
 
 
 def newest_good(folder: Path, report: Report) -> Snapshot | None:
-    """The newest checkpoint that is whole; damaged ones before it are named to `report` and left where they are."""
+    """Return the newest whole checkpoint, or None; damaged ones are named to `report` and left where they are."""
     for path in committed(folder):
         try:
             return read(path)
@@ -143,7 +150,10 @@ def newest_good(folder: Path, report: Report) -> Snapshot | None:
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
-    """Write a checkpoint durably, through no copy of it: training on the same cores pays for each. Raises OSError."""
+    """Write a checkpoint durably. Raises OSError where the disk does not take it.
+
+    It goes into the file without a copy in between: training on the same cores pays for each.
+    """
     with durable.writing(path) as file:
         file.write(MAGIC)
         file.write(b" " * _HEADER_SIZE)  # what stands here is known when all the rest is written
@@ -158,7 +168,7 @@ def write(path: Path, snapshot: Snapshot) -> None:
 
 
 def _save(value: Mapping[str, Any], file: Any) -> None:
-    """torch.save, which hides what the disk says behind an error of its own."""
+    """Call torch.save, and raise the OSError that it hides behind an error of its own."""
     try:
         torch.save(value, file)
     except RuntimeError as error:
@@ -168,7 +178,7 @@ def _save(value: Mapping[str, Any], file: Any) -> None:
 
 
 class _Digested:
-    """A file for torch.save that computes the digest of what goes through it."""
+    """A file for torch.save that computes the digest of what is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.size, self.digest = file, 0, hashlib.blake2b(digest_size=32)
@@ -184,7 +194,7 @@ class _Digested:
 
 @contextmanager
 def _without_crc32() -> Iterator[None]:
-    """torch.save leaves out the checksums of its own: ours covers all that is written."""
+    """Have torch.save leave out its own checksums inside this block: ours covers all that is written."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
@@ -194,7 +204,7 @@ def _without_crc32() -> Iterator[None]:
 
 
 def read(path: Path) -> Snapshot:
-    """The snapshot in a file. Raises BadCheckpoint, naming the file, where it is not whole or not ours."""
+    """Return the snapshot in a file. Raises BadCheckpoint, naming the file, where it is not whole or not ours."""
     try:
         with open(path, "rb") as file:
             magic, header_line, payload = file.readline(64), file.readline(4096), file.read()
@@ -221,7 +231,7 @@ def read(path: Path) -> Snapshot:
 
 
 def read_named(path: Path) -> Snapshot:
-    """A checkpoint the user named. Raises UsageError where it cannot be used."""
+    """Return the snapshot in a file that the user named. Raises UsageError where it cannot be used."""
     try:
         return read(path)
     except BadCheckpoint as error:
@@ -229,7 +239,7 @@ def read_named(path: Path) -> Snapshot:
 
 
 def read_weights(path: Path) -> dict[str, Tensor] | None:
-    """A plain state_dict, on the CPU; None where it cannot be read."""
+    """Return the plain state_dict in a file, on the CPU; None where it cannot be read."""
     try:
         weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE:
@@ -238,6 +248,6 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a plain state_dict durably. Raises OSError."""
+    """Write a plain state_dict durably. Raises OSError where the disk does not take it."""
     with durable.writing(path) as file:
         _save(weights, file)

@@ -1,4 +1,4 @@
-"""A trained model for use elsewhere: its weights, and a program that needs no code of ours and gives the same."""
+"""A trained model for use elsewhere: its weights, and a program that gives the same logits without our code."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _CLOSE = 1e-4  # of logits, which are of the order of 1 to 10: another order of 
 
 
 def export(target: Path, output: Path, *, onnx: bool) -> list[Path]:
-    """Write a run's best weights (or a checkpoint's), the torch.export program, and ONNX where it is asked for.
+    """Write a run's best weights (or a checkpoint's), the torch.export program and, if asked for, ONNX.
 
     The program takes images float32 [batch, channels, height, width], normalised as model.json says, to logits
     [batch, classes], for any batch. Raises UsageError where `target` is no run, the model cannot be exported, or what
-    was written gives other logits than the model.
+    was written gives other logits than the model. Returns the paths of the files.
     """
     config, parts = trained_parts(target, Place(), device="cpu")
     model = parts.model.eval()

@@ -42,13 +42,17 @@ class Parts:
     example: torch.Tensor
     """Two images as the model takes them."""
     notes: tuple[str, ...] = ()
-    """What the user should know of how a fresh training starts."""
+    """What the user should know about how a fresh training starts."""
 
 
 def warm_parts(
     config: Config, world: World, own_model: Builder | None, own_data: OwnData | None
 ) -> tuple[Parts, Optimizer]:
-    """All that takes seconds to import, build or start: where ranks come and go, the others would wait for it."""
+    """Return the parts and the optimizer: all that takes seconds to import, build or start.
+
+    It needs no other rank, so that in an elastic job nobody waits for a newcomer that builds. Raises UsageError as
+    `build` does, and where weights or frozen parameters are named that the model does not have.
+    """
     parts = build(config, world.place, own_model, own_data)
     if config.model.sync_batch_norm:
         parts = replace(parts, model=normalization.synchronised(parts.model, world))
@@ -66,7 +70,7 @@ def warm_parts(
 
 
 def build(config: Config, place: Place, own_model: Builder | None, own_data: OwnData | None) -> Parts:
-    """The parts of this rank. Raises UsageError where the device, the data or the model cannot be had."""
+    """Return the parts of this rank. Raises UsageError where the device, the data or the model cannot be had."""
     device = choose_device(config, place)
     data = sources.open_data(config.data, config.seed, own_data)
     if data.mean and config.model.weights is not None and not weights.is_file(config.model.weights):
@@ -101,7 +105,7 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
 
 
 def fresh_state(config: Config, world: World, parts: Parts, optimizer: Optimizer) -> TrainState:
-    """The state before the first step. Raises UsageError where the batch does not fit the data or the world."""
+    """Return the state before the first step. Raises UsageError where the batch does not fit the data or the world."""
     fp16_wire = uses_fp16_wire(config, parts.device)
     reduction = Reduction(
         fp16_wire=fp16_wire,
@@ -133,7 +137,7 @@ def build_step(config: Config, world: World, parts: Parts, split: Split) -> Step
 
 
 def mixer(config: DataConfig, num_classes: int) -> Mixer:
-    """What blends the images of a micro-batch."""
+    """Return what blends the images of a micro-batch: mixup, cutmix, one of the two by chance, or neither."""
     if not (config.mixup or config.cutmix):
         return unmixed
     from hvd_train.data.transforms import Mix  # slow to import
@@ -142,7 +146,7 @@ def mixer(config: DataConfig, num_classes: int) -> Mixer:
 
 
 def loader_processes(data: DataConfig, place: Place) -> int:
-    """How many a rank has for each set of files."""
+    """Return how many loader processes a rank has for each set of files."""
     if data.workers_per_host is not None:
         return -(-data.workers_per_host // place.local_size)
     return min(_LOADER_PROCESSES, cores(place)) if data.workers is None else data.workers

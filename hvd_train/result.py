@@ -1,4 +1,4 @@
-"""How a run ended, in the words and numbers that the user sees."""
+"""How a run began and ended, in the words and numbers that the user sees."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Result:
     saved: bool
     """Whether the last commit and the weights are on disk (true on ranks that do not write)."""
     stopped_by: int | None
-    """The signal that stopped it, on whichever rank; None where it ended, or the time or the launcher was up."""
+    """The number of the signal that stopped it, on whichever rank; None where no signal did."""
     epochs: int
     steps: int
     loss: float
@@ -38,16 +38,16 @@ class Result:
     test_loss: float
     test_top1: float
     test_top5: float
-    """Of the best weights, on the test set; NaN where there is none."""
+    """The test_ fields are those of the best weights on the test set; NaN where there is none."""
     why: str
-    """Why it has ended, where it has: the last epoch, or an aim that was reached before."""
+    """Why nothing more is to be trained: the last epoch is done, or an aim was reached before it; else empty."""
     images_per_second: float
     world_size: int
     seconds: float
 
 
 def describe(job: Job) -> str:
-    """What is about to be trained, in one line."""
+    """Return one line about what is going to be trained, on what, and how a step is cut."""
     config, training, place = job.config, job.state, job.world.place
     cut, parameters = training.cut, sum(p.numel() for p in training.model.parameters())
     slots = math.ceil(cut.global_batch / cut.micro_batch)
@@ -64,13 +64,13 @@ def describe(job: Job) -> str:
 
 
 def summary(result: Result, config: Config) -> dict[str, Any]:
-    """Contents of summary.json."""
+    """Return the contents of summary.json; numbers that are not known are None."""
     values = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in vars(result).items()}
     return {**values, "run_dir": str(result.run_dir), "recipe": config.recipe, "torch": torch.__version__}
 
 
 def ending(result: Result) -> str:
-    """The last lines a run prints."""
+    """Return the last lines that a run prints."""
     if not result.finished:
         name = signal.Signals(result.stopped_by).name if result.stopped_by else "its time limit or its launcher"
         if not result.saved:
@@ -93,7 +93,10 @@ def ending(result: Result) -> str:
 
 
 def result_of(job: Job, *, finished: bool, stopped_by: int | None, saved: bool, test: Scores | None) -> Result:
-    """The result of a job whose loop has ended."""
+    """Return the result of a job whose loop has ended.
+
+    `saved` says whether all files could be written, `test` holds the scores on the test set.
+    """
     best, last, progress = job.state.best, job.state.last, job.state.progress
     nan = float("nan")
     return Result(
@@ -119,5 +122,5 @@ def result_of(job: Job, *, finished: bool, stopped_by: int | None, saved: bool, 
 
 
 def ranks(count: int) -> str:
-    """A number of ranks in words."""
+    """Return a number of ranks in words: `1 rank`, `2 ranks`."""
     return f"{count} rank{'s' if count != 1 else ''}"

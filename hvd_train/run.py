@@ -37,7 +37,7 @@ from hvd_train.world.world import LocalWorld, Place, World, together
 def train(
     config: Config, *, model: Builder | None = None, data: OwnData | None = None, world: World | None = None
 ) -> Result:
-    """Train as `config` says, on the ranks the launcher has started, or alone.
+    """Train as `config` says, on the ranks that the launcher has started, or alone; return how it ended.
 
     `model(num_classes)` and `data(config.data)` bring your own network and (training set, validation set or
     None); they take the place of `config.model` and `config.data`. Raises UsageError for settings or data that
@@ -63,7 +63,7 @@ def evaluate(
     world: World | None = None,
     device: str | None = None,
 ) -> Scores:
-    """Scores of a run (its best weights) or of a checkpoint file, as training measured them.
+    """Return the scores of a run (its best weights) or of a checkpoint file, as training measured them.
 
     `model` and `data` are those that `train` was given, if it was. Raises UsageError where `target` is neither
     a run nor a checkpoint.
@@ -76,7 +76,7 @@ def evaluate(
 
 
 def check(config: Config) -> None:
-    """Raise UsageError for what can be known to be wrong before any process group exists."""
+    """Raise UsageError for what can be known to be wrong before the ranks meet."""
     if config.data.data != OWN:
         sources.check_name(config.data.data)
     if config.model.model != OWN:
@@ -99,7 +99,7 @@ def check(config: Config) -> None:
 
 
 def connect(config: Config | None = None) -> World:
-    """The world the launcher has made, or the world of one.
+    """Return the world of the ranks that the launcher has started, or the world of one.
 
     Raises UsageError for several ranks without Horovod, and where the ranks have different versions or settings.
     """
@@ -128,7 +128,7 @@ OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "tuned", "workers", "workers_p
 
 
 def same_everywhere(config: Config | None) -> dict[str, str]:
-    """What every rank of a job must have in common: versions, and each other setting by its flag."""
+    """Return what every rank of a job must have in common: versions, and the value of each flag that may not differ."""
     found = {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "torch": torch.__version__,
@@ -167,7 +167,10 @@ def trained_parts(
     own_model: Builder | None = None,
     own_data: OwnData | None = None,
 ) -> tuple[Config, Parts]:
-    """The config of a run or checkpoint, and its parts with the trained weights (see `evaluate`)."""
+    """Return the config of a run or checkpoint, and its parts with the trained weights.
+
+    `own_model` and `own_data` are as in `evaluate`. Raises UsageError where the target cannot be read or used.
+    """
     config, trained = read_target(target)
     if device is not None:
         config = config.replace(device=device)
@@ -184,7 +187,10 @@ def trained_parts(
 
 
 def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor]]:
-    """The config and the weights of a run folder (its best ones) or of a checkpoint file."""
+    """Return the config and the weights of a run folder (its best ones) or of a checkpoint file.
+
+    Raises UsageError where there are none, or where they cannot be read.
+    """
     if target.is_dir():
         config = configs.load(target / run_folder.CONFIG)
         found = [target / name for name in (checkpoint.BEST, checkpoint.FINAL) if (target / name).exists()]
@@ -206,7 +212,7 @@ OWN = "custom"
 
 
 def _with_own_names(config: Config, model: Builder | None, data: OwnData | None) -> Config:
-    """The config that names the user's functions, so that `evaluate` and `--config` find them again."""
+    """Return the config with the names of the user's functions, by which `evaluate` and `--config` find them."""
     changes: dict[str, Any] = {}
     if model is not None:
         changes["model"] = reference(model)
@@ -216,7 +222,7 @@ def _with_own_names(config: Config, model: Builder | None, data: OwnData | None)
 
 
 def reference(function: Callable[..., Any]) -> str:
-    """`module:function` of a function that can be imported again (from its script, too), OWN of any other."""
+    """Return `module:function` for a function that can be imported again (from its script as well), else OWN."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module == "__main__":
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem

@@ -29,23 +29,26 @@ Snapshot = dict[str, Any]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: whole epochs done, samples consumed of the current one, optimizer steps in all."""
+    """How far a run is."""
 
     epoch: int = 0
+    """Whole epochs that are done."""
     cursor: int = 0
+    """Samples of the current epoch that are consumed."""
     step: int = 0
+    """Optimizer steps that are done since the run began."""
     skipped: int = 0
-    """Steps among them that changed nothing, because the loss or its gradient was not finite."""
+    """How many of these steps changed nothing, because the loss or its gradient was not finite."""
     skipped_in_row: int = 0
-    """How many of the last steps were such, without one that was not."""
+    """How many steps were skipped since the last one that was not."""
 
     def after_step(self, num_samples: int, *, skipped: bool = False) -> Progress:
-        """One step further, with so many samples of the global batch consumed."""
+        """Return the progress one step later, in which `num_samples` of the epoch were consumed."""
         in_row = self.skipped_in_row + 1 if skipped else 0
         return Progress(self.epoch, self.cursor + num_samples, self.step + 1, self.skipped + skipped, in_row)
 
     def next_epoch(self) -> Progress:
-        """At the start of the next epoch."""
+        """Return the progress at the start of the next epoch."""
         return dataclasses.replace(self, epoch=self.epoch + 1, cursor=0)
 
 
@@ -72,17 +75,17 @@ class TrainState:
     best: Evaluation | None = None
     last: Evaluation | None = None
     recent: list[Entry] = field(default_factory=list)
-    """Of the ledger, where one is kept: the steps since an epoch began whose lines may not be on disk."""
+    """The entries of the ledger, if one is kept, whose lines may not be on disk yet: those of the current epoch."""
     last_step: StepRecord | None = None
-    """The last one that is written down: whoever was to write it may be gone, or not have seen its end."""
+    """The last record of a step: the rank that was to write it may be gone, or may not have seen the step end."""
     last_epoch: EpochRecord | None = None
-    """The same of the last epoch."""
+    """The last record of an epoch, for the same reason."""
     average: AveragedModel | None = None
-    """Of the model, where one is kept."""
+    """The moving average of the model, if one is kept."""
 
     @property
     def result(self) -> nn.Module:
-        """What the training has come to: the model, or its average."""
+        """The model that is evaluated and written as best and final weights: the moving average if there is one."""
         return self.model if self.average is None else self.average.module
 
     def count_step(self, totals: Totals, *, skipped: bool) -> None:
@@ -98,16 +101,16 @@ class TrainState:
             self.totals += totals
 
     def took(self, entry: Entry) -> None:
-        """Remember a step, so that a rank that is lost, or has not heard of it, takes no line of the ledger with it.
+        """Remember the ledger's entry of a step, so that no line is lost with the rank that was to write it.
 
-        All ranks have begun it: the lines of an epoch before it are on disk.
+        All ranks have begun this step, so the lines of the epoch before it are on disk, and are forgotten here.
         """
         if self.recent and self.recent[0].epoch < entry.epoch:
             self.recent = []
         self.recent.append(entry)
 
     def snapshot(self) -> Snapshot:
-        """A copy in host memory that later steps do not touch."""
+        """Return a copy of the state in host memory, which later steps do not touch."""
         return {
             "model": to_host(self.model.state_dict()),
             "average": None if self.average is None else to_host(self.average.state_dict()),
@@ -124,10 +127,10 @@ class TrainState:
         }
 
     def load(self, snapshot: Snapshot) -> None:
-        """Become what `snapshot` says. Raises UsageError where it belongs to another model or optimizer.
+        """Take over a snapshot. Raises UsageError where it belongs to another model or optimizer.
 
-        Optimizer first, parameters last: whatever loading an optimizer does to weights is undone. Its tensors
-        are copied, because an optimizer keeps and changes the ones it is given.
+        The optimizer comes first and the parameters last, so that whatever loading an optimizer does to weights is
+        undone. The optimizer's tensors are copied, because an optimizer keeps and changes those it is given.
         """
         check_same_shapes(self.model.state_dict(), snapshot["model"])
         try:
@@ -150,7 +153,7 @@ class TrainState:
         self.model.load_state_dict(snapshot["model"])
 
     def digest(self) -> str:
-        """A fingerprint of weights, buffers, optimizer state and progress: equal only for bit-identical states."""
+        """Return a fingerprint of weights, buffers, optimizer state and progress; only equal states have the same."""
         values = (self.progress, self.cut, self.totals, self.best, self.last, self.scaler.state_dict())
         fingerprint = hashlib.blake2b(repr(values).encode(), digest_size=16)
         averaged = {} if self.average is None else self.average.state_dict()
@@ -160,7 +163,7 @@ class TrainState:
 
 
 def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
-    """`TrainState.result`'s weights in a snapshot."""
+    """Return the weights of the model that `TrainState.result` names, out of a snapshot."""
     weights: dict[str, Tensor] = snapshot["model"]
     if snapshot["average"] is not None:
         weights = {name: snapshot["average"][f"module.{name}"] for name in weights}
@@ -168,7 +171,10 @@ def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
 
 
 def synchronize(state: TrainState, world: World, root: int) -> None:
-    """Give every rank the state of rank `root`, and prove that they are equal. Raises ReplicasDiffer if not."""
+    """Give every rank the state of rank `root`, and prove that all are equal.
+
+    Raises ReplicasDiffer where they are not, RankLost where a rank is gone.
+    """
     snapshot = world.broadcast(state.snapshot() if world.place.rank == root else None, root)
     if snapshot is not None and world.place.rank != root:
         state.load(snapshot)
@@ -176,7 +182,7 @@ def synchronize(state: TrainState, world: World, root: int) -> None:
 
 
 def confirm_equal(state: TrainState, world: World) -> None:
-    """Raise ReplicasDiffer, naming the ranks, unless all hold the same state bit for bit."""
+    """Raise ReplicasDiffer, naming the ranks, unless all hold the same state bit for bit; RankLost if one is gone."""
     digests = world.gather(state.digest())
     odd = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
     if odd:
@@ -187,7 +193,7 @@ def confirm_equal(state: TrainState, world: World) -> None:
 
 
 def to_host(value: Any) -> Any:
-    """A copy of nested values with every tensor in host memory."""
+    """Return a copy of nested values with every tensor in host memory."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):

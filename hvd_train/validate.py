@@ -29,7 +29,7 @@ class Scores:
     per_class: tuple[float, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """Plain values for JSON."""
+        """Return plain values for JSON; a class without samples has None."""
         shares = (None if math.isnan(share) else share for share in self.per_class)
         return {**dataclasses.asdict(self), "per_class": dict(zip(self.classes, shares, strict=True))}
 
@@ -45,9 +45,10 @@ def evaluate(
     device: torch.device,
     autocast: AbstractContextManager[object],
 ) -> Scores:
-    """Scores of the model in evaluation mode over the whole set of `loader`.
+    """Return the scores of the model in evaluation mode over the whole set of `loader`, the same on every rank.
 
-    The set is cut into the same micro-batches for every world size and dealt out in turn; sums are float64.
+    The set is cut into the same micro-batches of `micro_batch` samples for every world size, which the ranks take in
+    turn; sums are float64. Raises RankLost where a rank is gone.
     """
     modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
     model.eval()
