@@ -8,10 +8,6 @@ import sys
 
 import pytest
 
-from hvd_train.config import Config
-from hvd_train.parts import loader_processes
-from hvd_train.world.world import Place
-
 PROGRAM = """
 import resource, torch
 from hvd_train import Config
@@ -34,23 +30,3 @@ def test_freed_memory_is_kept_for_the_next_step(said: dict[str, str], kept: bool
     done = subprocess.run(command, env={**environment, **said}, capture_output=True, text=True, check=True)
     pages = 25_000_000 * 4 // os.sysconf("SC_PAGE_SIZE")
     assert (int(done.stdout) < 20 * pages) is kept, "of forty; some find their place only after a few"
-
-
-@pytest.mark.parametrize(
-    ("asked", "ranks", "processes"),
-    [
-        ({}, 1, 4),
-        ({}, 4, 2),
-        ({}, 16, 1),
-        ({"workers": 6}, 4, 6),
-        ({"workers": 0}, 1, 0),
-        ({"workers_per_host": 6}, 4, 2),
-    ],
-)
-def test_loader_processes_by_default_find_a_core(
-    asked: dict[str, int], ranks: int, processes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four for a rank, fewer where its share of eight cores is smaller, and as many as one asks for."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    place = Place(size=ranks, local_size=ranks)
-    assert loader_processes(Config().replace(**asked).data, place) == processes

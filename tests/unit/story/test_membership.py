@@ -1,0 +1,59 @@
+"""What a process reports when ranks meet, and when a fault is in the step and not in the cluster."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from hvd_train.errors import FaultRepeats, RankLost
+from hvd_train.membership import Membership
+from hvd_train.parts import fresh_state, warm_parts
+from hvd_train.state import TrainState
+from hvd_train.world.world import LocalWorld
+from tests.support.runs import convnet, few_digits, small_config
+
+
+@pytest.fixture
+def state() -> TrainState:
+    """The state before the first step."""
+    parts, optimizer = warm_parts(small_config(), LocalWorld(), convnet, few_digits)
+    return fresh_state(small_config(), LocalWorld(), parts, optimizer)
+
+
+def test_a_newcomer_reports_only_who_it_is(state: TrainState) -> None:
+    """Its weights are worth nothing to the others, so no digest is computed."""
+    membership = Membership()
+    report = membership.report(state)
+    assert not membership.has_trained
+    assert (report.digest, report.step, report.before) == ("", 0, ())
+    assert (report.member.host, report.member.process) == (socket.gethostname(), os.getpid())
+
+
+def test_a_survivor_reports_how_far_it_is_and_with_which_weights(state: TrainState) -> None:
+    """So that all ranks can choose the state to go on from."""
+    membership = Membership()
+    assert membership.join([membership.report(state)], Path("run"), 0) is None
+    assert membership.has_trained
+    state.progress = state.progress.after_step(20).after_step(20).next_epoch().after_step(20)
+    membership.leave("a rank was lost")
+    report = membership.report(state)
+    assert (report.epoch, report.step, report.digest) == (1, 3, state.digest())
+    assert (report.why, report.run_dir, len(report.before)) == ("a rank was lost", Path("run"), 1)
+    assert report.waited >= 0
+    arrival = membership.join([report], Path("run"), 3)
+    assert arrival is not None
+    assert arrival.change.steps_lost == 0
+    assert arrival.seconds() >= report.waited
+    assert membership.hosts == [socket.gethostname()]
+
+
+def test_a_step_that_breaks_again_and_again_ends_the_job() -> None:
+    """Five times in a row at one step; a step that is done in between starts the count anew."""
+    membership, lost = Membership(), RankLost("connection reset")
+    for step in (7, 7, 7, 7, 8, 7, 7, 7, 7):
+        membership.count_fault(lost, step)
+    with pytest.raises(FaultRepeats, match="step 8 has failed 5 times in a row; the last time: connection reset"):
+        membership.count_fault(lost, 7)

@@ -1,0 +1,119 @@
+"""The run folder on rank 0: who has it, what is written into it, and what happens when the disk is full."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hvd_train import checkpoint
+from hvd_train.config import Config
+from hvd_train.errors import UsageError
+from hvd_train.output import Output
+from hvd_train.parts import fresh_state, warm_parts
+from hvd_train.progress.metrics import Totals
+from hvd_train.run_files import durable, run_folder
+from hvd_train.state import TrainState
+from hvd_train.world.world import LocalWorld, Place
+from tests.support.runs import convnet, few_digits, small_config
+
+
+@pytest.fixture
+def state() -> Iterator[TrainState]:
+    """A state after seven steps."""
+    config, world = small_config(), LocalWorld()
+    parts, optimizer = warm_parts(config, world, convnet, few_digits)
+    state = fresh_state(config, world, parts, optimizer)
+    for _ in range(7):
+        state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
+    yield state
+    parts.train_loader.close()
+
+
+def opened(config: Config, state: TrainState) -> Output:
+    """The output of rank 0, with its folder claimed and open."""
+    output = Output(config)
+    output.open(output.claim(state, None, from_disk=True), state, Place())
+    return output
+
+
+@contextmanager
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Writing a whole file fails inside this block."""
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write_text", fails)
+        yield
+
+
+def test_a_rank_without_the_folder_writes_nothing(state: TrainState) -> None:
+    """Its journal and its store take everything, and no file appears."""
+    output = Output(small_config())
+    output.open(None, state, Place(rank=1, size=2))
+    output.journal.event("note", "unheard")
+    output.store.save_weights(checkpoint.BEST, state)
+    output.write_summary({"top1": 1.0})
+    assert (output.path, output.store.commit(state, wait=True), output.commit_last(state)) == (None, True, False)
+    output.close()
+    assert not Path("run").exists()
+
+
+def test_a_claimed_folder_is_refused_to_a_second_process_and_free_after_close(state: TrainState) -> None:
+    """One training writes into a folder at a time."""
+    first = opened(small_config(), state)
+    with pytest.raises(UsageError, match="another process is training in run"):
+        Output(small_config()).claim(state, None, from_disk=True)
+    first.close()
+    opened(small_config(), state).close()
+
+
+def test_the_newest_checkpoint_is_loaded_where_the_state_is_to_come_from_disk(state: TrainState) -> None:
+    """And not where another rank has a newer state."""
+    output = opened(small_config(), state)
+    assert output.store.commit(state, wait=True)
+    output.close()
+    for from_disk, step in ((False, 9), (True, 7)):
+        state.progress = state.progress.after_step(20).after_step(20) if not from_disk else state.progress
+        again = Output(small_config())
+        claim = again.claim(state, None, from_disk=from_disk)
+        assert (claim.loaded, state.progress.step) == (from_disk, step)
+        again.open(claim, state, Place())
+        again.close()
+
+
+def test_a_process_whose_folder_was_taken_over_commits_nothing(state: TrainState) -> None:
+    """The job has gone on without it, and its late words must not overwrite what the job has written since."""
+    output = opened(small_config(), state)
+    run_folder.take_over(Path("run"))
+    assert not output.commit_last(state)
+    assert checkpoint.committed(Path("run")) == []
+    output.close()
+
+
+def test_a_full_disk_costs_the_summary_and_not_the_training(
+    state: TrainState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What could not be written is named, once each."""
+    output = opened(small_config(), state)
+    with full_disk(monkeypatch):
+        output.write_summary({"top1": 1.0})
+        output.write_surroundings(["node1"], None)
+    output.close()
+    printed = capsys.readouterr().out
+    assert printed.count("cannot write run/summary.json: No space left on device") == 1
+    assert printed.count("cannot write environment.json: No space left on device") == 1
+    assert not Path("run/summary.json").exists()
+
+
+def test_the_summary_is_what_was_given(state: TrainState) -> None:
+    """As JSON, for programs."""
+    output = opened(small_config(), state)
+    output.write_summary({"top1": 0.5, "why": "done"})
+    output.close()
+    assert json.loads(Path("run/summary.json").read_text()) == {"top1": 0.5, "why": "done"}

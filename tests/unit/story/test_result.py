@@ -1,0 +1,52 @@
+"""The lines and numbers in which a run says how it began and how it ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+from hvd_train import recipes
+from hvd_train.result import Result, ending, ranks, summary
+
+DONE = Result(
+    run_dir=Path("runs/my run"), finished=True, saved=True, stopped_by=None, epochs=20, steps=460, loss=0.03,
+    top1=0.991, top5=1.0, best_top1=0.997, best_epoch=11, test_loss=math.nan, test_top1=math.nan, test_top5=math.nan, why="done",
+    images_per_second=2306.4, world_size=2, seconds=18.2,
+)  # fmt: skip
+
+
+def test_a_finished_run_says_what_to_type_next() -> None:
+    """Scores, speed, files, and the command that evaluates them, with a folder's blank quoted."""
+    assert ending(DONE).splitlines() == [
+        "done: top-1 99.10% (best 99.70%, epoch 11), 2,306 images/s on 2 ranks, 18 s",
+        "files: runs/my run",
+        "next:  hvd-train evaluate 'runs/my run'",
+    ]
+    tested = replace(DONE, test_loss=0.25, test_top1=0.9, test_top5=1.0)
+    assert "epoch 11), test loss 0.2500, test top-1 90.00%, 2,306" in ending(tested)
+    assert ending(replace(DONE, top1=math.nan)).startswith("done: 2,306 images/s")
+    assert ending(replace(DONE, saved=False)).endswith("NOT all files could be written (see above)")
+
+
+def test_a_stopped_run_says_by_what_and_whether_it_is_committed() -> None:
+    """A signal by its name; without one, a time limit or the launcher."""
+    stopped = replace(DONE, finished=False, stopped_by=signal.SIGTERM)
+    assert ending(stopped) == "stopped by SIGTERM at step 460, committed; the same command goes on from there"
+    by_time = ending(replace(stopped, stopped_by=None))
+    assert by_time.startswith("stopped by its time limit or its launcher at step 460")
+    assert ending(replace(stopped, saved=False)) == "stopped by SIGTERM at step 460, NOT committed (see above)"
+
+
+def test_the_summary_is_json_without_nan() -> None:
+    """A number that is not known is null, which every reader of JSON takes."""
+    values = summary(DONE, recipes.get("digits"))
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+    assert (values["test_loss"], values["recipe"], values["run_dir"]) == (None, "digits", "runs/my run")
+
+
+def test_a_number_of_ranks_in_words() -> None:
+    """One rank is no plural."""
+    assert [ranks(count) for count in (1, 2)] == ["1 rank", "2 ranks"]

@@ -1,0 +1,59 @@
+"""How a training ends: the test of the best weights, and what is said when a rank is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_train.config import DataConfig
+from hvd_train.data.dataset import DataSet
+from hvd_train.errors import RankLost
+from tests.support import runs
+from tests.support.runs import small_config, trained
+from tests.support.worlds import Fault, ThreadWorld, run_ranks
+
+
+def records(kind: str, run: str = "run") -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl of a kind."""
+    lines = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+def with_a_test_set(config: DataConfig) -> DataSet:
+    """The few digits, with their validation images as a test set."""
+    from dataclasses import replace
+
+    few = runs.few_digits(config)
+    return replace(few, test=few.val)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_best_weights_are_tested_at_the_end(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, on a set of its own: here that of validation, so that the best scores must come out again."""
+    config = small_config(best_by="loss", learning_rate=0.5, schedule="constant", epochs=4)
+    results = run_ranks(ranks, lambda world: trained(world, config, data=with_a_test_set))
+    epochs = records("epoch")
+    best = min(epochs, key=lambda record: record["val_loss"])
+    assert best is not epochs[-1], "this cannot tell the best weights from the last"
+    for result, _ in results:
+        assert result.best_epoch == best["epoch"]
+        assert result.test_loss == pytest.approx(best["val_loss"], abs=1e-6)
+        assert result.test_top1 == pytest.approx(best["val_top1"])
+    assert f"test loss {best['val_loss']:.4f}, test top-1" in capsys.readouterr().out
+    assert json.loads(Path("run/summary.json").read_text())["test_top1"] == pytest.approx(best["val_top1"])
+
+
+@pytest.mark.parametrize(
+    ("victim", "told"), [(0, r"step \d is done, and for rank 0 to commit"), (1, r"step \d is committed")]
+)
+def test_a_lost_rank_ends_what_is_not_elastic(victim: int, told: str) -> None:
+    """Who is left says what it knows: that the last step is on disk, or that this was for the one that is gone."""
+
+    def body(world: ThreadWorld) -> None:
+        with pytest.raises(RankLost, match=told):
+            trained(world, small_config())
+
+    run_ranks(2, body, [Fault(victim, step=3)])
