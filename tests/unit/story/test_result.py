@@ -13,8 +13,8 @@ from hvd_train.result import Result, ending, ranks, summary
 
 DONE = Result(
     run_dir=Path("runs/my run"), finished=True, saved=True, stopped_by=None, epochs=20, steps=460, loss=0.03,
-    top1=0.991, top5=1.0, best_top1=0.997, best_epoch=11, test_loss=math.nan, test_top1=math.nan, test_top5=math.nan, why="done",
-    images_per_second=2306.4, world_size=2, seconds=18.2,
+    top1=0.991, top5=1.0, best_top1=0.997, best_epoch=11, test_loss=math.nan, test_top1=math.nan, test_top5=math.nan,
+    why="done", images_per_second=2306.4, world_size=2, seconds=18.2,
 )  # fmt: skip
 
 
