@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import rooms
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -58,3 +60,17 @@ def test_each_name_in_the_change_of_world_is_defined_where_the_page_says() -> No
             last = name.rpartition(".")[2]
             defined = rf"\b(def|class) {last}\b|^\s*([\w, ]+, )?{last}\b[^\n(]* = |^ +{last}: "
             assert re.search(defined, source, re.MULTILINE), f"{name} is not defined in {files}"
+
+
+def test_the_walks_of_a_newcomer_do_not_go_to_and_fro() -> None:
+    """In each walk of docs/architecture.md no room is entered again more than once after it was left."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    walks = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
+    assert len(walks) == 5
+    for walk in walks:
+        files = re.findall(r"^\d+\. `([\w/]+)\.py`:", walk, re.MULTILINE)
+        found = [rooms.room_of(file.replace("/", ".")) for file in files]
+        assert len(files) >= 3, walk
+        assert None not in found, files
+        visits = [room for room, before in zip(found, [None, *found], strict=False) if room != before]
+        assert max(visits.count(room) for room in visits) <= 2, (walk.splitlines()[0], visits)
