@@ -46,7 +46,8 @@ from hvd_train.data import pictures
 from hvd_train.data.augment import crop_and_flip
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, Mark, Source
 from hvd_train.data.folder import RandomCrop, open_folder
-from hvd_train.data.loader import Prepare, open_loader
+from hvd_train.data.loader import open_loader
+from hvd_train.data.prepare import Prepare
 from hvd_train.progress.order import Cut, EpochOrder, assignments
 
 BATCH = 32

@@ -31,7 +31,7 @@ from benchmarks.record import about, at_most
 from benchmarks.speed import ENVIRONMENT, ours
 from hvd_train import loop, step
 from hvd_train.bench.tune import interval
-from hvd_train.data import loader
+from hvd_train.data import batches
 from hvd_train.network.models import digits_convnet
 
 BATCH, IMAGE_SIZE, STEPS = 30, 8, 48  # of an epoch of 1,437 images
@@ -39,7 +39,7 @@ WARM_UP = 3  # epochs of each
 MOST = 300
 FILE, PROFILE = "OWN_COST", "OWN_COST_PROFILE"  # in the environment: where the process writes; whether it takes PARTS
 PARTS = {
-    "the next batch": (loader.Ahead, "prepare"),
+    "the next batch": (batches.Ahead, "prepare"),
     "losses and hits": (step, "sums_of"),
     "the gradient's norm": (step.Step, "_clip"),
     "the sums over the ranks": (step, "_read"),

@@ -7,7 +7,7 @@ import math
 from torch import nn
 
 from hvd_train import checkpoint
-from hvd_train.data.loader import Ahead, Batch, Loader
+from hvd_train.data.batches import Ahead, Batch, Loader
 from hvd_train.errors import Diverged
 from hvd_train.goals import better, reason_to_end
 from hvd_train.job import Job

@@ -10,10 +10,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hvd_train.config import Config, DataConfig
-from hvd_train.data import loader as loaders
 from hvd_train.data import sources
+from hvd_train.data.batches import Loader
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet
-from hvd_train.data.loader import Loader, Prepare
+from hvd_train.data.loader import open_loader
+from hvd_train.data.prepare import Prepare
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
@@ -84,7 +85,7 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
         for augment in (data.augment, None)
     )
     train_loader, val_loader, test_loader = (
-        None if source is None else loaders.open_loader(source, prepare, device, config.seed, num_workers)
+        None if source is None else open_loader(source, prepare, device, config.seed, num_workers)
         for source, prepare in ((data.train, changed), (data.val, plain), (data.test, plain))
     )
     assert train_loader is not None

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train.config import Config
-from hvd_train.data.loader import Batch, MicroBatch
+from hvd_train.data.batches import Batch, MicroBatch
 from hvd_train.errors import RankLost
 from hvd_train.network.device import seed
 from hvd_train.network.normalization import RunningStatistics

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from hvd_train.config import Config
-from hvd_train.data.loader import Batch, Loader
+from hvd_train.data.batches import Batch, Loader
 from hvd_train.progress.order import Cut, assignments, order_of
 from hvd_train.world.world import Place
 

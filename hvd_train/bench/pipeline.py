@@ -15,8 +15,8 @@ import torch
 from hvd_train.bench import feed
 from hvd_train.bench.record import estimate, written
 from hvd_train.config import Config
+from hvd_train.data.batches import Batch
 from hvd_train.data.dataset import Arrays
-from hvd_train.data.loader import Batch
 from hvd_train.network.device import cores, synchronize
 from hvd_train.parts import Parts, build, loader_processes
 from hvd_train.progress import order

@@ -1,4 +1,4 @@
-"""Random changes to whole batches of images in memory. Each draws its numbers from the samples, not from the rank."""
+"""Random changes to whole batches of images in memory; their random numbers belong to the samples, not to a rank."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augment:
-    """A change of a batch: images float [n, c, h, w] and `num_uniforms` random numbers each, to images alike."""
+    """A random change of a batch.
+
+    `apply` takes images [n, c, h, w] float and uniforms [n, num_uniforms] in [0, 1), and returns images of that shape.
+    """
 
     num_uniforms: int
     apply: Callable[[Tensor, Tensor], Tensor]
 
 
 def crop_and_flip(padding: int) -> Augment:
-    """Shift by up to `padding` pixels either way, filling with zeros, and mirror every other image."""
+    """Return a change that shifts images by up to `padding` pixels, fills with zeros, and mirrors half of them."""
 
     def apply(images: Tensor, uniforms: Tensor) -> Tensor:
         n, channels, height, width = images.shape
@@ -29,7 +32,8 @@ def crop_and_flip(padding: int) -> Augment:
         rows = top[:, None] + torch.arange(height, device=images.device)
         columns = left[:, None] + torch.arange(width, device=images.device)
         columns = torch.where(uniforms[:, 2:3] < 0.5, columns, columns.flip(1))
-        # Where each pixel stands in its padded channel: one gather takes a third of the time of indices by dimension.
+        # One gather by the position of each pixel in its padded channel takes a third of the time of an index for each
+        # dimension.
         pixels = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
         pixels = pixels.view(n, 1, height * width).expand(-1, channels, -1)
         return padded.flatten(2).gather(2, pixels).view(images.shape)
@@ -38,13 +42,16 @@ def crop_and_flip(padding: int) -> Augment:
 
 
 def affine_jitter(degrees: float, shift: float, scale: float) -> Augment:
-    """Turn by up to `degrees`, move by up to `shift` and zoom by up to `scale` (shares of the image's side)."""
+    """Return a change that turns images by up to `degrees`, and moves and zooms them.
+
+    `shift` is the largest move in each direction and `scale` the largest change of size, as shares of the side.
+    """
 
     def apply(images: Tensor, uniforms: Tensor) -> Tensor:
         turn, zoom, x, y = (2 * uniforms - 1).unbind(1)
         angle, zoom = turn * math.radians(degrees), 1 + zoom * scale
         cos, sin = torch.cos(angle) * zoom, torch.sin(angle) * zoom
-        # An image spans -1..1 for grid_sample: a shift by its whole side is 2.
+        # For grid_sample an image spans -1..1, so that a shift by its whole side is 2.
         theta = torch.stack([cos, -sin, 2 * shift * x, sin, cos, 2 * shift * y], dim=1).view(-1, 2, 3)
         grid = F.affine_grid(theta, list(images.shape), align_corners=False)
         return F.grid_sample(images, grid, align_corners=False)

@@ -1,4 +1,4 @@
-"""What a data set is to this package: in memory or item by item, with what a model must know of it."""
+"""What a data set is: samples in memory or read item by item, and what a model must know of them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 Mark = Callable[[str], None]
-"""Is told, at the end of a stage on an image's way to the model, which one that was."""
+"""A function that is called at the end of each stage of an image's way to the model, with the name of the stage."""
 
 
 def unmarked(stage: str) -> None:
-    """Nobody wants to know."""
+    """Ignore the end of a stage: the mark of those who do not measure."""
 
 
 class MapDataset(Protocol):
-    """What the user brings: a torch map-style data set whose items are (image tensor, class number)."""
+    """A map-style data set of torch whose items are (image tensor [c, h, w], class number); users bring such ones."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]: ...
@@ -30,15 +30,18 @@ class MapDataset(Protocol):
 
 @runtime_checkable
 class Staged(MapDataset, Protocol):
-    """One that can say how far it is with an item: `hvd-train bench input` asks."""
+    """A map-style data set that reports the stages of reading an item, for `hvd-train bench input`."""
 
     def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
-        """An item, whose stages `mark` hears of."""
+        """Return an item, and call `mark` at the end of each stage of reading it."""
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """A data set in memory: images [rows, c, h, w] (uint8 or float), labels [rows]; row = sample number % rows."""
+    """A data set in memory: images [rows, c, h, w] (uint8 or float) and labels [rows] (int64).
+
+    Sample number i is row i % rows, so that `num_samples` may exceed the rows.
+    """
 
     images: Tensor
     labels: Tensor
@@ -53,9 +56,10 @@ Source = Arrays | MapDataset
 
 @dataclass(frozen=True)
 class DataSet:
-    """A training set and a validation set (None: nothing to evaluate on) with what a model must know of them.
+    """A training set and a validation set (None: nothing to evaluate on), with what a model must know of them.
 
-    `mean` and `std` (per channel, of values 0..1) normalise uint8 images; `augment` acts on batches of Arrays.
+    `image_size` is the side in pixels, None if images come in any size. `mean` and `std`, of each channel of images
+    with values 0..1, normalise them; empty ones leave them as they are. `augment` changes whole batches of `Arrays`.
     """
 
     train: Source
@@ -67,6 +71,7 @@ class DataSet:
     std: tuple[float, ...] = ()
     augment: Augment | None = None
     transforms: Callable[[], tuple[Any, ...]] = tuple
-    """The same for one image at a time: torchvision's transforms, made when they are needed (slow to import)."""
+    """Makes transforms of torchvision that do to a single image what `augment` does to a batch. A function, because
+    torchvision is slow to import."""
     test: Source | None = None
-    """To be evaluated on once, at the end."""
+    """A set that is evaluated once, at the end of training."""

@@ -1,75 +1,80 @@
-"""Class folders of image files: train/CLASS/*.jpg and val/CLASS/*.jpg."""
+"""Data sets of image files in class folders: train/CLASS/*.jpg and val/CLASS/*.jpg."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 from torchvision.transforms import v2
+from typing_extensions import override
 
 from hvd_train.config import DataConfig
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Mark, unmarked
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Mark, Staged, unmarked
 from hvd_train.data.pictures import UNREADABLE, Picture
 from hvd_train.data.transforms import training_transform
 from hvd_train.errors import UsageError
 
-_VAL_CROP = 224 / 256  # the share of the shorter side that evaluation looks at, usual since AlexNet
+_VAL_CROP = 224 / 256  # share of the shorter side that evaluation shows; usual since AlexNet
 
 
-View = Callable[[Picture, Mark], Tensor]
-"""How an image file becomes an image of one size, uint8 [3, size, size]."""
+class View(Protocol):
+    """What the model sees of an image file: a part of it, of one size."""
+
+    def __call__(self, picture: Picture, mark: Mark = unmarked) -> Tensor:
+        """Return an image [3, size, size] uint8, and call `mark` with "decode" when its pixels are decoded."""
 
 
-class RandomCrop:
-    """A random part, resized, every other one mirrored: torchvision's RandomResizedCrop and RandomHorizontalFlip.
+class RandomCrop(View):
+    """A view of a random part of an image, resized to `size` pixels and mirrored half of the time.
 
-    With their numbers and their results, but of the file only that part is decoded.
+    It draws the same random numbers as torchvision's RandomResizedCrop and RandomHorizontalFlip and gives the same
+    result, but decodes only that part of the file.
     """
 
     def __init__(self, size: int) -> None:
         self._side, self._crop = [size, size], v2.RandomResizedCrop(size, antialias=True)
 
+    @override
     def __call__(self, picture: Picture, mark: Mark = unmarked) -> Tensor:
-        """See View."""
-        of_this_size = torch.empty((1, picture.height, picture.width), device="meta")
-        box = self._crop.make_params([of_this_size])
+        image_of_this_size = torch.empty((1, picture.height, picture.width), device="meta")
+        box = self._crop.make_params([image_of_this_size])
         part = picture.part(box["left"], box["top"], box["width"], box["height"])
         mark("decode")
         image: Tensor = v2.functional.resize(part, self._side, antialias=True)
         return image.flip(-1) if torch.rand(1) < 0.5 else image
 
 
-class Middle:
-    """The middle of the image resized, always the same."""
+class CenterCrop(View):
+    """A view of the middle `crop` pixels of an image whose shorter side is resized to `resize` pixels."""
 
     def __init__(self, resize: int, crop: int) -> None:
         self._change = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(crop)])
 
+    @override
     def __call__(self, picture: Picture, mark: Mark = unmarked) -> Tensor:
-        """See View."""
         whole = picture.part(0, 0, picture.width, picture.height)
         mark("decode")
         image: Tensor = self._change(whole)
         return image
 
 
-class ImageFolder:
-    """The images of one split; an item is (uint8 image [3, size, size], class number).
+class ImageFolder(Staged):
+    """The images of one split; an item is (image [3, size, size] uint8, class number). No image is kept in memory.
 
-    The list of files is three tensors: loader processes share them, and looking at one writes nothing, as it would to
-    the reference counts of a list of paths, page after page. No image is kept.
+    The list of files is three tensors, which loader processes share. To read from a list of paths would write to the
+    reference counts of its entries, so that each process would soon have a copy of every page.
     """
 
     def __init__(self, root: Path, classes: list[str], view: View, transform: Any = None) -> None:
+        """List the files below `root`/CLASS. Raises UsageError where a class has no images."""
         numbers = {name: number for number, name in enumerate(classes)}
         try:
             samples = make_dataset(str(root), numbers, extensions=IMG_EXTENSIONS)
-        except FileNotFoundError as error:  # a class without images
+        except FileNotFoundError as error:
             raise UsageError(f"{root}: {error}") from None
         names = [os.fsencode(path[len(str(root)) + 1 :]) for path, _ in samples]
         self.labels = torch.tensor([label for _, label in samples])
@@ -77,20 +82,23 @@ class ImageFolder:
         self._ends = torch.tensor([len(name) for name in names]).cumsum(0)
         self._root, self._view, self._transform = root, view, transform
 
+    @override
     def __len__(self) -> int:
         return len(self.labels)
 
     def path(self, index: int) -> Path:
-        """The file of a sample."""
+        """Return the path of the file of a sample."""
         start, end = int(self._ends[index - 1]) if index else 0, int(self._ends[index])
         return self._root / os.fsdecode(self._names[start:end].numpy().tobytes())
 
+    @override
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Raises UsageError that names the file where it is not an image."""
+        """Return an item. Raises UsageError that names the file where it cannot be read as an image."""
         return self.staged_item(index, unmarked)
 
+    @override
     def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
-        """The same, which tells `mark` when it is read, decoded and changed."""
+        """Return an item, as above, and call `mark` after "read", "decode" and "augment"."""
         path = self.path(index)
         try:
             data = path.read_bytes()
@@ -105,9 +113,9 @@ class ImageFolder:
 
 
 def open_folder(root: Path, config: DataConfig) -> DataSet:
-    """The splits under `root`: train/, val/ and, where it is there, test/.
+    """Return the data set of the folder `root`: train/, val/ and, if there is one, test/.
 
-    Raises UsageError where a split is missing or empty, or the splits do not have the same classes.
+    Raises UsageError where train/, val/ or a class is missing or empty, or where the splits have different classes.
     """
     size = config.image_size or 224
     crop = config.val_crop_size or size
@@ -115,19 +123,19 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
         raise UsageError(f"--data-dir {root} is not a folder; it must hold train/ and val/")
     splits = ["train", "val", *(["test"] if (root / "test").is_dir() else [])]
     classes, *others = (_classes(root / split) for split in splits)
-    for split, found in zip(splits[1:], others, strict=True):
-        if only := sorted(set(classes) ^ set(found)):
+    for split, names in zip(splits[1:], others, strict=True):
+        if only := sorted(set(classes) ^ set(names)):
             raise UsageError(
                 f"{root}: train/ and {split}/ must have the same classes; only in one: {', '.join(only[:5])}"
             )
-    whole = Middle(config.val_resize_size or round(crop / _VAL_CROP), crop)
+    evaluated = CenterCrop(config.val_resize_size or round(crop / _VAL_CROP), crop)
     plain = config.augment == "none"
-    view = Middle(round(size / _VAL_CROP), size) if plain else RandomCrop(size)
-    change = training_transform(config, [], IMAGENET_MEAN)
+    view = CenterCrop(round(size / _VAL_CROP), size) if plain else RandomCrop(size)
+    transform = training_transform(config, [], IMAGENET_MEAN)
     return DataSet(
-        train=ImageFolder(root / "train", classes, view, change),
-        val=ImageFolder(root / "val", classes, whole),
-        test=ImageFolder(root / "test", classes, whole) if "test" in splits else None,
+        train=ImageFolder(root / "train", classes, view, transform),
+        val=ImageFolder(root / "val", classes, evaluated),
+        test=ImageFolder(root / "test", classes, evaluated) if "test" in splits else None,
         classes=tuple(classes),
         channels=3,
         image_size=size,

@@ -1,9 +1,10 @@
-/* Decodes a part of a JPEG file with the libjpeg-turbo that Pillow has brought along.
+/* Decodes a part of a JPEG file with the libjpeg-turbo that Pillow brings along.
 
-Rows below the part are not read, rows above and columns beside it are entropy-decoded only. libjpeg reports errors by a
-call that must not return, which Python cannot make; hence C. Which library it is shows when the process runs, so there
-is no header to include: declared here is what is used of the interface of version 6b, which has not changed since 1998.
-jpeg_CreateDecompress refuses a caller with another version or size of structure. */
+Rows below the part are not read; rows above it and columns beside it are entropy-decoded only. This is C because
+libjpeg reports errors by calling a function that must not return, and Python cannot provide one. The library is found
+when the process runs, so there is no header to include: this file declares what it uses of the interface of version 6b,
+which has not changed since 1998. jpeg_CreateDecompress refuses a caller with another version or another size of the
+structure. */
 
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -13,7 +14,7 @@ jpeg_CreateDecompress refuses a caller with another version or size of structure
 #define VERSION 62
 #define STRUCT_SIZE 632 /* on 64-bit machines */
 enum { GREY = 1, RGB = 2, YCBCR = 3 };
-enum { MARGIN = 4 }; /* columns beside the part that smooth upsampling of colour looks at, and some */
+enum { MARGIN = 4 }; /* decoded beside the part, too: smooth upsampling of colour reads neighbours */
 
 typedef struct decompress decompress;
 
@@ -81,15 +82,16 @@ static void open_header(reader *r, const unsigned char *data, size_t length) {
     if (r->picture.colours < GREY || r->picture.colours > YCBCR) give_up(&r->picture);
 }
 
-static int closed(reader *r, int failed) {
-    int unsure = failed || r->errors.num_warnings > 0;
+/* Frees everything. Returns 0 where the result is sound: nothing failed and libjpeg gave no warning. */
+static int finish(reader *r, int failed) {
+    int is_unsound = failed || r->errors.num_warnings > 0;
     jpeg.destroy(&r->picture);
     free(r->row);
     free(r);
-    return unsure;
+    return is_unsound;
 }
 
-/* Whether the library at this path has all that is needed (NULL: what the process has loaded so far). */
+/* Loads the library at this path (NULL: what the process has loaded). Returns 1 where it has all functions, else 0. */
 int region_library(const char *path) {
     static const char *const names[] = {
         "jpeg_std_error",      "jpeg_CreateDecompress", "jpeg_mem_src",
@@ -102,23 +104,23 @@ int region_library(const char *path) {
     return 1;
 }
 
-/* Width and height; not 0 where another decoder should look at the file. */
+/* Writes width and height in pixels to `size`. Returns 0, or 1 where another decoder must look at the file. */
 int region_size(const unsigned char *data, size_t length, int *size) {
     reader *r = calloc(1, sizeof *r);
     if (!r) return 1;
-    if (setjmp(r->back)) return closed(r, 1);
+    if (setjmp(r->back)) return finish(r, 1);
     open_header(r, data, length);
     size[0] = (int)r->picture.width;
     size[1] = (int)r->picture.height;
-    return closed(r, 0);
+    return finish(r, 0);
 }
 
-/* The pixels [height, width, 3] of a part, which must lie in the image, into `out`; not 0 as above. */
+/* Writes the pixels [height, width, 3] of a part to `out`; the part must lie in the image. Returns 0, or 1 as above. */
 int region_decode(const unsigned char *data, size_t length, unsigned left, unsigned top, unsigned width,
                   unsigned height, unsigned char *out) {
     reader *r = calloc(1, sizeof *r);
     if (!r) return 1;
-    if (setjmp(r->back)) return closed(r, 1);
+    if (setjmp(r->back)) return finish(r, 1);
     open_header(r, data, length);
     r->picture.wanted_colours = RGB;
     jpeg.start(&r->picture);
@@ -126,11 +128,11 @@ int region_decode(const unsigned char *data, size_t length, unsigned left, unsig
     unsigned start = left < MARGIN ? 0 : left - MARGIN, stop = left + width + MARGIN;
     unsigned columns = (stop < whole ? stop : whole) - start;
     if (columns < whole) jpeg.crop(&r->picture, &start, &columns); /* moves both to the grid of blocks */
-    if (!(r->row = malloc((size_t)columns * 3))) return closed(r, 1);
+    if (!(r->row = malloc((size_t)columns * 3))) return finish(r, 1);
     if (top) jpeg.skip(&r->picture, top);
     for (unsigned y = 0; y < height; y++) {
         jpeg.read(&r->picture, &r->row, 1);
         memcpy(out + (size_t)y * width * 3, r->row + (size_t)(left - start) * 3, (size_t)width * 3);
     }
-    return closed(r, 0);
+    return finish(r, 0);
 }

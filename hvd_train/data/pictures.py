@@ -1,4 +1,4 @@
-"""Image files, of which only the part that is asked for is decoded."""
+"""Image files, decoded only as far as the part that is asked for."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from torch import Tensor
 
 _DAMAGED = (ValueError, TypeError, SyntaxError, EOFError, LookupError, ArithmeticError, struct.error)
 UNREADABLE = (OSError, Image.DecompressionBombError, *_DAMAGED)
-"""What Pillow raises for a damaged file, or one that is no image."""
+"""The errors that Pillow raises for a damaged file, or for one that is not an image."""
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _APP1, _START_OF_SCAN = 0xE1, 0xDA
 _ORIENTATION, _UPRIGHT = 0x0112, 1
 
 
 class Picture:
-    """An image file, as red, green and blue.
+    """The content of an image file, seen as red, green and blue pixels.
 
-    A part of a JPEG comes out bit for bit as it would from Pillow, by the same library (`jpeg_region.c`). Pillow itself
-    decodes all that is not plain: other formats, turned images, four colours, damaged files, and every file
-    where the package was installed without a compiler.
+    Parts of JPEG files are decoded by the same library that Pillow uses (`jpeg_region.c`), with the same result to the
+    bit. Pillow itself decodes other formats, images that are to be turned or have four colours, damaged files, and
+    every file if the package was installed without a compiler.
     """
 
     def __init__(self, data: bytes) -> None:
-        """Raises UNREADABLE."""
+        """Look at the header of the file with this content. Raises UNREADABLE."""
         self._data = data
         self._whole: Tensor | None = None
         self.width, self.height = _jpeg_size(data) or self._decode().shape[1::-1]
 
     def part(self, left: int, top: int, width: int, height: int) -> Tensor:
-        """These pixels, uint8 [3, height, width]. Raises UNREADABLE."""
+        """Return the pixels of this part as uint8 [3, height, width]. Raises UNREADABLE."""
         pixels = None if self._whole is not None else _jpeg_part(self._data, left, top, width, height)
         if pixels is None:
             pixels = self._decode()[top : top + height, left : left + width]
@@ -46,12 +46,12 @@ class Picture:
 
     def _decode(self) -> Tensor:
         if self._whole is None:
-            self._whole = _decoded(self._data)
+            self._whole = _decode(self._data)
         return self._whole
 
 
-def _decoded(data: bytes) -> Tensor:
-    """All of it, [height, width, 3], by Pillow."""
+def _decode(data: bytes) -> Tensor:
+    """Return all pixels [height, width, 3], decoded by Pillow."""
     with Image.open(BytesIO(data)) as image:
         image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I;16"):  # Pillow would cut the values off at 255
@@ -60,9 +60,9 @@ def _decoded(data: bytes) -> Tensor:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height of a whole JPEG file that is upright; None where Pillow must look at it."""
+    """Return width and height of a complete, upright JPEG file, or None where Pillow must look at the file."""
     library = region_library()
-    # A file that was cut off has no end; its first rows alone would not show that.
+    # A file that was cut off has no end marker. Its first rows alone could be decoded without a sign of that.
     if library is None or not data.startswith(_JPEG_START) or not data.endswith(_JPEG_END) or not _is_upright(data):
         return None
     size = (ctypes.c_int * 2)()
@@ -72,11 +72,11 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _is_upright(data: bytes) -> bool:
-    """Whether no Exif segment says that the image is to be turned."""
+    """Return False where an Exif segment says that the image is to be turned, or may say so."""
     at = len(_JPEG_START)
     while (marker := data[at : at + 2]) != bytes([0xFF, _START_OF_SCAN]):
         if marker[:1] != b"\xff":
-            return False  # out of step: let Pillow see
+            return False  # not where a segment begins: Pillow shall decide
         if marker[1] == _APP1 and data.startswith(b"Exif\0\0", at + 4):
             with Image.open(BytesIO(data)) as image:
                 return bool(image.getexif().get(_ORIENTATION, _UPRIGHT) == _UPRIGHT)
@@ -85,16 +85,17 @@ def _is_upright(data: bytes) -> bool:
 
 
 def _jpeg_part(data: bytes, left: int, top: int, width: int, height: int) -> Tensor | None:
+    """Return the pixels [height, width, 3] of a part, or None where Pillow must decode the file."""
     library = region_library()
     assert library is not None
     pixels = torch.empty((height, width, 3), dtype=torch.uint8)
-    unsure = library.region_decode(data, len(data), left, top, width, height, pixels.data_ptr())
-    return None if unsure else pixels
+    has_failed = library.region_decode(data, len(data), left, top, width, height, pixels.data_ptr())
+    return None if has_failed else pixels
 
 
 @cache
 def region_library() -> ctypes.CDLL | None:
-    """The decoder of parts; None where it was not compiled, or Pillow has no libjpeg-turbo for it."""
+    """Return the decoder of parts, or None where it was not compiled or Pillow has brought no libjpeg-turbo for it."""
     compiled = Path(__file__).with_name("jpeg_region" + str(sysconfig.get_config_var("EXT_SUFFIX")))
     if not compiled.is_file():
         return None
@@ -103,6 +104,6 @@ def region_library() -> ctypes.CDLL | None:
     library.region_library.argtypes = [ctypes.c_char_p]
     library.region_size.argtypes = [ctypes.c_char_p, size, pointer]
     library.region_decode.argtypes = [ctypes.c_char_p, size, number, number, number, number, pointer]
-    # Pillow's wheels carry theirs in a folder of their own; a Pillow built on the machine uses the machine's.
-    carried = sorted((Path(PIL.__file__).parents[1] / "pillow.libs").glob("libjpeg-*.so.62*"))
-    return library if library.region_library(str(carried[0] if carried else "libjpeg.so.62").encode()) else None
+    # Wheels of Pillow bring libjpeg-turbo in a folder of their own; a Pillow built on the machine uses the machine's.
+    bundled = sorted((Path(PIL.__file__).parents[1] / "pillow.libs").glob("libjpeg-*.so.62*"))
+    return library if library.region_library(str(bundled[0] if bundled else "libjpeg.so.62").encode()) else None

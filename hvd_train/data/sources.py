@@ -1,4 +1,4 @@
-"""Where the images come from: digits, CIFAR, class folders, synthetic ones, or the user's own data set."""
+"""Data sets by name: digits, CIFAR, class folders, synthetic images, or the user's own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet,
 from hvd_train.errors import UsageError, unknown_name
 
 OwnData = Callable[[DataConfig], Sequence[Any]]
+"""A function of the user that returns a DataSet, or a training set and a validation set or None."""
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError, with the nearest name, where no data set is called that."""
+    """Check the name of a data set. Raises UsageError, with the nearest name, where there is none of this name."""
     if plugin.is_reference(name):
         plugin.load("data", name)
     elif name not in _OPENERS:
@@ -32,18 +33,22 @@ def check_name(name: str) -> None:
 
 
 def open_data(config: DataConfig, seed: int, own: OwnData | None = None) -> DataSet:
-    """The data set of a run. Raises UsageError where it is missing, empty or not in the expected form."""
+    """Return the data set of a run: what `own` returns, or the one that the config names.
+
+    `seed` draws the images of synthetic data. Raises UsageError where the data are missing, empty or not in the
+    expected form.
+    """
     if own is not None or plugin.is_reference(config.data):
         data = _own(config, own or plugin.load("data", config.data))
     else:
         data = _OPENERS[config.data](config, seed)
     if len(data.train) == 0:
         raise UsageError(f"--data {config.data}: there are no training images")
-    return data if config.data == "folder" else _changed(config, data)
+    return data if config.data == "folder" else _apply_augmentation(config, data)
 
 
-def _changed(config: DataConfig, data: DataSet) -> DataSet:
-    """With the random changes that the config adds or takes away; those of class folders are made by themselves."""
+def _apply_augmentation(config: DataConfig, data: DataSet) -> DataSet:
+    """Return the data set with the random changes that the config adds or takes away; class folders have their own."""
     if config.augment == "none":
         data = replace(data, augment=None, transforms=tuple)
     if config.augment in ("standard", "none") and not config.random_erasing:
@@ -60,10 +65,10 @@ def _changed(config: DataConfig, data: DataSet) -> DataSet:
 
 
 def _digits(config: DataConfig, seed: int) -> DataSet:
-    """The test part of the UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998).
+    """Return the test part of the UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998).
 
-    1,797 images of 8 x 8 pixels with values 0..16, as scikit-learn ships them; one in five is held out, drawn
-    by a seed of its own so that every run is measured on the same images.
+    Scikit-learn ships these 1,797 images of 8 x 8 pixels with values 0..16. One in five is held out, drawn with a seed
+    of its own, so that every run is evaluated on the same images.
     """
     rows = _rows_of_digits()
     pixels = (rows[:, :-1] * (255 / 16)).round().astype(np.uint8)
@@ -85,13 +90,13 @@ def _digits(config: DataConfig, seed: int) -> DataSet:
 
 
 def _rows_of_digits() -> npt.NDArray[np.float64]:
-    """For each image its 64 pixels and its label: from scikit-learn's file, as its import takes as long as torch's."""
+    """Return 64 pixels and the label of each image, from the file itself: scikit-learn imports as slowly as torch."""
     package = importlib.util.find_spec("sklearn")
     if package is not None and package.origin is not None:
         file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
         if file.exists():
             return np.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits  # wherever it has it
+    from sklearn.datasets import load_digits  # knows where another version keeps the file
 
     raw = load_digits()
     return np.column_stack([raw.data, raw.target])
@@ -107,7 +112,7 @@ def _cifar(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Callab
         try:
             if config.download:
                 root.mkdir(parents=True, exist_ok=True)
-                with FileLock(root / f".{name}.lock"):  # the ranks of a host share the folder: one fetches
+                with FileLock(root / f".{name}.lock"):  # one of the ranks of a host downloads, the others wait
                     cls(root, train=True, download=True)
             parts = [cls(root, train=train) for train in (True, False)]
         except (RuntimeError, OSError) as error:
@@ -131,12 +136,12 @@ def _cifar(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Callab
 def _folder(config: DataConfig, seed: int) -> DataSet:
     from hvd_train.data.folder import open_folder
 
-    assert config.data_dir is not None  # DataConfig has checked it
+    assert config.data_dir is not None  # checked by DataConfig
     return open_folder(config.data_dir, config)
 
 
 def _synthetic(config: DataConfig, seed: int) -> DataSet:
-    """Random images of 1,000 classes, to measure throughput: 256 different ones, however many are asked for."""
+    """Return random images of 1,000 classes, to measure throughput: 256 different ones, however many are asked for."""
     size = config.image_size or 224
     generator = torch.Generator().manual_seed(seed)
     rows = min(256, config.synthetic_samples)

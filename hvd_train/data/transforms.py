@@ -1,4 +1,4 @@
-"""Random changes to single images in loader processes, by torchvision: what a config adds to those of the data set."""
+"""Random changes by torchvision: of single images in loader processes, and mixes of the images of a micro-batch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Any
 
 from torch import Tensor
 from torchvision.transforms import v2
+from typing_extensions import override
 
 from hvd_train.config import DataConfig
-from hvd_train.data.dataset import Arrays, Mark, unmarked
+from hvd_train.data.dataset import Arrays, Mark, Staged, unmarked
 
 
 def training_transform(config: DataConfig, usual: Sequence[Any], mean: tuple[float, ...]) -> v2.Compose:
-    """`usual`, then what the config adds, in the order of torchvision's training references, for uint8 images.
+    """Return a transform of uint8 images: the `usual` ones of the data set, then what the config adds.
 
-    TrivialAugment: Müller and Hutter, arXiv 2103.10158. RandAugment: Cubuk et al., arXiv 1909.13719, with their
-    2 operations of magnitude 9. Random erasing: Zhong et al., arXiv 1708.04896, with the mean colour.
+    The order is that of torchvision's training references. TrivialAugment: Müller and Hutter, arXiv 2103.10158.
+    RandAugment: Cubuk et al., arXiv 1909.13719, with their 2 operations of magnitude 9. Random erasing: Zhong et al.,
+    arXiv 1708.04896, filled with the colour `mean` (values 0..1).
     """
     steps = list(usual)
     if config.augment == "trivial":
@@ -28,20 +30,23 @@ def training_transform(config: DataConfig, usual: Sequence[Any], mean: tuple[flo
     return v2.Compose(steps or [v2.Identity()])
 
 
-class Items:
-    """A data set in memory, item by item, with a transform."""
+class Items(Staged):
+    """A data set in memory whose images are read and transformed one by one."""
 
     def __init__(self, arrays: Arrays, transform: Any) -> None:
         self.arrays, self._transform = arrays, transform
 
+    @override
     def __len__(self) -> int:
         return len(self.arrays)
 
+    @override
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.staged_item(index, unmarked)
 
+    @override
     def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
-        """The same, which tells `mark` when it is read and changed."""
+        """Return an item, and call `mark` after "read" and "augment"."""
         row = index % len(self.arrays.images)
         image, label = self.arrays.images[row], int(self.arrays.labels[row])
         mark("read")
@@ -51,10 +56,11 @@ class Items:
 
 
 class Mix:
-    """mixup and cutmix of a micro-batch (Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899).
+    """Mixup or cutmix of a micro-batch (Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899).
 
-    At least one of them is asked for. Within a micro-batch, so that it is the same whichever rank takes it; its numbers
-    are drawn from torch's default generator.
+    The config asks for at least one of them; where it asks for both, each micro-batch gets either with equal chance.
+    Images are mixed within a micro-batch, so that the result is the same whichever rank computes it. The random numbers
+    are those of torch's default generator.
     """
 
     def __init__(self, config: DataConfig, num_classes: int) -> None:
@@ -66,6 +72,6 @@ class Mix:
         self._mix = mixers[0] if len(mixers) == 1 else v2.RandomChoice(mixers)
 
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Images [n, c, h, w] float and class numbers [n] to images alike and shares of the classes [n, classes]."""
+        """Return mixed images [n, c, h, w] and targets [n, classes] for images of that shape and class numbers [n]."""
         mixed: tuple[Tensor, Tensor] = self._mix(images, targets)
         return mixed

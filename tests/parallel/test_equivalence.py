@@ -69,7 +69,7 @@ def test_timing_changes_no_bit(world: World) -> None:
 def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> None:
     """With fp16 on the wire and a loss scale that is too large no rank steps, and all halve their scale."""
     from hvd_train import Config
-    from hvd_train.data.loader import Batch, MicroBatch
+    from hvd_train.data.batches import Batch, MicroBatch
     from hvd_train.progress.order import Cut
     from hvd_train.step import Step, Votes
     from tests.support.worlds import own_generator

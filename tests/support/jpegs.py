@@ -1,21 +1,26 @@
-"""Class folders of real JPEG files, made from scikit-learn's handwritten digits."""
+"""Image files: class folders of scikit-learn's handwritten digits as JPEG files, and images of noise."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image
+import torch
+from PIL import Image, ImageOps
 from sklearn.datasets import load_digits
+from torch import Tensor
 
 SIDE = 32
 
 
 def digits(root: Path, classes: Iterable[int] = range(10), most: int | None = None, *, test: bool = False) -> Path:
-    """Each digit as a JPEG of 32 x 32 pixels under train/ and val/ (every fifth), and test/ where it is wanted.
+    """Write each digit as a JPEG of 32 x 32 pixels below train/ or val/ (one in five); return the folder of both.
 
-    Classes from 10 on are the same digits as negatives; `most`: so many images of a class in each split.
+    Classes from 10 on are negatives of the same digits. `most` limits the images of a class in each split, and `test`
+    adds test/.
     """
     raw = load_digits()
     for number in classes:
@@ -33,3 +38,22 @@ def _write(folder: Path, images: np.ndarray, *, negative: bool) -> None:
         grey = (values * (255 / 16)).astype(np.uint8)
         image = Image.fromarray(255 - grey if negative else grey).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
         image.convert("RGB").save(folder / f"{number:04}.jpg", quality=95)
+
+
+def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    """Return an image in which no pixel is like its neighbour; images of the same size are equal."""
+    values = np.random.default_rng(width * 1000 + height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(values).convert(mode)
+
+
+def encoded(image: Image.Image, kind: str = "jpeg", **options: Any) -> bytes:
+    """Return the content of a file with this image."""
+    file = BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def whole(data: bytes) -> Tensor:
+    """Return all pixels [3, height, width] of an image file as Pillow decodes them, upright."""
+    with Image.open(BytesIO(data)) as image:
+        return torch.from_numpy(np.array(ImageOps.exif_transpose(image).convert("RGB"))).permute(2, 0, 1)

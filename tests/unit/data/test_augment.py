@@ -1,4 +1,4 @@
-"""Batch augmentation against a slow, plain one."""
+"""Augmentation of whole batches, compared with a plain one of single images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_train.progress import order
 
 
 def cropped(image: Tensor, uniforms: Tensor, padding: int) -> Tensor:
-    """One image, written out."""
+    """Return one image, shifted and mirrored by plain indexing."""
     _, height, width = image.shape
     padded = F.pad(image, (padding,) * 4)
     top, left = (int(u * (2 * padding + 1)) for u in uniforms[:2])
@@ -21,7 +21,7 @@ def cropped(image: Tensor, uniforms: Tensor, padding: int) -> Tensor:
 
 
 def test_crop_and_flip_is_the_slow_one_image_by_image() -> None:
-    """Shifts in both directions, by all amounts, mirrored and not; height and width are not mixed up."""
+    """Shifts in both directions by all amounts, mirrored or not, are those of the plain version."""
     images = torch.arange(64 * 3 * 6 * 5.0).view(64, 3, 6, 5)
     uniforms = torch.from_numpy(order.uniforms(1, 2, np.arange(64), 3))
     result = crop_and_flip(padding=2).apply(images, uniforms)
@@ -30,7 +30,7 @@ def test_crop_and_flip_is_the_slow_one_image_by_image() -> None:
 
 
 def test_crop_stays_within_the_padding_at_both_ends() -> None:
-    """The smallest and the largest number give the whole shift and no index beyond."""
+    """The smallest and the largest random number shift by the whole padding and not beyond it."""
     images = torch.ones(2, 1, 4, 4)
     ends = torch.tensor([[0.0, 0.0, 0.0], [1 - 2**-24] * 3])
     result = crop_and_flip(padding=1).apply(images, ends)
@@ -41,7 +41,7 @@ def test_crop_stays_within_the_padding_at_both_ends() -> None:
 
 
 def test_an_affine_change_of_nothing_is_the_image() -> None:
-    """Numbers in the middle of their range neither turn, move nor zoom."""
+    """Random numbers in the middle of their range neither turn, move nor zoom an image."""
     images = torch.cos(torch.arange(3 * 64.0).view(3, 1, 8, 8))
     result = affine_jitter(degrees=10, shift=0.1, scale=0.1).apply(images, torch.full((3, 4), 0.5))
     torch.testing.assert_close(result, images, atol=1e-5, rtol=0)

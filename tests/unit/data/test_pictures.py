@@ -1,24 +1,18 @@
-"""Image files: parts of them are those of the whole, whoever decodes, and nothing is kept."""
+"""Parts of image files are those of the whole image, whichever decoder reads them."""
 
 from __future__ import annotations
 
 import random
-from io import BytesIO
-from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
-from PIL import Image, ImageOps
-from torch import Tensor
-from torchvision.transforms import v2
+from PIL import Image
 
 from hvd_train.data import pictures
-from hvd_train.data.folder import ImageFolder, Middle, RandomCrop
 from hvd_train.data.pictures import UNREADABLE, Picture
+from tests.support.jpegs import encoded, noise, whole
 
 WAYS: dict[str, dict[str, Any]] = {
     "4:4:4": {"subsampling": 0},
@@ -31,34 +25,15 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
-    """An image in which no pixel is like its neighbour; the same for the same size."""
-    values = np.random.default_rng(width * 1000 + height).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(values).convert(mode)
-
-
-def encoded(image: Image.Image, kind: str = "jpeg", **options: Any) -> bytes:
-    """The bytes of a file."""
-    file = BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
-def whole(data: bytes) -> Tensor:
-    """All pixels [3, height, width] as Pillow shows them, the right way up."""
-    with Image.open(BytesIO(data)) as image:
-        return torch.from_numpy(np.array(ImageOps.exif_transpose(image).convert("RGB"))).permute(2, 0, 1)
-
-
 def test_this_package_has_its_decoder_of_parts() -> None:
-    """Where it was installed with a compiler, as here; without it all is as right, and slower."""
+    """A package that was installed with a compiler, as for these tests, has the faster decoder."""
     assert pictures.region_library() is not None
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_a_part_of_a_jpeg_is_that_of_the_whole(way: str, mode: str) -> None:
-    """Bit for bit, wherever it lies on the grid of blocks, and it is not all that was decoded."""
+    """A part is equal to the bit, wherever it lies on the grid of blocks, and the rest is not decoded."""
     if mode == "L" and way == "without colour transform":
         return
     chance = random.Random(way)
@@ -74,42 +49,18 @@ def test_a_part_of_a_jpeg_is_that_of_the_whole(way: str, mode: str) -> None:
         assert picture._whole is None
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_random_crops_are_those_of_torchvision(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the same random numbers the same image, bit for bit, of any shape: so the distribution is the same."""
-    if not compiled:
-        monkeypatch.setattr(pictures, "region_library", lambda: None)
-    usual = v2.Compose([v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip()])
-    ours = RandomCrop(24)
-    for width, height in ((500, 375), (33, 47), (300, 20), (9, 120)):  # the last two: no part fits, the middle is taken
-        data = encoded(noise(width, height), quality=90)
-        picture, expected = Picture(data), whole(data)
-        for seed in range(25):
-            torch.manual_seed(seed)
-            found = ours(picture)
-            torch.manual_seed(seed)
-            assert torch.equal(found, usual(expected)), (width, height, seed)
-
-
-def test_the_middle_is_that_of_torchvision() -> None:
-    """Evaluation sees what Resize and CenterCrop make of the whole image."""
-    data = encoded(noise(250, 190))
-    usual = v2.Compose([v2.Resize(64, antialias=True), v2.CenterCrop(56)])
-    assert torch.equal(Middle(64, 56)(Picture(data)), usual(whole(data)))
-
-
 @pytest.mark.parametrize(
     ("mode", "kind"),
     [("RGB", "png"), ("L", "png"), ("P", "png"), ("RGBA", "png"), ("1", "png"), ("CMYK", "jpeg"), ("RGB", "webp")],
 )
 def test_other_formats_come_as_pillow_shows_them(mode: str, kind: str) -> None:
-    """In red, green and blue."""
+    """Files of other formats and modes become red, green and blue pixels as Pillow converts them."""
     data = encoded(noise(30, 20, mode), kind)
     assert torch.equal(Picture(data).part(3, 4, 20, 10), whole(data)[:, 4:14, 3:23])
 
 
 def test_sixteen_bits_become_the_upper_eight() -> None:
-    """Pillow's conversion alone would show all but the darkest of these as white."""
+    """Images of 16 bits are scaled to 8; Pillow's conversion alone would make all but the darkest values white."""
     values = np.arange(0, 65536, 256, dtype=np.uint16).reshape(16, 16)
     part = Picture(encoded(Image.fromarray(values), "png")).part(0, 0, 16, 16)
     assert torch.equal(part[1].flatten(), torch.arange(256, dtype=torch.uint8))
@@ -117,7 +68,7 @@ def test_sixteen_bits_become_the_upper_eight() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_turned_image_is_set_upright(orientation: int) -> None:
-    """As its Exif data say; a camera that was held upright says so, too, and costs no speed."""
+    """An image is turned as its Exif data say; one that is marked as upright is still decoded in part only."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(noise(40, 24), exif=exif)
@@ -128,7 +79,7 @@ def test_a_turned_image_is_set_upright(orientation: int) -> None:
 
 
 def test_a_file_that_was_cut_off_is_unreadable() -> None:
-    """Wherever it was cut, even where all that is looked at was still there."""
+    """A file that was cut off is refused wherever it was cut, even below the part that is asked for."""
     data = encoded(noise(64, 64), quality=90)
     for length in range(0, len(data), 97):
         with pytest.raises(UNREADABLE):
@@ -136,7 +87,7 @@ def test_a_file_that_was_cut_off_is_unreadable() -> None:
 
 
 def test_a_damaged_file_is_unreadable_or_as_pillow_shows_it() -> None:
-    """Bytes changed anywhere: no crash, no exit of the process, and no pixels of our own invention."""
+    """Changed bytes lead to an error or to the pixels that Pillow decodes, and never end the process."""
     chance, sound = random.Random(1), encoded(noise(48, 40), quality=80)
     same = 0
     for _ in range(400):
@@ -158,35 +109,3 @@ def test_a_damaged_file_is_unreadable_or_as_pillow_shows_it() -> None:
             assert torch.equal(part, expected[:, high // 2 :, wide // 2 :][:, :high, :wide])
             same += 1
     assert same > 100
-
-
-@pytest.fixture
-def many() -> Path:
-    """A class folder with 60 names for one photograph of 1500 x 1000 pixels, 4.5 MB when decoded."""
-    root = Path("many")
-    (root / "a").mkdir(parents=True)
-    (root / "a" / "00.jpg").write_bytes(encoded(noise(1500, 1000), quality=60))
-    for number in range(1, 60):
-        (root / "a" / f"{number:02}.jpg").hardlink_to(root / "a" / "00.jpg")
-    return root
-
-
-def test_a_data_set_is_never_in_memory(many: Path) -> None:
-    """After all files were read, 270 MB of pixels, the process has not grown by a tenth of that."""
-    images = ImageFolder(many, ["a"], RandomCrop(32))
-    images[0]
-    before = psutil.Process().memory_info().rss
-    for number in range(len(images)):
-        images[number]
-    assert psutil.Process().memory_info().rss - before < 27e6
-
-
-def test_loader_processes_share_the_list_of_files(many: Path) -> None:
-    """What is sent to each of them does not grow with the number of files, so neither do their copies."""
-    few = ImageFolder(many, ["a"], RandomCrop(32))
-    for number in range(60, 260):
-        (many / "a" / f"with a long name {number:03}.jpg").hardlink_to(many / "a" / "00.jpg")
-    more = ImageFolder(many, ["a"], RandomCrop(32))
-    assert (len(few), len(more)) == (60, 260)
-    assert few.path(7) == more.path(7) == many / "a" / "07.jpg"
-    assert abs(len(ForkingPickler.dumps(more)) - len(ForkingPickler.dumps(few))) < 100

@@ -1,4 +1,4 @@
-"""Random changes beyond the data set's own: by sample, in whatever process, and mixes within a micro-batch."""
+"""Random changes of single images beyond the data set's own, and mixes within a micro-batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EVERYTHING: dict[str, Any] = {
 
 @pytest.mark.parametrize(("augment", "kind"), [("trivial", v2.TrivialAugmentWide), ("rand", v2.RandAugment)])
 def test_policies_come_after_the_usual_changes_and_before_erasing(augment: str, kind: type) -> None:
-    """As in torchvision's references; what is erased gets the mean colour."""
+    """The order is that of torchvision's references; erased parts get the mean colour."""
     config = DataConfig(data="cifar10", augment=augment, random_erasing=0.25)  # type: ignore[arg-type]
     steps = training_transform(config, [v2.RandomHorizontalFlip()], (0.5, 0.4, 0.3)).transforms
     assert [type(step) for step in steps] == [v2.RandomHorizontalFlip, kind, v2.RandomErasing]
@@ -42,7 +42,7 @@ def test_policies_come_after_the_usual_changes_and_before_erasing(augment: str, 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sample_is_changed_the_same_way_in_whatever_process(workers: int) -> None:
-    """Weights after an epoch with TrivialAugment and erasing do not depend on loader processes."""
+    """Weights after an epoch with TrivialAugment and random erasing do not depend on loader processes."""
     config = small_config(augment="trivial", random_erasing=0.5, epochs=1, workers=workers)
     _, weights = trained(LocalWorld(), config)
     _, again = trained(LocalWorld(), config.replace(workers=0, output_dir=Path("again")))
@@ -52,7 +52,7 @@ def test_a_sample_is_changed_the_same_way_in_whatever_process(workers: int) -> N
 
 
 def test_images_in_memory_are_changed_one_by_one() -> None:
-    """What is usual for the data set is not applied a second time to the batch."""
+    """The usual changes of the data set are not applied a second time to the batch."""
     plain = sources.open_data(DataConfig(data="digits"), seed=0)
     changed = sources.open_data(DataConfig(data="digits", augment="rand"), seed=0)
     assert isinstance(plain.train, Arrays)
@@ -67,13 +67,13 @@ def test_images_in_memory_are_changed_one_by_one() -> None:
 
 
 def test_a_data_set_of_items_has_its_own_changes() -> None:
-    """`--augment trivial` with such data is refused, not ignored."""
+    """`--augment trivial` is refused, not ignored, for data whose items are made by the user."""
     with pytest.raises(UsageError, match=r"do not go with --data tests\.support\.runs:mapped_digits"):
         sources.open_data(DataConfig(data="tests.support.runs:mapped_digits", augment="trivial"), seed=0)
 
 
 def test_mixup_blends_images_and_targets_alike() -> None:
-    """Each is share * itself + (1 - share) * its neighbour, and so are the targets."""
+    """An image becomes share * itself + (1 - share) * its neighbour, and so does its target."""
     torch.manual_seed(3)
     images, targets = torch.rand(4, 1, 5, 5), torch.tensor([0, 1, 2, 3])
     mixed, shares = Mix(DataConfig(mixup=1.0), 4)(images, targets)
@@ -84,7 +84,7 @@ def test_mixup_blends_images_and_targets_alike() -> None:
 
 
 def test_cutmix_shares_are_those_of_the_area() -> None:
-    """Targets follow the pixels that were taken from the neighbour."""
+    """The share of a target is that of the pixels that were not taken from the neighbour."""
     torch.manual_seed(4)
     images, targets = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 1, 16, 16), torch.arange(4)
     mixed, shares = Mix(DataConfig(cutmix=1.0), 4)(images, targets)

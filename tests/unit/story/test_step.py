@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train import Config
-from hvd_train.data.loader import Batch, MicroBatch
+from hvd_train.data.batches import Batch, MicroBatch
 from hvd_train.errors import RankLost
 from hvd_train.progress.order import Cut
 from hvd_train.state import TrainState, to_host

@@ -1,0 +1,84 @@
+"""Batches on the device: what they hold, what a loader of them can do, and how the next one is prepared early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from hvd_train.data.dataset import Mark
+from hvd_train.progress.order import Assignment, Indices
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One slot of a step, ready for the model: inputs [n, c, h, w] float, targets [n], sample numbers [n].
+
+    `number` is that of the slot within its step.
+    """
+
+    number: int
+    inputs: Tensor
+    targets: Tensor
+    samples: Indices
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's part of a step; `size` (in samples) and `num_slots` are those of the whole global batch."""
+
+    size: int
+    num_slots: int
+    micro_batches: tuple[MicroBatch, ...]
+
+
+class Loader(Protocol):
+    """Turns the assignments of a rank into batches on its device, an epoch at a time."""
+
+    num_samples: int
+
+    def start(self) -> None:
+        """Start what takes long to start, so that the first batch arrives as fast as any other."""
+
+    def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
+        """Yield the batches of these assignments of an epoch, in their order.
+
+        Raises UsageError where a sample cannot be read or the samples of a batch do not fit together.
+        """
+
+    def watch(self, mark: Mark) -> None:
+        """Call `mark`, from now on, at the end of each stage that images go through in this process."""
+
+    def close(self) -> None:
+        """End the loader processes, if there are any."""
+
+
+class Ahead:
+    """An iterator over batches that can prepare the next one early, while ranks still add up their gradients."""
+
+    def __init__(self, batches: Iterator[Batch], mark: Mark) -> None:
+        """Call `mark` with "data" whenever a batch is ready, or has failed to be."""
+        self._batches, self._mark = batches, mark
+        self._next: Batch | Exception | None = None
+
+    def prepare(self) -> None:
+        """Make the next batch ready. An error in doing so is kept, and raised when that batch is asked for."""
+        try:
+            self._next = next(self._batches)
+        except Exception as error:  # noqa: BLE001  # a data set may raise anything; StopIteration ends the batches
+            self._next = error
+        self._mark("data")
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._next is None:
+            self.prepare()
+        batch, self._next = self._next, None
+        if isinstance(batch, Exception):
+            raise batch
+        assert batch is not None
+        return batch

@@ -1,0 +1,18 @@
+"""From stored images to the input of the model."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_train.data.dataset import DataSet
+from hvd_train.data.prepare import Prepare
+from tests.support.batches import CPU
+
+
+def test_images_are_scaled_resized_normalised_and_coloured_in_this_order() -> None:
+    """Bytes are scaled to 0..1, then resized, then normalised, then repeated as three channels."""
+    data = DataSet((), None, ("a",), channels=1, mean=(0.5,), std=(0.25,))  # type: ignore[arg-type]
+    prepare = Prepare(data, CPU, image_size=4, augment=None, colour=True)
+    result = prepare(torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), None)
+    assert result.shape == (2, 3, 4, 4)
+    assert torch.equal(result, torch.full((2, 3, 4, 4), 2.0))
