@@ -2,13 +2,13 @@
 """Build Horovod 0.28.1 for the PyTorch, CUDA, MPI and Python of this environment, and install it.
 
     python packaging/build_horovod.py             build (or take from the cache) and install
-    python packaging/build_horovod.py --dry-run   say what was found and what would be built
+    python packaging/build_horovod.py --dry-run   print what was found and what would be built
 
-Run it with the python of the environment that Horovod is for: torch must be there already. It needs nothing
-else but a C++ compiler, make and Python's headers. The release comes from the package index by version and
-digest, gets the patches and the new files that lie beside this one, and is built with Gloo, with MPI where there
+Run it with the Python of the environment that Horovod is for, in which torch is installed already. Besides, it
+needs only a C++ compiler, make and Python's headers. The release comes from the package index by version and
+digest, gets the patches and the new files that lie beside this file, and is built with Gloo, with MPI where there
 is one, and with NCCL where torch has CUDA. The wheel stays in a cache ($XDG_CACHE_HOME/hvd_train), so that the
-next environment of the same kind installs in seconds.
+next environment of the same kind installs it in seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Beside this file, also where Python was told not to look there (-P, -I, PYTHONSAFEPATH).
+# Import from the folder of this file even where Python is not to look there by itself (-P, -I, PYTHONSAFEPATH).
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from horovod_build.cache import WheelCache
@@ -34,17 +34,19 @@ from horovod_build.wheel import obtain_wheel
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line; a wrong one ends the process with a usage message."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry-run", action="store_true", help="say what was found and the key; build nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what was found and the key; build nothing")
     parser.add_argument("--list-patches", action="store_true", help="list the patches with their reasons")
-    parser.add_argument("--force", action="store_true", help="build and install even where that was done before")
-    parser.add_argument("--jobs", type=int, metavar="N", help="compilers at a time (default: processors, by memory)")
+    parser.add_argument("--force", action="store_true", help="build and install even if that was done before")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="compilers at a time (default: by processors and free memory)"
+    )
     parser.add_argument("--wheel-dir", type=Path, metavar="DIR", help="put the wheel there; install nothing")
     parser.add_argument(
         "--without-patches",
         action="store_true",
-        help="the release as published, with only what compiling needs (for comparison)",
+        help="build the release with only the patches that compiling needs (for comparison)",
     )
     parser.add_argument("--without-mpi", action="store_true", help="Gloo only, even where there is an MPI")
     parser.add_argument("--without-cuda", action="store_true", help="for CPUs only, even where torch has CUDA")
@@ -65,7 +67,7 @@ def listed(patch: Patch) -> str:
 
 
 def describe(plan: Plan) -> list[str]:
-    """What was found, in lines."""
+    """Return lines that say what was found on the machine and what will be built."""
     cuda = plan.cuda
     if cuda:
         archs = ", ".join(str(arch) for arch in cuda.archs)
@@ -84,7 +86,7 @@ def describe(plan: Plan) -> list[str]:
 
 
 def install(wheel: Path, plan: Plan, force: bool) -> None:
-    """Install the wheel, with the few pure Python packages it needs, and see that it loads."""
+    """Install the wheel and the few pure Python packages that it needs, and check that it loads. Raises BuildError."""
     installed = installed_version("horovod")
     if installed == plan.version and not force:
         say(f"{plan.version} is installed already")
@@ -99,16 +101,16 @@ def install(wheel: Path, plan: Plan, force: bool) -> None:
 
 
 def must_run(problem: str, command: list[str]) -> None:
-    """Run a command quietly, or raise an error that quotes the end of what it complained about."""
+    """Run a command without showing its output. Raises BuildError, with its last lines of stderr, where it fails."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise BuildError(problem, *(f"  {line}" for line in result.stderr.splitlines()[-4:]))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Build and install as the command line says, and return the exit code."""
     options = parse_options(arguments)
-    # SIGTERM ends as Ctrl-C does: nothing is left running or lying about.
+    # SIGTERM ends the build as Ctrl-C does, so that no compiler keeps running and no temporary folder stays.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.list_patches:

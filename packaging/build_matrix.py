@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Build and run Horovod at the ends of what is supported, one environment after the other; write the table.
+"""Build and run Horovod in the oldest, the newest and unusual environments; write the table of what works.
 
-    python packaging/build_matrix.py                 all rows (some 10 minutes each; 6 GB of disk for one)
-    python packaging/build_matrix.py --row py313     one row; the others keep the result they have
+    python packaging/build_matrix.py                 all rows (about 10 minutes each; 6 GB of disk at a time)
+    python packaging/build_matrix.py --row py313     one row; the others keep their results
     python packaging/build_matrix.py --list          the rows
 
 Each row makes an environment, installs its packages, builds a wheel with build_horovod.py and runs two ranks
@@ -33,7 +33,7 @@ HEADER = "| row | python | torch | CUDA | MPI | compiler | build | what ran on 2
 
 @dataclass(frozen=True)
 class Row:
-    """One environment: a Python, packages, and options of the builder."""
+    """One row of the table, an environment: a Python, packages, and options for the builder."""
 
     name: str
     python: str
@@ -54,7 +54,7 @@ ROWS = (
 
 
 def worker() -> None:
-    """What each of the two ranks runs."""
+    """Run the operations that are tested, as one of two ranks. Raises AssertionError where a result is wrong."""
     import horovod.torch as hvd
     import torch
 
@@ -83,7 +83,7 @@ def worker() -> None:
 
 
 def find_python(version: str) -> str | None:
-    """A Python of this version: on the PATH or among pyenv's."""
+    """Return the path of a Python of this version on the PATH or among those of pyenv; None where there is none."""
     if found := shutil.which(f"python{version}"):
         probe = subprocess.run(
             [found, "-c", "import sys; print(sys.version)"], capture_output=True, text=True, check=False
@@ -96,7 +96,10 @@ def find_python(version: str) -> str | None:
 
 
 def run(command: list[str], env: dict[str, str], limit_s: float = 3600) -> str:
-    """Run a command; returns what it printed, or raises with the end of that."""
+    """Run a command and return its output.
+
+    Raises RuntimeError with the last lines of the output where it fails, and TimeoutExpired after `limit_s` seconds.
+    """
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=limit_s)
     printed = result.stdout + result.stderr
     if result.returncode != 0:
@@ -107,15 +110,15 @@ def run(command: list[str], env: dict[str, str], limit_s: float = 3600) -> str:
 
 
 def controllers(python: str, env: dict[str, str], with_mpi: bool) -> list[str]:
-    """Run the two ranks under each controller; returns a word on each."""
+    """Run the two ranks under each controller and return a text on each: its name, and FAILED if it has failed."""
     horovodrun = [python, "-m", "horovod.runner.launch", "-np", "2"]
-    two = [python, str(Path(__file__).resolve()), "--worker"]
-    commands = {"horovodrun --gloo": [*horovodrun, "--gloo", *two]}
+    ranks = [python, str(Path(__file__).resolve()), "--worker"]
+    commands = {"horovodrun --gloo": [*horovodrun, "--gloo", *ranks]}
     if with_mpi:
         mpirun = shutil.which("mpirun", path=env["PATH"]) or "mpirun"
         root = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in run([mpirun, "--version"], env) else []
-        commands["horovodrun --mpi"] = [*horovodrun, "--mpi", *two]
-        commands["mpirun"] = [mpirun, *root, "-np", "2", *two]
+        commands["horovodrun --mpi"] = [*horovodrun, "--mpi", *ranks]
+        commands["mpirun"] = [mpirun, *root, "-np", "2", *ranks]
     words = []
     for name, command in commands.items():
         try:
@@ -128,7 +131,7 @@ def controllers(python: str, env: dict[str, str], with_mpi: bool) -> list[str]:
 
 
 def try_row(row: Row, folder: Path) -> str:
-    """Make the environment, build, run; returns the row of the table."""
+    """Make the environment, build Horovod in it and run it; return the line of the table. Raises RuntimeError."""
     python = find_python(row.python)
     if python is None:
         return f"| {row.name} | {row.python} | | | | | | not run: there is no Python {row.python} |"
@@ -160,7 +163,7 @@ def try_row(row: Row, folder: Path) -> str:
 
 
 def write_table(results: dict[str, str]) -> None:
-    """Put the new rows into the page; rows that were not run stay."""
+    """Write the new rows into the page, where rows that were not run stay."""
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(START)
     table, _, after = rest.partition(END)
@@ -172,10 +175,10 @@ def write_table(results: dict[str, str]) -> None:
 
 
 def main() -> int:
-    """Returns the exit code: 1 where a row failed."""
+    """Run the chosen rows and return the exit code, 1 where one has failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", action="append", choices=[row.name for row in ROWS], help="only this row (repeatable)")
-    parser.add_argument("--folder", type=Path, help="keep the environments there, and use them again")
+    parser.add_argument("--folder", type=Path, help="keep the environments in this folder, and use them again")
     parser.add_argument("--list", action="store_true", help="print the rows")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

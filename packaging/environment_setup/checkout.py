@@ -1,4 +1,4 @@
-"""What there is to do in a checkout: its folders, its lists of packages, and a key for each step."""
+"""The folders of a checkout, the lists of packages to install, and a key for each step of a set-up."""
 
 import hashlib
 import os
@@ -17,28 +17,28 @@ class Checkout(NamedTuple):
 
     @property
     def venv(self) -> Path:
-        """The environment."""
+        """The folder of the environment."""
         return self.root / ".venv"
 
     @property
     def python(self) -> Path:
-        """The environment's python."""
+        """The Python of the environment."""
         return self.venv / "bin" / "python"
 
     @property
     def log(self) -> Path:
-        """All that the steps print."""
+        """The file with everything that the steps print."""
         return self.root / "build" / "setup.log"
 
 
 class Choice(NamedTuple):
-    """What the machine has of its own, and the package index is therefore not asked for."""
+    """What this machine has of its own and is therefore not taken from the package index; None where it has nothing."""
 
     mpicxx: Optional[str]
     cuda_home: Optional[str]
 
     def requirement_files(self) -> List[str]:
-        """The lists of packages to install."""
+        """Return the names of the lists of packages to install."""
         names = ["run.txt", "build.txt", "dev.txt"]
         if self.cuda_home is None:
             names.append("nvcc.txt")
@@ -48,7 +48,7 @@ class Choice(NamedTuple):
 
 
 def find_choice(checkout: Checkout) -> Choice:
-    """Look for an MPI and a CUDA compiler outside the environment."""
+    """Look for an MPI and for a CUDA compiler of the right generation outside the environment."""
     own = checkout.venv / "bin"
     folders = [folder for folder in os.get_exec_path() if folder and not same_folder(Path(folder), own)]
     mpicxx = shutil.which("mpicxx", path=os.pathsep.join(folders))
@@ -61,19 +61,19 @@ def find_choice(checkout: Checkout) -> Choice:
 
 
 def cuda_generation(constraints: str) -> str:
-    """The major version of CUDA that the pinned torch is built for."""
+    """Return the major version of CUDA that the pinned torch is built for, or "" where it is not pinned."""
     match = re.search(r"^cuda-toolkit==(\d+)\.", constraints, re.MULTILINE)
     return match.group(1) if match else ""
 
 
 def nvcc_generation(home: Path) -> str:
-    """The major version of the nvcc in a CUDA folder; empty where there is none that runs."""
+    """Return the major version of the nvcc in a CUDA folder, or "" where there is none that runs."""
     match = re.search(r"release (\d+)\.", output_of([str(home / "bin" / "nvcc"), "--version"]))
     return match.group(1) if match else ""
 
 
 def digest_of(parts: Iterable[str], files: Iterable[Path]) -> str:
-    """One digest of some facts and of the content of some files."""
+    """Return one digest of these texts and of the names and contents of these files."""
     total = hashlib.sha256()
     for part in parts:
         total.update(part.encode() + b"\0")
@@ -83,7 +83,7 @@ def digest_of(parts: Iterable[str], files: Iterable[Path]) -> str:
 
 
 def step_keys(checkout: Checkout, choice: Choice, python_version: str) -> Dict[str, str]:
-    """A key for each step, made of all that the step depends on, the steps before it included."""
+    """Return a key for each step, a digest of everything that the step depends on, including the steps before it."""
     requirements = [checkout.root / "requirements" / name for name in ("constraints.txt", *choice.requirement_files())]
     builder = checkout.root / "packaging"
     recipe = [builder / "build_horovod.py", builder / "horovod.txt", *sorted(builder.glob("*.cmake"))]

@@ -1,4 +1,4 @@
-"""Room on the file systems that set-up writes to."""
+"""Free space on the file systems that a set-up writes to."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ GIB = 2**30
 
 
 def disk_problems(needs: Dict[Path, float]) -> List[str]:
-    """File systems with less free space than what will be written to them, in GiB."""
+    """Return a line for each file system with less free space than the GiB that will be written to its folders."""
     totals: Dict[int, float] = {}
     places: Dict[int, List[Path]] = {}
     for path, gib in needs.items():
@@ -30,17 +30,17 @@ def disk_problems(needs: Dict[Path, float]) -> List[str]:
 
 
 def has_room(path: Path, gib: float) -> bool:
-    """Whether a file system has that much left."""
+    """Return whether the file system of a path, which need not exist, has that much free space."""
     return shutil.disk_usage(str(existing(path))).free >= gib * GIB
 
 
 def existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
+    """Return the path, or the nearest folder above it that exists."""
     return path if path.exists() or path == path.parent else existing(path.parent)
 
 
 def size_of(folder: Path) -> int:
-    """Bytes that a folder takes."""
+    """Return the bytes on disk that a folder takes."""
     return sum(
         (Path(top) / name).lstat().st_blocks * 512
         for top, _, names in os.walk(str(folder))
@@ -50,7 +50,7 @@ def size_of(folder: Path) -> int:
 
 
 def pip_cache() -> Optional[Path]:
-    """Where pip keeps what it has downloaded; None where it is told not to."""
+    """Return the folder where pip keeps downloads, or None where its settings forbid that."""
     if os.environ.get("PIP_NO_CACHE_DIR", "").lower() in ("1", "true", "on", "yes"):
         return None
     return Path(os.environ.get("PIP_CACHE_DIR") or cache_home() / "pip")

@@ -1,4 +1,4 @@
-"""Python.h: whether the compiler finds it, and fetching it without root where Debian can."""
+"""Python.h: whether the compiler finds it, and how to fetch it without root from Debian."""
 
 import os
 import shutil
@@ -13,7 +13,10 @@ from environment_setup.show import note_command
 
 
 def has_python_headers(compiler: List[str], folders: Iterable[Path] = ()) -> bool:
-    """Ask the compiler itself, so that CPATH and the like count; without one, look for the file."""
+    """Return whether the compiler finds Python.h, by itself or in these folders.
+
+    The compiler is asked, so that CPATH and similar settings count. Without a compiler, look for the file.
+    """
     include = sysconfig.get_path("include")
     if not compiler:
         return any((Path(folder) / "Python.h").exists() for folder in [include, *map(str, folders)])
@@ -26,47 +29,47 @@ def has_python_headers(compiler: List[str], folders: Iterable[Path] = ()) -> boo
 
 
 def headers_problem() -> str:
-    """The line for a missing Python.h."""
+    """Return the line that says what to type where Python.h is missing."""
     line = "there is no Python.h for Python {}.{} (Horovod is an extension module): apt install {}"
     return line.format(*sys.version_info[:2], package_of_python("-dev"))
 
 
 def is_system_python() -> bool:
-    """Whether this is the Python of the machine's package tool."""
+    """Return whether this is the Python that the system's package manager installed."""
     return os.path.realpath(sys.executable) == os.path.realpath("/usr/bin/python3")
 
 
 def package_of_python(suffix: str) -> str:
-    """The name of the Debian package that completes this Python."""
+    """Return the name of the Debian package that adds a part to this Python: "-dev" or "-venv"."""
     version = "3" if is_system_python() else "{}.{}".format(*sys.version_info[:2])
     return "python" + version + suffix
 
 
 def headers_folder() -> Path:
-    """Where headers that were fetched without root stay."""
+    """Return the folder that keeps headers fetched without root."""
     return cache_home() / "hvd_train" / "headers" / "python{}.{}".format(*sys.version_info[:2])
 
 
 def fetched_headers() -> List[Path]:
-    """The folders to put on CPATH once headers were fetched."""
+    """Return the folders of fetched headers, for CPATH."""
     include = headers_folder() / "usr" / "include"
     return [include / "python{}.{}".format(*sys.version_info[:2]), include]
 
 
 def can_fetch_headers() -> bool:
-    """Debian's tools can fetch a package without root, and its headers fit Debian's own Python."""
+    """Return whether Debian's tools are there, which fetch packages without root, and its headers fit this Python."""
     return is_system_python() and all(shutil.which(tool) for tool in ("apt-get", "dpkg"))
 
 
 def fetch_headers(log: IO[bytes]) -> bool:
-    """Fetch and unpack Debian's package of Python's headers; true where they are there afterwards."""
+    """Fetch and unpack Debian's package of Python's headers, and return whether that succeeded."""
     package = "libpython{}.{}-dev".format(*sys.version_info[:2])
     folder = headers_folder()
     part = folder.with_name("{}.{}.part".format(folder.name, os.getpid()))
     lists = part / "lists"
     for empty in (lists / "partial", part / "archives" / "partial"):
         empty.mkdir(parents=True, exist_ok=True)
-    # The machine's own lists of packages may be empty (images) or old: then private ones.
+    # The system's lists of packages may be empty, as in images, or old: then fetch private ones and try again.
     private = ["-o", "Dir::State::lists={}/".format(lists), "-o", "Dir::Cache={}/".format(part)]
     try:
         for options in ([], private):
@@ -85,7 +88,7 @@ def fetch_headers(log: IO[bytes]) -> bool:
 
 
 def run_quietly(command: List[str], log: IO[bytes], cwd: Path) -> bool:
-    """Run a command with its output in the log; whether it succeeded."""
+    """Run a command with its output in the log, and return whether it succeeded."""
     note_command(command, log)
-    nothing = subprocess.DEVNULL
-    return subprocess.call(command, stdin=nothing, stdout=log, stderr=subprocess.STDOUT, cwd=str(cwd)) == 0
+    stdin, stderr = subprocess.DEVNULL, subprocess.STDOUT
+    return subprocess.call(command, stdin=stdin, stdout=log, stderr=stderr, cwd=str(cwd)) == 0

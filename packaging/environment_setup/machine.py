@@ -1,4 +1,4 @@
-"""What this machine answers."""
+"""What commands of this machine print, and where its folders are."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from typing import List
 
 
 def output_of(command: List[str]) -> str:
-    """What a command prints; nothing where it fails."""
+    """Return what a command prints on stdout, or "" where it fails or cannot be run."""
     try:
         return subprocess.check_output(command, stderr=subprocess.DEVNULL).decode(errors="replace")
     except (OSError, subprocess.CalledProcessError):
@@ -15,7 +15,7 @@ def output_of(command: List[str]) -> str:
 
 
 def same_folder(one: Path, other: Path) -> bool:
-    """Whether two paths lead to one folder."""
+    """Return whether two paths lead to the same existing folder."""
     try:
         return os.path.samefile(str(one), str(other))
     except OSError:
@@ -23,5 +23,5 @@ def same_folder(one: Path, other: Path) -> bool:
 
 
 def cache_home() -> Path:
-    """Where programs keep what they can use again."""
+    """Return the folder where programs keep what they can use again, such as downloads."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

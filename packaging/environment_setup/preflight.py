@@ -1,4 +1,4 @@
-"""What is missing on this machine, and what to type: told together, before anything is downloaded."""
+"""What is missing on this machine and what to type: all of it at once, before anything is downloaded."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ OLDEST_GCC = 11
 
 
 def machine_problems(venv_needed: bool) -> Tuple[List[str], bool]:
-    """What is missing on the machine, and whether Python's headers must be fetched."""
+    """Return a line for each thing that is missing, and whether Python's headers must be fetched."""
     if not sys.platform.startswith("linux"):
         return ["this is {}: Horovod and this project run on Linux".format(platform.system())], False
     problems = venv_problems() if venv_needed else []
@@ -38,7 +38,7 @@ def machine_problems(venv_needed: bool) -> Tuple[List[str], bool]:
 
 
 def python_problems(version: Tuple[int, int]) -> List[str]:
-    """Python too old, with what to type where a newer one is on the PATH."""
+    """Return a line if this Python is too old: what to type, naming a newer one if there is one on the PATH."""
     if version >= OLDEST_PYTHON:
         return []
     names = ["python3.{}".format(minor) for minor in range(NEWEST_PYTHON[1], OLDEST_PYTHON[1] - 1, -1)]
@@ -46,13 +46,13 @@ def python_problems(version: Tuple[int, int]) -> List[str]:
     advice = (
         "make PYTHON={} {}".format(found[0], os.environ.get("MAKE_GOAL", "env"))
         if found
-        else "install Python 3.10 to 3.13 and say make PYTHON=python3.X"
+        else "install Python 3.10 to 3.13 and type make PYTHON=python3.X"
     )
     return ["Python {}.{} is too old, 3.10 is the oldest supported: {}".format(*version, advice)]
 
 
 def venv_problems() -> List[str]:
-    """Debian keeps ensurepip, without which there is no pip in an environment, in a package of its own."""
+    """Return a line if Python cannot make an environment with pip: Debian has ensurepip in a package of its own."""
     try:
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
@@ -62,7 +62,7 @@ def venv_problems() -> List[str]:
 
 
 def compiler_command() -> List[str]:
-    """The C++ compiler: CXX, g++ or c++; empty where there is none."""
+    """Return the command of the C++ compiler, from CXX, g++ or c++; an empty list where there is none."""
     named = os.environ.get("CXX")
     for command in [shlex.split(named)] if named else [["g++"], ["c++"]]:
         if command and shutil.which(command[0]):
@@ -71,7 +71,7 @@ def compiler_command() -> List[str]:
 
 
 def compiler_problems(command: List[str]) -> List[str]:
-    """No compiler, or one that does not know C++20."""
+    """Return a line if there is no compiler, or one that is too old for C++20."""
     if not command:
         named = os.environ.get("CXX")
         what = "CXX names {}, which is not there".format(named) if named else "there is no C++ compiler"
@@ -83,6 +83,6 @@ def compiler_problems(command: List[str]) -> List[str]:
         if int(version.split(".")[0]) < OLDEST_GCC:
             return [
                 "g++ {} is too old: torch's headers take g++ {old} or newer; "
-                "apt install g++-{old} and say CXX=g++-{old} make".format(version, old=OLDEST_GCC)
+                "apt install g++-{old} and type CXX=g++-{old} make".format(version, old=OLDEST_GCC)
             ]
     return []

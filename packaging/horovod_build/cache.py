@@ -1,4 +1,4 @@
-"""What stays from one build to the next: the wheels, beside them sources and logs."""
+"""The cache of wheels, which stays from one build to the next."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from horovod_build.show import say
 
 
 def cache_folder() -> Path:
-    """Where wheels, sources and logs stay."""
+    """Return the folder that keeps wheels, sources and logs."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "hvd_train"
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class WheelCache:
-    """Finished wheels by key. A wheel appears whole or not at all, and a damaged one counts as absent."""
+    """Keeps finished wheels by key. A wheel appears whole or not at all, and a damaged one counts as absent."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_folder() / "wheels"
 
     def wheel(self, key: str) -> Path | None:
-        """The wheel of a key, if it is there and whole."""
+        """Return the wheel of a key, or None where it is absent or damaged."""
         entry = self.folder / key
         try:
             record = json.loads((entry / "wheel.json").read_text(encoding="utf-8"))
@@ -43,7 +43,7 @@ class WheelCache:
             return None
 
     def publish(self, key: str, wheel: Path, inputs: dict[str, Any]) -> Path:
-        """Put a wheel in, replacing a damaged one."""
+        """Put a wheel into the cache, replacing the one that is there, and return its path."""
         entry, part = self.folder / key, self.folder / f"{key}.part"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -56,12 +56,12 @@ class WheelCache:
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:
-        """Only one build of a key at a time; the lock ends with the process, however it ends."""
+        """Let one build of a key run at a time; the lock ends with the process, however it ends."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{key}.lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                say("another process builds the same wheel: waiting for it")
+                say("another process is building the same wheel: waiting for it")
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -1,4 +1,4 @@
-"""The CUDA compiler that goes with torch, and torch's NCCL."""
+"""The CUDA compiler that fits torch, and the NCCL of torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CUDA_ARCHS = (70, 75, 80, 86, 89, 90, 100, 120)  # V100, T4, A100, A10, L4 and 4
 
 @dataclass(frozen=True)
 class Cuda:
-    """A CUDA compiler that goes with torch's CUDA, and torch's NCCL."""
+    """A CUDA compiler that fits the CUDA of torch, and the NCCL of torch."""
 
     home: Path
     version: str
@@ -30,17 +30,17 @@ class Cuda:
 
 
 def find_cuda(torch: Torch) -> Cuda:
-    """A CUDA compiler of torch's major version, and torch's NCCL."""
+    """Return a CUDA compiler of torch's major version, with torch's NCCL. Raises BuildError where either is missing."""
     assert torch.cuda is not None
     major = torch.cuda.split(".")[0]
-    seen = []
+    others = []
     for home, from_index in cuda_homes(torch):
         version = nvcc_version(home)
         if version and version.split(".")[0] == major:
             nccl_version, library, include = find_nccl(torch, home)
             return Cuda(home, version, cuda_archs(home), nccl_version, library, include, from_index)
         if version:
-            seen.append(f"{version} in {home}")
+            others.append(f"{version} in {home}")
     install = (
         f"{shlex.quote(sys.executable)} -m pip install 'cuda-toolkit[nvcc,cccl]=={torch.cuda}.*'"
         if int(major) >= 13  # the wheels for CUDA 12 hold no nvcc
@@ -48,13 +48,13 @@ def find_cuda(torch: Torch) -> Cuda:
     )
     raise BuildError(
         f"torch {torch.version} has CUDA {torch.cuda}, and there is no nvcc {major}.x"
-        + (f" (but {', '.join(dict.fromkeys(seen))})" if seen else "")
+        + (f" (but {', '.join(dict.fromkeys(others))})" if others else "")
         + f": Horovod's GPU kernels need one; {install}, or add --without-cuda for a Horovod that trains on CPUs only"
     )
 
 
 def cuda_homes(torch: Torch) -> list[tuple[Path, bool]]:
-    """Folders that may hold a CUDA compiler, best first, and whether they are wheels of the package index."""
+    """Return folders that may hold a CUDA compiler, best first, and for each whether it is a wheel's."""
     named = [os.environ[name] for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     homes = [(Path(name), False) for name in named]
     homes += [(path, True) for path in sorted((torch.site / "nvidia").glob("cu[0-9][0-9]"))]
@@ -66,13 +66,16 @@ def cuda_homes(torch: Torch) -> list[tuple[Path, bool]]:
 
 
 def nvcc_version(home: Path) -> str | None:
-    """The release of the nvcc in a CUDA folder."""
+    """Return the release, such as 13.0, of the nvcc in a CUDA folder; None where there is none that runs."""
     match = re.search(r"release (\d+\.\d+)", output_of(home / "bin" / "nvcc", "--version"))
     return match.group(1) if match else None
 
 
 def find_nccl(torch: Torch, cuda_home: Path) -> tuple[str, Path, Path]:
-    """Version, library and headers of NCCL: torch's, or the one that HOROVOD_NCCL_HOME names."""
+    """Return version, library and folder of headers of NCCL: of HOROVOD_NCCL_HOME, or of torch.
+
+    Raises BuildError where there is none.
+    """
     roots = [Path(os.environ[name]) for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME") if os.environ.get(name)]
     for root in [*roots, torch.site / "nvidia" / "nccl", cuda_home, Path("/usr")]:
         header = root / "include" / "nccl.h"
@@ -92,7 +95,11 @@ def find_nccl(torch: Torch, cuda_home: Path) -> tuple[str, Path, Path]:
 
 
 def cuda_archs(home: Path) -> tuple[int, ...]:
-    """GPU generations to compile for: HOROVOD_BUILD_CUDA_CC_LIST, or today's cards that this nvcc knows."""
+    """Return the compute capabilities to compile for, such as 80 for 8.0.
+
+    They are those of HOROVOD_BUILD_CUDA_CC_LIST, or those of today's cards that this nvcc knows. Raises BuildError
+    where the variable is not a list of numbers.
+    """
     named = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST")
     if named:
         if not re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", named):

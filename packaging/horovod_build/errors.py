@@ -1,5 +1,5 @@
-"""What the builder raises."""
+"""The error of the builder."""
 
 
 class BuildError(Exception):
-    """Something the user can act on: each argument is one line that says what, why and what to type."""
+    """An error that the user can mend; each argument is one line that says what is wrong, why, and what to type."""

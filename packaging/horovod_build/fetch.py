@@ -1,4 +1,4 @@
-"""What a build fetches through pip: the release, and tools that the environment lacks."""
+"""What a build fetches through pip: the release, and build tools that the environment lacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CMAKE_REQUIREMENT = "cmake>=3.21,<4"  # 4 refuses the Gloo that Horovod bundles
 
 
 def read_requirement(path: Path = REQUIREMENT) -> tuple[str, str]:
-    """Version and digest of the release."""
+    """Return version and SHA-256 of the release. Raises BuildError where the file does not hold them."""
     match = re.search(r"^horovod==(\S+) --hash=sha256:([0-9a-f]{64})$", path.read_text(encoding="utf-8"), re.MULTILINE)
     if not match:
         raise BuildError(f"{path.name} does not hold a line 'horovod==VERSION --hash=sha256:DIGEST'")
@@ -29,7 +29,10 @@ def read_requirement(path: Path = REQUIREMENT) -> tuple[str, str]:
 
 
 def fetch_release(version: str, sha256: str, shop: Workshop, env: dict[str, str]) -> Path:
-    """The release's source archive, from the cache or through pip, so that the user's pip settings count."""
+    """Return the source archive of the release, from the cache or through pip with the settings of the user.
+
+    Raises BuildError where it cannot be fetched or has another digest.
+    """
     kept = cache_folder() / "sources" / f"horovod-{version}.tar.gz"
     if kept.exists() and file_digest(kept) == sha256:
         return kept
@@ -52,7 +55,7 @@ def fetch_release(version: str, sha256: str, shop: Workshop, env: dict[str, str]
 
 
 def unpack(archive: Path, shop: Workshop) -> Path:
-    """Unpack the release; returns its top folder."""
+    """Unpack the release and return its top folder."""
     with tarfile.open(archive) as tar:
         if hasattr(tarfile, "data_filter"):
             tar.extractall(shop.folder, filter="data")
@@ -62,7 +65,10 @@ def unpack(archive: Path, shop: Workshop) -> Path:
 
 
 def fetch_tools(shop: Workshop, env: dict[str, str]) -> None:
-    """See that the build's own tools are there; what is missing goes into the workshop, not the environment."""
+    """Put build tools that are missing into the folder of the build, not into the environment.
+
+    `env` is changed so that they are found. Raises BuildError where they cannot be fetched.
+    """
     wanted = [requirement for name, requirement in BUILD_TOOLS.items() if installed_version(name) is None]
     cmake = find_cmake()
     if cmake is None:
@@ -78,7 +84,7 @@ def fetch_tools(shop: Workshop, env: dict[str, str]) -> None:
 
 
 def find_cmake() -> Path | None:
-    """A CMake that reads toolchain files from the environment and still takes the bundled Gloo."""
+    """Return a CMake that reads CMAKE_TOOLCHAIN_FILE and still accepts the bundled Gloo; None where there is none."""
     own = os.pathsep.join([sysconfig.get_path("scripts"), *os.get_exec_path()])
     found = shutil.which("cmake", path=own)
     match = re.search(r"cmake version (\d+)\.(\d+)", output_of(found, "--version")) if found else None

@@ -25,7 +25,7 @@ OLDEST_GCC = 11  # torch's headers are C++20, and g++ 10 has no <bit> functions 
 
 
 def output_of(*command: str | Path) -> str:
-    """What a command prints; nothing where it cannot be run or fails."""
+    """Return what a command prints on stdout, or "" where it fails or cannot be run."""
     try:
         result = subprocess.run(
             [str(part) for part in command], capture_output=True, text=True, check=False, timeout=60
@@ -36,7 +36,7 @@ def output_of(*command: str | Path) -> str:
 
 
 def installed_version(*names: str) -> str | None:
-    """The version of the first of these packages that is installed here."""
+    """Return the version of the first of these packages that is installed here; None where none is."""
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
@@ -44,13 +44,13 @@ def installed_version(*names: str) -> str | None:
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version."""
+    """Return the leading numbers of a version."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def cpu_flags() -> str:
-    """The flags that Horovod's fp16 sums use, where this processor has them."""
+    """Return the compiler flags for the vector units that Horovod's fp16 sums use and this processor has."""
     try:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     except OSError:
@@ -60,7 +60,7 @@ def cpu_flags() -> str:
 
 @dataclass(frozen=True)
 class Torch:
-    """The torch of this environment."""
+    """The torch of this environment; `cuda` is None in a build for CPUs."""
 
     version: str
     cuda: str | None
@@ -68,7 +68,10 @@ class Torch:
 
 
 def find_torch() -> Torch:
-    """Read torch's version file; importing torch would take seconds."""
+    """Return the installed torch, by its version file, since an import would take seconds.
+
+    Raises BuildError where there is none, or one that is too old or for ROCm.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise BuildError(
@@ -77,7 +80,7 @@ def find_torch() -> Torch:
         )
     facts: dict[str, Any] = {}
     package = Path(spec.origin).parent
-    # Torch's own file, which an import would run as well.
+    # This file of torch is run by its import as well.
     exec((package / "version.py").read_text(encoding="utf-8"), facts)  # noqa: S102
     if facts.get("hip"):
         raise BuildError("this torch is a ROCm build: this builder knows CUDA and CPU builds only")
@@ -91,7 +94,7 @@ def find_torch() -> Torch:
 
 @dataclass(frozen=True)
 class Compiler:
-    """The C++ compiler."""
+    """A C++ compiler."""
 
     command: str
     name: str
@@ -102,7 +105,7 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """$CXX or g++ or c++, new enough for C++20."""
+    """Return the compiler: CXX, g++ or c++. Raises BuildError where there is none, or one that is too old for C++20."""
     named = os.environ.get("CXX")
     command = next((c for c in ([named] if named else ["g++", "c++"]) if shutil.which(shlex.split(c)[0])), None)
     if command is None:
@@ -120,7 +123,7 @@ def find_compiler() -> Compiler:
 
 
 def check_pip() -> None:
-    """Pip fetches and installs."""
+    """Check that there is pip, which fetches and installs. Raises BuildError."""
     if importlib.util.find_spec("pip") is None:
         raise BuildError(
             "this environment has no pip, which fetches and installs; "
@@ -129,13 +132,16 @@ def check_pip() -> None:
 
 
 def check_make() -> None:
-    """CMake writes makefiles."""
+    """Check that there is make, since CMake writes makefiles. Raises BuildError."""
     if not shutil.which("make"):
         raise BuildError("there is no make: Horovod's build runs it; apt install make")
 
 
 def check_python_headers(compiler: Compiler) -> None:
-    """Ask the compiler itself, so that CPATH and the like count."""
+    """Check that the compiler finds Python.h, by CPATH or similar settings, too.
+
+    Raises BuildError where it does not, or where this Python is too old.
+    """
     if sys.version_info[:2] < OLDEST_PYTHON:
         raise BuildError(f"Python {platform.python_version()} is too old: 3.10 is the oldest supported")
     command = [*shlex.split(compiler.command), "-I", sysconfig.get_path("include"), "-x", "c++", "-E", "-"]

@@ -1,4 +1,4 @@
-"""The MPI to build against: the machine's own or one of the package index."""
+"""The MPI to build against: that of the machine, or one of the package index."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Mpi:
 
 
 def find_mpi() -> Mpi | None:
-    """The machine's own MPI first, since clusters tune theirs; otherwise this environment's, if any."""
+    """Return the MPI of the machine, since clusters tune theirs, else that of this environment, else None."""
     own = Path(sysconfig.get_path("scripts"))
     folders = [Path(part) for part in os.get_exec_path() if part]
     machine = os.pathsep.join(str(folder) for folder in folders if not same_folder(folder, own))
@@ -39,7 +39,7 @@ def find_mpi() -> Mpi | None:
 
 
 def same_folder(one: Path, other: Path) -> bool:
-    """Whether two paths lead to one folder."""
+    """Return whether two paths lead to the same existing folder."""
     try:
         return one.samefile(other)
     except OSError:
@@ -47,7 +47,7 @@ def same_folder(one: Path, other: Path) -> bool:
 
 
 def mpi_version(mpicxx: Path, prefix: Path | None) -> tuple[str, str]:
-    """Flavour and version of an MPI, from its launcher or from the package that brought it."""
+    """Return flavour and version of an MPI, as its launcher says or the package that it came in."""
     report = output_of(mpicxx.with_name("mpirun"), "--version") or output_of(mpicxx.with_name("mpiexec"), "--version")
     if match := re.search(r"\(Open MPI\) (\S+)", report):
         return "Open MPI", match.group(1)

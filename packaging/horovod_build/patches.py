@@ -1,4 +1,4 @@
-"""The patches of the release and the new files that they add to it: read them, apply them."""
+"""Reads the patches of the release and the new files that they add to it, and applies them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOURCE_DIR = Path(__file__).resolve().parents[1] / "horovod_sources"
 
 @dataclass(frozen=True)
 class Source:
-    """A file of `horovod_sources/`, which is laid out as the release is: one that a patch adds to the release."""
+    """A file that a patch adds to the release, from `horovod_sources/`, whose folders are those of the release."""
 
     path: str
     text: str
@@ -21,7 +21,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Patch:
-    """One file of `patches/`: a line `Why: ...`, a line `Adds: PATH ...` where it needs new files, a unified diff."""
+    """A file of `patches/`: a line `Why: ...`, a line `Adds: PATH ...` if it needs new files, and a unified diff."""
 
     name: str
     file: str
@@ -31,7 +31,7 @@ class Patch:
 
     @property
     def needed_to_build(self) -> bool:
-        """Patches named B... make the release compile; the others mend it."""
+        """Tell patches named B..., without which the release does not compile, from others, which mend it."""
         return self.name.startswith("B")
 
 
@@ -41,7 +41,7 @@ def load_patches(folder: Path = PATCH_DIR, source_folder: Path = SOURCE_DIR) -> 
     Raises BuildError where a patch does not say why, or adds a file that is not in `source_folder`.
     """
     patches = []
-    for path in sorted(folder.glob("*.patch"), key=_place):
+    for path in sorted(folder.glob("*.patch"), key=_sort_key):
         text = path.read_text(encoding="utf-8")
         first, _, diff = text.partition("\n")
         if not first.startswith("Why: "):
@@ -60,14 +60,14 @@ def _load_source(folder: Path, name: str, patch: str) -> Source:
     return Source(name, (folder / name).read_text(encoding="utf-8"))
 
 
-def _place(path: Path) -> tuple[str, int, str]:
-    """Such that C10 comes after C9."""
+def _sort_key(path: Path) -> tuple[str, int, str]:
+    """Return a key for sorting that puts C10 after C9."""
     name = path.name.partition("-")[0]
     return name[:1], len(name), name
 
 
 def parse_diff(text: str) -> list[tuple[str, list[list[str]]]]:
-    """Take a unified diff apart: for each file its name and the old and new text of each hunk."""
+    """Return for each file of a unified diff its name and the [old, new] texts of its hunks."""
     files: list[tuple[str, list[list[str]]]] = []
     hunk: list[str] | None = None
     for line in text.splitlines(keepends=True):
@@ -88,7 +88,7 @@ def parse_diff(text: str) -> list[tuple[str, list[list[str]]]]:
 
 
 def apply_patch(patch: Patch, tree: Path) -> None:
-    """Change the tree as the patch says and add its new files.
+    """Apply a patch to the unpacked release and add the patch's new files.
 
     Raises BuildError where a hunk does not fit in exactly one place, where the diff makes a file by itself, or where
     the tree already has a file that the patch adds.
@@ -105,10 +105,10 @@ def apply_patch(patch: Patch, tree: Path) -> None:
                     f"patch {patch.file} makes {name}: put new files into {SOURCE_DIR.name}/ and name them in a second "
                     "line 'Adds: ...' of the patch"
                 )
-            places = content.count(old)
-            if places != 1:
-                found = "nowhere" if places == 0 else f"in {places} places"
-                raise BuildError(f"patch {patch.file} does not fit: change {number} of {name} belongs {found}")
+            count = content.count(old)
+            if count != 1:
+                where = "nowhere" if count == 0 else f"in {count} places"
+                raise BuildError(f"patch {patch.file} does not fit: change {number} of {name} belongs {where}")
             content = content.replace(old, new)
         path.write_text(content, encoding="utf-8")
     for source in patch.adds:

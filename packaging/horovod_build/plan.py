@@ -1,4 +1,4 @@
-"""All that a build depends on, found before anything is fetched, and the key that it gives the wheel."""
+"""Everything that a build depends on, found before anything is fetched, and the key of its wheel."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CMAKE_FILES = (FOLDER / "horovod-toolchain.cmake", FOLDER / "horovod-project.cma
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a build depends on."""
+    """Everything that a build depends on."""
 
     horovod: str
     sha256: str
@@ -48,7 +48,7 @@ class Plan:
     cuda: Cuda | None
 
     def inputs(self) -> dict[str, Any]:
-        """Everything that changes the wheel, by name."""
+        """Return everything that changes the wheel, by name."""
         return {
             "recipe": RECIPE,
             "horovod": f"{self.horovod} {self.sha256}",
@@ -71,22 +71,25 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """Names the wheel in the cache."""
+        """The name of the wheel in the cache."""
         return digest(json.dumps(self.inputs(), sort_keys=True))[:16]
 
     @property
     def version(self) -> str:
-        """The release and, as a local label, the key, so that pip tells two builds apart."""
+        """The version of the release with the key as its local label, by which pip tells builds apart."""
         return f"{self.horovod}+hvdtrain.k{self.key[:12]}"
 
 
 def digest(text: str) -> str:
-    """SHA-256 of a text."""
+    """Return the SHA-256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def make_plan(without_patches: bool = False, without_mpi: bool = False, without_cuda: bool = False) -> Plan:
-    """Look at the machine; problems that can be seen without compiling are told here, all at once."""
+    """Look at the machine and return what to build.
+
+    Raises BuildError with all problems that can be found without compiling, a line for each.
+    """
     problems: list[str] = []
 
     def attempt(look: Callable[[], Any]) -> Any:
@@ -97,7 +100,7 @@ def make_plan(without_patches: bool = False, without_mpi: bool = False, without_
             return None
 
     if sys.platform != "linux":
-        raise BuildError("this builder knows Linux only")
+        raise BuildError("this builder works on Linux only")
     attempt(check_pip)
     compiler = attempt(find_compiler)
     attempt(check_make)

@@ -1,4 +1,4 @@
-"""What the user sees: lines with what was done, the progress of the compilation, the first errors of a log."""
+"""What the user sees: a line for each step, the progress of compiling, and the first errors in a log."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ PROGRESS_EVERY_S = 15.0
 
 
 def say(line: str) -> None:
-    """One line to the user."""
+    """Print a line at once, with the prefix of this program."""
     print(f"horovod: {line}", flush=True)
 
 
 @contextlib.contextmanager
 def step(what: str) -> Iterator[None]:
-    """Say what was done and how long it took."""
+    """Print, after the block has ended without an error, what was done and how long it took."""
     start = time.monotonic()
     yield
     say(f"{what} ({time.monotonic() - start:.1f} s)")
 
 
 class Progress:
-    """How far the compilation is: one live line on a terminal, otherwise a line now and then."""
+    """Shows how far the compilation is: on a terminal in one live line, otherwise in a line now and then."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -48,23 +48,23 @@ class Progress:
             print("\r\x1b[K", end="", file=self.stream, flush=True)
 
     def feed(self, line: str) -> None:
-        """Take one line of make's output."""
+        """Read the percentage from a line of make's output, if it has one."""
         if match := re.search(r"\[ *(\d+)%\]", line):
             self.percent = max(self.percent, int(match.group(1)))
 
     def show(self) -> None:
-        """Print how far it is."""
+        """Print how far the compilation is."""
         text = f"horovod: compiling {self.percent}% ({time.monotonic() - self.start:.0f} s)"
         print(f"\r{text}" if self.live else text, end="" if self.live else "\n", file=self.stream, flush=True)
 
     def _show_in_time(self) -> None:
-        # A clock of its own: one file can take longer than a line may be late.
+        # By the clock, not by make's output: a single file can take longer than the time between two lines.
         while not self._ended.wait(1.0 if self.live else PROGRESS_EVERY_S):
             self.show()
 
 
 def first_errors(log: Path, limit: int = 4) -> list[str]:
-    """The lines of a log that say what went wrong, without what follows from them."""
+    """Return up to `limit` different lines of a log that report errors, without those that only follow from others."""
     signs = re.compile(r"error:|CMake Error|undefined reference|No space left|Killed|ERROR:|cannot find -l")
     noise = re.compile(r"Failed building wheel|subprocess-exited-with-error|returned non-zero|metadata-generation")
     found = []

@@ -14,7 +14,7 @@ from horovod_build.workshop import Workshop
 
 
 def build_environment(plan: Plan, shop: Workshop, jobs: int) -> dict[str, str]:
-    """The environment variables that steer Horovod's CMake files and our hook in them."""
+    """Return the environment variables of the build. Raises BuildError where the MPI of the environment is damaged."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     for path in CMAKE_FILES:
         shop.copy_of(path)
@@ -37,7 +37,10 @@ def build_environment(plan: Plan, shop: Workshop, jobs: int) -> dict[str, str]:
 
 
 def mpi_environment(mpi: Mpi | None, shop: Workshop, rpath: list[str]) -> dict[str, str]:
-    """Which MPI to link, for our CMake hook."""
+    """Return the variables that say which MPI to link, and add folders for the loader to `rpath`.
+
+    Raises BuildError where the MPI of the environment is damaged.
+    """
     if mpi is None:
         return {"HOROVOD_WITHOUT_MPI": "1"}
     if mpi.prefix is None:
@@ -58,13 +61,16 @@ def mpi_environment(mpi: Mpi | None, shop: Workshop, rpath: list[str]) -> dict[s
 
 
 def machine_library_folders(mpicxx: Path) -> list[str]:
-    """Folders that the machine's MPI lies in and that the loader does not search by itself."""
+    """Return the folders of the machine's MPI that the loader does not search by itself."""
     folders = re.findall(r"-L(\S+)", output_of(mpicxx, "-show"))
     return [folder for folder in dict.fromkeys(folders) if not folder.startswith(("/usr/lib", "/lib"))]
 
 
 def cuda_environment(plan: Plan, shop: Workshop, path: str, rpath: list[str]) -> dict[str, str]:
-    """Which CUDA compiler and NCCL to use, for Horovod, for torch's own search and for our CMake hook."""
+    """Return the variables that name the CUDA compiler and NCCL, for Horovod, for torch and for our CMake hook.
+
+    Folders for the loader are added to `rpath`.
+    """
     cuda = plan.cuda
     if cuda is None:
         return {"HOROVOD_WITHOUT_NVTX": "1"}
@@ -82,7 +88,7 @@ def cuda_environment(plan: Plan, shop: Workshop, path: str, rpath: list[str]) ->
         "HVD_BUILD_NCCL_LIBRARY": str(shop.path(cuda.nccl_library)),
         "HVD_BUILD_NCCL_INCLUDE": str(shop.path(cuda.nccl_include)),
     }
-    # Two small kernels: a host compiler newer than nvcc has heard of compiles them as well.
+    # The two small kernels can also be compiled by a host compiler that is too new for nvcc.
     flags = [os.environ.get("NVCC_APPEND_FLAGS", ""), "-allow-unsupported-compiler"]
     if cuda.from_index:
         flags.append(f"-L{home / 'lib'}")  # the nvcc 13.0 of the package index looks in lib64, which it does not have

@@ -22,7 +22,10 @@ from horovod_build.workshop import workshop
 
 
 def obtain_wheel(plan: Plan, force: bool, jobs: int | None) -> Path:
-    """The wheel for this plan, from the cache or freshly built."""
+    """Return the wheel for this plan, from the cache unless `force`, or built now with `jobs` compilers at a time.
+
+    Raises BuildError where the build fails.
+    """
     cache = WheelCache()
     with cache.lock(plan.key):
         wheel = None if force else cache.wheel(plan.key)
@@ -35,7 +38,7 @@ def obtain_wheel(plan: Plan, force: bool, jobs: int | None) -> Path:
 
 
 def build(plan: Plan, jobs: int, cache: WheelCache) -> Path:
-    """Fetch, patch, compile; returns the wheel in the cache."""
+    """Fetch, patch and compile the release; return the wheel in the cache. Raises BuildError."""
     log = cache_folder() / "logs" / f"{plan.key}.log"
     with workshop(log) as shop:
         log.write_text(json.dumps(plan.inputs(), indent=1) + "\n", encoding="utf-8")
@@ -61,7 +64,7 @@ def build(plan: Plan, jobs: int, cache: WheelCache) -> Path:
 
 
 def build_record(plan: Plan) -> dict[str, Any]:
-    """What the wheel says about itself, in horovod/hvd_train_build.json."""
+    """Return what the wheel says about itself in horovod/hvd_train_build.json."""
     return {
         "horovod": plan.horovod,
         "key": plan.key,
@@ -83,7 +86,7 @@ def build_record(plan: Plan) -> dict[str, Any]:
 
 
 def default_jobs() -> int:
-    """As many compilers as there are processors and 2 GB of free memory for each."""
+    """Return the number of compilers to run at a time: one per processor, with 2 GB of free memory for each."""
     try:
         info = Path("/proc/meminfo").read_text(encoding="utf-8")
         free_gb = int(re.findall(r"MemAvailable:\s+(\d+)", info)[0]) / 2**20

@@ -22,45 +22,48 @@ NEEDED_DISK_MB = 1200
 
 
 def build_folder() -> Path:
-    """A folder for temporary files: its path has no blank (make and CMake split at them) and it has room."""
-    found = []
-    for folder in (Path(tempfile.gettempdir()), Path("/var/tmp"), cache_folder()):  # noqa: S108 - only its parent
+    """Return a folder with room for temporary files, whose path has no blank, since make and CMake split at blanks.
+
+    Raises BuildError where there is none.
+    """
+    too_small = []
+    for folder in (Path(tempfile.gettempdir()), Path("/var/tmp"), cache_folder()):  # noqa: S108
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             free_mb = shutil.disk_usage(folder).free // 2**20
             if free_mb >= NEEDED_DISK_MB and " " not in str(folder) and os.access(folder, os.W_OK):
                 return folder
-            found.append(f"{folder}: {free_mb} MB")
+            too_small.append(f"{folder}: {free_mb} MB")
     raise BuildError(
-        f"too little room for temporary files: {NEEDED_DISK_MB} MB are needed ({', '.join(found)}); "
+        f"too little room for temporary files: {NEEDED_DISK_MB} MB are needed ({', '.join(too_small)}); "
         "free some, or set TMPDIR to a folder that has it"
     )
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """The folder of one build, with names that hold no blank whatever the environment is called."""
+    """The temporary folder of one build; paths in it have no blank, whatever the path of the environment is."""
 
     folder: Path
     prefix: Path  # the environment
     log: Path
 
     def path(self, path: Path) -> Path:
-        """The same file, reached through the folder's own link to the environment."""
+        """Return the path of a file of the environment through this folder's link to it; other paths as they are."""
         with contextlib.suppress(ValueError):
             return self.prefix / path.relative_to(sys.prefix)
         return path
 
     def copy_of(self, path: Path) -> Path:
-        """A copy in the folder, whose path has no blank."""
+        """Copy a file into this folder and return the path of the copy."""
         return Path(shutil.copy(path, self.folder))
 
     def pip(self, *arguments: str | Path) -> list[str]:
-        """A pip command of the environment."""
+        """Return a command that runs pip in the environment."""
         return [str(self.path(Path(sys.executable))), "-m", "pip", *map(str, arguments)]
 
     def run(self, what: str, command: list[str], env: dict[str, str], progress: Progress | None = None) -> None:
-        """Run a command with all it prints in the log, or raise an error that names the log and quotes from it."""
+        """Run a command with its output in the log. Raises BuildError, with errors from the log, where it fails."""
         with self.log.open("a", encoding="utf-8") as log:
             print("$", shlex.join(command), file=log, flush=True)
             process = subprocess.Popen(
@@ -90,7 +93,7 @@ class Workshop:
 
 @contextlib.contextmanager
 def workshop(log: Path) -> Iterator[Workshop]:
-    """A temporary folder for one build, gone afterwards. The log stays."""
+    """Make the temporary folder of one build, and delete it afterwards; the log stays. Raises BuildError."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="hvd_train-build-", dir=build_folder()) as name:
         folder = Path(name)
