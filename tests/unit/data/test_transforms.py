@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torchvision.transforms import v2
 
-from hvd_train.config import Config, DataConfig
+from hvd_train.config import DataConfig
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays
 from hvd_train.data.transforms import Items, Mix, training_transform
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import EpochOrder, RepeatedOrder
-from hvd_train.run_files import ledger
 from hvd_train.world.world import LocalWorld
-from tests.support import runs
 from tests.support.runs import equal, small_config, trained
-from tests.support.worlds import StoppingWorld
-
-EVERYTHING: dict[str, Any] = {
-    "augment": "trivial", "random_erasing": 0.5, "mixup": 0.2, "cutmix": 1.0, "repeated_augmentation": 2,
-    "label_smoothing": 0.1, "ema_decay": 0.9, "decay_of": "weights", "clip_norm": 1.0, "epochs": 2,
-    "precision": "bf16", "freeze": "0.weight", "unfreeze": ("1:*",),
-    "sync_batch_norm": True, "channels_last": "on",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(("augment", "kind"), [("trivial", v2.TrivialAugmentWide), ("rand", v2.RandAugment)])
@@ -92,52 +78,3 @@ def test_cutmix_shares_are_those_of_the_area() -> None:
     assert 0 < kept < 1
     assert float(shares[2, 2]) == pytest.approx(kept)
     assert float(shares[2, 1]) == pytest.approx(1 - kept)
-
-
-@pytest.mark.parametrize("times", [1, 2, 3, 4])
-@pytest.mark.parametrize("count", [1, 7, 190])
-def test_repeated_augmentation_counts_each_sample_alike(count: int, times: int) -> None:
-    """Over `times` epochs each sample comes `times` times, one copy after the other, none like another."""
-    drawn: list[tuple[int, int]] = []
-    for epoch in range(times):
-        numbers = RepeatedOrder(5, epoch, count, times)[0:count]
-        assert len(numbers) == count
-        drawn += [(epoch, int(number)) for number in numbers]
-    samples = [number % count for _, number in drawn]
-    assert Counter(samples) == dict.fromkeys(range(count), times)
-    assert samples == [s for s in EpochOrder(5, 0, count)[0:count].tolist() for _ in range(times)]
-    assert len(set(drawn)) == len(drawn), "two copies would be changed alike"
-
-
-def test_a_part_of_a_repeated_epoch_is_a_part_of_it() -> None:
-    """Whatever slice is asked for, as after a resume in mid epoch."""
-    order = RepeatedOrder(5, 1, 50, 3)
-    whole = order[0:50]
-    for start, stop in ((0, 7), (7, 7), (13, 50), (49, 99)):
-        assert np.array_equal(order[start:stop], whole[start:stop])
-
-
-def test_the_ledger_of_repeated_augmentation_can_be_audited() -> None:
-    """Two epochs together hold every sample twice; the verdict says so."""
-    config = small_config(repeated_augmentation=2, epochs=4, ledger=True)
-    trained(LocalWorld(), config)
-    verdict = ledger.audit(Path("run"))
-    assert (verdict.faults, verdict.epochs, verdict.steps) == ((), 4, 40)
-    assert "counted 2 times in 2 epochs, of 4 finished epochs" in str(verdict)
-
-
-def test_epochs_that_would_see_some_samples_more_often() -> None:
-    """Refused, with the number to type."""
-    with pytest.raises(UsageError, match=r"--epochs 5 is not a multiple of --repeated-augmentation 4.*type --epochs 8"):
-        Config().replace(epochs=5, repeated_augmentation=4)
-
-
-@pytest.mark.parametrize("after", [3, 14])
-def test_everything_at_once_stopped_and_resumed(after: int) -> None:
-    """In mid epoch, bit-identical, with every feature on."""
-    config = small_config(**EVERYTHING)
-    _, expected = trained(LocalWorld(), config.replace(output_dir=Path("whole")), runs.batch_norm)
-    result, _ = trained(StoppingWorld(after), config, runs.batch_norm)
-    assert not result.finished
-    _, weights = trained(LocalWorld(), config, runs.batch_norm)
-    assert equal(weights, expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from collections import Counter
 from itertools import islice
 
 import numpy as np
@@ -18,6 +19,7 @@ from hvd_train.progress.order import (
     EpochOrder,
     Indices,
     InSequence,
+    RepeatedOrder,
     assignments,
     choose_cut,
     key,
@@ -203,3 +205,26 @@ def test_a_batch_larger_than_the_data_is_refused() -> None:
     with pytest.raises(UsageError, match=r"1001 samples is larger than the training set of 1000.*size 1000 or less"):
         choose_cut(BatchConfig(global_batch_size=1001), 1, 1000)
     assert choose_cut(BatchConfig(global_batch_size=1000), 1, 1000).global_batch == 1000
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 7, 190])
+def test_repeated_augmentation_counts_each_sample_alike(count: int, times: int) -> None:
+    """Over `times` epochs each sample comes `times` times in a row, and no two copies are drawn alike."""
+    drawn: list[tuple[int, int]] = []
+    for epoch in range(times):
+        numbers = RepeatedOrder(5, epoch, count, times)[0:count]
+        assert len(numbers) == count
+        drawn += [(epoch, int(number)) for number in numbers]
+    samples = [number % count for _, number in drawn]
+    assert Counter(samples) == dict.fromkeys(range(count), times)
+    assert samples == [s for s in EpochOrder(5, 0, count)[0:count].tolist() for _ in range(times)]
+    assert len(set(drawn)) == len(drawn), "two copies would be changed alike"
+
+
+def test_a_part_of_a_repeated_epoch_is_a_part_of_it() -> None:
+    """Any slice of a repeated epoch, as after a resume in mid-epoch, is that part of the whole."""
+    order = RepeatedOrder(5, 1, 50, 3)
+    whole = order[0:50]
+    for start, stop in ((0, 7), (7, 7), (13, 50), (49, 99)):
+        assert np.array_equal(order[start:stop], whole[start:stop])

@@ -15,10 +15,11 @@ from torchvision.transforms import v2
 
 from hvd_train.data.dataset import Arrays
 from hvd_train.progress.order import EpochOrder, key
+from hvd_train.run_files import ledger
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
-from tests.support.runs import Weights, largest_difference, small_config, trained
-from tests.support.worlds import own_generator
+from tests.support.runs import Weights, equal, largest_difference, small_config, trained
+from tests.support.worlds import StoppingWorld, own_generator
 
 TOLERANCE = 1e-5
 EPOCHS, GLOBAL_BATCH = 2, 20
@@ -129,3 +130,31 @@ def reference(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, cl
             optimizer.step()
             step += 1
     return copy.deepcopy(dict(model.state_dict()))
+
+
+def test_the_ledger_of_repeated_augmentation_can_be_audited() -> None:
+    """The verdict on a ledger says that two epochs of repeated augmentation together hold every sample twice."""
+    config = small_config(repeated_augmentation=2, epochs=4, ledger=True)
+    trained(LocalWorld(), config)
+    verdict = ledger.audit(Path("run"))
+    assert (verdict.faults, verdict.epochs, verdict.steps) == ((), 4, 40)
+    assert "counted 2 times in 2 epochs, of 4 finished epochs" in str(verdict)
+
+
+EVERYTHING: dict[str, Any] = {
+    "augment": "trivial", "random_erasing": 0.5, "mixup": 0.2, "cutmix": 1.0, "repeated_augmentation": 2,
+    "label_smoothing": 0.1, "ema_decay": 0.9, "decay_of": "weights", "clip_norm": 1.0, "epochs": 2,
+    "precision": "bf16", "freeze": "0.weight", "unfreeze": ("1:*",),
+    "sync_batch_norm": True, "channels_last": "on",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("after", [3, 14])
+def test_everything_at_once_stopped_and_resumed(after: int) -> None:
+    """A run with every feature on that is stopped in mid-epoch and resumed is bit-identical to one never stopped."""
+    config = small_config(**EVERYTHING)
+    _, expected = trained(LocalWorld(), config.replace(output_dir=Path("whole")), runs.batch_norm)
+    result, _ = trained(StoppingWorld(after), config, runs.batch_norm)
+    assert not result.finished
+    _, weights = trained(LocalWorld(), config, runs.batch_norm)
+    assert equal(weights, expected)

@@ -225,3 +225,9 @@ def test_what_is_no_time_is_refused(text: str) -> None:
     """With an example of what is."""
     with pytest.raises(UsageError, match="write it as in 2h30m"):
         Config().replace(max_time=text)
+
+
+def test_epochs_that_would_see_some_samples_more_often() -> None:
+    """Epochs that repeated augmentation cannot fill evenly are refused, with the number to type."""
+    with pytest.raises(UsageError, match=r"--epochs 5 is not a multiple of --repeated-augmentation 4.*type --epochs 8"):
+        Config().replace(epochs=5, repeated_augmentation=4)
