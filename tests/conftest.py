@@ -1,4 +1,4 @@
-"""Guards around every test: its own folder, no leaked environment, no left processes; time limit: pyproject."""
+"""Guards around every test: a folder of its own, an unchanged environment, no process left. Time limit: pyproject."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def _own_folder(_no_leaked_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative paths lead into the test's own folder."""
+    """Let relative paths lead into the test's own folder."""
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)
 def _no_leaked_environment() -> Iterator[None]:
-    """The environment and the import path are what they were."""
+    """Assert that the environment is as before, and restore it and the import path."""
     environment, path = dict(os.environ), list(sys.path)
     yield  # what a test sets through monkeypatch is taken back before this goes on
     changed = {name for name, value in {*os.environ.items()} ^ {*environment.items()}}
@@ -41,7 +41,7 @@ def _no_leaked_environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_left_processes() -> Iterator[None]:
-    """Child processes that the test started have ended; those still there are killed and named."""
+    """Assert that child processes of the test have ended; those that have not are killed and named."""
     before = set(psutil.Process().children(recursive=True))
     yield
     started = [p for p in psutil.Process().children(recursive=True) if p not in before]
@@ -65,7 +65,7 @@ def _is_forkserver(process: psutil.Process) -> bool:
 
 @pytest.fixture(autouse=True)
 def _same_thread_count() -> Iterator[None]:
-    """torch computes with as many threads as before (where a test has imported it)."""
+    """Restore the number of torch's threads, where a test has imported torch."""
     torch = sys.modules.get("torch")
     count = torch.get_num_threads() if torch else 0
     yield

@@ -1,4 +1,4 @@
-"""`hvd-train bench` with real launchers, and docs/measuring.md word for word."""
+"""`hvd-train bench` with real launchers, and the commands of docs/measuring.md word for word."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def bench(folder: Path, launcher: str, ranks: int, line: str) -> dict[str, Any]:
-    """The record that a measurement has written."""
+    """Run a measurement and return the record that it has written."""
     command = launch_line(launcher, ranks, HVD_TRAIN, "bench", *line.split(), "--json", "found.json")
     code, output = finished(command, folder)
     assert code == 0, output
@@ -31,7 +31,7 @@ def bench(folder: Path, launcher: str, ranks: int, line: str) -> dict[str, Any]:
 
 
 def test_throughput_of_two_ranks(tmp_path: Path) -> None:
-    """Both take the step together: their images add up, and the record says how it was made."""
+    """Two ranks take the step together: their images add up, and the record says how it was made."""
     found = bench(tmp_path, "gloo", 2, "throughput digits --steps 5 --repetitions 2 --device cpu")
     assert (found["workers"], found["controller"], found["hosts"]) == (2, "Gloo", 1)
     assert found["images_per_second_per_worker"] == pytest.approx(found["images_per_second"] / 2, abs=0.01)
@@ -44,7 +44,7 @@ def test_throughput_of_two_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("launcher", "name"), [("gloo", "Gloo"), pytest.param("mpi", "MPI", marks=pytest.mark.slow)])
 def test_sums_between_two_ranks(launcher: str, name: str, tmp_path: Path) -> None:
-    """Each size in both formats, by the controller that the launcher has chosen."""
+    """Each size is measured in both formats, by the controller that the launcher has chosen."""
     found = bench(tmp_path, launcher, 2, "allreduce --max-size 64KB --repetitions 2 --device cpu")
     assert (found["workers"], found["controller"]) == (2, name)
     sizes = [(row["dtype"], row["bytes"]) for row in found["rows"]]
@@ -54,13 +54,13 @@ def test_sums_between_two_ranks(launcher: str, name: str, tmp_path: Path) -> Non
 
 
 def scaling(folder: Path, line: str) -> tuple[int, str, list[dict[str, Any]]]:
-    """Exit code, output and rows of a `bench scaling` into the folder `out`."""
+    """Return exit code, output and rows of a `bench scaling` into the folder `out`."""
     code, output = finished([HVD_TRAIN, "bench", "scaling", *line.split(), "--output-dir", "out"], folder)
     return code, output, json.loads((folder / "out/scaling.json").read_text())["rows"]
 
 
 def test_scaling_on_one_and_two_workers(tmp_path: Path) -> None:
-    """A training of each size, the table in all its forms, and nothing trained twice where the command is repeated."""
+    """Each size is trained, the table comes in all its forms, and the repeated command trains nothing again."""
     line = "--np 1,2 digits --epochs 1 --device cpu"
     code, output, rows = scaling(tmp_path, line)
     assert code == 0, output
@@ -96,7 +96,7 @@ def model(num_classes):
 
 @pytest.mark.slow
 def test_a_size_that_fails_is_a_row_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others go on, and the exit code says that not all is well."""
+    """After a failed size the others still run, and the exit code says that one has failed."""
     (tmp_path / "partly.py").write_text(FAILS_ON_TWO)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     code, output, rows = scaling(tmp_path, "--np 1,2,3 --model partly:model --epochs 1 --device cpu")
@@ -107,7 +107,7 @@ def test_a_size_that_fails_is_a_row_with_the_reason(tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_a_stopped_scaling_goes_on(tmp_path: Path) -> None:
-    """Ctrl-C ends it with its workers, which commit; the same command goes on from there."""
+    """Ctrl-C ends a scaling with its workers, which commit; the same command continues it."""
     line = "--np 2 digits --epochs 8 --commit-steps 1 --device cpu"
     command = [HVD_TRAIN, "bench", "scaling", *line.split(), "--output-dir", "out"]
     with started(command, tmp_path, tmp_path / "output.txt") as process:
@@ -129,7 +129,7 @@ DOCUMENTED = [line for lines in commands("measuring.md").values() for line in li
 @pytest.mark.slow
 @pytest.mark.parametrize("line", DOCUMENTED)
 def test_a_documented_command(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Typed as it stands in docs/measuring.md it measures, and its record has every number that is explained there."""
+    """Typed as printed in docs/measuring.md, a command's record has every number that the page explains."""
     jpegs.digits(tmp_path / "data", classes=range(2), most=40)
     (tmp_path / "hostfiles").symlink_to(ROOT / "hostfiles")
     monkeypatch.setenv("PATH", f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}")

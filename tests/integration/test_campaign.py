@@ -1,4 +1,4 @@
-"""A campaign of random faults on three hosts: `make campaign`, for as long as is asked, from a seed."""
+"""A campaign of random faults on three hosts: `make campaign`, for a given time, from a seed."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ pytestmark = [
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """h1, h2 and h3; the launcher is on h1, which therefore keeps its power and its network."""
+    """Run h1, h2 and h3; the launcher is on h1, which therefore keeps its power and its network."""
     with cluster.hosts(tmp_path / "cluster", 3, names=3) as found:
         yield found
 
 
 def kill(running: Job, chance: random.Random) -> None:
-    """kill -9 of one worker, or of two at once."""
+    """Kill one worker, or two at once, by SIGKILL."""
     for host in chance.sample(ALL, chance.choice((1, 1, 2))):
         for worker in running.hosts.workers(host):
             worker.kill()
 
 
 def kill_twice(running: Job, chance: random.Random) -> None:
-    """One worker, and another while the others recover or the first comes back."""
+    """Kill one worker, and another while the others recover or the first comes back."""
     for host in chance.sample(ALL, 2):
         for worker in running.hosts.workers(host):
             worker.kill()
@@ -54,7 +54,7 @@ def kill_twice(running: Job, chance: random.Random) -> None:
 
 
 def stop(running: Job, chance: random.Random) -> None:
-    """A worker is stopped, for a while or for good."""
+    """Stop a worker by SIGSTOP, for a while or for good."""
     for worker in running.hosts.workers(chance.choice(ALL)):
         worker.send_signal(signal.SIGSTOP)
         if chance.random() < 0.5:
@@ -64,13 +64,13 @@ def stop(running: Job, chance: random.Random) -> None:
 
 
 def abort(running: Job, chance: random.Random) -> None:
-    """A worker crashes in native code."""
+    """Crash a worker as native code does, by SIGABRT."""
     for worker in running.hosts.workers(chance.choice(ALL)):
         worker.send_signal(signal.SIGABRT)
 
 
 def lose_host(running: Job, chance: random.Random) -> None:
-    """A host dies, with a reset or in silence, and is there again after a while."""
+    """Kill a host, with its connections closed or silent, and start it again after a while."""
     host = chance.choice(ALL[1:])
     chance.choice((running.hosts.kill, running.hosts.power_off))(host)
     time.sleep(chance.uniform(0, 10))
@@ -78,7 +78,7 @@ def lose_host(running: Job, chance: random.Random) -> None:
 
 
 def unplug(running: Job, chance: random.Random) -> None:
-    """A partition that heals."""
+    """Cut a host's network for a while."""
     host = chance.choice(ALL[1:])
     running.hosts.unplug(host)
     time.sleep(chance.uniform(0.2, 12))
@@ -86,7 +86,7 @@ def unplug(running: Job, chance: random.Random) -> None:
 
 
 def relist(running: Job, chance: random.Random) -> None:
-    """Hosts leave the list and come back."""
+    """Take hosts out of the list, and put them back after a while."""
     running.list(*chance.sample(ALL, chance.choice((1, 2))))
     time.sleep(chance.uniform(0.2, 10))
     running.list(*ALL)
@@ -96,7 +96,7 @@ FAULTS: list[Callable[[Job, random.Random], None]] = [kill, kill_twice, stop, ab
 
 
 def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """After any history in which a worker survives: no step lost, each sample once per epoch, the same weights."""
+    """After any faults that leave a worker, no step is lost, each sample counts once, and weights are undisturbed."""
     chance = random.Random(SEED)
     (tmp_path / "undisturbed").mkdir()
     expected = undisturbed(tmp_path / "undisturbed", EPOCHS)
@@ -135,7 +135,7 @@ def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def whole_or_over(running: Job) -> None:
-    """Wait until three workers train, and have for a few steps, or the training is over."""
+    """Wait until three workers have trained for a few steps, or the training is over."""
     begun = running.steps
 
     def ready() -> bool:

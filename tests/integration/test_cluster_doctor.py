@@ -1,4 +1,4 @@
-"""`hvd-train doctor --hosts`: a good cluster, and each fault that it must name, made for real on three hosts."""
+"""`hvd-train doctor --hosts` on a good cluster, and with each fault that it must name, made on three hosts."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ pytestmark = ON_HOSTS
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """h1, h2 and h3 run; h4 is a name that nobody answers to."""
+    """Run h1, h2 and h3; h4 is a name without a machine."""
     with machines.hosts(tmp_path / "cluster", 3, names=4) as found:
         yield found
 
 
 def examined(hosts: Hosts, folder: Path, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
-    """The doctor's exit code and findings by name, asked on h1."""
+    """Run the doctor on h1, and return its exit code and its findings by name."""
     environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
     command = hosts.inside("h1", folder, *environment, "hvd-train", "doctor", "--json", *options)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.stdout, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
+    report: dict[str, Any] = json.loads(done.stdout)
     wait_for("the doctor's programs to be gone", lambda: not any(list(strays(hosts, name)) for name in hosts.inits), 10)
-    return done.returncode, {finding["name"]: finding for finding in told["findings"]}
+    return done.returncode, {finding["name"]: finding for finding in report["findings"]}
 
 
 def strays(hosts: Hosts, name: str) -> Iterator[list[str]]:
-    """Command lines of Python that run on a host."""
+    """Yield the command lines of all Python processes on a host."""
     for _, words in hosts.processes(name):
         if words and "python" in Path(words[0]).name:
             yield words
@@ -49,7 +49,7 @@ def on(hosts: Hosts, name: str, *command: str) -> None:
 
 
 def test_a_good_cluster(hosts: Hosts, tmp_path: Path) -> None:
-    """Nothing is broken, and the allreduce over all slots gives a bandwidth for each size."""
+    """On a good cluster nothing is broken, and the allreduce over all slots gives a bandwidth for each size."""
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\nh3 slots=1\n")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "image.jpg").write_bytes(bytes(1000))
@@ -65,7 +65,7 @@ def test_a_good_cluster(hosts: Hosts, tmp_path: Path) -> None:
 
 
 def other_version(hosts: Hosts, folder: Path) -> None:
-    """h2 has another torch by its metadata, and a changed file of ours."""
+    """Give h2 another torch by its metadata, and a changed file of this package."""
     (record,) = (Path(PROGRAMS).parent / "lib").glob("python3*/site-packages/torch-*.dist-info")
     changed = folder / "METADATA"
     changed.write_text((record / "METADATA").read_text().replace("\nVersion: ", "\nVersion: 1.", 1))
@@ -76,19 +76,19 @@ def other_version(hosts: Hosts, folder: Path) -> None:
 
 
 def key_not_accepted(hosts: Hosts, folder: Path) -> None:
-    """h3's sshd knows another key."""
+    """Let h3's sshd accept another key only."""
     other = folder / "other"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
     on(hosts, "h3", "mount", "--bind", f"{other}.pub", str(hosts.folder / "user_key.pub"))
 
 
 def no_python(hosts: Hosts, folder: Path) -> None:
-    """h3 has no environment."""
+    """Hide the environment on h3."""
     on(hosts, "h3", "mount", "-t", "tmpfs", "none", str(PROGRAMS))
 
 
 def firewall(hosts: Hosts, folder: Path) -> None:
-    """h2 lets nobody in but ssh."""
+    """Let h2 reject all connections but those of ssh."""
     rules = "add table ip filter; add chain ip filter input { type filter hook input priority 0; policy accept; }; "
     rules += "add rule ip filter input ct state established accept; "
     rules += "add rule ip filter input ip saddr 10.91.0.0/24 tcp dport != 22 reject"
@@ -96,24 +96,24 @@ def firewall(hosts: Hosts, folder: Path) -> None:
 
 
 def missing_data(hosts: Hosts, folder: Path) -> None:
-    """h3 has an empty folder where the data should be."""
+    """Hide the data on h3 under an empty folder."""
     on(hosts, "h3", "mount", "-t", "tmpfs", "none", str(folder / "data"))
 
 
 def own_name(hosts: Hosts, folder: Path) -> None:
-    """h2 takes its own name for 127.0.1.1, as Debian's installer writes it."""
+    """Let h2's own name lead to 127.0.1.1, as Debian's installer sets it."""
     names = folder / "names"
     names.write_text((hosts.folder / "hosts").read_text().replace("10.91.0.2 h2", "127.0.1.1 h2"))
     on(hosts, "h2", "mount", "--bind", str(names), "/etc/hosts")
 
 
 def little_memory(hosts: Hosts, folder: Path) -> None:
-    """h2 has what docker gives to share."""
+    """Give h2 as little shared memory as docker does by default."""
     on(hosts, "h2", "mount", "-t", "tmpfs", "-o", "size=64m", "shm", "/dev/shm")
 
 
 def off(hosts: Hosts, folder: Path) -> None:
-    """h3 is off."""
+    """Kill h3."""
     hosts.kill("h3")
 
 
@@ -132,7 +132,7 @@ FAULTS: dict[str, tuple[Callable[[Hosts, Path], None], str, str, str]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named(name: str, hosts: Hosts, tmp_path: Path) -> None:
-    """With the host, and what to type; what is well is still said to be."""
+    """A fault is a finding with its host and what to type; findings about sound hosts are still ok."""
     fault, line, what, todo = FAULTS[name]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "image.jpg").write_bytes(bytes(1000))

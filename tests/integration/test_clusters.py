@@ -1,4 +1,4 @@
-"""Every way to start on several hosts, over ssh between namespace hosts, and what is said where one is not ready."""
+"""Every way to start on several hosts over ssh, and the errors where one of them is not ready."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ OTHER_MPIS = [Path(folder) / "bin" for folder in os.environ.get("MPI_ENVIRONMENT
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """h1, h2 and h3 run; h4 is a name that nobody answers to."""
+    """Run h1, h2 and h3; h4 is a name without a machine."""
     with cluster.hosts(tmp_path_factory.mktemp("hosts") / "cluster", 3, names=4) as found:
         yield found
 
 
 def command(hosts: Hosts, folder: Path, way: str, listed: str, *arguments: str) -> list[str]:
-    """Start a training from h1 in one of the `WAYS`."""
+    """Return the command that starts a training from h1 in one of the `WAYS`."""
     (folder / "hostfile").write_text(listed)
     script, *options = (WAYS | ELASTIC)[way]
     environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
@@ -47,13 +47,13 @@ def command(hosts: Hosts, folder: Path, way: str, listed: str, *arguments: str) 
 
 
 def nobody_left(hosts: Hosts) -> bool:
-    """Whether no host has a training process any more."""
+    """Return whether no host has a training process."""
     return not any(hosts.workers(name) for name in hosts.inits)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_training_on_three_hosts(way: str, hosts: Hosts, tmp_path: Path) -> None:
-    """A rank on each host of the file, in a run folder whose name shells would make something of."""
+    """Each host of the file gets a rank, in a run folder whose name has characters special to shells."""
     listed, count = "# three\nh1\nh2:1\n\nh3 slots=1 # the last\n", 3
     arguments = ["digits", "--epochs", "2", "--device", "cpu", "--output-dir", "a run; with $(signs)"]
     seen: set[str] = set()
@@ -72,7 +72,7 @@ def test_a_training_on_three_hosts(way: str, hosts: Hosts, tmp_path: Path) -> No
 
 
 def test_blanks_in_the_paths(hosts: Hosts, tmp_path: Path) -> None:
-    """From an environment and a folder with blanks in their names, ranks of all hosts begin in that very folder."""
+    """With blanks in the paths of environment and folder, the ranks of all hosts start in that folder."""
     (tmp_path / "an environment").symlink_to(PROGRAMS.parent)
     folder = tmp_path / "my runs"
     folder.mkdir()
@@ -84,7 +84,7 @@ def test_blanks_in_the_paths(hosts: Hosts, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
 def test_scaling_over_three_hosts(controller: str, hosts: Hosts, tmp_path: Path) -> None:
-    """One worker is on the first host, three are on all of them; each number is a row, and a fourth has no slot."""
+    """One worker runs on the first host and three on all; each is a row, and a fourth has no slot."""
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\nh3 slots=1\n")
     environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
     line = f"bench scaling --hosts hostfile --controller {controller} digits --epochs 1 --device cpu --output-dir out"
@@ -108,7 +108,7 @@ def test_scaling_over_three_hosts(controller: str, hosts: Hosts, tmp_path: Path)
 @pytest.mark.parametrize("programs", OTHER_MPIS, ids=lambda programs: programs.parent.name)
 @pytest.mark.parametrize("listed", ["h1\nh2\n", "h1\nh2\nh3\n"], ids=["two", "three"])
 def test_other_mpis(listed: str, programs: Path, hosts: Hosts, tmp_path: Path) -> None:
-    """Plain mpirun of Open MPI 5, MPICH, a system's Open MPI: a rank on each host, and the roll call among them."""
+    """Plain mpirun of Open MPI 5, MPICH or a system's Open MPI starts a rank on each host, with a roll call."""
     arguments = ["digits", "--epochs", "1", "--device", "cpu", "--output-dir", "run"]
     begun = [
         word.replace(str(PROGRAMS), str(programs)) for word in command(hosts, tmp_path, "mpirun", listed, *arguments)
@@ -120,9 +120,10 @@ def test_other_mpis(listed: str, programs: Path, hosts: Hosts, tmp_path: Path) -
 
 
 def refused(hosts: Hosts, folder: Path, way: str, listed: str, words: str = "") -> str:
-    """What is said where a training does not start: within 15 s, without a traceback, and nobody trains afterwards.
+    """Return the output of a training that does not start.
 
-    With `words` these are what comes so soon; Open MPI, which gives ranks time to commit, may end later.
+    It ends within 15 s, without a traceback, and no process stays. With `words`, these must come within that time, and
+    the end may come later: Open MPI gives ranks time to commit.
     """
     log = folder / "output.txt"
     begun = time.monotonic()
@@ -141,7 +142,7 @@ def refused(hosts: Hosts, folder: Path, way: str, listed: str, words: str = "") 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["nowhere", "h4"])
 def test_a_host_that_cannot_be_reached(way: str, name: str, hosts: Hosts, tmp_path: Path) -> None:
-    """A name nobody knows, or a machine that is off, is named."""
+    """An unknown host name, or that of a machine that is off, is in the error."""
     output = refused(hosts, tmp_path, way, f"h1 slots=1\n{name} slots=1\n")
     if way == "mpirun":
         assert name in output
@@ -151,7 +152,7 @@ def test_a_host_that_cannot_be_reached(way: str, name: str, hosts: Hosts, tmp_pa
 
 
 def test_a_host_without_the_package(hosts: Hosts, tmp_path: Path) -> None:
-    """Its environment is missing: told before any rank starts, with its path."""
+    """A missing environment on a host is reported with its path before any rank starts."""
     done = hosts.inside("h3", tmp_path, "mount", "-t", "tmpfs", "none", str(PROGRAMS))
     subprocess.run(done, check=True)
     try:
@@ -163,7 +164,7 @@ def test_a_host_without_the_package(hosts: Hosts, tmp_path: Path) -> None:
 
 @pytest.fixture
 def over(hosts: Hosts) -> Iterator[Callable[[Path, str], None]]:
-    """Put another text in the place of a file, on h3 only."""
+    """Return a function that replaces a file on h3 only."""
     hidden: list[Path] = []
 
     def put(path: Path, text: str) -> None:
@@ -180,7 +181,7 @@ def over(hosts: Hosts) -> Iterator[Callable[[Path, str], None]]:
 
 @pytest.mark.parametrize("way", ["horovodrun, Gloo", "mpirun"])
 def test_a_host_with_another_version(way: str, over: Callable[[Path, str], None], hosts: Hosts, tmp_path: Path) -> None:
-    """Told before the ranks meet, with who has what, where they would wait for one another or train nonsense."""
+    """Different versions are reported with their hosts before the ranks meet."""
     path = Path(hvd_train.__file__)
     over(path, path.read_text().replace(hvd_train.__version__, "0.0.1"))
     output = refused(hosts, tmp_path, way, "h1\nh2\nh3\n", "the ranks differ in hvd_train: ")
@@ -189,7 +190,7 @@ def test_a_host_with_another_version(way: str, over: Callable[[Path, str], None]
 
 
 def test_another_version_in_an_elastic_job(over: Callable[[Path, str], None], hosts: Hosts, tmp_path: Path) -> None:
-    """Who comes first says what the job runs; one that differs is told, and the job does not begin."""
+    """The first worker decides the job's version; a worker with another one is reported and the job ends."""
     path = Path(hvd_train.__file__)
     over(path, path.read_text().replace(hvd_train.__version__, "0.0.1"))
     output = refused(hosts, tmp_path, "elastic", "h1\nh2\nh3\n", "differs from the job in hvd_train: ")
@@ -197,7 +198,7 @@ def test_another_version_in_an_elastic_job(over: Callable[[Path, str], None], ho
 
 
 def test_a_rank_that_never_arrives(over: Callable[[Path, str], None], hosts: Hosts, tmp_path: Path) -> None:
-    """It hangs in its imports: its number and its host are named, and it ends with the others."""
+    """A rank that hangs in its imports is named with its host, and it ends with the others."""
     over(Path(hvd_train.__file__).with_name("run.py"), "import time; time.sleep(1000)")
     begun = command(hosts, tmp_path, "horovodrun, Gloo", "h1\nh2\nh3\n", "digits")
     begun[begun.index("env") + 1 : begun.index("env") + 1] = ["HVD_TRAIN_START_TIMEOUT_SECONDS=3"]
@@ -211,19 +212,19 @@ ON_HOSTS_HERE = ("Is the cluster ready?", "Start", "Many trainings in one alloca
 
 
 def documented() -> list[str]:
-    """The commands of docs/clusters.md that are typed on hosts, with names of hosts and data that are here."""
+    """Return the commands of docs/clusters.md that are typed on hosts, with hosts and data of this test."""
     lines = [line for heading in ON_HOSTS_HERE for line in commands("clusters.md")[heading]]
     return [line.replace("node[01-04]:8", "h[1-2]:1").replace("/data/imagenet", "data") for line in lines]
 
 
 def test_what_is_documented_is_run() -> None:
-    """A command under another heading has its test elsewhere: test_slurm, test_image; Apptainer cannot run here."""
+    """Commands under other headings are run by test_slurm and test_image; Apptainer cannot run here."""
     assert set(commands("clusters.md")) == {*ON_HOSTS_HERE, "Slurm", "Containers", "Apptainer"}
 
 
 @pytest.mark.parametrize("line", documented())
 def test_a_documented_command(line: str, hosts: Hosts, tmp_path: Path) -> None:
-    """Typed as it stands in docs/clusters.md, from a checkout, it does what is said there."""
+    """A command of docs/clusters.md, typed as printed from a checkout, does what the page says."""
     (tmp_path / "horovodrun_scripts").symlink_to(SCRIPTS)
     (tmp_path / "hostfiles").mkdir()
     (tmp_path / "hostfiles/two_hosts").write_text((ROOT / "hostfiles/two_hosts").read_text())

@@ -1,4 +1,4 @@
-"""The real `hvd-train doctor`, on this machine and with faults of Horovod."""
+"""The real `hvd-train doctor` on this machine, and with faults of Horovod."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, 
 
 
 def environment(*folders: Path, **variables: str) -> dict[str, str]:
-    """This environment without the folder of its programs on the PATH, and with these folders for imports."""
+    """Return this environment without its programs on the PATH, and with these folders for imports."""
     own = str(Path(sys.executable).parent)
     path = [folder for folder in os.environ["PATH"].split(os.pathsep) if folder != own]
     imports = [str(folder) for folder in (*folders, Path(hvd_train.__file__).parent.parent)]
@@ -31,7 +31,7 @@ def environment(*folders: Path, **variables: str) -> dict[str, str]:
 
 
 def examine(*arguments: str, **variables: Any) -> tuple[int, dict[str, Any]]:
-    """Exit code and findings by name."""
+    """Run the doctor, and return its exit code and its findings by name."""
     done = subprocess.run(
         [*DOCTOR, "--json", *arguments], capture_output=True, text=True, check=False, timeout=280, **variables
     )
@@ -42,7 +42,7 @@ def examine(*arguments: str, **variables: Any) -> tuple[int, dict[str, Any]]:
 
 @needs_horovod
 def test_this_machine_adds_over_two_ranks_by_every_launcher() -> None:
-    """Nothing is broken here, and each controller of the build gave the right sum, with no environment activated."""
+    """Without an activated environment, nothing is broken and each controller gives the right sum."""
     code, findings = examine(env=environment())
     assert code == 0, findings
     for name in ("python", "torch", "torchvision", "horovod loads", "Gloo", "MPI", "horovodrun --gloo"):
@@ -53,7 +53,7 @@ def test_this_machine_adds_over_two_ranks_by_every_launcher() -> None:
 
 
 def test_undefined_symbol_is_a_line_that_says_rebuild(tmp_path: Path) -> None:
-    """Horovod that was built for another torch ends the doctor neither in a traceback nor in a silent ok."""
+    """A Horovod built for another torch leads neither to a traceback nor to a silent ok."""
     package = tmp_path / "horovod"
     package.mkdir()
     (package / "__init__.py").write_text('raise ImportError("mpi_lib_v2.so: undefined symbol: _ZN3c104cuda")')
@@ -66,7 +66,7 @@ def test_undefined_symbol_is_a_line_that_says_rebuild(tmp_path: Path) -> None:
 
 
 def test_a_crash_while_horovod_loads_is_a_line(tmp_path: Path) -> None:
-    """The process that dies is not the doctor."""
+    """A crash while Horovod loads ends a child process of the doctor and is a finding."""
     package = tmp_path / "horovod"
     package.mkdir()
     (package / "__init__.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
@@ -77,19 +77,19 @@ def test_a_crash_while_horovod_loads_is_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_doctor_leaves_nothing(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    """A signal while a child process hangs ends both, at once, and removes the temporary folder."""
+    """A signal while a child process hangs ends both at once and removes the temporary folder."""
     package = tmp_path / "horovod"
     package.mkdir()
-    told, temporary = tmp_path / "told", tmp_path / "temporary"
-    os.mkfifo(told)
+    pid_pipe, temporary = tmp_path / "pid", tmp_path / "temporary"
+    os.mkfifo(pid_pipe)
     temporary.mkdir()
     (package / "__init__.py").write_text(
-        f"import os, signal\nwith open({str(told)!r}, 'w') as told:\n    told.write(str(os.getpid()))\nsignal.pause()\n"
+        f"import os, pathlib, signal\npathlib.Path({str(pid_pipe)!r}).write_text(str(os.getpid()))\nsignal.pause()\n"
     )
     doctor = subprocess.Popen(
         DOCTOR, env=environment(tmp_path, TMPDIR=str(temporary)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    child = psutil.Process(int(told.read_text()))
+    child = psutil.Process(int(pid_pipe.read_text()))
     doctor.send_signal(number)
     output, _ = doctor.communicate(timeout=60)
     assert doctor.returncode == code
@@ -99,7 +99,7 @@ def test_an_interrupted_doctor_leaves_nothing(tmp_path: Path, number: signal.Sig
 
 
 def test_inside_a_launched_world_it_refuses_in_one_line() -> None:
-    """One line on stderr, exit code 2."""
+    """Inside a launched world the doctor prints one line on stderr and ends with exit code 2."""
     variables = environment(OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2")
     done = subprocess.run(DOCTOR, capture_output=True, text=True, check=False, env=variables, timeout=60)
     assert done.returncode == 2

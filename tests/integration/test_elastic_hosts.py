@@ -25,19 +25,19 @@ pytestmark = ON_HOSTS
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Weights:
-    """The weights of the undisturbed run, of one process."""
+    """Return the weights of the undisturbed run of one process."""
     return undisturbed(tmp_path_factory.mktemp("undisturbed"))
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """h1, h2 and h3 run; h4 is a name that nobody answers to."""
+    """Run h1, h2 and h3; h4 is a name without a machine."""
     with cluster.hosts(tmp_path / "cluster", 3, names=4) as found:
         yield found
 
 
 def kill_at_once(*names: str) -> Callable[[Job], None]:
-    """kill -9 of the workers of these hosts."""
+    """Return a fault that kills the workers of these hosts by SIGKILL."""
 
     def fault(job: Job) -> None:
         workers = [job.worker(name) for name in names]
@@ -48,17 +48,17 @@ def kill_at_once(*names: str) -> Callable[[Job], None]:
 
 
 def power_off(job: Job) -> None:
-    """A host is gone without a word."""
+    """Kill h3 so that nobody hears of its end."""
     job.hosts.power_off("h3")
 
 
 def stop(job: Job) -> None:
-    """A worker is stopped."""
+    """Stop the worker of h2 by SIGSTOP."""
     job.worker("h2").send_signal(signal.SIGSTOP)
 
 
 def unplug_for_a_while(job: Job) -> None:
-    """A partition that heals."""
+    """Cut the network of h2 until the others go on without it."""
     job.hosts.unplug("h2")
     reached = len(job.changes)
     wait_for("the others to go on", lambda: len(job.changes) > reached, limit_s=60)
@@ -66,23 +66,23 @@ def unplug_for_a_while(job: Job) -> None:
 
 
 def take_and_add(job: Job) -> None:
-    """One host out and one in at once."""
+    """Replace a host of the list by another."""
     job.hosts.boot("h4")
     job.list("h1", "h3", "h4")
 
 
 def name_unreachable(job: Job) -> None:
-    """A host that cannot be reached is named."""
+    """Add a host to the list that cannot be reached."""
     job.list("h1", "h2", "h3", "h4")
 
 
 def raise_in_worker(job: Job) -> None:
-    """A worker ends by an error: SIGABRT, as an assertion in native code."""
+    """End the worker of h2 by SIGABRT, as an assertion in native code does."""
     job.worker("h2").send_signal(signal.SIGABRT)
 
 
 def take_away(job: Job) -> None:
-    """A host is taken from the list: that of rank 0 and the launcher, of all."""
+    """Take a host out of the list, the one of rank 0 and the launcher."""
     job.list("h2", "h3")
 
 
@@ -102,7 +102,7 @@ FAULTS: dict[str, Callable[[Job], None]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault(name: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """No step is lost, each sample counts once per epoch, and the weights are those of the undisturbed run."""
+    """After a fault no step is lost, each sample counts once per epoch, and the weights are the undisturbed ones."""
     with job(hosts, tmp_path) as running:
         running.after(random.Random(name).randint(15, 35))
         FAULTS[name](running)
@@ -117,14 +117,14 @@ def goes_on(
     steps: int,
     listed: tuple[str, ...] = ALL,
 ) -> None:
-    """The same command goes on at this step, to the promised end."""
+    """Assert that the same command continues at this step and ends as the undisturbed run."""
     with job(hosts, folder, listed=listed) as running:
         running.completes(expected)
     assert f"step {steps}" in running.output.split("going on at", 1)[1].splitlines()[0]
 
 
 def test_below_the_fewest_and_back(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """With --min-np 3 two survivors wait for a third, and go on with it (horovod issue #3494 deadlocks there)."""
+    """With --min-np 3 two survivors wait for a third and go on with it; Horovod deadlocks (issue #3494)."""
     with job(hosts, tmp_path, "--min-np", "3") as running:
         running.after(20)
         running.worker("h2").kill()
@@ -133,7 +133,7 @@ def test_below_the_fewest_and_back(hosts: Hosts, tmp_path: Path, expected: Weigh
 
 
 def test_a_newcomer_that_dies_while_it_joins(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """The others do not wait for it, and another one joins in its place."""
+    """The others do not wait for a newcomer that dies while it joins, and another one takes its place."""
     on_demand.pace(tmp_path, 0.5)
     with job(hosts, tmp_path, listed=("h1", "h2"), training=arguments(model=OBEDIENT)) as running:
         running.after(5)
@@ -146,7 +146,7 @@ def test_a_newcomer_that_dies_while_it_joins(hosts: Hosts, tmp_path: Path, expec
 
 
 def test_ctrl_c_and_the_same_command_again_on_other_hosts(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """One commit on all, no orphan on any host; the same command goes on, with another number of workers."""
+    """Ctrl-C commits once and leaves no process; the same command continues with another number of workers."""
     with job(hosts, tmp_path) as running:
         running.after(25)
         running.supervisor.send_signal(signal.SIGINT)
@@ -158,7 +158,7 @@ def test_ctrl_c_and_the_same_command_again_on_other_hosts(hosts: Hosts, tmp_path
 
 
 def test_a_dead_launcher_leaves_no_orphans(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """kill -9 of the launcher: the workers of all hosts commit and end, and the same command goes on."""
+    """After SIGKILL of the launcher the workers of all hosts commit and end, and the same command continues."""
     with job(hosts, tmp_path) as running:
         running.after(20)
         running.supervisor.kill()
@@ -169,7 +169,7 @@ def test_a_dead_launcher_leaves_no_orphans(hosts: Hosts, tmp_path: Path, expecte
 
 
 def test_a_dead_driver_is_started_again(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """kill -9 of Horovod's launcher: the job goes on by itself from what its workers committed."""
+    """After SIGKILL of Horovod's launcher the job continues by itself from the last commit."""
     with job(hosts, tmp_path) as running:
         running.after(20)
         running.driver.kill()
@@ -178,7 +178,7 @@ def test_a_dead_driver_is_started_again(hosts: Hosts, tmp_path: Path, expected: 
 
 
 def test_a_survivor_dies_while_the_others_meet_again(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """A second fault in the recovery from the first: the last survivor goes on, and the others come back."""
+    """After a second fault during recovery the last survivor goes on, and the others come back."""
     training = arguments(model=OBEDIENT)
     with job(hosts, tmp_path, training=training) as running:
         running.after(20)
@@ -189,7 +189,7 @@ def test_a_survivor_dies_while_the_others_meet_again(hosts: Hosts, tmp_path: Pat
 
 
 def test_a_rank_that_is_a_step_behind(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """Rank 0 has not heard that a step is done which the others have: it has their state, and writes that step down."""
+    """Rank 0 that has missed the end of a step takes the others' state and writes that step down."""
     with job(hosts, tmp_path, training=arguments(model=OBEDIENT)) as running:
         running.after(20)
         on_demand.order(tmp_path, "update", "h1", "lost")
@@ -199,7 +199,7 @@ def test_a_rank_that_is_a_step_behind(hosts: Hosts, tmp_path: Path, expected: We
 
 
 def test_a_newcomer_dies_while_it_is_given_the_state(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """The others, who were in the middle of sending it, go on; another one joins in its place."""
+    """If a newcomer dies while it gets the state, the others go on, and another one takes its place."""
     on_demand.pace(tmp_path, 0.5)
     on_demand.order(tmp_path, "load", "h3", "die")
     with job(hosts, tmp_path, listed=("h1", "h2"), training=arguments(model=OBEDIENT)) as running:
@@ -212,7 +212,7 @@ def test_a_newcomer_dies_while_it_is_given_the_state(hosts: Hosts, tmp_path: Pat
 
 
 def test_rank_0_dies_while_it_writes_a_checkpoint(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """Half a file is no checkpoint: another rank takes over the folder, and what it writes is whole."""
+    """Half a file is not a checkpoint: another rank takes over the folder and writes whole ones."""
     training = arguments(model="tests.support.on_demand:heavy")
     checkpoints = tmp_path / "run/checkpoints"
     with job(hosts, tmp_path, training=training) as running:
@@ -220,7 +220,7 @@ def test_rank_0_dies_while_it_writes_a_checkpoint(hosts: Hosts, tmp_path: Path, 
         writer = running.worker("h1")
 
         def caught() -> bool:
-            """It is stopped in the middle of a write; one that was done before it stopped does not count."""
+            """Stop the worker in the middle of a write; a write that ended before does not count."""
             if list(checkpoints.glob("*.partial")):
                 writer.suspend()
                 if list(checkpoints.glob("*.partial")):
@@ -239,7 +239,7 @@ def test_rank_0_dies_while_it_writes_a_checkpoint(hosts: Hosts, tmp_path: Path, 
 
 
 def test_a_worker_that_raises(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """Its traceback is shown, the others go on, and it is started again."""
+    """The traceback of a worker is shown, the others go on, and it is started again."""
     training = arguments(model=OBEDIENT)
     with job(hosts, tmp_path, training=training) as running:
         running.after(20)
@@ -250,7 +250,7 @@ def test_a_worker_that_raises(hosts: Hosts, tmp_path: Path, expected: Weights) -
 
 
 def test_a_newcomer_that_needs_a_minute(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """Nobody waits for it, and it joins when it is ready."""
+    """Nobody waits for a slow newcomer, and it joins when it is ready."""
     on_demand.pace(tmp_path, 0.3)
     on_demand.order(tmp_path, "build", "h3", "wait 60")
     with job(hosts, tmp_path, listed=("h1", "h2"), training=arguments(model=OBEDIENT)) as running:
@@ -267,7 +267,7 @@ def test_a_newcomer_that_needs_a_minute(hosts: Hosts, tmp_path: Path, expected: 
 
 
 def test_a_flapping_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """It comes and goes in the list, faster than anybody can join, and then its network does."""
+    """A host may come and go in the list faster than a worker can join, and so may its network."""
     on_demand.pace(tmp_path, 0.2)
     with job(hosts, tmp_path, training=arguments(model=OBEDIENT)) as running:
         running.after(5)
@@ -286,7 +286,7 @@ def test_a_flapping_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> Non
 
 
 def test_several_workers_on_each_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """One of two on a remote host dies, then all of a host; each is replaced in its own place."""
+    """If one of two workers of a host dies, and then both, each is replaced in its own slot."""
     on_demand.pace(tmp_path, 0.5)
     training = arguments(model=OBEDIENT)
     with job(hosts, tmp_path, listed=("h1 slots=1", "h2 slots=2"), training=training) as running:

@@ -1,4 +1,4 @@
-"""discover_hosts.sh and train_elastic.sh on this machine: what they print and refuse, and a real elastic training."""
+"""The scripts discover_hosts.sh and train_elastic.sh on this machine: their output, errors, and a real training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 
 def run(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script as a user would."""
+    """Run a script as a user does, and return what came of it."""
     env = {
         **os.environ,
         "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
@@ -30,7 +30,7 @@ def run(script: str, *arguments: str, **environment: str) -> subprocess.Complete
 
 
 def test_a_host_file_in_any_form_is_printed_as_horovod_wants_it() -> None:
-    """Comments and blank lines are skipped; a host without a number has one slot."""
+    """Comments and blank lines are skipped, and a host without a number has one slot."""
     Path("hosts").write_text("# ours\n\nh1 slots=4  # four GPUs\nh2:2\nh3\nh4 slots = 3 max_slots=8\n")
     assert run("discover_hosts.sh", "hosts").stdout == "h1:4\nh2:2\nh3:1\nh4:3\n"
     assert run("discover_hosts.sh", "--command", "cat hosts").stdout == "h1:4\nh2:2\nh3:1\nh4:3\n"
@@ -51,7 +51,7 @@ def test_a_host_file_in_any_form_is_printed_as_horovod_wants_it() -> None:
     ],
 )
 def test_a_list_that_cannot_be_read_is_one_line(arguments: list[str], code: int, message: str) -> None:
-    """Named on stderr; the exit code tells a running job to keep the list it has."""
+    """A bad list of hosts is one line on stderr; the exit code makes a running job keep its list."""
     Path("hosts").write_text("h1\nh2 two\n")
     done = run("discover_hosts.sh", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
@@ -60,7 +60,7 @@ def test_a_list_that_cannot_be_read_is_one_line(arguments: list[str], code: int,
 
 
 def test_nodes_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
-    """As sinfo tells it: * after the state means no answer."""
+    """Nodes whose state sinfo marks with *, since they do not answer, are left out."""
     sinfo = tmp_path / "bin" / "sinfo"
     sinfo.parent.mkdir()
     sinfo.write_text("#!/bin/sh\nprintf 'n1 alloc\\nn2 alloc*\\nn3 down\\nn4 mix\\nn5 failg\\n'\n")
@@ -79,7 +79,7 @@ def test_nodes_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_settings_are_told_before_anything_starts(arguments: list[str], message: str) -> None:
-    """One line and exit code 2; no worker, and no folder for one."""
+    """Wrong settings are one line with exit code 2, before any worker starts or any folder is made."""
     done = run("train_elastic.sh", "--", "digits", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
@@ -98,7 +98,7 @@ def test_wrong_settings_are_told_before_anything_starts(arguments: list[str], me
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], message: str) -> None:
-    """With exit code 2, before anything is started."""
+    """A wrong argument is one line with exit code 2, before anything is started."""
     done = run("train_elastic.sh", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
@@ -106,7 +106,7 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str) -> None:
 
 
 def test_the_start_waits_for_the_slots_listed() -> None:
-    """As many as there are, but no more than --max-np."""
+    """The job starts with as many workers as there are slots, but with no more than --max-np."""
     Path("hosts").write_text("h1 slots=4\nh2 slots=4\n")
     words = shlex.split(
         run("train_elastic.sh", "--dry-run", "--hosts", "hosts", "--", "digits", "--epochs", "2").stdout
@@ -118,7 +118,7 @@ def test_the_start_waits_for_the_slots_listed() -> None:
 
 
 def test_wrong_settings_end_it_with_one_line() -> None:
-    """Nothing is tried again: they are wrong on every host."""
+    """Data that are missing end the job at once, since another try on another host would fail as well."""
     done = run("train_elastic.sh", "--", "digits", "--data", "folder", "--data-dir", "nowhere")
     assert done.returncode == 2, done.stderr
     assert "nowhere" in done.stderr
@@ -128,7 +128,7 @@ def test_wrong_settings_end_it_with_one_line() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_one_machine_survives_a_crash_and_a_stop(tmp_path: Path) -> None:
-    """A killed worker ends no job on one host (Horovod's own driver would); SIGTERM to the script is a commit."""
+    """A killed worker does not end a job on one host, as Horovod's driver would; SIGTERM to the script commits."""
     command = [str(SCRIPTS / "train_elastic.sh"), "-np", "2", "--"]
     command += ["digits", "--epochs", "400", "--ledger", "--output-dir", "run"]
     output, metrics = tmp_path / "output.txt", tmp_path / "run" / "metrics.jsonl"

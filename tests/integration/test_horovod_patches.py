@@ -1,7 +1,7 @@
-"""What the patches C1 to C5, C7 to C10, L1, L2, L3 and L5 of Horovod change, each shown by processes on this machine.
+"""The changes that patches C1 to C5, C7 to C10, L1, L2, L3 and L5 of Horovod make, each shown by real processes.
 
-HVD_TRAIN_TEST_PYTHON names another environment's python: with a build of `--without-patches` there, the tests
-must fail. C6 takes several GPUs and has no test.
+HVD_TRAIN_TEST_PYTHON names the Python of another environment; with a build of `--without-patches` there, the tests
+must fail. C6 needs several GPUs and has no test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORKERS = Path(__file__).parent / "patch_workers"
 
 
 def has(what: str) -> bool:
-    """Whether the Horovod of the environment under test was built with this."""
+    """Return whether the Horovod under test was built with this controller."""
     code = f"import horovod.torch as hvd; assert hvd.{what}_built()"
     return subprocess.run([PYTHON, "-c", code], capture_output=True, check=False).returncode == 0
 
@@ -45,7 +45,7 @@ def controller(request: pytest.FixtureRequest) -> str:
 
 
 def environment(**changes: object) -> dict[str, str]:
-    """The environment of a job: the tested programs first, and no variable of a job around us."""
+    """Return the environment of a job, with the tested programs first and without variables of a job around us."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "OMPI_", "PMI"))}
     env["PATH"] = f"{Path(PYTHON).parent}{os.pathsep}{env['PATH']}"
     env["OMP_NUM_THREADS"] = "1"
@@ -53,7 +53,7 @@ def environment(**changes: object) -> dict[str, str]:
 
 
 def run_world(num_workers: int, limit_s: int, worker: str, **env: object) -> tuple[list[int | None], str]:
-    """Run workers over Gloo without horovodrun; returns their exit codes and all they printed."""
+    """Run workers over Gloo without horovodrun, and return their exit codes and all that they printed."""
     command = [PYTHON, str(WORKERS / "gloo_world.py"), str(num_workers), str(limit_s), str(WORKERS / worker)]
     result = subprocess.run(command, env=environment(**env), capture_output=True, text=True, check=False, timeout=240)
     printed = result.stdout + result.stderr
@@ -63,7 +63,7 @@ def run_world(num_workers: int, limit_s: int, worker: str, **env: object) -> tup
 
 
 def test_c1_shutdown_closes_all_connections() -> None:
-    """After shutdown() a process holds no connection to a peer."""
+    """After shutdown() a process has no connection to a peer."""
     codes, printed = run_world(2, 100, "c1_connections.py")
     assert codes == [0, 0], printed
     assert printed.count("OPEN 0") == 2, printed
@@ -71,7 +71,7 @@ def test_c1_shutdown_closes_all_connections() -> None:
 
 @pytest.mark.parametrize("shared_memory", [1, 0])
 def test_c2_operations_have_a_time_limit_of_their_own(shared_memory: int) -> None:
-    """A silent peer fails an operation after the operation timeout, however long rendezvous may take."""
+    """A silent peer makes an operation fail after the operation time-out, whatever that of the rendezvous."""
     limits = {"HOROVOD_GLOO_TIMEOUT_SECONDS": 60, "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": 2}
     codes, printed = run_world(2, 100, "c2_silent_peer.py", HVD_TRAIN_SHARED_MEMORY=shared_memory, **limits)
     assert codes == [0, -signal.SIGKILL], printed
@@ -83,7 +83,7 @@ def run_worker(worker: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_c3_init_raises_when_a_peer_does_not_come() -> None:
-    """A failed rendezvous is an exception of init(), and the next init() works."""
+    """A failed rendezvous raises an exception in init(), and the next init() works."""
     result = run_worker("c3_failed_init.py")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "RAISED" in result.stdout
@@ -91,7 +91,7 @@ def test_c3_init_raises_when_a_peer_does_not_come() -> None:
 
 
 def test_c3_worker_removed_from_the_job_leaves_with_0() -> None:
-    """An elastic job that goes on without a worker lets it go in peace."""
+    """A worker without which an elastic job goes on ends with exit code 0."""
     result = run_worker("c3_removed.py")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "REMOVED" in result.stdout
@@ -99,24 +99,24 @@ def test_c3_worker_removed_from_the_job_leaves_with_0() -> None:
 
 
 def test_c4_stall_check_names_the_missing_rank(tmp_path: Path) -> None:
-    """With Gloo, a tensor that one rank does not submit is told with that rank."""
-    said = tmp_path / "said"
+    """With Gloo, the report on a stalled tensor names the rank that did not submit it."""
+    reported = tmp_path / "reported"
     command = [PYTHON, str(WORKERS / "gloo_world.py"), "2", "100", str(WORKERS / "c4_stall.py")]
-    env = environment(SAID=said, HOROVOD_STALL_CHECK_TIME_SECONDS=1)
+    env = environment(REPORTED=reported, HOROVOD_STALL_CHECK_TIME_SECONDS=1)
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         printed = []
         for line in process.stdout:
             printed.append(line)
             if line.startswith("1: [allreduce.late tensor"):
-                said.touch()
+                reported.touch()
     text = "".join(printed)
-    assert said.exists(), text
+    assert reported.exists(), text
     assert "EXIT [0, 0]" in text
 
 
 def test_c5_nothing_is_sent_after_a_broken_operation() -> None:
-    """Where one rank leaves an operation halfway, all get an exception; no process is aborted."""
+    """If one rank leaves an operation halfway, all ranks get an exception and no process is aborted."""
     env = {"HOROVOD_ELASTIC": 1, "HOROVOD_FUSION_THRESHOLD": 0, "HOROVOD_GLOO_TIMEOUT_SECONDS": 8}
     codes, printed = run_world(3, 150, "c5_left_halfway.py", **env)
     assert "gloo::EnforceNotMet" not in printed, printed
@@ -125,62 +125,62 @@ def test_c5_nothing_is_sent_after_a_broken_operation() -> None:
 
 @pytest.mark.parametrize("shared_memory", [1, 0])
 def test_c7_fp16_sums_are_right(shared_memory: int) -> None:
-    """Sums of fp16 over Gloo are those of the standard, for whatever bits."""
+    """Sums of fp16 over Gloo are those of IEEE 754 for any bits."""
     codes, printed = run_world(2, 100, "c7_fp16_sum.py", HVD_TRAIN_SHARED_MEMORY=shared_memory)
     assert codes == [0, 0], printed
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_c8_sums_through_shared_memory_are_right(ranks: int, controller: str) -> None:
-    """Whatever is added up, by any operation and in any length, comes out as in the order of the ranks."""
+    """Sums of any operation and length are those in the order of the ranks."""
     done = horovodrun(ranks, controller, "c8_sums.py", SHARED=1)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("why", ["HVD_TRAIN_SHARED_MEMORY", "NO_ROOM"])
 def test_c8_without_shared_memory_sums_go_the_usual_way(why: str, controller: str) -> None:
-    """Where it is switched off, or rank 0 has no room for it, none uses it, and the sums are right all the same."""
+    """If shared memory is switched off, or rank 0 has no room for it, no rank uses it and sums are right."""
     done = horovodrun(2, controller, "c8_sums.py", SHARED=0, **{why: 0})
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_c8_a_rank_that_dies_is_noticed_at_once() -> None:
-    """Who waits for a dead rank's numbers gets an exception long before any time limit."""
+    """Ranks that wait for a dead rank's numbers get an exception long before any time limit."""
     codes, printed = run_world(3, 100, "c8_lost_peer.py", HOROVOD_GLOO_TIMEOUT_SECONDS=60)
     assert codes == [0, 0, -signal.SIGKILL], printed
 
 
 def test_c9_a_sum_does_not_wait_for_the_clock(controller: str, tmp_path: Path) -> None:
-    """A cycle begins as soon as there is something for it; one by the clock alone where that is asked for."""
+    """A cycle begins as soon as a tensor waits, unless cycles by the clock alone are asked for."""
     by_clock, eager = (seconds_of_sums(controller, tmp_path, HVD_TRAIN_EAGER_CYCLES=wanted) for wanted in (0, 1))
     assert by_clock > 20 * 0.19
     assert eager < by_clock / 2
 
 
 def test_c9_mpi_on_several_hosts_keeps_to_the_clock(tmp_path: Path) -> None:
-    """Its collectives would poll: without shared memory nothing is waited for in them that need not be."""
+    """Without shared memory MPI keeps cycles by the clock, since its collectives would poll while they wait."""
     assert seconds_of_sums("--mpi", tmp_path, HVD_TRAIN_SHARED_MEMORY=0) > 20 * 0.19
 
 
 def test_c9_a_rank_with_nothing_to_do_rests(controller: str, tmp_path: Path) -> None:
-    """Between sums Horovod leaves the core to the training, where as released it wakes up once a millisecond."""
+    """Between sums Horovod leaves the core to the training; the release wakes up once a millisecond."""
     by_clock, eager = (taken(controller, tmp_path, "c9_rests.py", HVD_TRAIN_EAGER_CYCLES=wanted) for wanted in (0, 1))
     assert eager < by_clock / 3
 
 
 @pytest.mark.parametrize("what", ["process set", "join"])
 def test_c9_a_rank_that_others_need_keeps_to_the_clock(what: str, controller: str, tmp_path: Path) -> None:
-    """A sum over a part of the ranks, or after a join, waits for the next tick of the others, not for longer."""
+    """A sum over some of the ranks, or after a join, waits at most for the next tick of the others."""
     assert taken(controller, tmp_path, "c9_called_on.py", WHAT=what, HOROVOD_CYCLE_TIME=200) < 5 * 0.2 + 2
 
 
 def seconds_of_sums(controller: str, folder: Path, **env: object) -> float:
-    """How long two ranks take for those of c9_sums.py, where the clock ticks every 200 ms."""
+    """Return the seconds that two ranks take for the sums of c9_sums.py, with cycles of 200 ms."""
     return taken(controller, folder, "c9_sums.py", HOROVOD_CYCLE_TIME=200, **env)
 
 
 def taken(controller: str, folder: Path, worker: str, **env: object) -> float:
-    """The number that rank 0 of two writes to the file TOOK."""
+    """Run a worker on two ranks, and return the number that rank 0 writes to the file TOOK."""
     took = folder / "took"  # not printed: mpirun puts the rank before each piece of a line that it reads
     done = horovodrun(2, controller, worker, TOOK=took, **env)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -188,19 +188,19 @@ def taken(controller: str, folder: Path, worker: str, **env: object) -> float:
 
 
 def test_c10_who_waits_for_a_result_sleeps(controller: str) -> None:
-    """A rank that is early leaves its core to others."""
+    """A rank that waits for others leaves its core to them."""
     done = horovodrun(2, controller, "c10_waits.py")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def horovodrun(ranks: int, controller: str, worker: str, **env: object) -> subprocess.CompletedProcess[str]:
-    """A job of this machine alone."""
+    """Run a worker by horovodrun on this machine, and return what came of it."""
     command = [PYTHON, "-m", "horovod.runner.launch", controller, "-np", str(ranks), PYTHON, str(WORKERS / worker)]
     return subprocess.run(command, env=environment(**env), capture_output=True, text=True, check=False, timeout=240)
 
 
 class Job:
-    """A horovodrun job of two ranks that leave their traces in a folder."""
+    """A horovodrun job of two ranks, which write their process ids and the signals they get to a folder."""
 
     def __init__(self, folder: Path, controller: str, what: str, **env: object) -> None:
         self.folder = folder
@@ -224,7 +224,7 @@ class Job:
             time.sleep(0.05)
 
     def end(self) -> tuple[int, str]:
-        """Exit code and stderr; sees to it that no worker is left."""
+        """Wait for the end and return exit code and stderr. Workers that are left are killed, and an error."""
         _, errors = self.process.communicate(timeout=240)
         deadline = time.monotonic() + 5
         while self.living_workers() and time.monotonic() < deadline:
@@ -245,7 +245,7 @@ class Job:
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "said"),
+    ("what", "code", "message"),
     [
         ("exit 2", 2, "ended with exit code 2"),
         ("exit 7", 7, "ended with exit code 7"),
@@ -253,20 +253,20 @@ class Job:
     ],
 )
 def test_l1_horovodrun_ends_with_the_workers_code(
-    tmp_path: Path, controller: str, what: str, code: int, said: str
+    tmp_path: Path, controller: str, what: str, code: int, message: str
 ) -> None:
-    """A failing rank ends the job with its own exit code and a line that names it; the others are stopped."""
+    """A failed rank ends the job with its exit code and a line that names it; the others are stopped."""
     status, errors = Job(tmp_path, controller, what).end()
     assert status == code, errors
     last = errors.splitlines()[-1]
-    assert last == f"horovodrun: rank 1 on host localhost {said}; the other ranks were stopped"
+    assert last == f"horovodrun: rank 1 on host localhost {message}; the other ranks were stopped"
     assert "Traceback" not in errors
     assert (tmp_path / "term.0").read_text() == f"{signal.SIGTERM.value}\n"
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_l1_a_signal_lets_the_workers_finish(tmp_path: Path, controller: str, signum: int, code: int) -> None:
-    """Ctrl-C on horovodrun: each worker gets one SIGTERM and time to commit; one line, and nobody is left."""
+    """Ctrl-C on horovodrun gives each worker one SIGTERM and time to commit, and leaves no process."""
     job = Job(tmp_path, controller, "stop")
     job.wait_for_workers()
     job.process.send_signal(signum)
@@ -281,7 +281,7 @@ def test_l1_a_signal_lets_the_workers_finish(tmp_path: Path, controller: str, si
 
 
 def test_l1_a_worker_that_does_not_end_is_killed_after_the_grace_time(tmp_path: Path) -> None:
-    """HVD_TRAIN_GRACE_SECONDS is what lies between SIGTERM and SIGKILL."""
+    """A worker that ignores SIGTERM gets SIGKILL after HVD_TRAIN_GRACE_SECONDS."""
     job = Job(tmp_path, "--gloo", "ignore", HVD_TRAIN_GRACE_SECONDS=1)
     job.wait_for_workers()
     start = time.monotonic()
@@ -298,23 +298,23 @@ def parse_host_file(path: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_l2_host_files_may_have_comments_and_blank_lines(tmp_path: Path) -> None:
-    """What mpirun takes as a host file, horovodrun takes as well."""
+    """horovodrun accepts every host file that mpirun accepts."""
     path = tmp_path / "hosts"
     path.write_text("# the cluster\n\nh1 slots=4   # with four GPUs\n  h2   slots = 2 max_slots=4\nh3\nh4:8\n")
     assert parse_host_file(path).stdout.strip() == "h1:4,h2:2,h3:1,h4:8"
 
 
-@pytest.mark.parametrize(("text", "said"), [("h1 slots=4\nh2 slots=two\n", "line 2"), ("# none\n", "names no host")])
-def test_l2_a_bad_host_file_is_told_by_its_line(tmp_path: Path, text: str, said: str) -> None:
-    """A line that is no host is named."""
+@pytest.mark.parametrize(("text", "message"), [("h1 slots=4\nh2 slots=two\n", "line 2"), ("# none\n", "names no host")])
+def test_l2_a_bad_host_file_names_its_line(tmp_path: Path, text: str, message: str) -> None:
+    """The error about a bad host file names its line."""
     path = tmp_path / "hosts"
     path.write_text(text)
-    assert said in parse_host_file(path).stderr
+    assert message in parse_host_file(path).stderr
 
 
 @pytest.mark.parametrize(("value", "first"), [("errors", "out of 0"), ("", "[0]<stdout>:out of 0")])
 def test_l3_output_of_rank_0_can_stay_plain(value: str, first: str) -> None:
-    """With HVD_TRAIN_OUTPUT_PREFIX=errors rank 0's output stays plain; all else keeps its rank."""
+    """With HVD_TRAIN_OUTPUT_PREFIX=errors, stdout of rank 0 has no prefix and all other output has one."""
     command = [PYTHON, "-m", "horovod.runner.launch", "--gloo", "-np", "2", PYTHON, str(WORKERS / "l3_lines.py")]
     env = environment(HVD_TRAIN_OUTPUT_PREFIX=value)
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=180)
@@ -325,7 +325,7 @@ def test_l3_output_of_rank_0_can_stay_plain(value: str, first: str) -> None:
 
 @pytest.mark.parametrize("part", ["gloo", "mpi"])
 def test_l5_the_launcher_does_not_import_torch_to_know_its_build(tmp_path: Path, part: str) -> None:
-    """What the build has is answered by its record, as the library answers it."""
+    """The record of a build says what it has, as the library does, without an import of torch."""
     folder = tmp_path / "instead of torch"
     folder.mkdir()
     (folder / "torch.py").write_text("import pathlib\npathlib.Path(__file__).with_name('imported').touch()\n")

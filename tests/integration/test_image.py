@@ -1,9 +1,9 @@
 """The container image: built from the Dockerfile, it trains as an ordinary user and holds no compiler.
 
-`make test-image`: 15 minutes and 20 GB of disk for the first build. A podman that cannot pull the base image gets one
-made by debootstrap, as root. What this machine needs for its package index (pip's settings, certificates) is mounted
-for the build. In the environment: IMAGE_ENGINE, IMAGE_BUILD_OPTIONS, IMAGE_RUN_OPTIONS, and IMAGE to test one
-that is there already.
+`make test-image` takes 15 minutes and 20 GB of disk for the first build. If podman cannot pull the base image, it gets
+one made by debootstrap, as root. What this machine needs for its package index (pip's settings, certificates) is
+mounted for the build. Environment: IMAGE_ENGINE, IMAGE_BUILD_OPTIONS, IMAGE_RUN_OPTIONS, and IMAGE to test an image
+that exists.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ pytestmark = [
 
 
 def engine(*arguments: str | Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
-    """Run docker or podman; what it says is kept."""
+    """Run docker or podman, and return what came of it."""
     assert ENGINE
     command = [*shlex.split(ENGINE), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
@@ -51,14 +51,14 @@ def is_podman() -> bool:
 
 
 def base_image() -> str:
-    """The default of the Dockerfile's argument."""
+    """Return the default base image of the Dockerfile."""
     match = re.search(r"^ARG BASE=(\S+)$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
     assert match
     return match.group(1)
 
 
 def obtain_base(folder: Path) -> None:
-    """See that the base image is there: pulled, or (podman, as root) made from Debian's packages."""
+    """Pull the base image, or, with podman as root, make it from Debian's packages."""
     base = base_image()
     if engine("image", "inspect", base).returncode == 0 or engine("pull", base).returncode == 0:
         return
@@ -75,7 +75,7 @@ def obtain_base(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The image: the one that is named, or a fresh build."""
+    """Return the name of the image, which IMAGE gives or which is built now."""
     if named := os.environ.get("IMAGE"):
         return named
     folder = tmp_path_factory.mktemp("image")
@@ -87,7 +87,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def build_options() -> list[str]:
-    """What a build needs on this machine."""
+    """Return the options that a build needs on this machine."""
     options = shlex.split(os.environ.get("IMAGE_BUILD_OPTIONS", ""))
     if is_podman():
         options += ["--pull=never", "--network=host", "--isolation=chroot", "--format=docker"]
@@ -128,7 +128,7 @@ def test_trains_as_an_ordinary_user_into_a_mounted_folder(image: str, tmp_path: 
 
 
 def test_trains_with_nothing_to_write_on_and_no_right(image: str) -> None:
-    """A read-only root file system, no capability, no way to a new one: it trains all the same."""
+    """The image trains on a read-only root file system without any capability."""
     options = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
     if is_podman():
         options += ("--read-only-tmpfs=false",)  # docker has none
@@ -149,13 +149,13 @@ def test_the_doctor_finds_every_controller(image: str) -> None:
 
 
 def test_ranks_start_over_mpi(image: str) -> None:
-    """Any program of the image can be run: train_local.sh with --mpi trains on 2 ranks."""
+    """Programs of the image can be run directly: train_local.sh with --mpi trains on 2 ranks."""
     result = run(image, "train_local.sh", "-n", "2", "--mpi", "--", "digits", "--epochs", "1")
     assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
 
 
 def test_a_word_that_is_no_command_is_one_line(image: str) -> None:
-    """A mistyped command gets the nearest one, exit code 2, and no traceback."""
+    """The error about a mistyped command names the nearest one, with exit code 2 and no traceback."""
     result = run(image, "trian")
     assert result.returncode == 2
     assert "train" in result.stderr
@@ -170,7 +170,7 @@ def test_arguments_arrive_as_typed(image: str) -> None:
 
 
 def test_holds_no_compiler_and_no_secret(image: str) -> None:
-    """Neither compilers (g++, make, nvcc) nor keys nor the build machine's settings are in the image."""
+    """The image has no compilers (g++, make, nvcc), no keys and no settings of the build machine."""
     names = " -o ".join(f"-name '{name}'" for name in ("nvcc", "cicc", "cc1plus", "id_*", "ssh_host_*", "*.whl"))
     programs = "for name in gcc g++ c++ cc make cmake nvcc; do type -P $name; done"
     files = rf"find / -xdev -type f \( {names} -o -path /etc/pip.conf -size +0 \) 2>/dev/null"
@@ -201,32 +201,32 @@ class Cluster:
     runs: Path
 
     def options(self, host: str) -> list[str]:
-        """How a container of this cluster is started."""
+        """Return the options that start a container of this cluster."""
         limits = PODMAN_OPTIONS if is_podman() else ()
         mounts = [f"--volume={self.keys}:/etc/hvd_train/ssh:ro", f"--volume={self.runs}:/home/trainer/runs"]
         return [f"--name={self.name}-{host}", f"--hostname={host}", f"--network-alias={host}",
                 f"--network={self.name}", *limits, *mounts]  # fmt: skip
 
     def start(self, host: str, *arguments: str) -> None:
-        """Start one in the background."""
+        """Start a container in the background."""
         started = engine("run", "--detach", *self.options(host), self.image, *arguments)
         assert started.returncode == 0, started.stderr
 
     def inside(self, host: str, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in one."""
+        """Run a command in a container."""
         return engine("exec", f"{self.name}-{host}", *command)
 
     def remove(self, host: str) -> None:
-        """The host dies."""
+        """Kill and remove a container."""
         engine("rm", "-f", "-t", "1", f"{self.name}-{host}")
 
     def output(self, host: str) -> str:
-        """What one has printed."""
-        said = engine("logs", f"{self.name}-{host}")
-        return said.stdout + said.stderr
+        """Return everything that a container has printed."""
+        logs = engine("logs", f"{self.name}-{host}")
+        return logs.stdout + logs.stderr
 
     def wait_for(self, words: str) -> None:
-        """Until the launcher's container has printed them."""
+        """Wait until the launcher's container has printed these words."""
         try:
             wait_for(words, lambda: words in self.output("train"), limit_s=180)
         except AssertionError:
@@ -235,7 +235,7 @@ class Cluster:
 
 @pytest.fixture
 def two(image: str, tmp_path: Path) -> Iterator[Cluster]:
-    """Hosts h1 and h2, with a pair of keys that the image has made."""
+    """Run hosts h1 and h2 with a pair of keys that the image has made."""
     cluster = Cluster(image, f"hvd-train-test-{os.getpid()}", tmp_path / "keys", tmp_path / "runs")
     for folder in (cluster.keys, cluster.runs):
         folder.mkdir()
@@ -260,14 +260,14 @@ def reached(cluster: Cluster, one: str, other: str) -> bool:
 
 @pytest.mark.parametrize("way", ["--gloo", "--mpi"])
 def test_two_containers_are_two_hosts(way: str, two: Cluster) -> None:
-    """horovodrun starts a rank in each, over ssh."""
+    """horovodrun starts a rank in each of two containers over ssh."""
     two.start("train", "train_hostfile.sh", "/opt/hvd_train/hostfiles/two_hosts", way, "--", "digits", "--epochs", "3")
     two.wait_for("next:  hvd-train evaluate")
     assert "on 2 ranks" in two.output("train")
 
 
 def test_a_container_is_killed_and_comes_back(two: Cluster) -> None:
-    """The training goes on with the other one, loses no step, and takes the new one in."""
+    """After a container is killed, the training goes on without a lost step and takes in the new one."""
     hosts, train = "/opt/hvd_train/hostfiles/two_hosts", ["digits", "--epochs", "5000", "--output-dir", "runs/one"]
     two.start("train", "train_elastic.sh", "--hosts", hosts, "--", *train)
     two.wait_for("epoch    2/5000")
@@ -281,7 +281,7 @@ def test_a_container_is_killed_and_comes_back(two: Cluster) -> None:
 
 
 def test_nobody_gets_in_without_the_key(two: Cluster) -> None:
-    """Neither by a password nor by another key, and nobody else as another user."""
+    """A host refuses passwords, other keys and other users."""
     stranger = "ssh-keygen -q -t ed25519 -N '' -f /tmp/other; ssh -v -F /dev/null -i /tmp/other -p 2222"
     stranger += " -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null h2 true"
     refused = two.inside("h1", "sh", "-c", stranger)
@@ -294,7 +294,7 @@ def test_nobody_gets_in_without_the_key(two: Cluster) -> None:
 
 
 def test_a_host_without_a_key(image: str) -> None:
-    """Told in one line with what to type; no server is started, and none is where nobody asked for it."""
+    """A host without a key prints one line with what to type and starts no server."""
     result = run(image, "host")
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith(
@@ -306,7 +306,7 @@ def test_a_host_without_a_key(image: str) -> None:
 
 @pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not on this machine")
 def test_hadolint_has_nothing_to_say() -> None:
-    """The Dockerfile is lint clean."""
+    """hadolint has no complaint about the Dockerfile."""
     linted = subprocess.run(["hadolint", DOCKERFILE], capture_output=True, text=True, check=False, timeout=60)
     assert linted.returncode == 0, linted.stdout
 
@@ -334,7 +334,7 @@ BUILD, ON_HOSTS, COMPOSE, KUBERNETES = commands("clusters.md")["Containers"]  # 
 
 
 def docker(folder: Path, *options: str) -> Path:
-    """A program `docker` for the commands of docs/clusters.md, where the engine has another name or needs `options`."""
+    """Write a program `docker` for the commands of docs/clusters.md, which calls the engine with these options."""
     assert ENGINE
     program = folder / "docker"
     program.write_text(
@@ -348,13 +348,13 @@ def docker(folder: Path, *options: str) -> Path:
 
 
 def typed(line: str, program: Path) -> list[str]:
-    """A documented command, in a checkout."""
+    """Return the command that runs a documented line in a checkout."""
     return ["env", "-C", str(PROJECT), f"PATH={program.parent}:{os.environ['PATH']}", "sh", "-c", f"exec {line}"]
 
 
 @pytest.mark.skipif("IMAGE" in os.environ, reason="IMAGE names one that is there: nothing is to be built")
 def test_the_documented_build(image: str, tmp_path: Path) -> None:
-    """`docker build` as it is printed, from a checkout, names the image that the other commands take."""
+    """`docker build` as printed, from a checkout, names the image that the other commands use."""
     built = subprocess.run(typed(BUILD, docker(tmp_path)), capture_output=True, text=True, check=False, timeout=3000)
     assert built.returncode == 0, (built.stdout + built.stderr)[-4000:]
     ids = {engine("image", "inspect", "--format", "{{.Id}}", name).stdout for name in (image, "hvd_train")}
@@ -363,7 +363,7 @@ def test_the_documented_build(image: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif("IMAGE" in os.environ, reason="IMAGE names one that is there: nothing is to be built")
 def test_the_documented_cluster_on_one_machine(image: str, tmp_path: Path) -> None:
-    """`docker compose up --build` as it is printed trains on two hosts, and a Ctrl-C ends it."""
+    """`docker compose up --build` as printed trains on two hosts, and Ctrl-C ends it."""
     if compose_program() is None:
         pytest.skip("neither docker compose nor podman-compose is on this machine")
     program, output = docker(tmp_path), tmp_path / "output.txt"
@@ -378,7 +378,7 @@ def test_the_documented_cluster_on_one_machine(image: str, tmp_path: Path) -> No
 
 @pytest.mark.skipif(bool(cluster_hosts.missing()), reason=cluster_hosts.missing() or "-")
 def test_the_documented_training_on_hosts(image: str, tmp_path: Path) -> None:
-    """`train_docker.sh` as it is printed: a container on each host of the list, and nothing of it left."""
+    """`train_docker.sh` as printed runs a container on each host of the list and leaves none."""
     if not is_podman():
         pytest.skip("one docker daemon cannot be two hosts")
     assert engine("tag", image, "hvd_train").returncode == 0

@@ -21,9 +21,9 @@ MOST = 150.0  # bytes per step: some 80 of rank 0 were seen; a kept tensor of 64
 
 
 def growth(folder: Path, ranks: int, command: list[str], model: str, steps: int) -> list[float]:
-    """Train for so many steps with all that may keep something; each rank's growth in bytes per step.
+    """Train for this many steps with every feature that may keep memory; return each rank's growth, bytes per step.
 
-    The median of the slopes between any two points (Theil and Sen), which single jumps do not move.
+    It is the median of the slopes between any two points (Theil and Sen), which single jumps do not move.
     """
     line = f"--data tests.support.runs:few_digits --model tests.support.memory:{model} --ledger "
     line += f"--epochs {steps // STEPS_PER_EPOCH} "
@@ -39,13 +39,13 @@ def growth(folder: Path, ranks: int, command: list[str], model: str, steps: int)
 
 
 def slope(values: list[int]) -> float:
-    """Per value."""
+    """Return the growth from one value to the next."""
     return median((other - one) / (j - i) for (i, one), (j, other) in combinations(enumerate(values), 2))
 
 
 @pytest.mark.parametrize("way", ["one rank", "two ranks", "elastic"])
 def test_memory_does_not_grow_from_step_to_step(tmp_path: Path, way: str) -> None:
-    """2,000 steps with evaluations, commits, a ledger and TensorBoard leave nothing behind in any rank."""
+    """2,000 steps with evaluations, commits, a ledger and TensorBoard leave no memory in use in any rank."""
     command = {
         "one rank": [HVD_TRAIN, "train"],
         "two ranks": launch_line("gloo", 2, HVD_TRAIN, "train"),
@@ -55,5 +55,5 @@ def test_memory_does_not_grow_from_step_to_step(tmp_path: Path, way: str) -> Non
 
 
 def test_a_small_leak_is_seen(tmp_path: Path) -> None:
-    """The measure is fine enough: a tensor of 64 numbers kept at each step is more than it allows."""
+    """The measurement is fine enough to show a tensor of 64 numbers that is kept at each step."""
     assert min(growth(tmp_path, 1, [HVD_TRAIN, "train"], "leaking", WARM_UP + STEPS)) > 2 * MOST

@@ -1,4 +1,4 @@
-"""Runs the parallel room: pytest itself under horovodrun, on every number of ranks and through both controllers."""
+"""Runs tests/parallel by pytest itself under horovodrun, on every number of ranks and through both controllers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MPI = pytest.param("mpi", 2, marks=pytest.mark.slow)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("controller", "size"), [("gloo", 1), ("gloo", 2), ("gloo", 3), MPI])
 def test_the_parallel_room_passes_on_every_rank(controller: str, size: int, tmp_path: Path) -> None:
-    """The contract and the equivalence of rank numbers hold on Horovod; each rank has run each test."""
+    """The contract and the equivalence of rank numbers hold on Horovod; each rank runs each test."""
     programs = Path(sys.executable).parent
     command = [str(programs / "horovodrun"), "-np", str(size), f"--{controller}", sys.executable, "-m", "pytest"]
     options = ["-q", "-x", "--color=no", "-p", "no:cacheprovider", f"--rootdir={ROOT}", str(ROOM)]

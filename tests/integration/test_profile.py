@@ -1,4 +1,4 @@
-"""`--profile` on real ranks: one trace of all of them and of Horovod."""
+"""`--profile` on real ranks gives one trace of all of them and of Horovod."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=pytest.mark.slow)])
 def test_two_ranks_and_horovod_are_in_one_trace(launcher: str, tmp_path: Path) -> None:
-    """Ranks are processes that take the same steps at the same time, and Horovod's reductions lie within them."""
+    """Ranks are processes with the same steps at the same time, and Horovod's reductions lie within them."""
     command = launch_line(launcher, 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--profile", "4:6")
     code, output = finished([*command, "--output-dir", "run"], tmp_path)
     assert code == 0, output
@@ -37,10 +37,10 @@ def test_two_ranks_and_horovod_are_in_one_trace(launcher: str, tmp_path: Path) -
 
 
 def end_of(span: traces.Event) -> traces.Event:
-    """Its last moment."""
+    """Return the last moment of a span, as a span."""
     return {"ts": span["ts"] + span["dur"], "dur": 0}
 
 
 def inside(span: traces.Event, outer: traces.Event) -> bool:
-    """Whether it goes on within the other."""
+    """Return whether a span lies within the other one."""
     return bool(outer["ts"] <= span["ts"] and span["ts"] + span["dur"] <= outer["ts"] + outer["dur"])

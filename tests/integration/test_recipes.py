@@ -1,4 +1,4 @@
-"""Each recipe under horovodrun on two ranks, on a little data in its real format; and what real images come to."""
+"""Each recipe under horovodrun on two ranks, on a little data in its real format, and the accuracy on real images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ON_CPU = ["--device", "cpu", "--workers", "1", "--eval-batch-size", "20", "--out
 
 
 def on_two_ranks(folder: Path, *arguments: str, limit_s: float = 600) -> tuple[dict[str, Any], str]:
-    """Train to the end: summary and output. torch's folder of fetched weights is `home`."""
+    """Train to the end and return summary and output; `home` below the folder is torch's folder of weights."""
     environment = ["env", "TORCH_HOME=home", f"PYTHONPATH={folder / 'site'}"]
     command = [*environment, *launch_line("gloo", 2, HVD_TRAIN, "train", *arguments)]
     code, output = finished(command, folder, limit_s)
@@ -32,7 +32,7 @@ def on_two_ranks(folder: Path, *arguments: str, limit_s: float = 600) -> tuple[d
 
 
 def offline_weights(folder: Path, model: str) -> None:
-    """What torchvision would fetch, with random numbers in it."""
+    """Write random numbers where torchvision would put the weights it downloads."""
     torch.manual_seed(5)
     path = folder / "home/hub/checkpoints" / get_model_weights(model)["DEFAULT"].url.rpartition("/")[2]
     path.parent.mkdir(parents=True)
@@ -41,7 +41,7 @@ def offline_weights(folder: Path, model: str) -> None:
 
 @pytest.fixture
 def with_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder `data` with CIFAR-10 in its published format, but few images, which the ranks take for the real one."""
+    """Return a folder whose `data` has a few images in CIFAR-10's format, which ranks take for the published one."""
     cifar.unpack(cifar.publish("cifar10", tmp_path / "web", monkeypatch), tmp_path / "data")
     lists = {"train_list": CIFAR10.train_list, "test_list": CIFAR10.test_list, "meta": CIFAR10.meta}
     (tmp_path / "site").mkdir()
@@ -55,7 +55,7 @@ def with_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_cifar10_resnet18_transfer(with_cifar: Path) -> None:
-    """Only the new last layer of ResNet-18 is trained: all else is what was fetched, its statistics too."""
+    """Only the new last layer of ResNet-18 is trained; everything else, statistics included, is as downloaded."""
     offline_weights(with_cifar, "resnet18")
     settings = ["-b", "8", "--accumulation_steps", "4", "--image-size", "32", "--epochs", "2", "--warmup-epochs", "0"]
     summary, output = on_two_ranks(with_cifar, "cifar10-resnet18-transfer", *settings, *ON_CPU)
@@ -67,7 +67,7 @@ def test_cifar10_resnet18_transfer(with_cifar: Path) -> None:
 
 
 def test_cifar10_resnet50(with_cifar: Path) -> None:
-    """From random weights."""
+    """The recipe trains ResNet-50 from random weights."""
     summary, _ = on_two_ranks(
         with_cifar, "cifar10-resnet50", "-b", "16", "--epochs", "1", "--warmup-epochs", "0", *ON_CPU
     )
@@ -75,7 +75,7 @@ def test_cifar10_resnet50(with_cifar: Path) -> None:
 
 
 def test_imagenet20_vgg19(tmp_path: Path) -> None:
-    """20 classes, a rate of 1.41e-4 on two workers, the best weights by validation loss, tested at the end."""
+    """The recipe trains 20 classes at a rate of 1.41e-4 on two workers, and tests the best weights at the end."""
     jpegs.digits(tmp_path / "data", range(20), most=2, test=True)
     offline_weights(tmp_path, "vgg19")
     settings = ["--data-dir", "data", "--image-size", "32", "-b", "10", "--epochs", "1", "--lr-base-batch", "10"]
@@ -90,7 +90,7 @@ def test_imagenet20_vgg19(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["imagenet-resnet50", "imagenet-resnet50-modern"])
 def test_imagenet_resnet50(recipe: str, tmp_path: Path) -> None:
-    """Mixed precision with fp16 on the wire, on JPEG files; top-1 and top-5 of training and validation."""
+    """The recipe trains in mixed precision with fp16 on the wire, and records top-1 and top-5 on both sets."""
     jpegs.digits(tmp_path / "data", most=2)  # fp16 is slow on a CPU
     line = "--data-dir data --image-size 32 -b 4 --workers-per-host 2 --warmup-epochs 0 "
     line += {
@@ -108,7 +108,7 @@ def test_imagenet_resnet50(recipe: str, tmp_path: Path) -> None:
 
 
 def test_real_images_reach_97_percent(tmp_path: Path) -> None:
-    """ResNet-18 on JPEG files of handwritten digits at 32 pixels, two ranks."""
+    """ResNet-18 on JPEG files of handwritten digits at 32 pixels reaches 97% on two ranks."""
     jpegs.digits(tmp_path / "data")
     settings = ["digits", "--data", "folder", "--data-dir", "data", "--image-size", "32", "--model", "resnet18"]
     settings += ["--augment", "none", "--epochs", "8", "--lr", "0.05"]
@@ -117,7 +117,7 @@ def test_real_images_reach_97_percent(tmp_path: Path) -> None:
 
 
 def test_transfer_beats_training_from_scratch(tmp_path: Path) -> None:
-    """Weights from digits 0 to 4 against random ones, after as many epochs on digits 5 to 9."""
+    """Weights from digits 0 to 4 beat random ones after as many epochs on digits 5 to 9."""
     jpegs.digits(tmp_path / "first", range(5))
     jpegs.digits(tmp_path / "second", range(5, 10))
     settings = ["digits", "--data", "folder", "--image-size", "32", "--model", "resnet18", "--augment", "none"]
@@ -134,7 +134,7 @@ def test_transfer_beats_training_from_scratch(tmp_path: Path) -> None:
 
 
 def test_a_compiled_model_is_the_same(tmp_path: Path) -> None:
-    """`--compile`, with deterministic operations: the weights of the plain training after an epoch, to 1e-5."""
+    """With `--compile` and deterministic operations the weights after an epoch are the plain ones, to 1e-5."""
     weights = {}
     for name, more in (("plain", []), ("compiled", ["--compile", "--deterministic"])):
         code, output = finished([HVD_TRAIN, "train", "--epochs", "1", *more, *ON_CPU[:-1], name], tmp_path)

@@ -1,4 +1,4 @@
-"""The report in the browser in which its users open it, and what it says of a real training."""
+"""The report of a real training, in the browser in which its users open it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short training on two ranks."""
+    """Return the run folder of a short training on two ranks."""
     folder = tmp_path_factory.mktemp("trained")
     command = launch_line("gloo", 2, HVD_TRAIN, "train", "--epochs", "1", "--output-dir", "run")
     code, output = finished(command, folder)
@@ -30,7 +30,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A tab of Chromium, for all tests of this file."""
+    """Return a tab of Chromium for all tests of this file."""
     if CHROMIUM is None:
         pytest.skip("no chromium on the PATH (apt-get install chromium)")
     with opened(tmp_path_factory.mktemp("profile")) as tab:
@@ -39,7 +39,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The report of the real run with its predictions, and one of twenty runs of every kind."""
+    """Return a report of the real run with its predictions, and one of twenty runs of every kind."""
     folder = tmp_path_factory.mktemp("pages")
     lines = whole_run(2)
     torn = write(folder / "runs" / "a-run-with-a-long-name-that-was-torn", [start(), step(1)], torn="{")
@@ -57,7 +57,7 @@ def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 @pytest.mark.parametrize("name", ["one", "twenty"])
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (360, False), (360, True)])
 def test_in_a_browser(browser: Browser, pages: dict[str, Path], name: str, width: int, dark: bool) -> None:
-    """No word in the console, nothing asked of a network, nothing beyond the edge, and ink apart from the paper."""
+    """A page writes nothing to the console, requests nothing from a network, fits the width, and has contrast."""
     browser.open(pages[name], width=width, dark=dark)
     assert browser.complaints() == []
     assert {address.partition(":")[0] for address in browser.requests()} <= {"file", "data"}
@@ -72,13 +72,13 @@ def test_in_a_browser(browser: Browser, pages: dict[str, Path], name: str, width
 
 
 def brightness(colour: str) -> float:
-    """Of `rgb(r, g, b)`, from 0 to 255."""
+    """Return the brightness of `rgb(r, g, b)`, from 0 to 255."""
     red, green, blue = (int(part) for part in re.findall(r"\d+", colour)[:3])
     return 0.3 * red + 0.6 * green + 0.1 * blue
 
 
 def test_the_axis_is_chosen_without_a_script(browser: Browser, pages: dict[str, Path]) -> None:
-    """A click on `time` shows the curves over time, in the place of those over epochs."""
+    """A click on `time` shows the curves over time in place of those over epochs."""
     browser.open(pages["one"], width=1280)
     shown = "[...document.querySelectorAll('.tabs > .grid')].map(grid => getComputedStyle(grid).display)"
     assert browser.value(shown) == ["grid", "none", "none"]
@@ -87,7 +87,7 @@ def test_the_axis_is_chosen_without_a_script(browser: Browser, pages: dict[str, 
 
 
 def test_text_is_large_enough_on_a_phone(browser: Browser, pages: dict[str, Path]) -> None:
-    """The smallest letters of a chart are still 7 pixels high where the page is 360 wide."""
+    """The smallest letters of a chart are 7 pixels high on a page that is 360 wide."""
     browser.open(pages["one"], width=360)
     heights = browser.value(
         "[...document.querySelectorAll('.tab-0 svg text')].map(text =>"
@@ -98,7 +98,7 @@ def test_text_is_large_enough_on_a_phone(browser: Browser, pages: dict[str, Path
 
 
 def test_the_matrix_is_what_evaluate_says(trained: Path, pages: dict[str, Path]) -> None:
-    """The predictions of the best weights add up to the scores that training has written down."""
+    """The predictions of the best weights add up to the scores that training has recorded."""
     found = predict(trained, "cpu")
     right = sum(count for (truth, said), count in found.counts.items() if truth == said)
     total = sum(found.counts.values())
@@ -111,7 +111,7 @@ def test_the_matrix_is_what_evaluate_says(trained: Path, pages: dict[str, Path])
 
 
 def test_a_run_notes_its_environment(trained: Path, pages: dict[str, Path]) -> None:
-    """Versions, hosts and device are in the run folder, and in the report."""
+    """Versions, hosts and device are in the run folder and in the report."""
     facts = json.loads((trained / "environment.json").read_text())
     assert facts["world_size"] == 2
     assert sum(facts["ranks_of_hosts"].values()) == 2
@@ -120,7 +120,7 @@ def test_a_run_notes_its_environment(trained: Path, pages: dict[str, Path]) -> N
 
 
 def test_runs_without_weights_or_data_have_a_reason(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither a run stopped before its first evaluation, nor damaged weights, nor data that are gone end the report."""
+    """A run without an evaluation, damaged weights or missing data do not end the report, which says why."""
     write(Path("early"), [start(), step(1)])
     damaged = write(Path("damaged"), whole_run())
     (damaged / "model-best.pt").write_bytes(b"no weights")

@@ -1,4 +1,4 @@
-"""The scripts of horovodrun_scripts/: the command they print, what they refuse, real trainings with them."""
+"""The scripts of horovodrun_scripts/: the commands they print, their errors, and real trainings with them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 def run(
     script: str | Path, *arguments: str | Path, cwd: Path, timeout_s: float = 120, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script as a user would, in a folder; what it started is gone afterwards, whatever happens."""
+    """Run a script as a user does, in a folder, and return what came of it; no process stays."""
     path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
     command = [str(SCRIPTS / script), *map(str, arguments)]
@@ -52,7 +52,7 @@ def run(
 
 
 def dry_run(script: str | Path, *arguments: str | Path, cwd: Path, **environment: str) -> list[str]:
-    """The words of the one line that --dry-run prints."""
+    """Return the words of the one line that --dry-run prints."""
     result = run(script, "--dry-run", *arguments, cwd=cwd, timeout_s=60, **environment)
     assert (result.returncode, result.stderr) == (0, "")
     return shlex.split(result.stdout)
@@ -68,7 +68,7 @@ def program(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def system_only(tmp_path: Path) -> str:
-    """A PATH with the system's tools and without horovodrun."""
+    """Return a PATH with the system's tools and without horovodrun."""
     folder = tmp_path / "system only"
     folder.mkdir()
     for name in ("bash", "dirname", "env", "grep", "nproc", "readlink", "sed", "tr"):
@@ -82,7 +82,7 @@ def system_only(tmp_path: Path) -> str:
 
 
 def test_local_dry_run_prints_the_command(tmp_path: Path) -> None:
-    """train_local.sh puts what follows -- behind `hvd-train train` and runs nothing."""
+    """train_local.sh puts the words after -- behind `hvd-train train`, and runs nothing with --dry-run."""
     words = dry_run("train_local.sh", "-n", "3", "--", "digits", "--epochs", "5", cwd=tmp_path)
     assert words == ["horovodrun", "-np", "3", "--gloo", "hvd-train", "train", "digits", "--epochs", "5"]
     assert list(tmp_path.iterdir()) == []
@@ -98,13 +98,13 @@ def test_mpi_is_handed_on(script: list[str | Path], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("devices", "num_ranks"), [("0,1,2", 3), ("3", 1), ("0,-1,1", 1), ("GPU-1a,GPU-2b", 2)])
 def test_one_rank_per_visible_gpu(devices: str, num_ranks: int, tmp_path: Path) -> None:
-    """CUDA_VISIBLE_DEVICES says how many GPUs there are, as CUDA reads it: none from a -1 on."""
+    """CUDA_VISIBLE_DEVICES gives the number of GPUs as CUDA reads it: none from a -1 on."""
     words = dry_run("train_local.sh", cwd=tmp_path, CUDA_VISIBLE_DEVICES=devices)
     assert words[:3] == ["horovodrun", "-np", str(num_ranks)]
 
 
 def test_one_rank_per_gpu_that_the_driver_lists(tmp_path: Path) -> None:
-    """Without CUDA_VISIBLE_DEVICES the driver's list counts, and the parts of a divided GPU do not."""
+    """Without CUDA_VISIBLE_DEVICES the GPUs of the driver's list count, and the parts of a divided GPU do not."""
     lines = [
         "GPU 0: NVIDIA H100 (UUID: GPU-1)",
         "  MIG 1g.10gb Device 0: (UUID: MIG-1)",
@@ -128,7 +128,7 @@ def test_without_a_gpu_two_ranks_and_no_more_than_cores(cores: int, num_ranks: i
 
 
 def test_hostfile_slots_are_the_ranks(tmp_path: Path) -> None:
-    """train_hostfile.sh starts as many ranks as the hosts have slots together."""
+    """train_hostfile.sh starts as many ranks as all hosts have slots together."""
     hosts = tmp_path / "my hosts"
     hosts.write_text(
         "a slots=4\nb.example slots=3 max_slots=8\n10.0.0.1:08\r\n\nc # one slot\n# d slots=9\ne slots=1",
@@ -149,7 +149,7 @@ VERSIONS = {
 
 @pytest.mark.parametrize("kind", VERSIONS)
 def test_each_mpirun_gets_its_own_flags(kind: str, tmp_path: Path, system_only: str) -> None:
-    """Hosts and slots, the environment that ranks need, no binding to cores; ssh that asks for nothing."""
+    """Each mpirun gets hosts, slots, needed variables, no binding to cores, and an ssh that never prompts."""
     folder = tmp_path / "programs"
     for name in ("horovodrun", "hvd-train"):
         program(folder / name, "exit 9")
@@ -178,7 +178,7 @@ def test_each_mpirun_gets_its_own_flags(kind: str, tmp_path: Path, system_only: 
 
 
 def test_an_mpirun_that_nobody_knows(tmp_path: Path, system_only: str) -> None:
-    """Refused with what it says of itself."""
+    """An unknown mpirun is refused, with its version text."""
     folder = tmp_path / "programs"
     for name, text in (("horovodrun", "exit 9"), ("hvd-train", "exit 9"), ("mpirun", "echo mpirun of the moon 7")):
         program(folder / name, text)
@@ -189,7 +189,7 @@ def test_an_mpirun_that_nobody_knows(tmp_path: Path, system_only: str) -> None:
 
 
 def test_apptainer(tmp_path: Path, system_only: str) -> None:
-    """One container with horovodrun on one machine; srun with a container for each task of an allocation."""
+    """One machine gets one container with horovodrun; a Slurm allocation gets srun with a container for each task."""
     folder, image = tmp_path / "programs", tmp_path / "an image.sif"
     program(folder / "apptainer", "exit 9")
     image.touch()
@@ -217,7 +217,7 @@ def test_apptainer(tmp_path: Path, system_only: str) -> None:
     ],
 )
 def test_apptainer_that_cannot_start(arguments: list[str], message: str, tmp_path: Path, system_only: str) -> None:
-    """One line, exit code 2."""
+    """Wrong arguments, a missing image or a missing program are one line with exit code 2."""
     (tmp_path / "here.sif").touch()
     result = run("train_apptainer.sh", *arguments, cwd=tmp_path, PATH=system_only)
     assert (result.returncode, result.stdout) == (2, "")
@@ -226,7 +226,7 @@ def test_apptainer_that_cannot_start(arguments: list[str], message: str, tmp_pat
 
 @pytest.fixture
 def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[str]]]]:
-    """A docker and an ssh that run nothing but write down what they are given: host, then the words of docker."""
+    """Return an environment whose docker and ssh only write down their arguments, and a function that reads them."""
     folder, log = tmp_path / "bin", tmp_path / "docker.log"
     # What ssh does with its words: it joins them, and a shell takes them apart.
     program(folder / "ssh", 'while [ "$1" != -- ]; do shift; done; shift; export ON=$1; shift; exec sh -c "$*"')
@@ -238,20 +238,20 @@ def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[s
     program(folder / "docker", f'[ "$1" != cp ] || cat > {tmp_path}/cp.tar; exec {PYTHON} -c "{dump}" "$@" >> {log}')
     program(folder / "nvidia-smi", "exit 9")
 
-    def told() -> list[list[str]]:
+    def calls() -> list[list[str]]:
         return [json.loads(line) for line in log.read_text().splitlines()]
 
-    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}, told
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}, calls
 
 
 def test_docker(containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path) -> None:
-    """A container on each host, with the key but by no argument; the words as they were typed; nothing stays."""
-    environment, told = containers
+    """A container runs on each host, with the key in a file and the arguments as typed, and is removed at the end."""
+    environment, read_calls = containers
     (tmp_path / "hosts").write_text("localhost slots=1\nother slots=2\n")
     options = ["--volume", "/data:/data:ro", "--runs", "my runs"]
     result = run("train_docker.sh", "hosts", *options, "--", *AWKWARD, cwd=tmp_path, **environment)
     assert result.returncode == 0, result.stderr
-    calls = told()
+    calls = read_calls()
     assert [(call[0], call[1]) for call in calls] == [
         *(("other", verb) for verb in ("create", "cp", "start", "exec")),
         *(("here", verb) for verb in ("create", "cp", "start")),
@@ -276,7 +276,7 @@ def calls_of(calls: list[list[str]]) -> list[tuple[str, str]]:
 
 
 def test_docker_dry_run(containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path) -> None:
-    """Every command is printed, as it can be typed, and none is run."""
+    """Every command is printed as it can be typed, and none is run."""
     environment, _ = containers
     result = run(
         "train_docker.sh", PROJECT / "hostfiles/two_hosts", "--dry-run", "--elastic", cwd=tmp_path, **environment
@@ -290,27 +290,27 @@ def test_docker_dry_run(containers: tuple[dict[str, str], Callable[[], list[list
 
 
 def test_mpi_is_told_where_it_is_on_other_hosts(tmp_path: Path, system_only: str) -> None:
-    """An Open MPI beside horovodrun: its orted, quoted for ssh's shell, and its folder; what the user has set stays."""
+    """An Open MPI beside horovodrun gets its own folder and orted on other hosts, unless the user has set them."""
     folder = tmp_path / "an environment" / "bin"
     for name in ("horovodrun", "hvd-train", "orted", "python"):
         program(folder / name, "exit 9")
     path = f"{folder}:{system_only}"
     chosen = {"PATH": path, "OMPI_MCA_orte_launch_agent": "my-orted", "OPAL_PREFIX": "/my/mpi"}
     prefix = f"OPAL_PREFIX={folder.parent}"
-    told = [
+    expected = [
         "env",
         prefix,
         f"OMPI_MCA_orte_launch_agent={folder.parent.parent}/an\\ environment/bin/orted",
         "horovodrun",
     ]
-    assert dry_run("train_hostfile.sh", LOCALHOST, "--mpi", cwd=tmp_path, PATH=path)[:4] == told
+    assert dry_run("train_hostfile.sh", LOCALHOST, "--mpi", cwd=tmp_path, PATH=path)[:4] == expected
     assert dry_run("train_hostfile.sh", LOCALHOST, "--mpi", cwd=tmp_path, **chosen)[0] == "horovodrun"
     assert dry_run("train_hostfile.sh", LOCALHOST, "--gloo", cwd=tmp_path, PATH=path)[0] == "horovodrun"
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted((PROJECT / "hostfiles").iterdir())])
 def test_hostfiles_are_bare(name: str, tmp_path: Path) -> None:
-    """Every host file that the project ships has lines of `NAME slots=N` only, which any Horovod can read."""
+    """Every host file of the project has only lines `NAME slots=N`, which any Horovod can read."""
     text = (PROJECT / "hostfiles" / name).read_text(encoding="utf-8")
     slots = [line.partition(" slots=") for line in text.splitlines()]
     assert all(host.strip() == host != "" and number.isdigit() for host, _, number in slots)
@@ -320,7 +320,7 @@ def test_hostfiles_are_bare(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("script", ["train_local.sh", "train_hostfile.sh"])
 def test_help_is_the_comment_at_the_top(script: str, tmp_path: Path) -> None:
-    """--help shows what the script does, how it is typed and how long it takes, and nothing of its code."""
+    """--help shows what the script does, how it is typed and how long it takes, and none of its code."""
     result = run(script, "--help", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert f"{script} " in result.stdout
@@ -333,7 +333,7 @@ def test_help_is_the_comment_at_the_top(script: str, tmp_path: Path) -> None:
 
 
 def test_own_environment_is_found_from_a_path_with_blanks(tmp_path: Path, system_only: str) -> None:
-    """Where horovodrun is not on the PATH, the clone's own .venv is used, also through a link."""
+    """If horovodrun is not on the PATH, the clone's own .venv is used, even through a link."""
     clone = tmp_path / "my clone's folder"
     shutil.copytree(SCRIPTS, clone / "horovodrun_scripts")
     program(clone / ".venv" / "bin" / "hvd-train", 'for word in "$@"; do echo "<$word>"; done')
@@ -351,7 +351,7 @@ def test_own_environment_is_found_from_a_path_with_blanks(tmp_path: Path, system
 
 @pytest.mark.parametrize("missing", ["horovodrun", "hvd-train"])
 def test_a_missing_program_is_one_line(missing: str, tmp_path: Path, system_only: str) -> None:
-    """A clone that was not set up gets one line that names what is missing and what to type."""
+    """A clone that was not set up prints one line that names what is missing and what to type."""
     clone = tmp_path / "clone"
     shutil.copytree(SCRIPTS, clone / "horovodrun_scripts")
     for name in {"horovodrun", "hvd-train"} - {missing}:
@@ -386,7 +386,7 @@ def test_a_missing_program_is_one_line(missing: str, tmp_path: Path, system_only
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_line(arguments: list[str], says: str, tmp_path: Path) -> None:
-    """What cannot be run is one line on stderr that begins with the script's name, and exit code 2."""
+    """Wrong input is one line on stderr that begins with the script's name, and exit code 2."""
     (tmp_path / "bad").write_text("a slots=1\nb slots=two\n", encoding="utf-8")
     (tmp_path / "empty").write_text("# no hosts yet\n", encoding="utf-8")
     result = run(*arguments, cwd=tmp_path)
@@ -420,11 +420,11 @@ def test_arguments_arrive_as_typed(script: list[str | Path], controller: str, tm
 
 
 def test_dry_run_can_be_typed(tmp_path: Path) -> None:
-    """The line that --dry-run prints is the same command again for a shell, whatever the arguments hold."""
+    """A shell reads the line that --dry-run prints as the same command, whatever the arguments hold."""
     result = run("train_local.sh", "--dry-run", "--", *AWKWARD, cwd=tmp_path)
     split = ["bash", "-c", f"printf '%s\\0' {result.stdout}"]
-    told = subprocess.run(split, capture_output=True, text=True, check=True, timeout=60)
-    assert told.stdout.split("\0")[:-1][-len(AWKWARD) :] == AWKWARD
+    shell = subprocess.run(split, capture_output=True, text=True, check=True, timeout=60)
+    assert shell.stdout.split("\0")[:-1][-len(AWKWARD) :] == AWKWARD
     assert not (tmp_path / "pwned").exists()
 
 
@@ -437,7 +437,7 @@ def test_dry_run_can_be_typed(tmp_path: Path) -> None:
     ids=["local gloo", "hostfile mpi"],
 )
 def test_trains_the_digits(script: list[str | Path], controller: str, tmp_path: Path) -> None:
-    """A real training of two epochs runs to its end on as many ranks as the script says."""
+    """A real training of two epochs runs on as many ranks as the script says."""
     words = dry_run(*script, controller, cwd=tmp_path)
     num_ranks = int(words[words.index("-np") + 1])
     output = tmp_path / "my run"
@@ -469,7 +469,7 @@ def test_a_failed_training_fails_the_script(tmp_path: Path) -> None:
 
 
 def test_shellcheck_has_nothing_to_say() -> None:
-    """All shell scripts of the project are clean by shellcheck."""
+    """shellcheck has no complaint about any shell script of the project."""
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not on this machine: apt install shellcheck")
     scripts = [
@@ -486,7 +486,7 @@ def test_shellcheck_has_nothing_to_say() -> None:
 def test_each_script_opens_with_what_it_does_and_ends_with_exec(path: Path) -> None:
     """Each script is executable, says first what it is for, and becomes the command that it starts.
 
-    train_docker.sh alone stays, and removes its containers.
+    Only train_docker.sh stays, and removes its containers.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     assert os.access(path, os.X_OK)

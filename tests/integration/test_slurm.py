@@ -1,4 +1,4 @@
-"""A real Slurm on hosts of `tests.support.hosts`: sbatch, srun, preemption and the way back from the queue."""
+"""A real Slurm on the hosts of `tests.support.hosts`: sbatch, srun, preemption and the way back from the queue."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ PartitionName=urgent Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF
 
 @dataclass
 class Slurm:
-    """A cluster of h1 and h2."""
+    """A Slurm cluster of h1 and h2."""
 
     hosts: Hosts
     folder: Path
 
     def words(self, *words: str) -> list[str]:
-        """The command that runs another one on h1 as a user would."""
+        """Return the command that runs another one on h1 as a user would."""
         environment = [
             f"PATH={PATH}",
             f"SLURM_CONF={self.folder}/slurm.conf",
@@ -76,20 +76,20 @@ class Slurm:
         return self.hosts.inside("h1", self.folder, "env", *environment, *words)
 
     def command(self, *words: str) -> str:
-        """Run a command on h1; what it prints."""
+        """Run a command on h1 and return its output."""
         done = subprocess.run(self.words(*words), capture_output=True, text=True, check=False, timeout=200)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
 
     def output(self, job: str) -> str:
-        """What a batch job has printed."""
+        """Return everything that a batch job has printed."""
         path = self.folder / f"hvd_train-{job}.out"
         return path.read_text() if path.exists() else ""
 
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[Slurm]:
-    """Its daemons live in the hosts' processes, and die with them."""
+    """Run a Slurm cluster; its daemons are processes of the hosts and die with them."""
     with cluster.hosts(tmp_path / "cluster", 2, names=2) as hosts:
         folder = tmp_path / "slurm"
         folder.mkdir()
@@ -115,7 +115,7 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
 
 
 def test_ranks_by_srun(slurm: Slurm) -> None:
-    """`srun hvd-train train` is all it takes: a rank for each task, on both nodes; words arrive as they were typed."""
+    """`srun hvd-train train` starts a rank for each task on both nodes, with arguments as typed."""
     folder = "a run; with $(signs) and 'quotes'"
     slurm.command("srun", "-N", "2", "-n", "2", "hvd-train", "train", "digits", "--epochs", "2", "--output-dir", folder)
     summary = json.loads((slurm.folder / folder / "summary.json").read_text())
@@ -123,7 +123,7 @@ def test_ranks_by_srun(slurm: Slurm) -> None:
 
 
 def test_a_job_that_matters_more(slurm: Slurm) -> None:
-    """Another partition's job takes the nodes: a commit within the time of grace, and on to the end when it is over."""
+    """A job of another partition takes the nodes: the training commits in time and finishes afterwards."""
     batch = ["sbatch", "--parsable", "--nodes", "2", "--ntasks-per-node", "1", str(SCRIPTS / "train_slurm.sbatch")]
     job = slurm.command(*batch, "digits", "--epochs", "12")
     wait_for("two epochs", lambda: "epoch  2/12" in slurm.output(job), limit_s=120)
@@ -138,20 +138,20 @@ def test_a_job_that_matters_more(slurm: Slurm) -> None:
 
 
 def test_elastic_in_an_allocation(slurm: Slurm) -> None:
-    """`train_elastic.sh --slurm` trains on the nodes that answer; one that is taken down leaves, and comes back."""
+    """`train_elastic.sh --slurm` trains on the nodes that answer; one that is taken down leaves and comes back."""
     command = ["salloc", "--no-kill", "-N", "2", str(SCRIPTS / "train_elastic.sh"), "--slurm", "--", "digits"]
     with started(slurm.words(*command, "--epochs", "400", "--output-dir", "run"), slurm.folder, slurm.folder / "out"):
-        said = (slurm.folder / "out").read_text
-        wait_for("two epochs", lambda: "epoch   2/400" in said() and "2 ranks" in said(), limit_s=120)
+        output = (slurm.folder / "out").read_text
+        wait_for("two epochs", lambda: "epoch   2/400" in output() and "2 ranks" in output(), limit_s=120)
         slurm.command("scontrol", "update", "NodeName=h2", "State=DOWN", "Reason=test")
-        wait_for("one to go on", lambda: "world 2 -> 1" in said(), limit_s=60)
+        wait_for("one to go on", lambda: "world 2 -> 1" in output(), limit_s=60)
         slurm.command("scontrol", "update", "NodeName=h2", "State=RESUME")
-        wait_for("two again", lambda: "world 1 -> 2" in said(), limit_s=90)
+        wait_for("two again", lambda: "world 1 -> 2" in output(), limit_s=90)
 
 
 @pytest.mark.parametrize("way", [[], ["--horovodrun", "--"]])
 def test_preempted_and_back(way: list[str], slurm: Slurm) -> None:
-    """SIGTERM as from a preemption: a commit, back into the queue, and on to the end in the same folder."""
+    """SIGTERM, as from a preemption, commits and requeues the job, which finishes in the same folder."""
     batch = ["sbatch", "--parsable", "--nodes", "2", "--ntasks-per-node", "1", str(SCRIPTS / "train_slurm.sbatch")]
     job = slurm.command(*batch, *way, "digits", "--epochs", "12")
     wait_for("two epochs", lambda: "epoch  2/12" in slurm.output(job), limit_s=120)
@@ -166,11 +166,11 @@ def test_preempted_and_back(way: list[str], slurm: Slurm) -> None:
 
 @pytest.mark.parametrize("line", commands("clusters.md")["Slurm"])
 def test_a_documented_command(line: str, slurm: Slurm) -> None:
-    """Typed as it stands in docs/clusters.md, from a checkout, it trains on the tasks it names."""
+    """A command of docs/clusters.md, typed as printed from a checkout, trains on the tasks that it names."""
     (slurm.folder / "horovodrun_scripts").symlink_to(SCRIPTS)
-    said = slurm.command("bash", "-c", line)
+    printed = slurm.command("bash", "-c", line)
     if line.startswith("sbatch"):
-        job = said.split()[-1]
+        job = printed.split()[-1]
         wait_for("the end", lambda: "done: top-1" in slurm.output(job), limit_s=200)
-        said = slurm.output(job)
-    assert re.search(r"done: top-1 .* on 4 ranks", said), said
+        printed = slurm.output(job)
+    assert re.search(r"done: top-1 .* on 4 ranks", printed), printed

@@ -25,7 +25,7 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def own_lines(output: str) -> list[str]:
-    """What hvd-train itself printed as errors, without what launchers put before it."""
+    """Return the errors that hvd-train itself printed, without the prefixes of launchers."""
     return [line for line in output.splitlines() if "hvd-train: " in line]
 
 
@@ -45,14 +45,14 @@ def test_digits_reach_98_percent_on_two_ranks(launcher: str, tmp_path: Path) -> 
     weights = torch.load(run / "model-final.pt", weights_only=True)
     assert all(isinstance(tensor, torch.Tensor) for tensor in weights.values())
     if launcher == "gloo":
-        code, told = finished([HVD_TRAIN, "evaluate", "run", "--json"], tmp_path)
-        assert code == 0, told
-        assert json.loads(told)["top1"] == pytest.approx(summary["best_top1"], abs=1e-12)
+        code, printed = finished([HVD_TRAIN, "evaluate", "run", "--json"], tmp_path)
+        assert code == 0, printed
+        assert json.loads(printed)["top1"] == pytest.approx(summary["best_top1"], abs=1e-12)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Weights:
-    """The final weights of the run that the tests below disturb, left in peace."""
+    """Return the final weights of the run that the tests below disturb, when nothing disturbs it."""
     folder = tmp_path_factory.mktemp("undisturbed")
     command = launch_line("gloo", 2, HVD_TRAIN, "train", "--epochs", str(EPOCHS), "--output-dir", "run")
     code, output = finished(command, folder)
@@ -61,7 +61,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 
 def final_weights(folder: Path) -> Weights:
-    """The weights of the one run in a folder."""
+    """Return the final weights of the one run in a folder."""
     (file,) = folder.rglob("model-final.pt")
     weights: Weights = torch.load(file, weights_only=True)
     return weights
@@ -97,7 +97,7 @@ def test_ctrl_c_commits_and_the_same_command_goes_on(tmp_path: Path, undisturbed
 def test_a_killed_rank_ends_the_job_and_loses_nothing(
     launcher: str, victim: int, tmp_path: Path, undisturbed: Weights
 ) -> None:
-    """After kill -9 of a rank the job ends within seconds, and the same command ends bit-identical to one in peace."""
+    """After SIGKILL of a rank the job soon ends, and the same command ends bit-identical to an undisturbed run."""
     command = launch_line(launcher, 2, HVD_TRAIN, "train", "--epochs", str(EPOCHS), "--commit-steps", "5")
     log = tmp_path / "log.txt"
     with started(command, tmp_path, log) as process:
@@ -134,7 +134,7 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> None:
-    """Settings that cannot be give one line, exit code 2, no traceback, and no run folder."""
+    """Impossible settings give one line, exit code 2, no traceback, and no run folder."""
     arguments, hint = BAD[case]
     code, output = finished([HVD_TRAIN, "train", *arguments], tmp_path)
     assert code == 2, output
@@ -146,7 +146,7 @@ def test_bad_input_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])
 @pytest.mark.parametrize("case", ["flag", "batch"])
 def test_bad_input_on_two_ranks_is_told_once(case: str, launcher: str, tmp_path: Path) -> None:
-    """Two ranks that meet the same bad setting tell it once, and the launcher ends with exit code 2."""
+    """Two ranks with the same bad setting print one line, and the launcher ends with exit code 2."""
     arguments, hint = BAD[case]
     code, output = finished(launch_line(launcher, 2, HVD_TRAIN, "train", *arguments), tmp_path)
     assert code == 2, output
@@ -156,7 +156,7 @@ def test_bad_input_on_two_ranks_is_told_once(case: str, launcher: str, tmp_path:
 
 
 def make_folder(root: Path, per_class: int) -> None:
-    """Class folders of JPEG files: three classes of coloured squares."""
+    """Write class folders of JPEG files: three classes of coloured squares."""
     for split, count in (("train", per_class), ("val", 4)):
         for number, colour in enumerate([(200, 30, 30), (30, 200, 30), (30, 30, 200)]):
             folder = root / split / f"class{number}"
@@ -172,7 +172,7 @@ FOLDER = ["--data", "folder", "--data-dir", "images", "--image-size", "32", "--m
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi", "mpirun"])
 def test_ranks_of_other_settings_are_told_once(launcher: str, tmp_path: Path) -> None:
-    """Before anything is trained: who has what, one line for all ranks, and no run folder."""
+    """Ranks with different settings are reported in one line before training, without a run folder."""
     rank = "HOROVOD_RANK" if launcher == "gloo" else "OMPI_COMM_WORLD_RANK"
     train = f"{shlex.quote(HVD_TRAIN)} train digits --device cpu --output-dir run --eval-epochs $(({rank} + 1))"
     code, output = finished(launch_line(launcher, 2, "sh", "-c", train), tmp_path)
@@ -184,7 +184,7 @@ def test_ranks_of_other_settings_are_told_once(launcher: str, tmp_path: Path) ->
 
 
 def test_class_folders_train_on_two_ranks(tmp_path: Path) -> None:
-    """JPEG class folders train through loader processes on two ranks, and evaluate the same on one."""
+    """JPEG class folders train through loader processes on two ranks, and evaluate to the same on one."""
     make_folder(tmp_path / "images", per_class=8)
     flags = [*FOLDER, "--batch-size", "4", "--epochs", "2", "--workers", "1", "--output-dir", "run"]
     code, output = finished(launch_line("gloo", 2, HVD_TRAIN, "train", *flags), tmp_path)
@@ -192,16 +192,16 @@ def test_class_folders_train_on_two_ranks(tmp_path: Path) -> None:
     scores = []
     for ranks in (1, 2):
         launcher = "none" if ranks == 1 else "gloo"
-        code, told = finished(launch_line(launcher, ranks, HVD_TRAIN, "evaluate", "run", "--json"), tmp_path)
-        assert code == 0, told
-        scores.append(json.loads(told[told.index("{") :]))
+        code, printed = finished(launch_line(launcher, ranks, HVD_TRAIN, "evaluate", "run", "--json"), tmp_path)
+        assert code == 0, printed
+        scores.append(json.loads(printed[printed.index("{") :]))
     assert scores[0]["count"] == 12
     assert scores[0]["top1"] == scores[1]["top1"]
     assert scores[0]["loss"] == pytest.approx(scores[1]["loss"], rel=1e-5)
 
 
 def test_an_unreadable_image_on_one_rank_ends_all_and_is_named_once(tmp_path: Path) -> None:
-    """One rank that meets a broken image names it in one line, and the job ends with its exit code."""
+    """A rank that meets a damaged image names it in one line, and the job ends with its exit code."""
     make_folder(tmp_path / "images", per_class=8)
     broken = tmp_path / "images" / "train" / "class1" / "3.jpg"
     broken.write_bytes(broken.read_bytes()[:40])
@@ -215,7 +215,7 @@ def test_an_unreadable_image_on_one_rank_ends_all_and_is_named_once(tmp_path: Pa
 
 
 def test_a_folder_of_other_settings_is_refused_and_kept(tmp_path: Path) -> None:
-    """A run folder is not taken over by other settings: the line says which differ; --resume never keeps it aside."""
+    """A run folder of other settings is refused with what differs; --resume never moves it aside."""
     train = [HVD_TRAIN, "train", "--output-dir", "run", "--epochs"]
     assert finished([*train, "1"], tmp_path)[0] == 0
     before = (tmp_path / "run" / "config.yaml").read_bytes()
@@ -230,7 +230,7 @@ def test_a_folder_of_other_settings_is_refused_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    """--resume FILE with the checkpoint of another model is one line that names a tensor, before a folder is made."""
+    """--resume FILE with a checkpoint of another model is one line, before a folder is made."""
     assert finished([HVD_TRAIN, "train", "--output-dir", "run", "--epochs", "1"], tmp_path)[0] == 0
     file = next((tmp_path / "run" / "checkpoints").iterdir())
     flags = ["--model", "squeezenet1_1", "--image-size", "32", "--resume", str(file), "--output-dir", "other"]
@@ -242,7 +242,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
-    """The README's own model on own data runs on two ranks exactly as it stands there."""
+    """The README's own model on own data trains on two ranks exactly as printed."""
     code_block = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert code_block
     (tmp_path / "mine.py").write_text(code_block[1])
@@ -250,8 +250,8 @@ def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
     assert code == 0, output
     run = next((tmp_path / "runs").glob("mine-*"))
     assert json.loads((run / "summary.json").read_text())["top1"] > 0.9
-    code, told = finished([HVD_TRAIN, "evaluate", str(run)], tmp_path)
-    assert code == 0, told
+    code, printed = finished([HVD_TRAIN, "evaluate", str(run)], tmp_path)
+    assert code == 0, printed
 
 
 LATE = """
@@ -276,7 +276,7 @@ def test_ranks_of_mpi_come_together_asleep(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_sweep_in_one_mpi_job(workers: int, tmp_path: Path) -> None:
-    """Two ranks train two at a time, or both together one after the other; a failed one does not end the rest."""
+    """Two ranks train two runs at a time, or one run after the other together; a failed one does not end the rest."""
     line = f"sweep digits --epochs 2 --device cpu --lr 0.1,1e30,0.05 --workers-per-run {workers} --output-dir out"
     code, output = finished(launch_line("mpirun", 2, HVD_TRAIN, *line.split()), tmp_path)
     assert code == 1, output

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.slow
 def test_a_turn_and_autotune_on_two_ranks() -> None:
-    """Ranks take the time of their steps with the settings they are given, and Horovod's autotune comes to its end."""
+    """Ranks time their steps with the settings that they get, and Horovod's autotune ends."""
     ranks = tune.Ranks(horovodrun.line(2, None, "gloo"), [HVD_TRAIN, "tune", "digits", "--device", "cpu"], 0.3)
     assert 0 < ranks.seconds({}) < ranks.seconds({CYCLE: "400"})
     found = ranks.autotuned()
@@ -28,7 +28,7 @@ def test_a_turn_and_autotune_on_two_ranks() -> None:
 
 
 def test_a_run_reads_its_settings_before_its_ranks_meet(tmp_path: Path) -> None:
-    """Cycles begin a tenth of their time after one another at least, which is felt in every step."""
+    """Settings are in force from the start: a long cycle time is felt in every step."""
     (tmp_path / "slow.env").write_text(f"{CYCLE}=1000\n")
     command = launch_line("gloo", 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--output-dir", "run")
     code, output = finished([*command, "--tuned", "slow.env", "--log-steps", "1"], tmp_path)
@@ -39,7 +39,7 @@ def test_a_run_reads_its_settings_before_its_ranks_meet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["--np", "1"], ["--np", "x"], ["--controller", "nccl"], ["--epoch", "3"]])
 def test_a_mistake_is_one_line(arguments: list[str], tmp_path: Path) -> None:
-    """Exit code 2 before any rank starts."""
+    """A wrong argument is one line with exit code 2, before any rank starts."""
     code, output = finished([HVD_TRAIN, "tune", "digits", *arguments], tmp_path)
     assert code == 2
     assert output.startswith("hvd-train: ")
@@ -47,12 +47,12 @@ def test_a_mistake_is_one_line(arguments: list[str], tmp_path: Path) -> None:
 
 
 def test_a_bad_file_ends_all_ranks_with_one_line(tmp_path: Path) -> None:
-    """It names the file and the line, and no run folder is made."""
+    """The error about a bad file of settings names its line, and no run folder is made."""
     (tmp_path / "bad.env").write_text("HOROVOD_CYCLE_TIME=fast\n")
     command = launch_line("gloo", 2, HVD_TRAIN, "train", "digits", "--tuned", "bad.env", "--output-dir", "run")
     code, output = finished(command, tmp_path)
     assert code == 2
-    told = [line for line in output.splitlines() if "hvd-train: " in line]
-    assert len(told) == 1
-    assert "bad.env, line 1: HOROVOD_CYCLE_TIME is 'fast'" in told[0]
+    lines = [line for line in output.splitlines() if "hvd-train: " in line]
+    assert len(lines) == 1
+    assert "bad.env, line 1: HOROVOD_CYCLE_TIME is 'fast'" in lines[0]
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to in the DevTools protocol over two pipes: what a page does where users open it."""
+"""A headless Chromium, controlled over two pipes, to see what a page does where users open it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIMIT_S = 60.0
 
 
 class Browser:
-    """One tab. What it says of its own accord, requests and console lines among them, is in `events`."""
+    """One tab. Messages that it sends by itself, such as requests and console lines, are in `events`."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from, self._number, self._rest = to_browser, from_browser, 0, b""
@@ -32,36 +32,36 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Ask for something and wait for the answer."""
+        """Call a method of the protocol and return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session and not method.startswith(("Target.", "Browser.")):
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
-        answer = self._until(lambda told: told.get("id") == self._number)
+        answer = self._until(lambda event: event.get("id") == self._number)
         assert "error" not in answer, (method, answer["error"])
         result: dict[str, Any] = answer["result"]
         return result
 
     def open(self, path: Path, *, width: int, dark: bool = False) -> None:
-        """Show a file at a width of so many pixels."""
+        """Show a file at a width in pixels."""
         size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
-        if not any(told.get("method") == "Page.loadEventFired" for told in self.events):
-            self._until(lambda told: told.get("method") == "Page.loadEventFired")
+        if not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self._until(lambda event: event.get("method") == "Page.loadEventFired")
 
     def value(self, expression: str) -> Any:
-        """What an expression of JavaScript gives in the page."""
+        """Return the value of a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def screenshot(self, path: Path) -> None:
-        """The whole page as a picture."""
+        """Write a picture of the whole page."""
         height = self.value("document.documentElement.scrollHeight")
         width = self.value("document.documentElement.clientWidth")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
@@ -69,30 +69,30 @@ class Browser:
         path.write_bytes(base64.b64decode(data))
 
     def complaints(self) -> list[str]:
-        """What is in the console since the page was opened."""
+        """Return what was written to the console since the page was opened."""
         return [
-            json.dumps(told["params"])
-            for told in self.events
-            if told.get("method") in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+            json.dumps(event["params"])
+            for event in self.events
+            if event.get("method") in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
         ]
 
     def requests(self) -> list[str]:
-        """The addresses that the page has asked for."""
+        """Return the addresses that the page has requested."""
         return [
-            str(told["params"]["request"]["url"])[:200]
-            for told in self.events
-            if told.get("method") == "Network.requestWillBeSent"
+            str(event["params"]["request"]["url"])[:200]
+            for event in self.events
+            if event.get("method") == "Network.requestWillBeSent"
         ]
 
-    def _until(self, wanted: Any) -> dict[str, Any]:
+    def _until(self, is_wanted: Any) -> dict[str, Any]:
         end = time.monotonic() + _LIMIT_S
         while True:
             while b"\0" in self._rest:
                 message, _, self._rest = self._rest.partition(b"\0")
-                told: dict[str, Any] = json.loads(message)
-                if wanted(told):
-                    return told
-                self.events.append(told)
+                event: dict[str, Any] = json.loads(message)
+                if is_wanted(event):
+                    return event
+                self.events.append(event)
             ready, _, _ = select.select([self._from], [], [], max(0.0, end - time.monotonic()))
             assert ready, "the browser does not answer"
             piece = os.read(self._from, 1 << 16)
@@ -102,16 +102,16 @@ class Browser:
 
 @contextlib.contextmanager
 def opened(profile: Path) -> Iterator[Browser]:
-    """A browser with a profile of its own; it and all its processes have ended afterwards."""
+    """Start a browser with a profile of its own; it has ended afterwards with all its processes."""
     assert CHROMIUM is not None
-    (hears, to_browser), (from_browser, says) = os.pipe(), os.pipe()
+    (input_end, to_browser), (from_browser, output_end) = os.pipe(), os.pipe()
     words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     words += ["--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
     # The browser reads from descriptor 3 and writes to 4, whatever these two are here.
-    line = ["bash", "-c", f'exec "$@" 3<&{hears} 4>&{says}', "bash", *words]
+    line = ["bash", "-c", f'exec "$@" 3<&{input_end} 4>&{output_end}', "bash", *words]
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(line, pass_fds=(hears, says), start_new_session=True, **quiet)  # type: ignore[call-overload]
-    for end in (hears, says):
+    process = subprocess.Popen(line, pass_fds=(input_end, output_end), start_new_session=True, **quiet)  # type: ignore[call-overload]
+    for end in (input_end, output_end):
         os.close(end)
     try:
         browser = Browser(to_browser, from_browser)

@@ -1,4 +1,4 @@
-"""CIFAR archives in the published format (https://www.cs.toronto.edu/~kriz/cifar.html), with a few images of noise."""
+"""Archives of a small CIFAR of noise, in the published format (https://www.cs.toronto.edu/~kriz/cifar.html)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_TRAIN, NUM_TEST = 100, 20
 
 
 def publish(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write the archive of a small CIFAR and make torchvision take it for the published one; returns the archive."""
+    """Write the archive of a small CIFAR, make torchvision take it for the published one, and return its path."""
     cls = {"cifar10": CIFAR10, "cifar100": CIFAR100}[name]
     tree = folder / cls.base_folder
     tree.mkdir(parents=True)
@@ -47,7 +47,7 @@ def publish(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextlib.contextmanager
 def served(archive: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The archive on a web server that torchvision downloads from; a list of the requests it has had."""
+    """Serve the archive to torchvision's download, and yield the list of requests."""
     requests: list[str] = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
@@ -56,7 +56,7 @@ def served(archive: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
 
     class Server(http.server.ThreadingHTTPServer):
         def handle_error(self, *arguments: object) -> None:
-            """Torchvision hangs up after a first request that looks for redirects."""
+            """Ignore that torchvision closes the connection after a first request, which looks for redirects."""
 
     handler = functools.partial(Handler, directory=str(archive.parent))
     with Server(("127.0.0.1", 0), handler) as server:
@@ -70,7 +70,7 @@ def served(archive: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """As the download does."""
+    """Unpack an archive as the download does."""
     with tarfile.open(archive) as tar:
         tar.extractall(folder)  # our own archive
 

@@ -1,4 +1,4 @@
-"""An elastic training on hosts of `tests.support.hosts`, watched and disturbed from outside."""
+"""An elastic training on the hosts of `tests.support.hosts`, watched and disturbed from outside."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ OBEDIENT = "tests.support.on_demand:obedient"
 
 
 def arguments(epochs: int = 8, model: str = "tests.support.runs:smooth") -> list[str]:
-    """Of a training of `STEPS_PER_EPOCH * epochs` steps in 3 slots, with a ledger."""
+    """Return the arguments of a training of `STEPS_PER_EPOCH * epochs` steps in 3 slots, with a ledger."""
     line = f"--data digits --model {model} --epochs {epochs} --global-batch-size 60 --batch-size 20 --ledger "
     line += "--learning-rate 0.02 --augment none --log-steps 1 --device cpu --commit-steps 10 --output-dir run"
     return line.split()
 
 
 def undisturbed(folder: Path, epochs: int = 8) -> Weights:
-    """The weights after a training in one process that nothing befalls."""
+    """Return the weights of the same training in one process that nothing disturbs."""
     code, output = finished(["env", f"PYTHONPATH={ROOT}", HVD_TRAIN, "train", *arguments(epochs)], folder)
     assert code == 0, output
     weights: Weights = torch.load(folder / "run/model-final.pt", weights_only=True)
@@ -53,14 +53,14 @@ def undisturbed(folder: Path, epochs: int = 8) -> Weights:
 
 
 def list_hosts(folder: Path, lines: Sequence[str]) -> None:
-    """Write a job's host file, at once: whoever reads it meanwhile sees the old or the new one."""
+    """Replace a job's host file at once, so that a reader sees either the old or the new one."""
     (folder / "hosts.new").write_text("\n".join(lines) + "\n")
     (folder / "hosts.new").rename(folder / "hostfile")
 
 
 @dataclass
 class Job:
-    """A training under way, started on h1."""
+    """A training under way that was started on h1."""
 
     hosts: Hosts
     folder: Path
@@ -68,13 +68,13 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """Finished steps."""
+        """The number of finished steps."""
         path = self.folder / "run" / "ledger.jsonl"
         return len(path.read_bytes().splitlines()) if path.exists() else 0
 
     @property
     def changes(self) -> list[dict[str, Any]]:
-        """Changes of world so far."""
+        """The changes of world so far, as the journal has them."""
         path = self.folder / "run" / "metrics.jsonl"
         if not path.exists():
             return []
@@ -82,40 +82,40 @@ class Job:
         return [line for line in lines if line.get("name") == "world"]
 
     def after(self, steps: int) -> None:
-        """Wait until so many steps are done."""
+        """Wait until this many steps are done."""
         wait_for(f"step {steps}", lambda: self.steps >= steps or self.launcher.poll() is not None, limit_s=120)
         assert self.launcher.poll() is None, self.output
 
     def reaches(self, size: int) -> None:
-        """Wait until the world has so many ranks."""
+        """Wait until the world has this many ranks."""
         wait_for(f"{size} ranks", lambda: self._size() == size or self.launcher.poll() is not None, limit_s=150)
         assert self.launcher.poll() is None, self.output
 
     def _size(self) -> int | None:
-        """Ranks after the last change of world."""
+        """Return the number of ranks after the last change of world, or None before the first."""
         changes = self.changes
         return changes[-1]["world_size"] if changes else None
 
     def worker(self, host: str) -> psutil.Process:
-        """The process of a host that trains."""
+        """Return the process that trains on a host."""
         return self.hosts.workers(host)[0]
 
     @property
     def supervisor(self) -> psutil.Process:
-        """What the script has become."""
+        """The supervisor, which the script has become."""
         return psutil.Process(self.launcher.pid).children()[0]
 
     @property
     def driver(self) -> psutil.Process:
-        """Horovod's launcher, with our driver in it."""
+        """Horovod's launcher with our driver in it."""
         return next(p for p in self.supervisor.children() if "hvd_train.elastic.driver" in p.cmdline())
 
     def list(self, *lines: str) -> None:
-        """The list of hosts becomes this one."""
+        """Replace the list of hosts."""
         list_hosts(self.folder, lines)
 
     def completes(self, expected: Weights, limit_s: float = 250) -> None:
-        """Wait for its end, which is that of the undisturbed run (`check`)."""
+        """Wait for the end of the training and check that it is that of the undisturbed one (`check`)."""
         try:
             assert self.launcher.wait(limit_s) == 0, self.output
         except subprocess.TimeoutExpired:
@@ -123,7 +123,7 @@ class Job:
         check(self, expected)
 
     def stacks(self) -> str:
-        """What was printed, and where each worker's threads are; that is the end of the workers."""
+        """Return the output with the stacks of all workers' threads, which ends the workers."""
         workers = [process for host in self.hosts.inits for process in self.hosts.workers(host)]
         for process in workers:
             process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER prints them
@@ -132,7 +132,7 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What was printed."""
+        """Everything that was printed."""
         return (self.folder / "output.txt").read_text()
 
 
@@ -144,7 +144,7 @@ def job(
     listed: tuple[str, ...] = ALL,
     training: list[str] | None = None,
 ) -> Iterator[Job]:
-    """Train on the listed hosts; whoever is left is killed at the end."""
+    """Train on the listed hosts; processes that are left at the end are killed."""
     list_hosts(folder, listed)
     script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *(training or arguments())]
     environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1"]
@@ -154,7 +154,7 @@ def job(
 
 
 def check(running: Job, expected: Weights, epochs: int = 8) -> None:
-    """Each sample once per epoch, no step lost, and the weights of the undisturbed run."""
+    """Assert that each sample counted once per epoch, no step was lost, and the weights are the undisturbed ones."""
     report = audit(running.folder / "run")
     assert (report.faults, report.epochs, report.steps) == ((), epochs, epochs * STEPS_PER_EPOCH), report
     assert all(change["steps_lost"] == 0 for change in running.changes)

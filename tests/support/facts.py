@@ -1,4 +1,4 @@
-"""What child processes would tell the doctor, and how a finding is looked at."""
+"""Facts such as child processes of the doctor find, and an assertion about a finding."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Hosts on one machine: each its own network, host name, processes and sshd, so that launchers find real hosts.
+"""Hosts on one machine, each with its own network, host name, processes and sshd, so that launchers find real hosts.
 
-A host is one tree of processes in namespaces of its own, on a bridge in a further one; the file system is shared, as
-over NFS. Nothing is added to the machine's own network, and nothing in /etc is changed. It needs root, iproute2,
+A host is one tree of processes in namespaces of its own, on a bridge in another one; the file system is shared, as
+over NFS. Nothing is added to the machine's own network, and nothing in /etc is changed. This needs root, iproute2,
 util-linux and openssh-server.
 """
 
@@ -36,7 +36,7 @@ exec {sshd} -D -e -f {folder}/sshd_config
 
 
 def missing() -> str:
-    """What this machine lacks for such hosts; empty where nothing."""
+    """Return what this machine lacks for such hosts, or "" where it has everything."""
     if os.geteuid() != 0:
         return "namespaces with networks of their own take root"
     programs = [
@@ -52,7 +52,7 @@ def missing() -> str:
 
 @dataclass
 class Hosts:
-    """A few hosts by name, h1, h2, ...; those that are not booted are names without a machine."""
+    """A few hosts named h1, h2, ...; those that were not booted are names without a machine."""
 
     folder: Path
     switch: int
@@ -82,11 +82,11 @@ class Hosts:
         wait_for(f"sshd of {name}", lambda: "listening on 0.0.0.0" in log_file.read_text())
 
     def inside(self, name: str, folder: Path, *command: str) -> list[str]:
-        """The command that runs another one on a host, in this folder."""
+        """Return a command that runs another one on a host, in this folder."""
         return ["nsenter", "-t", str(self._init(name)), "-n", "-u", "-m", "-i", "-p", f"--wd={folder}", *command]
 
     def processes(self, name: str) -> Iterator[tuple[psutil.Process, list[str]]]:
-        """All processes of a host, with their command lines."""
+        """Yield all processes of a host with their command lines."""
         here = os.readlink(f"/proc/{self._init(name)}/ns/pid")
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
@@ -94,7 +94,7 @@ class Hosts:
                     yield process, process.cmdline()
 
     def workers(self, name: str) -> list[psutil.Process]:
-        """The training processes of a host, without their children."""
+        """Return the training processes of a host, without their children."""
         return [
             process
             for process, words in self.processes(name)
@@ -102,22 +102,22 @@ class Hosts:
         ]
 
     def kill(self, name: str) -> None:
-        """The host dies; the kernel closes its connections."""
+        """Kill a host; the kernel closes its connections."""
         host = self.inits.pop(name)
         host.send_signal(signal.SIGKILL)
         host.wait()
 
     def power_off(self, name: str) -> None:
-        """The host is gone without a word."""
+        """Cut a host's network and kill it, so that nobody hears of its end, as when its power fails."""
         self.unplug(name)
         self.kill(name)
 
     def unplug(self, name: str) -> None:
-        """No packet comes or goes."""
+        """Cut a host's network: no packet reaches or leaves it."""
         self._on_switch("link", "set", f"p{name[1:]}", "down")
 
     def plug(self, name: str) -> None:
-        """Packets come and go again."""
+        """Connect a host's network again."""
         self._on_switch("link", "set", f"p{name[1:]}", "up")
 
     def _init(self, name: str) -> int:
@@ -129,7 +129,7 @@ class Hosts:
 
 @contextmanager
 def hosts(folder: Path, count: int, names: int) -> Iterator[Hosts]:
-    """`count` hosts that run, and names for some more."""
+    """Run `count` hosts; `names` host names are known in all."""
     folder.mkdir()
     lines = ["127.0.0.1 localhost", *(f"{SUBNET}.{number} h{number}" for number in range(1, names + 1))]
     (folder / "hosts").write_text("\n".join(lines) + "\n")

@@ -1,4 +1,4 @@
-"""Starts real launchers for tests, and leaves nothing running."""
+"""Starts real launchers for tests, and leaves no process running."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAUNCHERS = {
 
 
 def launch_line(launcher: str, ranks: int, *command: str) -> list[str]:
-    """The command that starts `command` on so many ranks; launcher "none" starts it alone."""
+    """Return the command that starts `command` on this many ranks; the launcher "none" starts it alone."""
     if launcher == "none":
         return list(command)
     name, *options = LAUNCHERS[launcher]
@@ -33,7 +33,7 @@ def launch_line(launcher: str, ranks: int, *command: str) -> list[str]:
 
 @contextmanager
 def started(command: list[str], folder: Path, output: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program in a session of its own, writing to a file; whatever is left of it is killed at the end."""
+    """Start a program in a session of its own with its output in a file; what is left of it at the end is killed."""
     environment = {**os.environ, "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -58,7 +58,7 @@ def started(command: list[str], folder: Path, output: Path) -> Iterator[subproce
 
 
 def finished(command: list[str], folder: Path, limit_s: float = 150) -> tuple[int, str]:
-    """Run a program to its end: exit code and all it printed."""
+    """Run a program to its end and return its exit code and all that it printed."""
     output = folder / "output.txt"
     with started(command, folder, output) as process:
         code = process.wait(limit_s)
@@ -66,7 +66,7 @@ def finished(command: list[str], folder: Path, limit_s: float = 150) -> tuple[in
 
 
 def wait_for(what: str, condition: Callable[[], object], limit_s: float = 60, poll_s: float = 0.05) -> None:
-    """Poll until `condition` holds; AssertionError that says `what` was waited for when the time is over."""
+    """Poll until `condition` holds. Raises AssertionError, which names `what`, after `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {limit_s:.0f} s for {what}"
@@ -74,7 +74,7 @@ def wait_for(what: str, condition: Callable[[], object], limit_s: float = 60, po
 
 
 def ranks_of(launcher: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
-    """The training processes below a launcher: those with `word` among their arguments, Python itself running them."""
+    """Return the training processes below a launcher: those of Python with `word` among their arguments."""
     found = []
     for process in psutil.Process(launcher.pid).children(recursive=True):
         try:

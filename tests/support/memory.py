@@ -14,7 +14,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def watched(num_classes: int) -> nn.Module:
-    """A small convnet; every `EVERY` steps a line in rss-PID: bytes of its process that are in memory."""
+    """Return a small convnet that writes the bytes of its process in memory to rss-PID every `EVERY` steps."""
     model = convnet(num_classes)
     file = (Path.cwd() / f"rss-{os.getpid()}").open("w", buffering=1)
     passes = 0
@@ -34,7 +34,7 @@ _KEPT: list[object] = []
 
 
 def leaking(num_classes: int) -> nn.Module:
-    """The same, but of every step a tensor of 64 numbers is kept."""
+    """Return the model of `watched`, which also keeps a tensor of 64 numbers from every step."""
     model = watched(num_classes)
     model.register_forward_hook(lambda *_: _KEPT.append(next(model.parameters()).new_zeros(64)))
     return model

@@ -1,4 +1,4 @@
-"""A model whose workers do what a test wants: a file `PLACE-HOST` in the job's folder says who fails where, and how."""
+"""A model whose workers do what a test orders: a file `PLACE-HOST` in the job's folder says who fails how."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.support.runs import smooth
 
 
 def obedient(num_classes: int) -> nn.Module:
-    """`smooth`, which looks for orders when it is built, in each forward pass, and when it is given a state.
+    """Return the model `smooth`, which looks for orders when built, in forward passes and when it gets a state.
 
-    And between a step's last word from other ranks and its first change of a weight ("update").
+    It also looks between a step's last message from other ranks and its first change of a weight ("update").
     """
     _obey("build")
     model = smooth(num_classes)
@@ -33,32 +33,32 @@ def obedient(num_classes: int) -> nn.Module:
 
 
 def heavy(num_classes: int) -> nn.Module:
-    """`smooth` with a ballast of 100 MB, so that a checkpoint takes a while to write."""
+    """Return the model `smooth` with a ballast of 100 MB, so that writing a checkpoint takes a while."""
     model = smooth(num_classes)
     model.register_buffer("ballast", torch.zeros(25, 2**20))
     return model
 
 
 def order(folder: Path, place: str, host: str, what: str) -> None:
-    """Have the next worker of `host` that comes to `place` obey.
+    """Order the next worker of `host` that comes to `place` to do `what`.
 
-    "die", "lost" (a RankLost of its own), "wait SECONDS", or raise with these words.
+    That is "die", "lost" (to raise RankLost), "wait SECONDS", or the words of an error to raise.
     """
     _put(folder / f"{place}-{host}", what)
 
 
 def pace(folder: Path, seconds: float) -> None:
-    """From now on all take so long for a slot, without being busy: time for things to happen before the end."""
+    """Make every slot take this many seconds without being busy, so that things can happen before the end."""
     _put(folder / "pace", str(seconds))
 
 
 def obeyed(folder: Path, place: str, host: str) -> bool:
-    """Whether a worker has come to it."""
+    """Return whether a worker has carried out an order."""
     return not (folder / f"{place}-{host}").exists()
 
 
 def _put(path: Path, text: str) -> None:
-    """Whoever reads it meanwhile sees all of it or nothing."""
+    """Write a file at once, so that a reader sees all of it or nothing."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.rename(path)

@@ -1,4 +1,4 @@
-"""Programs that stand in for a machine's own."""
+"""Scripts that stand in for programs of the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Program = Callable[[str, str], Path]  # what the fixture `program` gives: writes
 
 
 def write_program(folder: Path, name: str, body: str) -> Path:
-    """A shell script that can be called by its name where the folder is on the PATH."""
+    """Write a shell script that can be called by its name if the folder is on the PATH."""
     folder.mkdir(exist_ok=True)
     path = folder / name
     path.write_text(f"#!/bin/sh\n{body}\n")

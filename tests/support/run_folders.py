@@ -1,4 +1,4 @@
-"""Run folders as trainings leave them, written line by line: what a report and a watch are made from."""
+"""Run folders as trainings leave them, written line by line, for tests of reports."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ SAMPLES, BATCH, START = 1000, 100, 1.8e9
 
 
 def start(time: float = 0.0, **facts: Any) -> dict[str, Any]:
-    """The event at the beginning of a life."""
+    """Return the event at the beginning of a life."""
     return event("start", time, message="a net on digits", **{"world_size": 2, "num_samples": SAMPLES, **facts})
 
 
 def event(name: str, time: float, message: str = "something", **facts: Any) -> dict[str, Any]:
-    """Something that happened so many seconds after the start."""
+    """Return an event that happened `time` seconds after the start."""
     return {"kind": "event", "time": START + time, "name": name, "message": message, **facts}
 
 
 def step(number: int, time: float | None = None, **changes: Any) -> dict[str, Any]:
-    """A step of 100 samples, one each second."""
+    """Return the line of a step of 100 samples; steps are one second apart."""
     values = {
         "kind": "step",
         "time": START + (number if time is None else time),
@@ -42,7 +42,7 @@ def step(number: int, time: float | None = None, **changes: Any) -> dict[str, An
 
 
 def epoch(number: int, time: float | None = None, **changes: Any) -> dict[str, Any]:
-    """The end of an epoch of ten steps, evaluated."""
+    """Return the line of the end of an epoch of ten steps with an evaluation."""
     values = {
         "kind": "epoch",
         "time": START + (number * 10 + 0.5 if time is None else time),
@@ -60,7 +60,7 @@ def epoch(number: int, time: float | None = None, **changes: Any) -> dict[str, A
 
 
 def whole_run(epochs: int = 3) -> list[dict[str, Any]]:
-    """All lines of a training that went well."""
+    """Return all lines of a training that went well."""
     lines = [start()]
     for number in range(1, epochs + 1):
         lines += [step(place) for place in range(number * 10 - 9, number * 10 + 1)] + [epoch(number)]
@@ -68,7 +68,7 @@ def whole_run(epochs: int = 3) -> list[dict[str, Any]]:
 
 
 def write(path: Path, lines: list[dict[str, Any]], *, torn: str = "", summary: bool = False, **settings: Any) -> Path:
-    """A run folder with these lines of metrics (and the beginning of one more)."""
+    """Write a run folder with these lines of metrics, and `torn` as the beginning of one more; return its path."""
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(config.dump(recipes.digits().replace(**{"epochs": 3, **settings})))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)

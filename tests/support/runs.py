@@ -26,7 +26,7 @@ NUM_SAMPLES, NUM_VAL = 190, 60
 
 
 def few_digits(config: DataConfig) -> DataSet:
-    """The digits, augmented as always, but only `NUM_SAMPLES` of them to train on."""
+    """Return the digits with their usual augmentation, but only `NUM_SAMPLES` of them to train on."""
     return _few(NUM_SAMPLES)
 
 
@@ -69,12 +69,12 @@ class Jittered:
 
 
 def mapped_digits(config: DataConfig) -> tuple[Jittered, Jittered]:
-    """Digits that come item by item, with random transforms."""
+    """Return digits that are read item by item, with random transforms."""
     return Jittered(NUM_SAMPLES, jitter=True), Jittered(NUM_VAL, jitter=False)
 
 
 def convnet(num_classes: int) -> nn.Module:
-    """No batch norm, no dropout."""
+    """Return a convolutional network without batch norm or dropout."""
     return nn.Sequential(
         nn.Conv2d(1, 8, kernel_size=3, padding=1),
         nn.ReLU(),
@@ -85,7 +85,7 @@ def convnet(num_classes: int) -> nn.Module:
 
 
 def batch_norm(num_classes: int) -> nn.Module:
-    """With batch norm."""
+    """Return a convolutional network with batch norm."""
     return nn.Sequential(
         nn.Conv2d(1, 8, kernel_size=3, padding=1, bias=False),
         nn.BatchNorm2d(8),
@@ -97,18 +97,18 @@ def batch_norm(num_classes: int) -> nn.Module:
 
 
 def dropout(num_classes: int) -> nn.Module:
-    """With dropout (not for ranks that are threads: they share torch's default generator)."""
+    """Return a network with dropout, not for ranks that are threads, which share torch's default generator."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, num_classes))
 
 
 def deep(num_classes: int) -> nn.Module:
-    """Many small parameters, of sizes that three ranks cannot share evenly."""
+    """Return a network of many small parameters, of sizes that three ranks cannot share evenly."""
     hidden = [layer for width in (65, 66, 67, 68) for layer in (nn.Linear(width, width + 1), nn.Tanh())]
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 65), *hidden, nn.Linear(69, num_classes))
 
 
 def smooth(num_classes: int) -> nn.Module:
-    """Without kinks: rounding stays rounding, step after step, so that runs can be compared to 1e-5."""
+    """Return a network without kinks: rounding stays rounding over many steps, so that runs agree to 1e-5."""
     return own_generator(
         nn.Sequential(
             nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_classes)
@@ -117,7 +117,7 @@ def smooth(num_classes: int) -> nn.Module:
 
 
 def late(make: Callable[[int], nn.Module], num_classes: int, *, seed: int) -> nn.Module:
-    """The same model, whose gradients come a little later, each by a time of its own."""
+    """Return a model whose gradients are delayed, each by a random time of its own."""
     model = make(num_classes)
     delays = random.Random(seed)
     for parameter in model.parameters():
@@ -126,7 +126,7 @@ def late(make: Callable[[int], nn.Module], num_classes: int, *, seed: int) -> nn
 
 
 def small_config(**changes: object) -> Config:
-    """Five epochs of ten steps: 50 in all. The last step of an epoch is smaller; slots do not divide over ranks."""
+    """Return a config of five epochs of ten steps, the last of them smaller; slots do not divide over the ranks."""
     base: dict[str, object] = {
         "data": "digits",
         "epochs": 5,
@@ -149,7 +149,7 @@ def trained(
     make: Callable[[int], nn.Module] = convnet,
     data: Callable[[DataConfig], object] = few_digits,
 ) -> tuple[Result, Weights]:
-    """The result and the final weights on this rank of a training in `world`."""
+    """Train in `world`, and return the result and the final weights on this rank."""
     built: list[nn.Module] = []
 
     def model(num_classes: int) -> nn.Module:
@@ -161,11 +161,11 @@ def trained(
 
 
 def largest_difference(first: Weights, second: Weights) -> float:
-    """The largest absolute difference of any entry of two state_dicts with the same names."""
+    """Return the largest absolute difference of any entry of two state_dicts with the same names."""
     assert first.keys() == second.keys()
     return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
 
 
 def equal(first: Weights, second: Weights) -> bool:
-    """Whether two state_dicts are the same to the last bit."""
+    """Return whether two state_dicts are the same to the last bit."""
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

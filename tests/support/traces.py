@@ -1,4 +1,4 @@
-"""What holds for every trace that a run leaves."""
+"""Assertions that hold for every trace that a run leaves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Event = dict[str, Any]
 
 
 def read(path: Path) -> dict[str, dict[str, list[Event]]]:
-    """Process to thread to its spans in time, all by name. Asserts the form, that all are named and spans nest."""
+    """Return the spans of a trace by name of process and thread, in their order in time.
+
+    Asserts the format, that processes have different names, and that spans nest.
+    """
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}

@@ -1,4 +1,4 @@
-"""The room without a launcher: one core per rank, and the same examples of Hypothesis every time."""
+"""Fixtures of tests without a launcher: one core per rank, and the same examples of Hypothesis every time."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ settings.load_profile("room")
 
 @pytest.fixture(autouse=True)
 def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`choose_device` gives a rank its share of the cores; the models here are too small for threads."""
+    """Give each rank one core and torch one thread: the models here need no more."""
     torch.set_num_threads(1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    """Write a shell script into a folder that is the whole PATH."""
+    """Return a function that writes a shell script into a folder which is the whole PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -42,7 +42,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    """A clone with all that the keys are made of, and nothing else."""
+    """Return a clone with everything that keys are made of, and nothing else."""
     root = tmp_path / "a clone"
     for folder in ("requirements", "packaging/patches", "packaging/horovod_build", "hvd_train/data"):
         (root / folder).mkdir(parents=True)

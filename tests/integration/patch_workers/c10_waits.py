@@ -1,4 +1,4 @@
-"""C10: rank 1 comes two seconds late; rank 0 fails where it needs the processor for waiting."""
+"""C10: rank 1 comes two seconds late; rank 0 fails if waiting for it takes processor time."""
 
 import sys
 import time

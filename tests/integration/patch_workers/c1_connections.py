@@ -1,4 +1,4 @@
-"""C1: after shutdown() no connection to a peer is open; prints how many are."""
+"""C1: after shutdown() no connection to a peer is open; prints the number of open ones."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""C2: rank 1 falls silent (SIGSTOP); rank 0 ends with 0 where its operation fails in time."""
+"""C2: rank 1 stops (SIGSTOP); rank 0 ends with exit code 0 if its operation fails in time."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""C3: a peer never comes; init() must raise in a process that lives, and a second init() must work."""
+"""C3: a peer never comes; init() must raise without ending the process, and a second init() must work."""
 
 import os
 

@@ -10,7 +10,7 @@ from horovod.runner.http.http_server import RendezvousServer
 
 
 class Driver:
-    """The part of the elastic driver that the rendezvous server asks."""
+    """The part of the elastic driver that the rendezvous server calls."""
 
     def record_ready(self, host: str, slot: int) -> None:
         pass

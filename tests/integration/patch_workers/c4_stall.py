@@ -1,4 +1,4 @@
-"""C4: rank 1 submits a tensor only after Horovod has said that it is missing."""
+"""C4: rank 1 submits a tensor only after Horovod has reported that it is missing."""
 
 import os
 import time
@@ -8,10 +8,10 @@ import horovod.torch as hvd
 import torch
 
 hvd.init()
-said = Path(os.environ["SAID"])
+reported = Path(os.environ["REPORTED"])
 if hvd.rank() == 1:
     deadline = time.monotonic() + 12
-    while not said.exists() and time.monotonic() < deadline:
+    while not reported.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
 hvd.allreduce(torch.ones(1), name="late tensor")
 os.write(1, f"DONE {hvd.rank()}\n".encode())

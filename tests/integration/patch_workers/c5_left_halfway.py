@@ -1,7 +1,7 @@
-"""C5: an operation fails on rank 0 alone, for want of memory; the others are in it, and a longer one is next.
+"""C5: an operation fails on rank 0 alone, for lack of memory, while the others are in it; a longer one follows.
 
-What rank 0 sends for the next reaches the others as its part of the first, and does not fit. All must get an
-exception.
+What rank 0 sends for the second operation reaches the others as its part of the first, and does not fit. All ranks must
+get an exception.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Adds a million pairs of fp16 numbers over two ranks, and fails where the sums are not those of IEEE 754."""
+"""C7: adds a million pairs of fp16 numbers over two ranks; fails if the sums are not those of IEEE 754."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""C8: the last rank dies while the others wait for its numbers; they fail where they do not know it soon."""
+"""C8: the last rank dies while the others wait for its numbers; they fail if they do not notice it soon."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
-"""C8: sums of many lengths, types and operations over all ranks, added up in the order of the ranks.
+"""C8: sums of many lengths, types and operations over all ranks, compared with those in the order of the ranks.
 
-Fails where one of them is not as expected, or goes through shared memory although SHARED is not 1, or the reverse.
+Fails if one of them is not as expected, or goes through shared memory although SHARED is not 1, or the reverse.
 NO_ROOM=RANK: that rank may not make files of any length, nor memory that counts as one.
 """
 

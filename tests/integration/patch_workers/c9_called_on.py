@@ -1,6 +1,6 @@
-"""C9: rank 0 writes to the file TOOK how long five sums take that rank 1 has nothing to add to.
+"""C9: rank 0 writes to the file TOOK how many seconds five sums take in which rank 1 has no part.
 
-WHAT: they are over a process set without it, or it has joined.
+WHAT is the reason: the sums are over a process set without rank 1, or rank 1 has joined.
 """
 
 import os

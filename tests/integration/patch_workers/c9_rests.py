@@ -1,4 +1,4 @@
-"""C9: rank 0 writes to the file TOOK how often the busiest thread of an idle second went to sleep."""
+"""C9: rank 0 writes to the file TOOK how often the busiest thread went to sleep in an idle second."""
 
 import os
 import time
@@ -9,7 +9,7 @@ import torch
 
 
 def sleeps() -> int:
-    """The most voluntary switches that a thread of this process has had so far."""
+    """Return the largest number of voluntary context switches of any thread of this process so far."""
     statuses = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
     return max(int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for status in statuses)
 

@@ -1,4 +1,4 @@
-"""C9: rank 0 writes to the file TOOK how long 20 sums in a row take, each waited for before the next is asked for."""
+"""C9: rank 0 writes to the file TOOK how many seconds 20 sums take, each of which waits for the one before."""
 
 import os
 import time

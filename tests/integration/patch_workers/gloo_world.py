@@ -1,7 +1,7 @@
 """Runs `gloo_world.py NUM_WORKERS SECONDS WORKER.py`: workers over Gloo on this machine, without horovodrun.
 
-horovodrun stops all workers when one fails; here the others must live on: what they do then is the question.
-Prints each worker's output and, as the last line, `EXIT [codes by rank]`.
+horovodrun stops all workers when one fails; here the others must go on, since what they do then is tested. Prints
+each worker's output and, as the last line, `EXIT [codes by rank]`.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""L1: a worker that trains until it is stopped. WHAT says what rank 1 does to itself.
+"""L1: a worker that trains until it is stopped; WHAT says what rank 1 does to itself.
 
-Each worker leaves `FOLDER/pid.RANK`, and for every SIGTERM a line in `FOLDER/term.RANK`; then it takes half a
-second to finish, as a commit does, and ends. With WHAT=ignore it does not end.
+Each worker writes `FOLDER/pid.RANK`, and for every SIGTERM a line to `FOLDER/term.RANK`; then it takes half a second
+to finish, as a commit does, and ends. With WHAT=ignore it does not end.
 """
 
 import os

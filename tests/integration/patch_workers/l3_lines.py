@@ -1,4 +1,4 @@
-"""L3: one line on each stream from each rank."""
+"""L3: each rank prints one line on each stream."""
 
 import os
 import sys

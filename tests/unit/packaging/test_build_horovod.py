@@ -27,7 +27,7 @@ BUILDER = Path(__file__).resolve().parents[3] / "packaging" / "build_horovod.py"
 
 
 def fail(*arguments: str, **env: str) -> str:
-    """Run the builder for real where it must fail; returns what it says."""
+    """Run the builder where it must fail, and return its stderr."""
     result = subprocess.run(
         [sys.executable, str(BUILDER), *arguments],
         env={**os.environ, **env},
@@ -41,7 +41,7 @@ def fail(*arguments: str, **env: str) -> str:
 
 
 def test_missing_compiler_is_one_line(tmp_path: Path) -> None:
-    """No compiler and no make: a line for each, at once, before anything is fetched."""
+    """A machine without compiler and make gets a line for each at once, before anything is fetched."""
     said = fail("--dry-run", PATH=str(tmp_path), CXX="")
     assert "there is no C++ compiler" in said
     assert "apt install g++" in said
@@ -50,7 +50,7 @@ def test_missing_compiler_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_the_folder_works_alone(tmp_path: Path) -> None:
-    """The builder finds its parts beside it: from any folder, and where Python does not look there by itself."""
+    """The builder finds its parts in its own folder from any other one, even with -P or PYTHONSAFEPATH."""
     copy = tmp_path / "a copy"
     shutil.copytree(BUILDER.parent, copy)
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -60,8 +60,8 @@ def test_a_copy_of_the_folder_works_alone(tmp_path: Path) -> None:
         assert len(said.splitlines()) == len(list((copy / "patches").glob("*.patch")))
 
 
-def test_all_problems_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who lacks three things is told three times in one run."""
+def test_all_problems_are_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three things that are missing are three lines of one run."""
 
     def refuse(text: str) -> object:
         def look(*_: object) -> None:
@@ -89,7 +89,7 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def test_key_changes_with_every_input(plan: Plan) -> None:
-    """Whatever the wheel depends on is part of its key."""
+    """Everything that the wheel depends on is part of its key."""
     changes = [
         {"horovod": "0.29.0"},
         {"sha256": "1" * 64},
@@ -115,7 +115,7 @@ def test_key_changes_with_every_input(plan: Plan) -> None:
 
 
 def test_key_changes_with_every_new_file(plan: Plan, tmp_path: Path) -> None:
-    """A change of any file in horovod_sources/ makes another wheel."""
+    """A change of any file in horovod_sources/ leads to another wheel."""
     added = [source.path for patch in load_patches() for source in patch.adds]
     keys = {replace(plan, patches=tuple(load_patches())).key}
     for name in added:
@@ -128,27 +128,27 @@ def test_key_changes_with_every_new_file(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_key_does_not_depend_on_where_the_environment_is(plan: Plan, tmp_path: Path) -> None:
-    """A second clone finds the wheel of the first."""
+    """A second clone of the project finds the wheel of the first."""
     moved = replace(plan, torch=replace(plan.torch, site=tmp_path / "other"), mpi=replace(plan.mpi, prefix=Path("/b")))
     assert moved.key == plan.key
 
 
 def test_key_names_the_place_of_the_machines_own_mpi(plan: Plan) -> None:
-    """Two MPIs of one version in two places may be built differently."""
+    """Two MPIs of one version in two folders have different keys, since they may be built differently."""
     one = replace(plan, mpi=replace(plan.mpi, prefix=None, mpicxx=Path("/opt/a/bin/mpicxx")))
     two = replace(plan, mpi=replace(plan.mpi, prefix=None, mpicxx=Path("/opt/b/bin/mpicxx")))
     assert one.key != two.key
 
 
 def test_flags_of_the_compiler_are_part_of_the_key(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CXXFLAGS reach the compiler, so they reach the key."""
+    """CXXFLAGS reach the compiler, so they are part of the key."""
     before = plan.key
     monkeypatch.setenv("CXXFLAGS", "-march=native")
     assert plan.key != before
 
 
 def test_version_label_is_one_that_pip_takes(plan: Plan) -> None:
-    """The label starts with a letter: pip would strip the zeros off a number."""
+    """The local version label starts with a letter, since pip would strip leading zeros off a number."""
     assert re.fullmatch(r"0\.28\.1\+hvdtrain\.k[0-9a-f]{12}", plan.version)
 
 
@@ -162,14 +162,14 @@ def test_record_says_what_the_wheel_is(plan: Plan) -> None:
 
 
 def test_log_is_boiled_down_to_its_errors(tmp_path: Path) -> None:
-    """An error quotes the compiler, not what pip says about it."""
+    """An error quotes the compiler, not what pip says about its failure."""
     log = tmp_path / "log"
     log.write_text("make\nx.cc:1:2: error: no such thing\nERROR: Failed building wheel for horovod\nnote: more\n")
     assert show.first_errors(log) == ["x.cc:1:2: error: no such thing"]
 
 
 def test_progress_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no terminal, lines with the percentage come by the clock, not with each file."""
+    """Without a terminal, lines with the percentage are printed at intervals of time, not for each file."""
     monkeypatch.setattr(show, "PROGRESS_EVERY_S", 0.01)
     stream = io.StringIO()
     with show.Progress(stream) as progress:

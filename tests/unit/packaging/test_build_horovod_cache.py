@@ -1,4 +1,4 @@
-"""The folders of the builder: the cache of wheels, and the one for temporary files."""
+"""The folders of the builder: the cache of wheels, and the folder for temporary files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_damaged_wheel_counts_as_absent(cache: WheelCache, damage: str) -> None:
 
 
 def test_publishing_replaces_a_damaged_wheel(cache: WheelCache, tmp_path: Path) -> None:
-    """A new build takes the place of a damaged one, and no part of it is left lying about."""
+    """A new build takes the place of a damaged wheel, and no part of that one stays."""
     cache.wheel("key").write_bytes(b"")
     fresh = tmp_path / "horovod-0.28.1-py3-none-any.whl"
     cache.publish("key", fresh, {})
@@ -58,7 +58,7 @@ def test_publishing_replaces_a_damaged_wheel(cache: WheelCache, tmp_path: Path) 
 
 
 def test_a_build_left_halfway_does_not_count(cache: WheelCache) -> None:
-    """A build that was killed leaves a .part folder, which nobody takes for a wheel."""
+    """A build that was killed leaves a .part folder, which is not taken for a wheel."""
     (cache.folder / "other.part").mkdir()
     assert cache.wheel("other") is None
 
@@ -75,14 +75,14 @@ def test_lock_admits_one_build_at_a_time(cache: WheelCache) -> None:
 
 
 def test_too_little_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room is counted before anything is fetched."""
+    """A lack of disk space is found before anything is fetched."""
     monkeypatch.setattr(workshop, "NEEDED_DISK_MB", 10**9)
     with pytest.raises(BuildError, match=r"too little room.*TMPDIR"):
         workshop.build_folder()
 
 
 def test_temporary_files_avoid_a_path_with_a_blank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make and CMake split paths at blanks."""
+    """The builder chooses a temporary folder without blanks, since make and CMake split paths at them."""
     blank = tmp_path / "with blank"
     blank.mkdir()
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(blank))

@@ -1,4 +1,4 @@
-"""What the builder finds on a machine, and what it says about the rest."""
+"""What the builder finds on a machine, and its errors where something is missing."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.support.programs import Program, write_program
 
 
 def test_named_compiler_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CXX that names nothing is told by its name."""
+    """An error quotes the value of CXX where it names no program."""
     monkeypatch.setenv("CXX", "no-such-g++")
     with pytest.raises(BuildError, match="no-such-g"):
         machine.find_compiler()
 
 
 def test_old_compiler(program: Program) -> None:
-    """g++ 10 is refused with what to install."""
+    """The error about g++ 10 names the version to install."""
     program("g++", 'case "$1" in --version) echo "g++ (GCC) 10.2.1";; *) echo 10.2.1;; esac')
     with pytest.raises(BuildError, match=r"g\+\+ 10\.2\.1 is too old.*g\+\+-11"):
         machine.find_compiler()
 
 
 def test_missing_python_headers(tmp_path: Path) -> None:
-    """A compiler that does not find Python.h leads to python3-dev and CPATH."""
+    """The error about missing headers names python3-dev and CPATH."""
     compiler = write_program(tmp_path, "g++", "exit 1")
     with pytest.raises(BuildError, match=r"apt install python3-dev.*CPATH"):
         machine.check_python_headers(machine.Compiler(str(compiler), "g++", "12"))
@@ -48,14 +48,14 @@ def find_torch_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> machine.Torc
 
 
 def test_torch_is_read_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing torch takes seconds; its version file says all."""
+    """The builder reads torch's version file, since an import takes seconds."""
     torch_in(tmp_path, "2.13.0+cpu", None)
     found = find_torch_in(tmp_path, monkeypatch)
     assert (found.version, found.cuda, found.site) == ("2.13.0+cpu", None, tmp_path)
 
 
 def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No torch: what to type."""
+    """The error about a missing torch says what to type."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BuildError, match=r"no torch.*pip install torch"):
         machine.find_torch()
@@ -65,7 +65,7 @@ def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torch_that_cannot_be_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, hip: str | None, said: str
 ) -> None:
-    """An old torch and a ROCm build are refused."""
+    """A torch that is too old and a torch for ROCm are refused."""
     torch_in(tmp_path, version, None, hip)
     with pytest.raises(BuildError, match=said):
         find_torch_in(tmp_path, monkeypatch)
@@ -83,7 +83,7 @@ def cuda_folder(folder: Path, release: str) -> Path:
 
 
 def test_cuda_home_counts_where_its_major_version_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toolkit that CUDA_HOME names is used where it goes with torch, and else passed over."""
+    """The toolkit that CUDA_HOME names is used if its major version is torch's, and else ignored."""
     right, wrong = cuda_folder(tmp_path / "right", "13.1"), cuda_folder(tmp_path / "wrong", "12.4")
     torch = machine.Torch("2.15.0", "13.2", tmp_path / "site")
     for name in (
@@ -104,7 +104,7 @@ def test_cuda_home_counts_where_its_major_version_is_torchs(tmp_path: Path, monk
 
 
 def test_cuda_archs_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HOROVOD_BUILD_CUDA_CC_LIST chooses, and nonsense in it is told."""
+    """HOROVOD_BUILD_CUDA_CC_LIST chooses the architectures, and a value that is not a list of numbers is an error."""
     monkeypatch.setenv("HOROVOD_BUILD_CUDA_CC_LIST", "90, 80")
     assert cuda.cuda_archs(tmp_path) == (80, 90)
     monkeypatch.setenv("HOROVOD_BUILD_CUDA_CC_LIST", "sm_90")
@@ -122,7 +122,7 @@ def test_cuda_archs_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_mpi_is_known_by_its_launcher(monkeypatch: pytest.MonkeyPatch, report: str, expected: tuple[str, str]) -> None:
-    """Flavour and version come from what mpirun says."""
+    """Flavour and version of an MPI are those that its mpirun prints."""
     monkeypatch.setattr(mpi, "output_of", lambda *command: report)
     assert mpi.mpi_version(Path("/usr/bin/mpicxx"), None) == expected
 

@@ -1,4 +1,4 @@
-"""Patches of Horovod: they fit in one place, and each says why."""
+"""Patches of Horovod fit in one place, and each says why it exists."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_patch_changes_and_makes_files(tmp_path: Path) -> None:
 
 
 def test_patch_that_makes_a_file_by_itself_is_refused(tmp_path: Path) -> None:
-    """New files live as files, where compilers, linters and readers see them."""
+    """A patch may not hold a whole new file, which compilers, linters and readers would not see."""
     new_file = "--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+made\n"
     with pytest.raises(BuildError, match=r"T1-test\.patch makes new\.txt: put new files into horovod_sources/"):
         patches.apply_patch(patch_of(new_file), tmp_path)
 
 
 def test_patch_does_not_replace_a_file_of_the_release(tmp_path: Path) -> None:
-    """A new file whose name the release has already is refused, and the release's stays."""
+    """A new file with the name of one in the release is refused, and the release's file stays."""
     (tmp_path / "one.txt").write_text("first\nsecond\nthird\n")
     (tmp_path / "two.txt").write_text("the release's\n")
     with pytest.raises(BuildError, match=r"T1-test\.patch adds two\.txt, which the release already has"):
@@ -49,7 +49,7 @@ def test_patch_does_not_replace_a_file_of_the_release(tmp_path: Path) -> None:
 
 
 def test_second_line_of_a_patch_names_its_new_files(tmp_path: Path) -> None:
-    """Files after `Adds:` are read from the folder of sources; one that is not there is told with the patch's name."""
+    """Files after `Adds:` are read from the folder of sources; the error about a missing one names the patch."""
     (tmp_path / "C1-test.patch").write_text(DIFF.replace("\n", "\nAdds: folder/a.cc b.py\n", 1))
     with pytest.raises(BuildError, match=r"C1-test\.patch adds folder/a\.cc, which is not in sources/"):
         patches.load_patches(tmp_path, tmp_path / "sources")
@@ -65,14 +65,14 @@ def test_second_line_of_a_patch_names_its_new_files(tmp_path: Path) -> None:
     ("content", "found"), [("nothing of it\n", "nowhere"), ("first\nsecond\nthird\n" * 2, "in 2 places")]
 )
 def test_patch_that_does_not_fit_names_itself(tmp_path: Path, content: str, found: str) -> None:
-    """A patch must fit in exactly one place, or the build stops with its name and the file's."""
+    """A patch that does not fit in exactly one place stops the build, with the names of patch and file."""
     (tmp_path / "one.txt").write_text(content)
     with pytest.raises(BuildError, match=rf"T1-test\.patch does not fit.*one\.txt.*{found}"):
         patches.apply_patch(patch_of(DIFF.partition("\n")[2]), tmp_path)
 
 
 def test_patch_of_a_missing_file_does_not_fit(tmp_path: Path) -> None:
-    """A file that the release no longer has is told like text that it no longer has."""
+    """A patch of a file that the release no longer has does not fit, as one of text that it no longer has."""
     with pytest.raises(BuildError, match=r"T1-test.patch does not fit"):
         patches.apply_patch(patch_of(DIFF.partition("\n")[2]), tmp_path)
 
@@ -85,14 +85,14 @@ def test_every_patch_says_why() -> None:
 
 
 def test_no_patch_makes_a_file_by_itself() -> None:
-    """Every change of every patch has a place in the release; new files are in horovod_sources/."""
+    """Every change of every patch has a place in the release, since new files are in horovod_sources/."""
     for patch in patches.load_patches():
         assert "/dev/null" not in re.findall(r"^(?:---|\+\+\+) (\S+)", patch.text, re.MULTILINE), patch.file
         assert all(old for _, hunks in patches.parse_diff(patch.text) for old, _ in hunks), patch.file
 
 
 def test_every_hunk_counts_its_lines() -> None:
-    """So that `patch` and `git apply` take the patches as well."""
+    """The headers of hunks have the right numbers of lines, so that `patch` and `git apply` accept them."""
     for patch in patches.load_patches():
         heads = re.findall(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", patch.text, re.MULTILINE)
         said = [[int(count or 1) for count in head] for head in heads]
@@ -101,14 +101,14 @@ def test_every_hunk_counts_its_lines() -> None:
 
 
 def test_patch_without_a_reason_is_refused(tmp_path: Path) -> None:
-    """The first line of a patch says why."""
+    """A patch whose first line does not say why is refused."""
     (tmp_path / "C9-no-reason.patch").write_text("--- a/x\n")
     with pytest.raises(BuildError, match=r"C9-no-reason.patch"):
         patches.load_patches(tmp_path)
 
 
 def test_patches_are_applied_by_number(tmp_path: Path) -> None:
-    """The tenth comes after the ninth."""
+    """The tenth patch of a letter is applied after the ninth."""
     for name in ("C10-b", "L1-c", "C9-a", "B2-d"):
         (tmp_path / f"{name}.patch").write_text("Why: a test\n")
     assert [patch.name for patch in patches.load_patches(tmp_path)] == ["B2", "C9", "C10", "L1"]

@@ -1,4 +1,4 @@
-"""The files that are new in Horovod: they land in its tree, compile without a warning, and read mpirun's reports."""
+"""The new files of Horovod are in its tree, compile without a warning, and read mpirun's reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCES = sorted(
 
 @pytest.fixture(scope="module")
 def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The release as the builder has fetched it, with all patches."""
+    """Return the release as the builder has fetched it, with all patches applied."""
     version, sha256 = read_requirement()
     archive = cache_folder() / "sources" / f"horovod-{version}.tar.gz"
     if not archive.exists() or file_digest(archive) != sha256:
@@ -37,20 +37,20 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_file_belongs_to_one_patch() -> None:
-    """No file lies there unused, and without its patch none is built."""
+    """Every file of horovod_sources/ is added by exactly one patch."""
     assert sorted(Path(source.path) for patch in load_patches() for source in patch.adds) == SOURCES
     assert not any(patch.adds for patch in load_patches() if patch.needed_to_build)
 
 
 def test_every_file_lands_in_the_tree(patched: Path) -> None:
-    """Beside the patched files of the release lie the new ones, byte for byte."""
+    """The new files are in the patched release, byte for byte."""
     for path in SOURCES:
         assert (patched / path).read_bytes() == (SOURCE_DIR / path).read_bytes()
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if path.suffix == ".cc"], ids=str)
 def test_new_code_compiles_without_a_warning(patched: Path, path: Path) -> None:
-    """With -Wall and -Wextra the compiler says nothing about our files; Horovod's own headers do not count."""
+    """Our files compile with -Wall and -Wextra without a warning; those about Horovod's headers do not count."""
     command = [*shlex.split(find_compiler().command), "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
     command += ["-isystem", str(patched / path.parent), str(SOURCE_DIR / path)]
     compiled = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -58,7 +58,7 @@ def test_new_code_compiles_without_a_warning(patched: Path, path: Path) -> None:
 
 
 def load(path: str) -> ModuleType:
-    """The module in this file, whatever the installed Horovod has."""
+    """Return the module in this file, whatever Horovod is installed."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, SOURCE_DIR / path)
     assert spec is not None
     assert spec.loader is not None
@@ -77,7 +77,7 @@ def load(path: str) -> ModuleType:
     ],
 )
 def test_exit_code_in_words(exit_code: int, words: str) -> None:
-    """128 + N names signal N, where there is such a signal."""
+    """Exit code 128 + N is the name of signal N, if there is such a signal."""
     error = load("horovod/runner/common/util/outcome.py").worker_failed("rank 1 on host h1", exit_code)
     assert str(error) == f"rank 1 on host h1 {words}; the other ranks were stopped"
     assert error.exit_code == exit_code
@@ -108,7 +108,7 @@ OTHER_BOX = f"{EDGE}A warning of Open MPI's.\n{EDGE}"
     ids=["exit code", "signal", "the first counts", "another box", "half a box"],
 )
 def test_mpirun_report_is_taken_out_of_the_output(printed: str, failure: tuple[int, int] | None, left: str) -> None:
-    """Boxes that report a failed worker are read and not shown; all else passes through unchanged."""
+    """Reports of mpirun about a failed worker are read and not shown; other output passes unchanged."""
     shown: list[str] = []
     report = load("horovod/runner/mpi_report.py").MpirunReport(shown.append)
     for line in printed.splitlines(keepends=True):

@@ -1,4 +1,4 @@
-"""Set-up: its steps, and what they say."""
+"""The steps of a set-up, and what they print."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGING = Path(__file__).resolve().parents[3] / "packaging"
 
 
 def test_set_up_parses_as_python_3_6() -> None:
-    """An old Python gets a message and not a SyntaxError, in the script and in what it imports."""
+    """The set-up parses in Python 3.6, so that an old Python prints a message and no SyntaxError."""
     parts = sorted((PACKAGING / "environment_setup").glob("*.py"))
     assert parts
     for path in [PACKAGING / "environment.py", *parts]:
@@ -33,7 +33,7 @@ def test_set_up_parses_as_python_3_6() -> None:
 def test_a_second_setup_waits_for_the_first(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A set-up that finds the lock taken says so and asks again, then without giving up."""
+    """A set-up that finds the lock taken says so and waits for it."""
     asked: list[int] = []
 
     def flock(file: Any, operation: int) -> None:
@@ -48,7 +48,7 @@ def test_a_second_setup_waits_for_the_first(
 
 
 def test_steps_do_not_see_packages_outside_the_environment(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PYTHONPATH and pip's targets, which clusters' modules set, do not reach pip."""
+    """PYTHONPATH and pip's targets, which modules of clusters set, do not reach pip."""
     monkeypatch.setenv("PYTHONPATH", "/opt/module/lib")
     monkeypatch.setenv("PIP_TARGET", "/opt/target")
     monkeypatch.setenv("PIP_USER", "1")
@@ -61,7 +61,7 @@ def test_steps_do_not_see_packages_outside_the_environment(checkout: Checkout, m
 def test_pip_downloads_into_the_checkout_or_where_the_user_says(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Downloads of a killed set-up are found and cleared by the next one: they do not pile up in /tmp."""
+    """Downloads of a killed set-up lie where the next one deletes them, so that they do not fill /tmp."""
     monkeypatch.delenv("TMPDIR", raising=False)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     setup = Setup(checkout, None, lock=None)
@@ -71,7 +71,7 @@ def test_pip_downloads_into_the_checkout_or_where_the_user_says(
 
 
 def test_a_step_is_one_line_with_its_time(capsys: pytest.CaptureFixture[str]) -> None:
-    """A step that ends well says how long it took, one that fails says so, each on its own line."""
+    """A step that succeeds prints how long it took, and one that fails says so, each on its own line."""
     with step("baking"):
         pass
     with pytest.raises(SetupError), step("burning"):
@@ -82,7 +82,7 @@ def test_a_step_is_one_line_with_its_time(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_errors_of_a_step_are_quoted_from_the_log(tmp_path: Path) -> None:
-    """The lines that say what went wrong, and not those of an earlier step."""
+    """An error quotes the lines of the log that report errors of this step, not of an earlier one."""
     log = tmp_path / "setup.log"
     log.write_text("ERROR: before\n")
     start = log.stat().st_size
@@ -101,15 +101,15 @@ def test_errors_of_a_step_are_quoted_from_the_log(tmp_path: Path) -> None:
         ("something else", ""),
     ],
 )
-def test_the_cause_of_no_network_is_told(output: str, words: str) -> None:
-    """What pip printed becomes a few words."""
+def test_the_cause_of_no_network_is_named(output: str, words: str) -> None:
+    """The output of pip becomes a few words on why it reached nothing."""
     assert words in network_cause(output)
 
 
 def test_the_cause_is_not_looked_for_in_the_command(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """pip is called with a time limit; an index that refuses has not run into it."""
+    """The time limit in pip's command is not taken for a time-out of the package index."""
     write_program(checkout.python.parents[1], "made", "")  # the folder of the environment
     write_program(
         checkout.python.parent, checkout.python.name, "echo ERROR: HTTP error 403 while getting wheel; exit 1"

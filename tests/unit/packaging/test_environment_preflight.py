@@ -1,4 +1,4 @@
-"""What set-up says about a machine."""
+"""What the set-up finds missing on a machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from environment_setup.preflight import compiler_command, compiler_problems, mac
 from tests.support.programs import Program
 
 
-def test_an_old_python_is_told_which_newer_one_is_there(program: Program) -> None:
+def test_an_old_python_gets_the_name_of_a_newer_one(program: Program) -> None:
     """The line about an old Python names a newer one that runs on this machine."""
     program("python3.13", "exit 1")
     program("python3.12", "echo Python 3.12.1")
@@ -27,19 +27,19 @@ def test_an_old_python_is_told_which_newer_one_is_there(program: Program) -> Non
 
 @pytest.mark.parametrize("version", [(3, 10), (3, 13), (3, 14)])
 def test_supported_and_newer_pythons_are_taken(version: tuple[int, int]) -> None:
-    """Python 3.10 and newer is no problem."""
+    """Python 3.10 and newer are accepted."""
     assert python_problems(version) == []
 
 
 def test_no_compiler_says_what_to_type(program: Program) -> None:
-    """A machine without a compiler is told to install one."""
+    """A machine without a compiler gets a line that says how to install one."""
     assert compiler_command() == []
     (line,) = compiler_problems([])
     assert line.endswith("apt install g++")
 
 
 def test_an_old_compiler_is_named_with_its_version(program: Program) -> None:
-    """A g++ that does not know C++20 is named before anything is downloaded."""
+    """A g++ that is too old for C++20 is named before anything is downloaded."""
     program("g++", 'case "$1" in --version) echo g++ 10;; *) echo 10.2.1;; esac')
     (line,) = compiler_problems(compiler_command())
     assert "g++ 10.2.1 is too old" in line
@@ -47,7 +47,7 @@ def test_an_old_compiler_is_named_with_its_version(program: Program) -> None:
 
 
 def test_a_new_compiler_and_any_clang_are_taken(program: Program) -> None:
-    """g++ 11 and clang are no problem, whatever version clang says it is compatible with."""
+    """g++ 11 and clang are accepted, whatever version clang claims to be compatible with."""
     program("g++", 'case "$1" in --version) echo g++ 11;; *) echo 11.4.0;; esac')
     program("c++", 'case "$1" in --version) echo Debian clang version 16;; *) echo 4.2.1;; esac')
     assert compiler_problems(["g++"]) == []
@@ -55,7 +55,7 @@ def test_a_new_compiler_and_any_clang_are_taken(program: Program) -> None:
 
 
 def test_cxx_that_is_not_there_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CXX that names nothing is not passed over for another compiler."""
+    """A CXX that names no program is an error, even if there is another compiler."""
     program("g++", "echo 12")
     monkeypatch.setenv("CXX", "g++-99 -O1")
     (line,) = compiler_problems(compiler_command())
@@ -63,7 +63,7 @@ def test_cxx_that_is_not_there_is_named(program: Program, monkeypatch: pytest.Mo
 
 
 def test_headers_that_a_compiler_does_not_find_are_missing(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Python.h, and without Debian's tools to fetch it, the line says what to install."""
+    """Without Python.h, and without Debian's tools to fetch it, a line says what to install."""
     program("g++", 'case "$1" in --version) echo g++;; -dump*) echo 12;; *) exit 1;; esac')
     monkeypatch.setattr(headers, "is_system_python", lambda: False)
     problems, fetch = machine_problems(venv_needed=False)
@@ -74,7 +74,7 @@ def test_headers_that_a_compiler_does_not_find_are_missing(program: Program, mon
 def test_headers_are_fetched_where_debian_can(
     program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Debian's own Python without headers is no problem for the user: they are fetched without root."""
+    """Debian's own Python without headers is no problem for the user, since they are fetched without root."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     program("g++", 'case "$1" in --version) echo g++;; -dump*) echo 12;; *) exit 1;; esac')
     program("apt-get", "exit 0")
@@ -83,10 +83,10 @@ def test_headers_are_fetched_where_debian_can(
     assert machine_problems(venv_needed=False) == ([], True)
 
 
-def test_all_that_is_missing_is_told_together(
+def test_all_that_is_missing_is_reported_together(
     program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No compiler, no venv module and no headers are three lines of one answer."""
+    """A missing compiler, venv module and headers are three lines of one answer."""
     monkeypatch.setattr(headers, "is_system_python", lambda: False)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # a set-up may have fetched headers into the real one
@@ -96,8 +96,10 @@ def test_all_that_is_missing_is_told_together(
     assert all("apt install" in line for line in problems)
 
 
-def test_too_little_disk_space_is_told_for_all_that_shares_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Needs on one file system add up; enough space is no problem."""
+def test_too_little_disk_space_is_reported_for_a_whole_file_system(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Needs on the same file system add up, and enough space is no problem."""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=8 * GIB))
     assert disk_problems({tmp_path / "a": 5.0}) == []
     (line,) = disk_problems({tmp_path / "a": 5.0, tmp_path / "b" / "c": 4.0})

@@ -1,4 +1,4 @@
-"""What set-up takes as done, and what it does again."""
+"""What a set-up takes as done, and what it repeats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.programs import Program, write_program
 
 
 def make_environment(checkout: Checkout, version: str = "3.11.7", libraries: str = "python3.11") -> Path:
-    """An environment as far as set-up looks at it: a python that says its version, and packages."""
+    """Make an environment as far as a set-up looks at it: a Python that prints its version, and packages."""
     site = checkout.venv / "lib" / libraries / "site-packages"
     for name in ("torch-2.15.0", "torchvision-0.29.2", "horovod-0.28.1", "hvd_train-0.1.0"):
         (site / f"{name}.dist-info").mkdir(parents=True)
@@ -31,7 +31,7 @@ def make_environment(checkout: Checkout, version: str = "3.11.7", libraries: str
 def test_the_machines_own_mpi_and_cuda_are_used(
     checkout: Checkout, program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With mpicxx on the PATH and an nvcc of torch's generation in CUDA_HOME, neither comes from the index."""
+    """With mpicxx on the PATH and an nvcc of torch's generation in CUDA_HOME, neither comes from the package index."""
     nvcc = program("nvcc", "echo Cuda compilation tools, release 13.0, V13.0.88")
     monkeypatch.delenv("HOROVOD_CUDA_HOME", raising=False)
     monkeypatch.setenv("CUDA_HOME", str(nvcc.parent.parent))
@@ -43,7 +43,7 @@ def test_the_machines_own_mpi_and_cuda_are_used(
 def test_an_mpi_of_the_environment_is_not_the_machines(
     checkout: Checkout, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the environment active, its own mpicxx and an nvcc of another generation change nothing."""
+    """The mpicxx of an active environment and an nvcc of another generation do not count as the machine's."""
     nvcc = program("nvcc", "echo Cuda compilation tools, release 12.4, V12.4.1")
     monkeypatch.delenv("HOROVOD_CUDA_HOME", raising=False)
     monkeypatch.setenv("CUDA_HOME", str(nvcc.parent.parent))
@@ -82,7 +82,7 @@ def test_a_step_is_done_again_when_what_it_depends_on_changes(checkout: Checkout
 
 
 def test_another_mpi_or_python_changes_the_keys(checkout: Checkout) -> None:
-    """Horovod is looked at again where the machine's MPI is another one, everything where Python is."""
+    """Another MPI changes the key of Horovod, and another Python all keys."""
     one = step_keys(checkout, Choice("/opt/a/bin/mpicxx", None), "3.11.7")
     other = step_keys(checkout, Choice("/opt/b/bin/mpicxx", None), "3.11.7")
     assert one["packages"] == other["packages"]
@@ -92,7 +92,7 @@ def test_another_mpi_or_python_changes_the_keys(checkout: Checkout) -> None:
 
 
 def test_a_finished_environment_is_complete_and_a_changed_one_is_not(checkout: Checkout) -> None:
-    """All steps marked with their keys and the packages there: nothing to do; one of them gone: something."""
+    """An environment is complete if all steps have their keys and all packages are there, and not if one is missing."""
     version = platform.python_version()
     site = make_environment(checkout, version, f"python{version.rpartition('.')[0]}")
     setup = Setup(checkout, None, lock=None)
@@ -105,7 +105,7 @@ def test_a_finished_environment_is_complete_and_a_changed_one_is_not(checkout: C
 
 
 def test_a_step_that_began_is_not_done(checkout: Checkout) -> None:
-    """A step that broke off is forgotten by the stamp, the ones before it are not."""
+    """The stamp forgets a step that was interrupted, but not the ones before it."""
     make_environment(checkout)
     stamp = Stamp(checkout.venv)
     stamp.mark("packages", "1")
@@ -118,36 +118,36 @@ def test_a_step_that_began_is_not_done(checkout: Checkout) -> None:
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"done": 3}', '{"place": "x", "done": {}}'])
 def test_a_damaged_stamp_means_that_nothing_is_done(checkout: Checkout, content: str) -> None:
-    """A stamp that cannot be read is no stamp."""
+    """A stamp that cannot be read counts as none."""
     make_environment(checkout)
     (checkout.venv / STAMP).write_text(content)
     assert not Stamp(checkout.venv).is_done("packages", "1")
 
 
 def test_the_stamp_is_replaced_whole(checkout: Checkout) -> None:
-    """The stamp is written beside and renamed, so that a killed set-up leaves the old one or the new one."""
+    """The stamp is written to another file and renamed, so that a killed set-up leaves the old or the new one."""
     make_environment(checkout)
     Stamp(checkout.venv).mark("packages", "1")
     assert json.loads((checkout.venv / STAMP).read_text())["done"] == {"packages": "1"}
     assert [path.name for path in checkout.venv.glob("*.part")] == []
 
 
-def test_no_environment_is_made_without_a_reason_to_tell(checkout: Checkout) -> None:
-    """No .venv, or an empty one, is simply made."""
+def test_a_missing_environment_is_made_without_a_reason(checkout: Checkout) -> None:
+    """A missing or empty .venv is made without giving a reason."""
     assert why_anew(checkout, None) == ""
     checkout.venv.mkdir()
     assert why_anew(checkout, None) == ""
 
 
 def test_a_good_environment_is_kept(checkout: Checkout) -> None:
-    """An environment that runs is kept, also when it was made by hand or holds another supported Python."""
+    """An environment that runs is kept, even if it was made by hand or has another supported Python."""
     make_environment(checkout)
     assert why_anew(checkout, None) is None
     assert why_anew(checkout, (3, 11)) is None
 
 
 def test_a_broken_python_is_noticed(checkout: Checkout) -> None:
-    """An environment whose python is gone is made anew."""
+    """An environment whose Python is gone is made again."""
     make_environment(checkout)
     checkout.python.unlink()
     checkout.python.symlink_to("/nowhere/python3")
@@ -155,7 +155,7 @@ def test_a_broken_python_is_noticed(checkout: Checkout) -> None:
 
 
 def test_another_python_is_noticed(checkout: Checkout) -> None:
-    """A Python that was asked for and is not the environment's, one that is too old, or packages for another one."""
+    """An environment is made again for another chosen Python, a Python too old, or packages of another Python."""
     make_environment(checkout)
     assert "PYTHON names 3.12" in why_anew(checkout, (3, 12))
     checkout.python.write_text("#!/bin/sh\necho 3.9.2\n")
@@ -165,7 +165,7 @@ def test_another_python_is_noticed(checkout: Checkout) -> None:
 
 
 def test_a_moved_environment_is_noticed(checkout: Checkout, tmp_path: Path) -> None:
-    """The commands of an environment hold its path: in another place they do not run."""
+    """An environment that was moved is made again, since its commands hold its old path."""
     make_environment(checkout)
     Stamp(checkout.venv).mark("packages", "1")
     assert why_anew(checkout, None) is None
@@ -174,7 +174,7 @@ def test_a_moved_environment_is_noticed(checkout: Checkout, tmp_path: Path) -> N
 
 
 def test_a_real_environment_knows_its_place(tmp_path: Path) -> None:
-    """The place of an environment without a stamp is read from its activate script, blanks included."""
+    """The folder of an environment without a stamp is read from its activate script, even with blanks."""
     place = tmp_path / "with a blank" / ".venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
     assert made_at(place) == str(place)
@@ -182,7 +182,7 @@ def test_a_real_environment_knows_its_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quote", ['"', "'"])
 def test_an_environment_of_a_newer_python_knows_its_place(tmp_path: Path, quote: str) -> None:
-    """From Python 3.12 on a line for Windows comes before the one that counts; quotes have changed since."""
+    """The folder is also found in activate scripts of Python 3.12 on, with a line for Windows and other quotes."""
     (tmp_path / "bin").mkdir()
     lines = ['VIRTUAL_ENV=$(cygpath "/a b/.venv")', "else", f"    export VIRTUAL_ENV={quote}/a b/.venv{quote}"]
     (tmp_path / "bin" / "activate").write_text("\n".join(lines))
@@ -190,7 +190,7 @@ def test_an_environment_of_a_newer_python_knows_its_place(tmp_path: Path, quote:
 
 
 def test_half_installed_packages_are_seen_again(tmp_path: Path) -> None:
-    """A package whose RECORD is missing, pip's last file, is no longer taken as installed."""
+    """A package without RECORD, which pip writes last, no longer counts as installed."""
     (tmp_path / "torch-2.15.0.dist-info").mkdir()
     whole = tmp_path / "numpy-2.4.6.dist-info"
     whole.mkdir()
