@@ -1,8 +1,8 @@
 """Horovod's launcher with a driver of our own: `python -m hvd_train.elastic.driver` takes what horovodrun takes.
 
 Horovod's own driver bars a host after one crash, lets members wait while newcomers import, never notices a silent
-worker, and takes the first exit code 0 for the end of the job. Here `job` and `roster` take its place. What is used of
-Horovod is its command line, its ssh, its search for network interfaces and its rendezvous server.
+worker, and takes the first exit code 0 for the end of the job. Here `dispatcher` and `roster` take its place. What is
+used of Horovod is its command line, its ssh, its search for network interfaces and its rendezvous server.
 
 REPLACEMENTS lists every part of Horovod's launcher that is replaced while this process runs, and why.
 """
@@ -25,7 +25,7 @@ from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.elastic import discovery
 
 from hvd_train.elastic.discovery import HostCommand
-from hvd_train.elastic.job import ElasticJob, RunWorker
+from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.ranks import RankAssignment
 from hvd_train.elastic.roster import Roster
 
@@ -42,7 +42,7 @@ SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=1 -o 
 
 
 class Driver:
-    """Stands for Horovod's ElasticDriver: what its launcher and its rendezvous server ask, passed on to the job."""
+    """Takes the place of Horovod's ElasticDriver: passes on to our dispatcher what the launcher and the server ask."""
 
     interrupted: ClassVar[threading.Event] = threading.Event()
     """Horovod's event for a signal to the launcher, which has told the workers to end by then."""
@@ -61,7 +61,7 @@ class Driver:
         """Take Horovod's arguments; the last three have no meaning here."""
         least, most = min_num_proc or 1, max_num_proc or sys.maxsize
         roster = Roster(least, least, most, patience_s=float(timeout or 600))
-        self.job = ElasticJob(roster, discovery.find_available_hosts_and_slots, rendezvous.init)
+        self.dispatcher = Dispatcher(roster, discovery.find_available_hosts_and_slots, rendezvous.init)
         self._rendezvous = rendezvous
         self._answer = threading.local()
 
@@ -73,31 +73,31 @@ class Driver:
         Raises JobFailedError where they are not found in time.
         """
         try:
-            return SimpleNamespace(host_assignment_order=self.job.wait_for_slots(min_num_proc))
+            return SimpleNamespace(host_assignment_order=self.dispatcher.wait_for_slots(min_num_proc))
         except TimeoutError as error:
             raise JobFailedError(str(error), 1) from None
 
     def start(self, num_proc: int, create_worker_fn: RunWorker) -> None:
         """Start the workers; the first world waits for `num_proc` of them."""
-        self.job.start(num_proc, create_worker_fn, self.interrupted)
+        self.dispatcher.start(num_proc, create_worker_fn, self.interrupted)
 
     def get_results(self) -> Any:
         """Wait for the end of the job. Raises JobFailedError with its exit code unless it was done or interrupted."""
-        finish = self.job.wait_for_end()
+        finish = self.dispatcher.wait_for_end()
         if finish.exit_code == 0 or self.interrupted.is_set():
             return SimpleNamespace(error_message=None, worker_results={})
         raise JobFailedError(finish.reason, finish.exit_code)
 
     def stop(self, error_message: str | None = None) -> None:
         """Stop looking for hosts and answering workers."""
-        self.job.stop()
+        self.dispatcher.stop()
         self._rendezvous.stop()
 
     # -------------------------------------------------------------------- asked by Horovod's rendezvous server
 
     def record_ready(self, host: str, slot: int) -> None:
         """Wait until the worker with this host and local rank (at first its number) has ranks in a new world."""
-        self._answer.ranks = self.job.wait_for_ranks(host, slot)
+        self._answer.ranks = self.dispatcher.wait_for_ranks(host, slot)
 
     def get_slot_info(self, host: str, slot: int) -> SlotInfo:
         """Return the ranks that `record_ready`, just before in the same thread, has waited for."""
@@ -142,8 +142,12 @@ def _with_our_variables(create_slot_env_vars: Callable[[Any], dict[str, str]]) -
 
 def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def replacement(driver: Driver) -> Any:
-        job = driver.job
-        answers = {"heartbeat": job.heartbeat_received, "may_ask": job.may_ask, "problem": job.problem_of}
+        dispatcher = driver.dispatcher
+        answers = {
+            "heartbeat": dispatcher.heartbeat_received,
+            "may_ask": dispatcher.may_ask,
+            "problem": dispatcher.problem_of,
+        }
 
         class Handler(create_rendezvous_handler(driver)):  # type: ignore[misc]  # Horovod has no types
             """Horovod's rendezvous server, with the requests of our workers."""
@@ -160,7 +164,7 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
 
             def _put_value(self, scope: str, key: str, value: bytes) -> None:
                 if scope == "facts":
-                    job.facts_received(int(key), json.loads(value))
+                    dispatcher.facts_received(int(key), json.loads(value))
                 else:
                     super()._put_value(scope, key, value)
 

@@ -119,7 +119,7 @@ def test_how_a_job_has_ended(finish: Finish, interrupted: bool, monkeypatch: pyt
     if interrupted:
         event.set()
     own = driver()
-    monkeypatch.setattr(own.job, "wait_for_end", lambda: finish)
+    monkeypatch.setattr(own.dispatcher, "wait_for_end", lambda: finish)
     if finish.exit_code == 0 or interrupted:
         assert own.get_results().error_message is None
     else:

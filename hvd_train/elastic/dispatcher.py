@@ -1,14 +1,14 @@
-"""An elastic job while it runs: the processes of its workers, their requests, and the loop that obeys the roster.
+"""Runs an elastic job: starts and ends the processes of its workers and answers them, as the roster decides.
 
 A worker talks to the driver over HTTP, through the server that Horovod's launcher runs for its rendezvous; N is the
 number that the worker was started with.
 
 | request                           | when                                 | answer                                    |
 |-----------------------------------|--------------------------------------|-------------------------------------------|
+| GET heartbeat/N                   | every second, from its start on      | `train`, `change`, `stop` or `end`        |
 | PUT facts/N                       | once, when it has built all it needs |                                           |
 | GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
 | GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
-| GET heartbeat/N                   | every second                         | `train`, `change`, `stop` or `end`        |
 | GET may_ask/N                     | when it has left its world           | `ask` or `end`                            |
 | GET rank_and_size/HOST:LOCAL_RANK | then, by Horovod's core              | as for its first rank                     |
 
@@ -57,8 +57,8 @@ class WorkerProcess:
     """Why it cannot join this job; empty where it can."""
 
 
-class ElasticJob:
-    """Starts and ends the workers of a job, and answers them, as the roster decides.
+class Dispatcher:
+    """The processes of a job's workers, the answers to their requests, and the loop that carries out commands.
 
     The loop has a thread of its own, and so have the discovery of hosts, each worker's process and each request.
     """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvd_train.elastic.job import ElasticJob
+from hvd_train.elastic.dispatcher import Dispatcher
 from hvd_train.elastic.ranks import RankAssignment
 from hvd_train.elastic.roster import Finish, Roster
 from hvd_train.launch.launcher import GOES_ON, REPLACES, SLOT, WORKER
@@ -24,13 +24,13 @@ class Job:
         self.exit_codes: dict[int, int] = {}
         self.interrupted = threading.Event()
         roster = Roster(min_workers, min_workers, 8, patience_s=60)
-        self.job = ElasticJob(roster, lambda: self.hosts, lambda ranks: self.worlds.append(len(ranks)))
+        self.dispatcher = Dispatcher(roster, lambda: self.hosts, lambda ranks: self.worlds.append(len(ranks)))
 
     def start(self) -> None:
         """Start as many workers as there are slots, and wait until they are there."""
         slots = sum(self.hosts.values())
-        assert self.job.wait_for_slots(slots) == list(self.hosts)
-        self.job.start(slots, self._run_worker, self.interrupted)
+        assert self.dispatcher.wait_for_slots(slots) == list(self.hosts)
+        self.dispatcher.start(slots, self._run_worker, self.interrupted)
         wait_for("all workers", lambda: len(self.started) == slots)
 
     def _run_worker(self, ranks: RankAssignment, events: list[threading.Event]) -> tuple[int, float]:
@@ -47,7 +47,7 @@ class Job:
 
         def one(number: int) -> None:
             host = next(ranks.hostname for ranks in self.started if ranks.worker == number)
-            answers[number] = self.job.wait_for_ranks(host, number)
+            answers[number] = self.dispatcher.wait_for_ranks(host, number)
 
         threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in numbers]
         for thread in threads:
@@ -61,14 +61,14 @@ class Job:
         """All workers that are left end well; how the job has finished then."""
         for ranks in self.started:
             self.exit_codes.setdefault(ranks.worker, 0)
-        self.job.stop()
-        return self.job.wait_for_end()
+        self.dispatcher.stop()
+        return self.dispatcher.wait_for_end()
 
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     """A job of two workers on two hosts, which are started and have no ranks yet."""
-    monkeypatch.setattr("hvd_train.elastic.job._QUIET_S", 0.01)
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 0.01)
     job = Job({"a": 1, "b": 1})
     job.start()
     yield job
@@ -82,7 +82,7 @@ def test_a_world_forms_when_all_have_asked(two: Job) -> None:
     answers = two.ask(*numbers)
     assert sorted(ranks.rank for ranks in answers.values() if ranks) == [0, 1]
     assert two.worlds == [2]
-    assert [two.job.heartbeat_received(number) for number in numbers] == ["train", "train"]
+    assert [two.dispatcher.heartbeat_received(number) for number in numbers] == ["train", "train"]
     assert two.end() == Finish(0, "done")
 
 
@@ -104,9 +104,9 @@ def test_a_worker_that_dies_is_replaced(two: Job, capsys: pytest.CaptureFixture[
     assert successor.environment[REPLACES] == str(second)
     assert successor.environment[GOES_ON] == "1"
     assert "ended with exit code 137" in capsys.readouterr().err
-    assert two.job.heartbeat_received(second) == "end"
-    assert two.job.may_ask(second) == "end"
-    assert two.job.may_ask(first) == "ask"
+    assert two.dispatcher.heartbeat_received(second) == "end"
+    assert two.dispatcher.may_ask(second) == "end"
+    assert two.dispatcher.may_ask(first) == "ask"
 
 
 def test_members_hear_of_a_newcomer_when_it_is_ready(two: Job) -> None:
@@ -116,10 +116,10 @@ def test_members_hear_of_a_newcomer_when_it_is_ready(two: Job) -> None:
     two.hosts = {"a": 1, "b": 1, "c": 1}
     wait_for("the newcomer", lambda: len(two.started) == 3)
     newcomer = two.started[2].worker
-    assert two.job.heartbeat_received(first) == "train"
+    assert two.dispatcher.heartbeat_received(first) == "train"
     asking = threading.Thread(target=two.ask, args=(newcomer,), daemon=True)
     asking.start()
-    wait_for("a wish to change", lambda: two.job.heartbeat_received(first) == "change")
+    wait_for("a wish to change", lambda: two.dispatcher.heartbeat_received(first) == "change")
     two.ask(first, second)
     asking.join(20)
     assert two.worlds == [2, 3]
@@ -128,17 +128,17 @@ def test_members_hear_of_a_newcomer_when_it_is_ready(two: Job) -> None:
 def test_a_worker_that_runs_something_else_is_refused(two: Job) -> None:
     """The first worker says what the job runs."""
     first, second = (ranks.worker for ranks in two.started)
-    two.job.facts_received(first, {"host": "a", "torch": "2.15"})
-    two.job.facts_received(second, {"host": "b", "torch": "2.14"})
-    assert two.job.problem_of(first) == ""
-    assert two.job.problem_of(second).startswith("b differs from the job in torch: 2.14 there, 2.15 on a")
-    assert two.job.problem_of(7) == ""
+    two.dispatcher.facts_received(first, {"host": "a", "torch": "2.15"})
+    two.dispatcher.facts_received(second, {"host": "b", "torch": "2.14"})
+    assert two.dispatcher.problem_of(first) == ""
+    assert two.dispatcher.problem_of(second).startswith("b differs from the job in torch: 2.14 there, 2.15 on a")
+    assert two.dispatcher.problem_of(7) == ""
 
 
 def test_a_worker_that_is_not_of_the_job_gets_no_rank(two: Job) -> None:
     """It has been given up, and is to leave."""
-    assert two.job.wait_for_ranks("a", 7) is None
-    assert two.job.heartbeat_received(7) == "end"
+    assert two.dispatcher.wait_for_ranks("a", 7) is None
+    assert two.dispatcher.heartbeat_received(7) == "end"
 
 
 def test_after_a_signal_all_are_told_to_stop(two: Job) -> None:
@@ -146,5 +146,5 @@ def test_after_a_signal_all_are_told_to_stop(two: Job) -> None:
     numbers = [ranks.worker for ranks in two.started]
     two.ask(*numbers)
     two.interrupted.set()
-    assert [two.job.heartbeat_received(number) for number in numbers] == ["stop", "stop"]
+    assert [two.dispatcher.heartbeat_received(number) for number in numbers] == ["stop", "stop"]
     assert two.end() == Finish(1, "stopped")
