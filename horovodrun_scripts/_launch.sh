@@ -1,20 +1,20 @@
 # shellcheck shell=bash
-# Read by the scripts beside it: help, mistakes in one line, the project's programs on the PATH, the dry run.
+# Functions for the scripts beside it: help, errors of one line, the project's programs on the PATH, dry runs.
 
-# usage: the comment that opens the script.
+# usage: print the comment that opens the script, and exit.
 usage() {
   sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
   exit 0
 }
 
-# fail MESSAGE: one line on stderr, exit code 2.
+# fail MESSAGE: print one line on stderr, and exit with code 2.
 fail() {
   printf '%s: %s\n' "${0##*/}" "$*" >&2
   exit 2
 }
 
-# find_programs: where horovodrun and hvd-train are not on the PATH, put the project's own environment in front of it.
-# Rank 0's progress comes as it is, everything else with its rank in front.
+# find_programs: put the project's own environment in front of the PATH where horovodrun or hvd-train is not on it. Also
+# ask horovodrun to print rank 0's standard output as it is, and all else with its rank in front.
 find_programs() {
   export HVD_TRAIN_OUTPUT_PREFIX=${HVD_TRAIN_OUTPUT_PREFIX-errors}
   if command -v horovodrun >/dev/null && command -v hvd-train >/dev/null; then return; fi
@@ -28,7 +28,7 @@ find_programs() {
   PATH=$project_bin:$PATH
 }
 
-# show COMMAND...: print the command as it can be typed, and end.
+# show COMMAND...: print the command as a user can type it, and exit.
 show() {
   local line
   printf -v line ' %q' "$@"
@@ -38,7 +38,7 @@ show() {
   exit 0
 }
 
-# num_gpus: as many as this process may see.
+# num_gpus: print the number of GPUs that this process may use.
 num_gpus() {
   if [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
     tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | sed '/^-/,$d' | grep -c . || true
@@ -47,26 +47,26 @@ num_gpus() {
   fi
 }
 
-# default_num_ranks: one per GPU; without one 2, but never more than cores: more gain little on one machine.
+# default_num_ranks: print one per GPU; without a GPU 2 (more gain little on one machine), or 1 on a single core.
 default_num_ranks() {
   local gpus cores
   gpus=$(num_gpus)
-  cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # it would take OpenMP's limits for cores
+  cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc would take OpenMP's limits for cores
   echo $((gpus > 0 ? gpus : cores < 2 ? cores : 2))
 }
 
-# parse_host LINE: a line of a host file without its comment; sets host and slots, or returns 1 where it is none.
-# Reads what the project's Horovod reads: `h`, `h:2`, `h slots=2 max_slots=4`.
+# parse_host LINE: set host and slots from a line of a host file without its comment; return 1 where it names no host.
+# Takes the forms that the project's Horovod takes: `h`, `h:2`, `h slots=2 max_slots=4`.
 parse_host() {
   local form='^([A-Za-z0-9_.-]+)(:([0-9]{1,5}))?([[:space:]]+slots[[:space:]]*=[[:space:]]*([0-9]{1,5}))?'
   form+='([[:space:]]+max[-_]slots[[:space:]]*=[[:space:]]*[0-9]+)?[[:space:]]*$'
   [[ $1 =~ $form ]] || return 1
-  # shellcheck disable=SC2034  # for the caller
+  # shellcheck disable=SC2034  # the caller reads it
   host=${BASH_REMATCH[1]} slots=${BASH_REMATCH[5]:-${BASH_REMATCH[3]:-1}}
 }
 
-# read_hosts FILE: sets num_ranks, the slots of all hosts, and host_list, `NAME:SLOTS,...`, which ranks see as well: one
-# that waits for another can say on which host that should be.
+# read_hosts FILE: set num_ranks to the slots of all hosts, and host_list to `NAME:SLOTS,...`. The ranks get the list as
+# well, so one that waits for another can say on which host that is.
 read_hosts() {
   local line number=0 host slots
   [[ -f $1 && -r $1 ]] || fail "there is no host file $1"
@@ -82,14 +82,14 @@ read_hosts() {
   export HVD_TRAIN_HOSTS=$host_list
 }
 
-# is_here NAME: whether it is this host's.
+# is_here NAME: succeed where NAME is this host.
 is_here() {
   case $1 in localhost | 127.* | "$(uname -n)" | "$(hostname -f 2>/dev/null)") return 0 ;; esac
   return 1
 }
 
-# check_hosts FILE: every host of host_list but this one lets us in by ssh without a password, and has hvd-train where it
-# is here. All are asked at once; horovodrun itself would try a dead one for a while.
+# check_hosts FILE: fail unless each other host of host_list lets us in by ssh without a password and has hvd-train in
+# the same place as here. All hosts are asked at once; horovodrun itself would try a dead one for a while.
 check_hosts() {
   local path entry problems
   path=$(type -P hvd-train)
@@ -103,20 +103,20 @@ check_hosts() {
   [[ -z $problems ]] || fail "$problems"
 }
 
-# check_host NAME PROGRAM FILE: print what is wrong with it.
+# check_host NAME PROGRAM FILE: print what is wrong with the host; FILE is the host file to name in the message.
 check_host() {
-  local said code=0
-  said=$(ssh -n -o BatchMode=yes -o ConnectTimeout=5 -- "$1" test -x "$(printf %q "$2")" 2>&1) || code=$?
+  local reply code=0
+  reply=$(ssh -n -o BatchMode=yes -o ConnectTimeout=5 -- "$1" test -x "$(printf %q "$2")" 2>&1) || code=$?
   if ((code == 255)); then
-    echo "$1 does not let us in by ssh without a password (${said##*$'\n'}); try \`ssh $1 true\`, or take it out of $3"
+    echo "$1 does not let us in by ssh without a password (${reply##*$'\n'}); try \`ssh $1 true\`, or take it out of $3"
   elif ((code)); then
     echo "$1 has no $2: set up the same environment there, or put it on a file system that all hosts share"
   fi
 }
 
-# find_open_mpi PROGRAM: sets open_mpi, words that tell the Open MPI 4 of a Python environment, which is beside PROGRAM,
-# where on the other hosts its daemon and its files are: over ssh they have a PATH without that environment, and its
-# wrappers set OPAL_PREFIX for themselves only. A system's own Open MPI knows.
+# find_open_mpi PROGRAM: set open_mpi to an env command that tells an Open MPI 4 which lies beside PROGRAM, in a Python
+# environment, where its daemon and files are on other hosts. Over ssh the PATH there lacks that environment, and the
+# wrappers set OPAL_PREFIX only for themselves. An Open MPI of the system needs none of this.
 find_open_mpi() {
   local folder
   folder=$(dirname -- "$(type -P "$1")")
@@ -124,7 +124,7 @@ find_open_mpi() {
   if [[ -x $folder/orted && -x $folder/python ]]; then
     [[ -n ${OPAL_PREFIX-} ]] || open_mpi+=("OPAL_PREFIX=$(dirname -- "$folder")")
     [[ -n ${OMPI_MCA_orte_launch_agent-} ]] || open_mpi+=("OMPI_MCA_orte_launch_agent=$(printf %q "$folder/orted")")
-    # shellcheck disable=SC2034  # for the caller
+    # shellcheck disable=SC2034  # the caller reads it
     if ((${#open_mpi[@]})); then open_mpi=(env "${open_mpi[@]}"); fi
   fi
 }

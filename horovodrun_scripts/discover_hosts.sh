@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Print the hosts that a job may use now, one `NAME:SLOTS` a line: what an elastic job asks every second.
+# Print the hosts that a job may use now, one `NAME:SLOTS` a line. An elastic job runs this every second.
 #
 #   discover_hosts.sh HOSTFILE             the hosts of a file, which may be edited while the job runs
-#   discover_hosts.sh --slurm [SLOTS]      the nodes of this Slurm allocation that answer (SLOTS each; default: GPUs, or 1)
-#   discover_hosts.sh --command 'COMMAND'  what a command of yours prints, in either form below
+#   discover_hosts.sh --slurm [SLOTS]      the nodes of this Slurm allocation that answer (SLOTS each, or one per GPU, or 1)
+#   discover_hosts.sh --command 'COMMAND'  the hosts that a command of yours prints, in any form below
 #
-# A line is `NAME slots=N`, `NAME:N` or `NAME` (one slot); blank lines and comments are skipped. A bad line is named on
-# stderr with exit code 1, and a running job keeps the last good list. An empty list is not a mistake: all may be away.
+# A line is `NAME slots=N`, `NAME:N` or `NAME` (one slot); blank lines and comments are skipped. A bad line is printed
+# on stderr, with exit code 1, and a running job keeps the last good list. An empty list is no error: all may be away.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/_launch.sh"
 
-# print_hosts NAME: reads lines of a host file, named NAME in errors.
+# print_hosts NAME: print the hosts that standard input lists; errors call it NAME.
 print_hosts() {
   local line number=0 host slots hosts=()
   while read -r line || [[ -n $line ]]; do
@@ -33,7 +33,7 @@ case ${1-} in
   --slurm)
     [[ -n ${SLURM_JOB_NODELIST-} ]] || fail "--slurm: there is no Slurm allocation here (SLURM_JOB_NODELIST is not set)"
     slots=${2:-${SLURM_GPUS_ON_NODE:-1}}
-    # Nodes that Slurm marks with * do not answer; those that are down or failing are left out with them.
+    # Nodes that do not answer, which Slurm marks with *, are left out, and so are those that are down or failing.
     sinfo --noheader --Node --nodes "$SLURM_JOB_NODELIST" --format '%N %t' |
       while read -r node state; do
         [[ $state == *[*] || $state == down* || $state == fail* ]] || printf '%s:%s\n' "$node" "$slots"
@@ -48,7 +48,7 @@ case ${1-} in
   '') fail "which host file? Such as: ${0##*/} hostfiles/localhost" ;;
   *)
     [[ -f $1 && -r $1 ]] || { printf '%s: there is no host file %s\n' "${0##*/}" "$1" >&2; exit 1; }
-    # shellcheck disable=SC2094  # it reads the file and prints its name
+    # shellcheck disable=SC2094  # it reads the file, and only prints its name
     print_hosts "$1" <"$1"
     ;;
 esac

@@ -3,12 +3,12 @@
 #
 #   train_apptainer.sh IMAGE [-n RANKS] [--bind DIRS] [--dry-run] [-- ARGUMENTS OF hvd-train train]
 #
-#   apptainer build hvd_train.sif docker-daemon:hvd_train:latest     the image of the Dockerfile
+#   apptainer build hvd_train.sif docker-daemon:hvd_train:latest     makes IMAGE from the Dockerfile's image
 #   train_apptainer.sh hvd_train.sif -- digits --epochs 5
 #   salloc --nodes 2 --ntasks-per-node 4 --gpus-per-node 4 train_apptainer.sh hvd_train.sif -- digits
 #
-# In an allocation of several tasks srun starts a container for each: they need no MPI and no ssh. Elsewhere horovodrun in
-# one container starts as many ranks as there are GPUs, or 2. --bind is Apptainer's: folders beside the home and this one.
+# In an allocation of several tasks srun starts a container for each task, without MPI and ssh. Elsewhere horovodrun in
+# one container starts a rank per GPU, or 2. --bind is Apptainer's: it adds folders to the home and the current folder.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Train in containers on the hosts of a host file: one on each host, found by ssh, and ranks over ssh between them.
+# Train in containers on the hosts of a host file: one container per host, started over ssh, and ranks over ssh in them.
 #
 #   train_docker.sh HOSTFILE [OPTIONS] [-- ARGUMENTS OF hvd-train train]
 #
 #   train_docker.sh hostfiles/two_hosts -- digits --epochs 5
 #   train_docker.sh hostfiles/two_hosts --volume /data:/data:ro -- imagenet-resnet50 --data-dir /data/imagenet
 #
-#   --elastic          hosts may die and come back (the runs then need a file system that they share)
-#   --mpi              the ranks talk by MPI, not by Gloo
-#   --image IMAGE      the Dockerfile's, which each host has or can pull (default: hvd_train)
-#   --volume FROM:TO   a folder of every host, in the container (may be given more than once)
-#   --runs DIR         the hosts' folder for runs, in which user 1000 can write (default: runs, here)
-#   --port N           what the containers' sshd listens on (default: 2222)
+#   --elastic          let hosts die and come back (the folder for runs must then be on a shared file system)
+#   --mpi              let the ranks communicate over MPI, not Gloo
+#   --image IMAGE      the Dockerfile's image, which each host has or can pull (default: hvd_train)
+#   --volume FROM:TO   a folder of each host, and where it is in the container (may be given more than once)
+#   --runs DIR         the folder of each host for runs, in which user 1000 can write (default: runs, here)
+#   --port N           the port of the containers' sshd (default: 2222)
 #   --dry-run          print the commands; run nothing
 #
-# Needs docker on each host and ssh without a password from here to the others; start it on the first. The containers share
-# a pair of keys made for this job alone, and are removed when it ends, however it ends; after a kill -9 of this script:
-# docker rm -f $(docker ps -aq --filter label=hvd_train). Another engine, more flags for its containers:
+# Needs docker on each host, and ssh without a password from here to the others; start it on the first host. The
+# containers share a pair of keys made for this job, and are removed however it ends, except by a kill -9 of this script:
+# docker rm -f $(docker ps -aq --filter label=hvd_train). To use another engine, or more flags for its containers:
 # CONTAINER_ENGINE=podman CONTAINER_FLAGS='--userns keep-id'.
 
 set -euo pipefail
@@ -67,12 +67,13 @@ read -r -a flags <<<"${CONTAINER_FLAGS-}"
 job=hvd_train-$(uname -n)-$$
 inside=/etc/hvd_train/ssh
 runs=$(readlink -f -- "$(dirname -- "$runs")")/$(basename -- "$runs")
-# The hosts' own network: ranks connect to one another on any port. --ipc host: NCCL wants more /dev/shm than 64 MB.
+# The network of the hosts, because ranks connect to one another on any port. --ipc host, because NCCL needs more than
+# the 64 MB of /dev/shm that a container has.
 container=(--label hvd_train --network host --ipc host --cap-drop ALL --security-opt no-new-privileges)
 container+=(--env "HVD_TRAIN_SSH_PORT=$port" --volume "$runs:/home/trainer/runs" "${volumes[@]}" "${flags[@]}")
 if (($(num_gpus))); then container+=(--gpus all); fi
 
-# on HOST COMMAND...: run it there.
+# on HOST COMMAND...: run a command on a host; in a dry run, print it.
 on() {
   local host=$1
   shift
@@ -85,44 +86,44 @@ on() {
   fi
 }
 
-# make HOST NAME ARGUMENT...: a container with the job's keys and host file in it, not started yet.
+# make HOST NAME ARGUMENT...: create a container with the job's keys and host file in it; it does not run yet.
 make() {
   local host=$1 name=$2
   shift 2
-  # shellcheck disable=SC2016  # for the shell there
+  # shellcheck disable=SC2016  # for the shell on that host
   on "$host" sh -c 'test -d "$0" || install -d -m 1777 "$0"' "$runs"
-  on "$host" "${engine[@]}" create --name "$name" "${container[@]}" "$image" "$@" >"$said"
-  # Through a pipe: nobody reads them in a command line or in the environment of a container.
-  files | on "$host" "${engine[@]}" cp - "$name:$inside" >"$said"
+  on "$host" "${engine[@]}" create --name "$name" "${container[@]}" "$image" "$@" >"$output"
+  # Through a pipe, so that nobody can read the keys in a command line or in a container's environment.
+  files | on "$host" "${engine[@]}" cp - "$name:$inside" >"$output"
 }
 
-# files: those of $keys, as user 1000's, in an archive; in a dry run there are none.
+# files: write an archive of the files in $keys, owned by user 1000; nothing in a dry run.
 files() { [[ -n $dry_run ]] || tar -C "$keys" --owner 1000 --group 1000 --numeric-owner -c .; }
 
-# start_host HOST: a container there that waits for ranks.
+# start_host HOST: start a container there, and wait until its sshd takes ranks.
 start_host() {
   make "$1" "$job-$1" host
-  on "$1" "${engine[@]}" start "$job-$1" >"$said"
-  on "$1" "${engine[@]}" exec "$job-$1" timeout 20 sh -c 'until ssh localhost true; do sleep 0.2; done' >"$said"
+  on "$1" "${engine[@]}" start "$job-$1" >"$output"
+  on "$1" "${engine[@]}" exec "$job-$1" timeout 20 sh -c 'until ssh localhost true; do sleep 0.2; done' >"$output"
 }
 
 others=()
 for entry in ${host_list//,/ }; do
-  is_here "${entry%:*}" || others+=("${entry%:*}") # the launcher's container is this host's
+  is_here "${entry%:*}" || others+=("${entry%:*}") # on this host the ranks run in the launcher's container
 done
 
-# shellcheck disable=SC2317  # by the trap below
+# shellcheck disable=SC2317  # the trap below calls it
 clean_up() {
   local host
-  wait # what is still being made could not be removed
+  wait # a container that is still being created could not be removed
   for host in "${others[@]}"; do on "$host" "${engine[@]}" rm -f "$job-$host" >/dev/null 2>&1 & done
   on localhost "${engine[@]}" rm -f "$job" >/dev/null 2>&1 || true
   wait
   rm -rf "$keys"
 }
 
-said=/dev/null
-if [[ -n $dry_run ]]; then said=/dev/stdout; fi
+output=/dev/null
+if [[ -n $dry_run ]]; then output=/dev/stdout; fi
 keys=$(mktemp -d)
 trap 'rm -rf "$keys"' EXIT
 if [[ -z $dry_run ]]; then
@@ -142,7 +143,7 @@ done
 make localhost "$job" "${way[@]}" "$inside/hostfile" "${mpi[@]}" -- "$@"
 on localhost "${engine[@]}" start --attach "$job" &
 training=$! status=0
-# A signal to this script is for the training, which commits; bash would keep it until that has ended.
+# Pass a signal on to the training, which commits; bash alone would hold it back until the training has ended.
 trap 'kill -TERM "$training"' INT TERM HUP USR1
 wait "$training" || status=$?
 while kill -0 "$training" 2>/dev/null; do

@@ -9,23 +9,23 @@
 #
 #   --hosts FILE       a host file; edit it while the job runs (default: this machine, a slot per GPU, or 2)
 #   --slurm            the nodes of this Slurm allocation that answer
-#   --discover COMMAND what a command of yours prints, as a host file
-#   -np N              workers that the start waits for, a minute at most (default: all slots listed then)
-#   --min-np N         with fewer the survivors wait for others (default: 1)
-#   --max-np N         no more than these (default: all slots)
-#   --interface NAME   the network interface between the hosts (default: looked for)
+#   --discover COMMAND the hosts that a command of yours prints, as in a host file
+#   -np N              workers that the start waits for, a minute at most (default: all slots that are listed then)
+#   --min-np N         with fewer workers the survivors wait for others (default: 1)
+#   --max-np N         the greatest number of workers (default: all slots)
+#   --interface NAME   the network interface between the hosts (default: Horovod searches for one)
 #   --restarts N       how often in a row the launcher may fail (default: 10)
 #   --dry-run          print the command; run nothing
 #
-# Needs: on each host ssh without a password from here, and the same hvd-train in the same place.
-# Ctrl-C, SIGTERM or SIGUSR1, here or to any worker: one commit on all, and the same command goes on from there.
+# Needs ssh without a password from here to each host, and the same hvd-train in the same place on all.
+# Ctrl-C, SIGTERM or SIGUSR1, here or to any worker, makes the job commit and end; the same command goes on from there.
 
 set -euo pipefail
 scripts=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
 source "$scripts/_launch.sh"
 
-# number FLAG VALUE: a whole number from 1, or a mistake.
+# number FLAG VALUE: fail unless VALUE is a whole number from 1.
 number() { [[ $2 =~ ^[1-9][0-9]{0,4}$ ]] || fail "$1 takes a number from 1, not '$2'"; }
 
 np='' min_np=1 max_np='' interface='' restarts=10 dry_run='' discover=()
@@ -78,7 +78,7 @@ driver=("$python" -m hvd_train.elastic.driver -np "$np" --min-np "$min_np")
 driver+=(--host-discovery-script "${script# }")
 [[ -z $max_np ]] || driver+=(--max-np "$max_np")
 [[ -z $interface ]] || driver+=(--network-interfaces "$interface")
-# Wrong settings are told here, before a process is started anywhere.
+# Check the settings here, before a process is started anywhere.
 [[ -n $dry_run ]] || hvd-train config "$@" >/dev/null || exit $?
 set -- "$python" -m hvd_train.elastic.supervisor --restarts "$restarts" -- "${driver[@]}" hvd-train train "$@"
 [[ -z $dry_run ]] || show "$@"

@@ -6,9 +6,9 @@
 #   train_hostfile.sh hostfiles/localhost -- digits              2 ranks here, no ssh: under a minute on 2 cores
 #   train_hostfile.sh hostfiles/two_hosts -- digits --epochs 5
 #
-# Needs: on each host ssh without a password from here, and the same hvd-train in the same place; start it on the first.
-# A host file has one host per line, `NAME slots=N`: a slot is a rank, so one for each GPU.
-# --gloo (the default) and --mpi say how the ranks talk to one another; gradients on GPUs go through NCCL either way.
+# Needs ssh without a password from here to each host, and the same hvd-train in the same place on all; start it on the
+# first host. A host file has one host per line, `NAME slots=N`; each slot is a rank, so give one for each GPU.
+# --gloo (the default) and --mpi choose how the ranks communicate; gradients on GPUs go through NCCL either way.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh

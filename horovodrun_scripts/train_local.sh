@@ -7,8 +7,8 @@
 #   train_local.sh -n 4 -- digits --epochs 5
 #   train_local.sh --dry-run -- --help        print the command; run nothing
 #
-# Needs: this machine alone, after `make env` or with horovodrun and hvd-train on the PATH.
-# --gloo (the default) and --mpi say how the ranks talk to one another; gradients on GPUs go through NCCL either way.
+# Needs this machine alone, after `make env` or with horovodrun and hvd-train on the PATH.
+# --gloo (the default) and --mpi choose how the ranks communicate; gradients on GPUs go through NCCL either way.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Train on the hosts of a host file with plain mpirun: of Open MPI 4 or 5, of MPICH or of what is made from it (Intel MPI).
+# Train on the hosts of a host file with plain mpirun, of Open MPI 4 or 5, or of MPICH or its relatives (Intel MPI).
 #
 #   train_mpirun.sh HOSTFILE [--dry-run] [-- ARGUMENTS OF hvd-train train]
 #
 #   train_mpirun.sh hostfiles/localhost -- digits              2 ranks here, no ssh: under a minute on 2 cores
 #   train_mpirun.sh hostfiles/two_hosts -- digits --epochs 5
 #
-# For clusters whose mpirun knows things that horovodrun does not: a batch system, a fabric, a site's defaults. Needs the
-# same hvd-train in the same place on each host, with Horovod built for this very MPI (`hvd-train doctor` says), and ssh
-# without a password where mpirun uses ssh. HOROVOD_*, NCCL_*, OMP_* and HVD_TRAIN_* go along to all ranks; more flags for
-# mpirun: MPIRUN_FLAGS='--mca btl_tcp_if_include eth0'.
+# For clusters whose mpirun knows what horovodrun does not: a batch system, a fabric, a site's defaults. Needs the same
+# hvd-train in the same place on each host, with Horovod built for this very MPI (`hvd-train doctor` checks that), and
+# ssh without a password where mpirun uses ssh. All ranks get HOROVOD_*, NCCL_*, OMP_* and HVD_TRAIN_* from here. For
+# more flags of mpirun: MPIRUN_FLAGS='--mca btl_tcp_if_include eth0'.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
@@ -44,7 +44,7 @@ case $version in
   *'Open MPI'*)
     if ((EUID == 0)); then flags+=(--allow-run-as-root); fi
     for name in "${names[@]}"; do flags+=(-x "$name"); done
-    # No binding to cores: loader processes would share the one of their rank. ob1: what horovodrun chooses, too.
+    # No binding to cores, because loader processes would share their rank's core. ob1 is what horovodrun chooses, too.
     flags+=(--bind-to none --map-by slot --mca pml ob1)
     if [[ $version == *'Open MPI) 4.'* ]]; then
       flags+=(--mca plm_rsh_args '-o BatchMode=yes -o ConnectTimeout=10')

@@ -51,7 +51,7 @@ class Arrival:
 
     def seconds(self) -> float:
         """Return the seconds from the fault, or from the wish to change, until now."""
-        return self.change.waited + time.perf_counter() - self.reported_at
+        return self.change.waited_s + time.perf_counter() - self.reported_at
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hvd_train.elastic.members import Member, Standing, change_between
+from hvd_train.elastic.members import Member, RankReport, change_between
 from hvd_train.errors import FaultRepeats, RankLost
 from hvd_train.job import Arrival
 from hvd_train.state import TrainState
@@ -21,39 +21,39 @@ class Membership:
     """What this process has been through. Times are those of time.perf_counter."""
 
     def __init__(self) -> None:
-        self._report = Standing(Member(socket.gethostname(), os.getpid()))
+        self._report = RankReport(Member(socket.gethostname(), os.getpid()))
         self._left_at = self._reported_at = 0.0
         self._broken_step, self._faults_in_row = -1, 0
 
     @property
     def has_trained(self) -> bool:
         """Whether this process has been in a world of this training, so that its state is one of all ranks."""
-        return self._report.lived
+        return self._report.has_trained
 
     @property
     def hosts(self) -> list[str]:
         """The host of each rank in the world that was joined last."""
-        return [member.host for member in self._report.before]
+        return [member.host for member in self._report.previous_members]
 
-    def report(self, state: TrainState) -> Standing:
+    def report(self, state: TrainState) -> RankReport:
         """Return what this rank says when all meet: how far it is, with which weights, and how long it has waited."""
         if not self.has_trained:
             return self._report
         # What comes from here on is counted by each rank itself: computing the digest, waiting for newcomers.
         self._reported_at = time.perf_counter()
-        waited, progress = self._reported_at - self._left_at, state.progress
-        return replace(self._report, epoch=progress.epoch, step=progress.step, digest=state.digest(), waited=waited)
+        waited_s, progress = self._reported_at - self._left_at, state.progress
+        return replace(self._report, epoch=progress.epoch, step=progress.step, digest=state.digest(), waited_s=waited_s)
 
-    def join(self, reports: Sequence[Standing], run_dir: Path | None, step: int) -> Arrival | None:
+    def join(self, reports: Sequence[RankReport], run_dir: Path | None, step: int) -> Arrival | None:
         """Take part in the world of these ranks, which go on after `step` steps; None where it is their first."""
         members = tuple(report.member for report in reports)
-        self._report = replace(self._report, lived=True, before=members, run_dir=run_dir)
+        self._report = replace(self._report, has_trained=True, previous_members=members, run_dir=run_dir)
         change = change_between(reports, step)
         return Arrival(change, self._reported_at) if change else None
 
     def leave(self, why: str) -> None:
         """Note that this rank leaves its world now, and why, in words for the user."""
-        self._left_at, self._report = time.perf_counter(), replace(self._report, why=why)
+        self._left_at, self._report = time.perf_counter(), replace(self._report, reason=why)
 
     def count_fault(self, error: RankLost, step: int) -> None:
         """Count a fault after `step` steps.

@@ -10,7 +10,7 @@ from hvd_train import checkpoint, loop
 from hvd_train import state as states
 from hvd_train.config import Config
 from hvd_train.data.sources import OwnData
-from hvd_train.elastic.members import most_advanced, torn
+from hvd_train.elastic.members import most_advanced, survivors_differ
 from hvd_train.errors import Diverged, HvdTrainError, RankLost, ReplicasDiffer
 from hvd_train.job import Arrival, Clocks, Job
 from hvd_train.membership import Membership
@@ -75,8 +75,8 @@ class Training:
 
         # Who is here, and how far? Survivors of one step with different weights cannot be trusted.
         reports = world.gather(self._membership.report(state))
-        survivors = [report for report in reports if report.lived]
-        from_disk = torn(reports) or not survivors
+        survivors = [report for report in reports if report.has_trained]
+        from_disk = survivors_differ(reports) or not survivors
         known_dir = next((report.run_dir for report in survivors if report.run_dir), None)
 
         # Rank 0 takes the run folder and, if need be, the state from the newest checkpoint in it.

@@ -24,9 +24,9 @@ class HostsOptions:
 
     file: Annotated[Path, tyro.conf.Positional]
     """Host file."""
-    to: hosts.Form | None = None
+    to: hosts.FileFormat | None = None
     """Print it in this form: horovod and openmpi are NAME slots=N, mpich is NAME:N, slurm a line for each task."""
-    form: hosts.Form = "horovod"
+    form: hosts.FileFormat = "horovod"
     """Form of the file; those of horovod, openmpi and mpich are all understood."""
     resolve: bool = True
     """Ask whether the names are known here."""

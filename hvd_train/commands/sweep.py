@@ -22,7 +22,7 @@ from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, UsageError
 from hvd_train.flags import count_taken, taken
-from hvd_train.launch import launcher, roll_call
+from hvd_train.launch import launcher, mpi_roll_call
 from hvd_train.run_files import durable
 
 if TYPE_CHECKING:
@@ -132,10 +132,10 @@ def _run_by_mpi(todo: Sequence[Trial], workers: int, folder: Path) -> int:
         part = Part(mine, on_host.rank, on_host.size)
         for trial in todo[group::at_a_time]:
             rows.append(_try(trial, HorovodWorld(part), speaks=mine.rank == 0))
-    roll_call.come_together(everyone)
+    mpi_roll_call.come_together(everyone)
     told = everyone.gather([row for row in rows if row], 0)
     code = _tell([row for of_rank in told for row in of_rank], folder) if told is not None else 0
-    roll_call.come_together(everyone)  # rank 0 has written a file
+    mpi_roll_call.come_together(everyone)  # rank 0 has written a file
     return int(everyone.bcast(code, 0))
 
 

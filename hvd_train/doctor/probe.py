@@ -20,6 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
+from hvd_train.launch import processes
+
 ANSWER = "hvd-train doctor: "
 _MARK = "HVD_TRAIN_DOCTOR"
 _GRACE_S = 3.0
@@ -250,34 +254,19 @@ def end(commands: list[Command]) -> None:
             process.wait(_GRACE_S)
 
 
-def _marked(mark: str) -> list[int]:
-    """The processes whose environment has this mark: launchers put workers into sessions of their own."""
-    entry = f"{_MARK}={mark}".encode()
-    return [pid for pid in _processes() if pid != os.getpid() and entry in _environment(pid)]
+def _marked(mark: str) -> list[psutil.Process]:
+    """Return the processes whose environment has this mark: launchers put workers into sessions of their own."""
+    return processes.started_with({_MARK: mark})
 
 
 def _kill_marked(mark: str) -> None:
     deadline = time.monotonic() + _GRACE_S
     # Until there are none: one may fork while the others are looked through, and a kill is not an end yet.
     while (found := _marked(mark)) and time.monotonic() < deadline:
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         time.sleep(0.005)
-
-
-def _processes() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
 
 
 def answer(ran: Ran) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Who is in the world of an elastic job and when a new one forms; the driver, and what keeps a job going. No torch.
 
-`members` and `roster` decide and are pure; `driver` (beside the launcher) and `supervisor` (around it) act.
-Start with `roster`; docs/change-of-world.md tells a change from beginning to end.
+Lists of hosts and messages of workers go in; processes, ranks and answers come out. Start with `roster`, which decides
+(as `members` does among the ranks; both are pure), then `dispatcher`, which acts. `driver` puts them into Horovod's
+launcher, and `supervisor` runs around it. docs/change-of-world.md follows one change through the code.
 """

@@ -1,114 +1,51 @@
 """Horovod's launcher with a driver of our own: `python -m hvd_train.elastic.driver` takes what horovodrun takes.
 
-Horovod's own driver bars a host after one crash, asks members to wait while newcomers import, never notices a
-silent worker, and takes the first exit code 0 for the end of the job. Who may be in the world, and when, is decided
-in `roster`; here that meets Horovod's host discovery, its ssh and its rendezvous server.
+Horovod's own driver bars a host after one crash, lets members wait while newcomers import, never notices a silent
+worker, and takes the first exit code 0 for the end of the job. Here `dispatcher` and `roster` take its place. What is
+used of Horovod is its command line, its ssh, its search for network interfaces and its rendezvous server.
+
+REPLACEMENTS lists every part of Horovod's launcher that is replaced while this process runs, and why.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import threading
-import time
-import uuid
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
 from horovod.runner import gloo_run, launch
 from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.elastic import discovery
-from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 
-from hvd_train.elastic import orphans
-from hvd_train.elastic.roster import COMMITTED, End, Finish, Form, Order, Roster, Start, Worker
-from hvd_train.launch import roll_call
-from hvd_train.launch.launcher import GOES_ON, JOB, REPLACES, SLOT, SUPERVISOR, WORKER
+from hvd_train.elastic.discovery import HostCommand
+from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
+from hvd_train.elastic.ranks import RankAssignment
+from hvd_train.elastic.roster import Roster
 
-# What a worker's environment has unless the user says otherwise.
+# What the environment of a worker holds unless the user sets something else.
 DEFAULTS = {
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "6",  # to meet: all are ready by then; one that dies just there costs as much
-    "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "5",  # a peer that says nothing in an operation
-    "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",  # a rank that does not come to an operation while others wait
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "6",  # to meet: all are ready by then, and one that dies there costs all as much
+    "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "5",  # for a peer that is silent during an operation
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",  # for a rank that does not come to an operation while others wait
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "180",
-    "HOROVOD_LOG_LEVEL": "fatal",  # a lost connection is an event here, told in a line of ours
+    "HOROVOD_LOG_LEVEL": "fatal",  # a lost connection is an ordinary event here, reported in a line of ours
 }
-# A host that is gone is noticed by ssh itself, and nothing asks for a password.
-SSH = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=1 -o ServerAliveCountMax=3"
-
-JOB_NAME = uuid.uuid4().hex
-_TICK_S = 0.1
-_DISCOVERY_S = 1.0
-_COMMAND_S = 30.0
-_QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
-_MEETING_S = 1.0  # one that leaves does so when the others have met: its end takes a core for as long as they need
-_LEAVE_S = 5.0  # a worker that was told to go has so long to do it by itself
-START_WORKER = Callable[[SlotInfo, list[threading.Event]], tuple[int, float]]
-
-
-@dataclass
-class Seat(SlotInfo):  # type: ignore[misc]  # Horovod has no types
-    """A worker's rank, with what stays the same while ranks change."""
-
-    worker: int = 0
-    slot: int = 0
-    replaces: int | None = None
-    goes_on: bool = False
-
-    def variables(self) -> dict[str, str]:
-        """What its process finds in its environment."""
-        replaces = {} if self.replaces is None else {REPLACES: str(self.replaces)}
-        goes_on = {GOES_ON: "1"} if self.goes_on else {}
-        return {JOB: JOB_NAME, WORKER: str(self.worker), SLOT: str(self.slot), **replaces, **goes_on}
-
-
-@dataclass
-class Running:
-    """A worker's process: how it is ended, and the rank it has been given."""
-
-    ended_by: threading.Event = field(default_factory=threading.Event)
-    seat: Seat | None = None
-    waiting: bool = False
-    problem: str = ""
-    """Why it cannot join this job."""
-
-
-class HostCommand:
-    """The user's command that prints hosts, as `NAME:SLOTS` lines. Horovod's own lets a bad line end the job."""
-
-    def __init__(self, command: str, slots: int | None) -> None:
-        self._command, self._slots = command, slots or 1
-
-    def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Hosts by name. Raises ValueError, in one line, where the command fails or prints something else."""
-        done = subprocess.run(
-            ["sh", "-c", self._command], capture_output=True, text=True, check=False, timeout=_COMMAND_S
-        )
-        if done.returncode != 0:
-            said = done.stderr.strip().splitlines() or [f"{self._command} ended with exit code {done.returncode}"]
-            raise ValueError(said[-1])
-        hosts = {}
-        for line in filter(None, map(str.strip, done.stdout.splitlines())):
-            name, _, slots = line.partition(":")
-            if slots and not slots.isdigit():
-                raise ValueError(f"{self._command} printed {line!r}, which is not NAME:SLOTS")
-            hosts[name] = int(slots or self._slots)
-        return hosts
+# So ssh itself notices that a host is gone, and nothing asks for a password.
+SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=1 -o ServerAliveCountMax=3"
 
 
 class Driver:
-    """What Horovod's launcher asks of an elastic driver, and what its rendezvous server asks of it."""
+    """Takes the place of Horovod's ElasticDriver: passes on to our dispatcher what the launcher and the server ask."""
 
-    interrupted = threading.Event()
-    """Set by a signal to the launcher, which has told the workers to end by then."""
+    interrupted: ClassVar[threading.Event] = threading.Event()
+    """Horovod's event for a signal to the launcher, which has told the workers to end by then."""
 
     def __init__(
         self,
@@ -121,306 +58,192 @@ class Driver:
         cooldown_range: Any = None,
         verbose: int = 0,
     ) -> None:
-        self._rendezvous, self._discovery = rendezvous, discovery
-        most = max_num_proc or sys.maxsize
-        self._roster = Roster(min_num_proc or 1, min_num_proc or 1, most, patience_s=float(timeout or 600))
-        self._changed = threading.Condition()
-        self._running: dict[int, Running] = {}
-        self._by_rank_key: dict[tuple[str, int], int] = {}
-        self._last_in: dict[tuple[str, int], int] = {}  # the number of the worker that a place has, or had last
+        """Take Horovod's arguments; the last three have no meaning here."""
+        least, most = min_num_proc or 1, max_num_proc or sys.maxsize
+        roster = Roster(least, least, most, patience_s=float(timeout or 600))
+        self.dispatcher = Dispatcher(roster, discovery.find_available_hosts_and_slots, rendezvous.init)
+        self._rendezvous = rendezvous
         self._answer = threading.local()
-        self._finish: Finish | None = None
-        self._create_worker: START_WORKER | None = None
-        self._stopped = threading.Event()
-        self._problem = ""
-        self._facts: Mapping[str, str] | None = None  # what the job runs: the first worker's versions and settings
-        self._last_word = 0.0  # when a worker last said that it lives
 
-    # ---------------------------------------------------------------------------------- what the launcher asks
+    # ------------------------------------------------------------------------------ asked by Horovod's launcher
 
     def wait_for_available_slots(self, min_num_proc: int, min_hosts: int = 1) -> Any:
-        """Wait until hosts with so many slots are known; one host will do, whatever `min_hosts` says."""
-        deadline = time.monotonic() + self._roster.patience_s
-        while True:
-            self._discover()
-            if sum(self._roster.hosts.values()) >= min_num_proc:
-                return SimpleNamespace(host_assignment_order=list(self._roster.hosts))
-            if time.monotonic() > deadline:
-                raise JobFailedError(f"no hosts with {min_num_proc} slots were found; {self._problem}", 1)
-            if self._stopped.wait(_DISCOVERY_S):
-                raise JobFailedError("stopped while waiting for hosts", 1)
+        """Wait for hosts with so many slots; one host will do, whatever `min_hosts` says.
 
-    def start(self, num_proc: int, create_worker: START_WORKER) -> None:
-        """Start workers; the first world waits for `num_proc` of them."""
-        self._roster.first, self._create_worker = max(num_proc, self._roster.fewest), create_worker
-        threading.Thread(target=self._run_to_the_end, daemon=True).start()
+        Raises JobFailedError where they are not found in time.
+        """
+        try:
+            return SimpleNamespace(host_assignment_order=self.dispatcher.wait_for_slots(min_num_proc))
+        except TimeoutError as error:
+            raise JobFailedError(str(error), 1) from None
+
+    def start(self, num_proc: int, create_worker_fn: RunWorker) -> None:
+        """Start the workers; the first world waits for `num_proc` of them."""
+        self.dispatcher.start(num_proc, create_worker_fn, self.interrupted)
 
     def get_results(self) -> Any:
-        """Wait for the end of the job. Raises JobFailedError with its exit code unless it succeeded."""
-        with self._changed:
-            while self._finish is None or self._running:
-                self._changed.wait(1.0)
-        if self._finish.exit_code == 0 or self.interrupted.is_set():
+        """Wait for the end of the job. Raises JobFailedError with its exit code unless it was done or interrupted."""
+        finish = self.dispatcher.wait_for_end()
+        if finish.exit_code == 0 or self.interrupted.is_set():
             return SimpleNamespace(error_message=None, worker_results={})
-        raise JobFailedError(self._finish.why, self._finish.exit_code)
+        raise JobFailedError(finish.reason, finish.exit_code)
 
     def stop(self, error_message: str | None = None) -> None:
-        """The job is over."""
-        self._stopped.set()
+        """Stop looking for hosts and answering workers."""
+        self.dispatcher.stop()
         self._rendezvous.stop()
 
-    # --------------------------------------------------------------------- what workers ask, in threads of the server
+    # -------------------------------------------------------------------- asked by Horovod's rendezvous server
 
-    def introduced(self, number: int, facts: Mapping[str, str]) -> None:
-        """A worker says what it runs, before it asks for a rank."""
-        with self._changed:
-            self._facts = self._facts or facts
-            if (running := self._running.get(number)) is not None:
-                running.problem = roll_call.stranger(self._facts, facts) or ""
+    def record_ready(self, host: str, slot: int) -> None:
+        """Wait until the worker with this host and local rank (at first its number) has ranks in a new world."""
+        self._answer.ranks = self.dispatcher.wait_for_ranks(host, slot)
 
-    def stranger(self, number: int) -> bytes:
-        """Why a worker that has introduced itself cannot join; nothing where it can."""
-        with self._changed:
-            running = self._running.get(number)
-            return running.problem.encode() if running else b""
+    def get_slot_info(self, host: str, slot: int) -> SlotInfo:
+        """Return the ranks that `record_ready`, just before in the same thread, has waited for."""
+        ranks: RankAssignment | None = self._answer.ranks
+        return slot_info(ranks) if ranks else INVALID_SLOT_INFO
 
-    def record_ready(self, host: str, local_rank: int) -> None:
-        """Wait until a worker has a rank. It asks by its number at first, by host and local rank later."""
-        with self._changed:
-            number = self._by_rank_key.get((host, local_rank), local_rank)
-            running = self._running.get(number)
-            if running is None:
-                self._answer.seat = None
-                return
-            running.seat, running.waiting = None, True
-            self._roster.asked(number, time.monotonic())
-            self._changed.notify_all()
-            while running.seat is None and running.waiting and not self.interrupted.is_set():
-                self._changed.wait(1.0)
-            running.waiting = False
-            self._answer.seat = running.seat
-        if self._answer.seat is None:
-            self._stopped.wait(_MEETING_S)
-
-    def get_slot_info(self, host: str, local_rank: int) -> SlotInfo:
-        """What the wait in `record_ready`, in the same thread, has brought."""
-        return self._answer.seat or INVALID_SLOT_INFO
-
-    def heard(self, number: int) -> bytes:
-        """A worker says that it lives; what it should do."""
-        with self._changed:
-            self._last_word = time.monotonic()
-            if self.interrupted.is_set():
-                return b"stop"
-            worker = self._roster.worker(number)
-            if worker is None or self._running[number].ended_by.is_set():
-                return b"end"
-            self._roster.heard(number, time.monotonic())
-            return b"change" if self._roster.wants_change() else b"train"
-
-    def asking(self, number: int) -> bytes:
-        """A worker is about to ask for its next rank, unless it has been given up."""
-        with self._changed:
-            return b"end" if self._roster.worker(number) is None else b"ask"
-
-    def register_worker_server(self, host: str, slot: int, addresses: Any, secret: Any) -> None:
-        """Workers are told of changes when they say that they live."""
-
-    # -------------------------------------------------------------------------------------------------- inside
-
-    def _run_to_the_end(self) -> None:
-        try:
-            self._run()
-        finally:  # a fault of ours, too, ends the job
-            with self._changed:
-                self._finish = self._finish or Finish(1, "the driver failed (see above)")
-                for running in self._running.values():
-                    running.ended_by.set()
-                self._changed.notify_all()
-
-    def _run(self) -> None:
-        threading.Thread(target=self._watch_hosts, daemon=True).start()
-        supervisor = os.environ.pop(SUPERVISOR, None)
-        while self._finish is None:
-            if supervisor and os.getppid() != int(supervisor):
-                supervisor = None
-                os.kill(os.getpid(), signal.SIGTERM)  # nobody watches over this job any more: commit and end
-            if self.interrupted.is_set():
-                self._wait_for_the_end()
-                continue
-            with self._changed:
-                orders = self._roster.orders(time.monotonic())
-                over = any(isinstance(order, Finish) for order in orders)
-                for order in orders:
-                    self._carry_out(order, quietly=over)
-                if self._finish is None:
-                    self._changed.wait(_TICK_S)
-
-    def _wait_for_the_end(self) -> None:
-        """The workers have been told to end: those of other hosts, whose ssh has ended already, when they report."""
-        deadline = time.monotonic() + _LAST_COMMIT_S
-        with self._changed:
-            self._changed.notify_all()  # whoever waits for a rank does so in vain
-            while time.monotonic() < deadline:
-                if not self._running and time.monotonic() - self._last_word > _QUIET_S:
-                    break
-                self._changed.wait(_TICK_S)
-            self._finish = Finish(1, "stopped")
-            self._changed.notify_all()
-
-    def _watch_hosts(self) -> None:
-        """In a thread of its own: ranks that meet do not wait for the user's command."""
-        while not self._stopped.wait(_DISCOVERY_S):
-            self._discover()
-
-    def _discover(self) -> None:
-        """The hosts of the list; where it cannot be had, those of the last one."""
-        try:
-            hosts = self._discovery.find_available_hosts_and_slots()
-        except (ValueError, OSError, subprocess.SubprocessError) as error:
-            if str(error) != self._problem:
-                say(f"hosts: {error}; going on with the last list")
-            self._problem = str(error)
-            return
-        self._problem = ""
-        with self._changed:
-            self._roster.found(hosts)
-            self._changed.notify_all()
-
-    def _carry_out(self, order: Order, *, quietly: bool) -> None:
-        if isinstance(order, Start):
-            self._running[order.worker.number] = Running()
-            threading.Thread(target=self._live, args=(order.worker,), daemon=True).start()
-        elif isinstance(order, End):
-            self._end(order, quietly=quietly)
-        elif isinstance(order, Form):
-            self._form(order.workers)
-        else:
-            self._finish = order
-        self._changed.notify_all()
-
-    def _live(self, worker: Worker) -> None:
-        """The life of a worker's process."""
-        assert self._create_worker is not None
-        # Until it asks it has no rank: its number stands in for that, and it shares its host with all slots.
-        slots = self._roster.hosts.get(worker.host, 1)
-        place = (worker.host, worker.slot)
-        replaces, self._last_in[place] = self._last_in.get(place), worker.number
-        goes_on = self._roster.formed > 0
-        seat = Seat(worker.host, 0, worker.number, 0, 1, slots, 1, worker.number, worker.slot, replaces, goes_on)
-        code, _ = self._create_worker(seat, [self._running[worker.number].ended_by])
-        with self._changed:
-            expected = (
-                self._finish is not None or code in (0, *COMMITTED) or self._running[worker.number].ended_by.is_set()
-            )
-            if not expected:
-                say(f"worker {worker} ended with exit code {code}")
-            self._running.pop(worker.number).waiting = False
-            self._roster.ended(worker.number, code, time.monotonic())
-            self._changed.notify_all()
-
-    def _end(self, order: End, *, quietly: bool) -> None:
-        running = self._running.get(order.worker.number)
-        if running is None:
-            return
-        if not quietly:
-            say(f"worker {order.worker} is taken out: {order.why}")
-        if order.at_once:  # on another host its successor does it
-            orphans.clear_away(str(order.worker.number), JOB_NAME)
-        if running.waiting:  # it leaves by itself when it hears that there is no rank for it
-            running.waiting = False
-            timer = threading.Timer(_LEAVE_S, running.ended_by.set)
-            timer.daemon = True
-            timer.start()
-        else:
-            running.ended_by.set()
-
-    def _form(self, workers: tuple[Worker, ...]) -> None:
-        seats = seats_of(workers)
-        self._rendezvous.init(seats)
-        self._by_rank_key = {(seat.hostname, seat.local_rank): seat.worker for seat in seats}
-        for seat in seats:
-            if (running := self._running.get(seat.worker)) is not None:
-                running.seat = seat
+    def register_worker_server(self, host: str, slot: int, addresses: Any, secret_key: Any) -> None:
+        """Do nothing: workers learn of changes from the answers to their heartbeats."""
 
 
-def seats_of(workers: tuple[Worker, ...]) -> list[Seat]:
-    """Ranks in the given order; local ranks count the workers of a host, cross ranks the hosts of a local rank."""
-    on_host: Counter[str] = Counter(worker.host for worker in workers)
-    with_local_rank: dict[int, list[str]] = defaultdict(list)
-    local_ranks = []
-    seen: Counter[str] = Counter()
-    for worker in workers:
-        local_ranks.append(seen[worker.host])
-        with_local_rank[seen[worker.host]].append(worker.host)
-        seen[worker.host] += 1
-    return [
-        Seat(
-            hostname=worker.host,
-            rank=rank,
-            local_rank=local_rank,
-            cross_rank=with_local_rank[local_rank].index(worker.host),
-            size=len(workers),
-            local_size=on_host[worker.host],
-            cross_size=len(with_local_rank[local_rank]),
-            worker=worker.number,
-            slot=worker.slot,
-        )
-        for rank, (worker, local_rank) in enumerate(zip(workers, local_ranks, strict=True))
-    ]
+def slot_info(ranks: RankAssignment) -> SlotInfo:
+    """Return the ranks of a worker in Horovod's form."""
+    return SlotInfo(
+        hostname=ranks.hostname,
+        rank=ranks.rank,
+        local_rank=ranks.local_rank,
+        cross_rank=ranks.cross_rank,
+        size=ranks.size,
+        local_size=ranks.local_size,
+        cross_size=ranks.cross_size,
+    )
 
 
-def say(line: str) -> None:
-    """One line to the user."""
-    print(f"hvd-train: {line}", file=sys.stderr, flush=True)
+# Each of these takes a function of Horovod's and returns what replaces it.
 
 
-def main() -> None:
-    """As horovodrun; with a host discovery script the job is elastic, with this driver."""
-    slot_variables: Callable[[SlotInfo], dict[str, str]] = gloo_run.create_slot_env_vars
+def _keeping_the_event(register_shutdown_event: Callable[[], threading.Event]) -> Callable[[], threading.Event]:
+    def replacement() -> threading.Event:
+        Driver.interrupted = register_shutdown_event()
+        return Driver.interrupted
 
-    def variables(seat: SlotInfo) -> Mapping[str, str]:
-        return {**slot_variables(seat), **(seat.variables() if isinstance(seat, Seat) else {})}
+    return replacement
 
-    def handler(driver: Driver) -> Any:
+
+def _with_our_variables(create_slot_env_vars: Callable[[Any], dict[str, str]]) -> Callable[[Any], dict[str, str]]:
+    def replacement(slot_info: Any) -> dict[str, str]:
+        ours = slot_info.environment if isinstance(slot_info, RankAssignment) else {}
+        return {**create_slot_env_vars(slot_info), **ours}
+
+    return replacement
+
+
+def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def replacement(driver: Driver) -> Any:
+        dispatcher = driver.dispatcher
+        answers = {
+            "heartbeat": dispatcher.heartbeat_received,
+            "may_ask": dispatcher.may_ask,
+            "problem": dispatcher.problem_of,
+        }
+
         class Handler(create_rendezvous_handler(driver)):  # type: ignore[misc]  # Horovod has no types
-            """Answers workers that say that they live; one that dies while it waits is no error."""
+            """Horovod's rendezvous server, with the requests of our workers."""
 
             def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
-                with suppress(ConnectionError):
+                with suppress(ConnectionError):  # a worker that dies while it waits is no error
                     super().do_GET()
 
             def _get_value(self, scope: str, key: str) -> bytes | None:
-                if scope == "alive":
-                    return driver.heard(int(key))
-                if scope == "asking":
-                    return driver.asking(int(key))
-                if scope == "stranger":
-                    return driver.stranger(int(key))
+                if scope in answers:
+                    return answers[scope](int(key)).encode()
                 value: bytes | None = super()._get_value(scope, key)
                 return value
 
             def _put_value(self, scope: str, key: str, value: bytes) -> None:
                 if scope == "facts":
-                    driver.introduced(int(key), json.loads(value))
+                    dispatcher.facts_received(int(key), json.loads(value))
                 else:
                     super()._put_value(scope, key, value)
 
         return Handler
 
-    register: Callable[[], threading.Event] = gloo_run.register_shutdown_event
+    return replacement
 
-    def interrupted() -> threading.Event:
-        Driver.interrupted = register()
-        return Driver.interrupted
 
-    gloo_run.register_shutdown_event = interrupted
-    discovery.HostDiscoveryScript = HostCommand
-    gloo_run.ElasticDriver = Driver
-    gloo_run.create_slot_env_vars = variables
-    gloo_run.create_rendezvous_handler = handler
-    remote: Callable[..., str] = gloo_run.get_remote_command
-    gloo_run.get_remote_command = lambda *args, **named: remote(*args, **named).replace("ssh ", f"ssh {SSH} ", 1)
+def _with_our_options(get_remote_command: Callable[..., str]) -> Callable[..., str]:
+    def replacement(*arguments: Any, **named: Any) -> str:
+        return get_remote_command(*arguments, **named).replace("ssh ", f"ssh {SSH_OPTIONS} ", 1)
+
+    return replacement
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One name in a module of Horovod's launcher that stands for something of ours while this process runs."""
+
+    module: ModuleType
+    name: str
+    parameters: str
+    """The parameters of Horovod's function or class, which ours takes as well; a test compares them."""
+    make: Callable[[Any], Any]
+    """Takes what Horovod has under the name, and returns what replaces it."""
+    why: str
+
+
+REPLACEMENTS = (
+    Replacement(
+        discovery,
+        "HostDiscoveryScript",
+        "discovery_script slots",
+        lambda _: HostCommand,
+        why="A line that is no host, or a command that fails once, must not end the job.",
+    ),
+    Replacement(
+        gloo_run,
+        "ElasticDriver",
+        "rendezvous discovery min_num_proc max_num_proc timeout reset_limit cooldown_range verbose",
+        lambda _: Driver,
+        why="Who may be in the world, and when, is for our roster to decide.",
+    ),
+    Replacement(
+        gloo_run,
+        "create_rendezvous_handler",
+        "driver",
+        _with_our_requests,
+        why="Workers send heartbeats and say what they run; a worker that dies while it waits prints no traceback.",
+    ),
+    Replacement(
+        gloo_run,
+        "create_slot_env_vars",
+        "slot_info",
+        _with_our_variables,
+        why="A worker needs the number, the job and the slot that stay its own while its ranks change.",
+    ),
+    Replacement(
+        gloo_run,
+        "register_shutdown_event",
+        "",
+        _keeping_the_event,
+        why="On a signal the job must wait for the last commits, and Horovod keeps the event to itself.",
+    ),
+    Replacement(
+        gloo_run,
+        "get_remote_command",
+        "local_command host port identity_file timeout_s",
+        _with_our_options,
+        why="Horovod's ssh would wait for minutes for a host that is gone, and ask for passwords.",
+    ),
+)
+
+
+def main() -> None:
+    """Run horovodrun's command line; with a host discovery script the job is elastic, with our driver."""
+    for replacement in REPLACEMENTS:
+        original = getattr(replacement.module, replacement.name)
+        setattr(replacement.module, replacement.name, replacement.make(original))
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     launch.run_commandline()

@@ -1,6 +1,20 @@
-"""Which workers an elastic job has and when they form a new world: told what happens, it says what to do.
+"""Which workers an elastic job has and when they form a new world: events go in, commands come out.
 
-Nothing here knows of processes, networks or threads, and time is an argument: any history can be played in a test.
+A job is a list of hosts with slots, at most one worker per slot, and one world after another. The driver reports what
+happens (hosts found, a worker that asks for a rank, a heartbeat, a worker's exit) and asks for commands: start a
+worker, end one, form a world of these workers, finish the job.
+
+- A slot without a worker gets one; where workers fail to start, the next attempt waits longer and longer.
+- A new worker imports and builds while the others train. Once it asks for a rank, the members are told to leave their
+  world after the next step, and all that ask form the next world. Survivors come first and keep their order.
+- After a fault the survivors ask for a rank. The next world forms as soon as every survivor has asked; a member that is
+  silent, or does not ask in time, is ended and left out.
+- The job finishes when no member of a world is left and rank 0 was done or a member committed, when a worker exits
+  with a code that holds for the whole job, or when there were too few workers for too long. Where all members of a
+  world die otherwise, new workers form another one and go on from the last commit.
+
+Nothing here knows of processes, networks or threads, and time is an argument (seconds on any clock that does not jump),
+so a test can play any history.
 """
 
 from __future__ import annotations
@@ -10,19 +24,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-SILENT_S = 10.0  # a worker says every second that it lives: this long without a word, and it does not
-SILENT_WHILE_MEETING_S = 3.0  # the others have found one to be gone: whoever is silent then is the one
-REPORT_S = 20.0  # from the first survivor of a fault that asks for a new world to the last
+SILENT_S = 10.0  # a worker sends a heartbeat every second: after so long without one it is taken for dead
+SILENT_WHILE_MEETING_S = 3.0  # the others miss a member: whoever is silent at that moment is the one
+REPORT_S = 20.0  # from the first survivor that asks for a rank to the last
 BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
-STEADY_S = 60.0  # a worker that has lived so long has not failed to start
+STEADY_S = 60.0  # a worker that ran for so long did not fail to start
 
-# How a worker ends where the job as a whole should end with it: wrong settings, replicas that differ, a step that
-# breaks in every world, a loss that is not finite any more; and a commit on the way, by a signal or when its time
-# was up.
+# Exit codes of a worker that end the whole job: wrong settings; replicas that differ, a step that breaks in every
+# world, a loss that stays not finite; and a commit before the end, on a signal or because the time was up.
 WRONG_SETTINGS = 2
-HOPELESS = (4, 5, 6)
+UNRECOVERABLE = (4, 5, 6)
 COMMITTED = (75, 130, 138, 143)
-_TOLD_TO = -1  # ended by an order: its exit code says nothing
+_ENDED_BY_COMMAND = -1  # in place of the exit code, which says nothing about a worker that was told to end
 
 
 class Stage(Enum):
@@ -30,7 +43,7 @@ class Stage(Enum):
 
     STARTING = "starting"
     READY = "ready"
-    """It has built all it needs and waits for a rank."""
+    """It has built all it needs and waits for its first rank."""
     TRAINING = "training"
     MEETING = "meeting"
     """It has left its world and waits for a rank in the next one."""
@@ -40,13 +53,14 @@ class Stage(Enum):
 
 @dataclass(eq=False)
 class Worker:
-    """One process, with a number that no other one of the job has ever had, in a place of its host."""
+    """One process in a slot of a host, with a number that no other process of the job has or had."""
 
     number: int
     host: str
     slot: int
-    started: float
-    heard: float
+    started_at: float
+    heard_at: float
+    """When its last heartbeat or request came."""
     stage: Stage = Stage.STARTING
 
     def __str__(self) -> str:
@@ -65,32 +79,32 @@ class End:
     """End this worker, if it still runs."""
 
     worker: Worker
-    why: str
-    at_once: bool = False
-    """It does not react: there is nothing to wait for."""
+    reason: str
+    unresponsive: bool = False
+    """Whether the worker no longer reacts, so that waiting for it to leave would be in vain."""
 
 
 @dataclass(frozen=True)
-class Form:
-    """These workers, in the order of their ranks, are the new world."""
+class FormWorld:
+    """Make these workers, in the order of their ranks, the new world."""
 
     workers: tuple[Worker, ...]
 
 
 @dataclass(frozen=True)
 class Finish:
-    """The job is over."""
+    """Finish the job with this exit code."""
 
     exit_code: int
-    why: str
+    reason: str
 
 
-Order = Start | End | Form | Finish
+Command = Start | End | FormWorld | Finish
 
 
 @dataclass
-class _Place:
-    """A slot of a host."""
+class _SlotRecord:
+    """How often in a row workers of one slot have failed to start, and when the next one may be started."""
 
     failures: int = 0
     not_before: float = 0.0
@@ -98,44 +112,45 @@ class _Place:
 
 @dataclass
 class Roster:
-    """The workers of a job. Each method takes what has happened; `orders` says what should be done about it."""
+    """The workers of a job: methods take the events, and `commands` returns what to do about them."""
 
-    first: int
+    start_workers: int
     """Workers that the first world waits for."""
-    fewest: int
-    most: int
+    min_workers: int
+    max_workers: int
     patience_s: float
-    """With fewer than `fewest` workers for so long the job is given up."""
+    """How long there may be fewer than `min_workers` workers before the job is given up."""
     start_patience_s: float = 60.0
-    """So long the first world waits for `first` workers where `fewest` are there."""
+    """How long the first world waits for `start_workers` workers when `min_workers` are there."""
     hosts: dict[str, int] = field(default_factory=dict)
+    """The number of slots of each host that may be used."""
     world: tuple[Worker, ...] = ()
-    """The members of the last world in the order of their ranks, those that have gone since included."""
-    formed: int = 0
+    """The members of the last world in the order of their ranks, including those that have exited since."""
+    worlds_formed: int = 0
     _workers: list[Worker] = field(default_factory=list)
-    _places: dict[tuple[str, int], _Place] = field(default_factory=dict)
+    _slots: dict[tuple[str, int], _SlotRecord] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
-    _codes: dict[Worker, int] = field(default_factory=dict)
+    _exit_codes: dict[Worker, int] = field(default_factory=dict)
     _meeting_since: float | None = None
     _short_since: float | None = None
     _finish: Finish | None = None
 
-    # ------------------------------------------------------------------------------------------- what happens
+    # ------------------------------------------------------------------------------------------------ events
 
-    def found(self, hosts: Mapping[str, int]) -> None:
-        """These hosts, with so many slots each, may be used; a host that comes back starts with a clean record."""
+    def hosts_found(self, hosts: Mapping[str, int]) -> None:
+        """Note the hosts that may be used now, with their slots; a host that comes back starts with a clean record."""
         for host in hosts:
             if host not in self.hosts:
-                for place in [place for place in self._places if place[0] == host]:
-                    del self._places[place]
+                for slot in [slot for slot in self._slots if slot[0] == host]:
+                    del self._slots[slot]
         self.hosts = dict(hosts)
 
-    def asked(self, number: int, now: float) -> None:
-        """A worker waits for a rank."""
+    def rank_requested(self, number: int, now: float) -> None:
+        """Note that a worker is ready, or has left its world, and waits for a rank."""
         worker = self.worker(number)
         if worker is None or worker.stage is Stage.ENDING:
             return
-        worker.heard = now
+        worker.heard_at = now
         if worker.stage is Stage.STARTING:
             worker.stage = Stage.READY
         elif worker.stage is Stage.TRAINING:
@@ -143,139 +158,144 @@ class Roster:
             if self._meeting_since is None:
                 self._meeting_since = now
 
-    def heard(self, number: int, now: float) -> None:
-        """A worker has said that it lives."""
+    def heartbeat_received(self, number: int, now: float) -> None:
+        """Note that a worker is alive."""
         if (worker := self.worker(number)) is not None:
-            worker.heard = now
+            worker.heard_at = now
 
-    def ended(self, number: int, code: int, now: float) -> None:
-        """A worker's process has ended."""
+    def worker_exited(self, number: int, exit_code: int, now: float) -> None:
+        """Note that a worker's process has ended."""
         worker = self.worker(number)
         if worker is None:
             return
         self._workers.remove(worker)
-        self._codes[worker] = _TOLD_TO if worker.stage is Stage.ENDING else code
-        place = self._places.setdefault((worker.host, worker.slot), _Place())
-        place.failures = 1 if now - worker.started >= STEADY_S else place.failures + 1
-        place.not_before = now + min(BACK_OFF_S * 2 ** (place.failures - 1), LONGEST_BACK_OFF_S)
-        if code in HOPELESS:
-            self._finish = Finish(code, f"{worker} ended with exit code {code}")
-        elif code == WRONG_SETTINGS and not self.formed:
-            self._finish = Finish(code, f"{worker} cannot start")
+        self._exit_codes[worker] = _ENDED_BY_COMMAND if worker.stage is Stage.ENDING else exit_code
+        slot = self._slots.setdefault((worker.host, worker.slot), _SlotRecord())
+        slot.failures = 1 if now - worker.started_at >= STEADY_S else slot.failures + 1
+        slot.not_before = now + min(BACK_OFF_S * 2 ** (slot.failures - 1), LONGEST_BACK_OFF_S)
+        if exit_code in UNRECOVERABLE:
+            self._finish = Finish(exit_code, f"{worker} ended with exit code {exit_code}")
+        elif exit_code == WRONG_SETTINGS and not self.worlds_formed:
+            self._finish = Finish(exit_code, f"{worker} cannot start")
         elif worker in self.world and not self._members():
             self._finish = self._end_of_world()
 
-    # ---------------------------------------------------------------------------------------------- what to do
+    # ------------------------------------------------------------------------------------- what to do about them
 
-    def orders(self, now: float) -> list[Order]:
-        """What should be done now; it is taken as done."""
+    def commands(self, now: float) -> list[Command]:
+        """Return what to do now; the roster takes it as done."""
         if self._finish is not None:
             return [*self._end_all("the job is over"), self._finish]
-        orders: list[Order] = [*self._end_the_silent(now), *self._end_the_unwanted()]
-        orders += self._start_missing(now)
-        orders += self._form(now)
-        return orders
+        commands: list[Command] = [*self._end_unresponsive(now), *self._end_unlisted_newcomers()]
+        commands += self._start_missing(now)
+        commands += self._form_world(now)
+        return commands
 
     def wants_change(self) -> bool:
-        """Whether the members should come together at the next step, because somebody came or should go."""
+        """Return whether members should leave their world after the next step: a worker is ready, or one must go."""
         members = self._members()
         if not members or any(worker.stage is not Stage.TRAINING for worker in members):
             return False
-        staying = [worker for worker in members if self._has_place(worker)]
-        ready = [worker for worker in self._in(Stage.READY) if self._has_place(worker)]
-        room = self.most - len(staying)
-        if len(staying) + min(room, len(ready)) < self.fewest:
+        staying = [worker for worker in members if self._is_listed(worker)]
+        ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
+        room = self.max_workers - len(staying)
+        if len(staying) + min(room, len(ready)) < self.min_workers:
             return False
         return len(staying) < len(members) or (bool(ready) and room > 0)
 
     def worker(self, number: int) -> Worker | None:
-        """The worker of this number, if it still runs."""
+        """Return the worker with this number, or None where it has exited."""
         return next((worker for worker in self._workers if worker.number == number), None)
 
-    # -------------------------------------------------------------------------------------------------- inside
+    # ------------------------------------------------------------------------------------------------- inside
 
     def _in(self, *stages: Stage) -> list[Worker]:
         return [worker for worker in self._workers if worker.stage in stages]
 
     def _members(self) -> list[Worker]:
-        """Members of the last world that still run, in the order of their ranks."""
+        """Return the members of the last world that still run, in the order of their ranks."""
         return [worker for worker in self.world if worker in self._workers and worker.stage is not Stage.ENDING]
 
-    def _has_place(self, worker: Worker) -> bool:
+    def _is_listed(self, worker: Worker) -> bool:
         return worker.slot < self.hosts.get(worker.host, 0)
 
-    def _end(self, worker: Worker, why: str, *, at_once: bool = False) -> End:
+    def _end(self, worker: Worker, reason: str, *, unresponsive: bool = False) -> End:
         worker.stage = Stage.ENDING
-        return End(worker, why, at_once)
+        return End(worker, reason, unresponsive)
 
-    def _end_all(self, why: str) -> list[End]:
-        return [self._end(worker, why) for worker in self._workers if worker.stage is not Stage.ENDING]
+    def _end_all(self, reason: str) -> list[End]:
+        return [self._end(worker, reason) for worker in self._workers if worker.stage is not Stage.ENDING]
 
-    def _end_the_silent(self, now: float) -> list[End]:
-        """Who says nothing, and who says that it lives but does not come where the others wait for it."""
-        orders = []
-        waited = None if self._meeting_since is None else now - self._meeting_since
+    def _end_unresponsive(self, now: float) -> list[End]:
+        """End workers without a heartbeat, and members that have one but do not come where the others wait for them."""
+        commands = []
+        waited_s = None if self._meeting_since is None else now - self._meeting_since
         for worker in self._in(Stage.TRAINING, Stage.READY, Stage.MEETING):
-            missed = waited is not None and worker.stage is Stage.TRAINING
-            silence = now - worker.heard
-            if silence > (SILENT_WHILE_MEETING_S if missed else SILENT_S):
-                orders.append(self._end(worker, f"nothing was heard of it for {silence:.0f} s", at_once=True))
-            elif missed and waited is not None and waited > REPORT_S:
-                orders.append(
-                    self._end(worker, f"it has not come to the new world within {REPORT_S:.0f} s", at_once=True)
-                )
-        return orders
+            missed = waited_s is not None and worker.stage is Stage.TRAINING
+            silent_s = now - worker.heard_at
+            if silent_s > (SILENT_WHILE_MEETING_S if missed else SILENT_S):
+                commands.append(self._end(worker, f"nothing was heard of it for {silent_s:.0f} s", unresponsive=True))
+            elif missed and waited_s is not None and waited_s > REPORT_S:
+                reason = f"it has not come to the new world within {REPORT_S:.0f} s"
+                commands.append(self._end(worker, reason, unresponsive=True))
+        return commands
 
-    def _end_the_unwanted(self) -> list[End]:
-        """Newcomers whose host has gone from the list; members leave at the next step, with the others."""
-        waiting = self._in(Stage.STARTING, Stage.READY)
-        return [self._end(worker, "its host is no longer listed") for worker in waiting if not self._has_place(worker)]
+    def _end_unlisted_newcomers(self) -> list[End]:
+        """End newcomers whose host is no longer listed; members leave after the next step, together with the others."""
+        unlisted = [worker for worker in self._in(Stage.STARTING, Stage.READY) if not self._is_listed(worker)]
+        return [self._end(worker, "its host is no longer listed") for worker in unlisted]
 
     def _start_missing(self, now: float) -> list[Start]:
-        orders = []
+        commands = []
         taken = {(worker.host, worker.slot) for worker in self._workers}
-        free = self.most - len([worker for worker in self._workers if worker.stage is not Stage.ENDING])
-        for host, slots in self.hosts.items():
-            for slot in range(slots):
-                place = self._places.setdefault((host, slot), _Place())
-                if free > 0 and (host, slot) not in taken and place.not_before <= now:
-                    worker = Worker(next(self._numbers), host, slot, now, now)
+        room = self.max_workers - len([worker for worker in self._workers if worker.stage is not Stage.ENDING])
+        for host, num_slots in self.hosts.items():
+            for slot in range(num_slots):
+                record = self._slots.setdefault((host, slot), _SlotRecord())
+                if room > 0 and (host, slot) not in taken and record.not_before <= now:
+                    worker = Worker(next(self._numbers), host, slot, started_at=now, heard_at=now)
                     self._workers.append(worker)
-                    orders.append(Start(worker))
-                    free -= 1
-        return orders
+                    commands.append(Start(worker))
+                    room -= 1
+        return commands
 
-    def _form(self, now: float) -> list[Order]:
-        """A new world, as soon as every survivor of the last one is there, and enough are."""
+    def _form_world(self, now: float) -> list[Command]:
+        """Form a new world as soon as every survivor of the last one waits for it and there are enough workers."""
         members = self._members()
         if any(worker.stage is Stage.TRAINING for worker in members):
             return []
-        survivors = [worker for worker in members if self._has_place(worker)] or members
-        ready = [worker for worker in self._in(Stage.READY) if self._has_place(worker)]
-        coming = (survivors + ready)[: self.most]
-        if not self._enough(len(coming), now):
+        survivors = [worker for worker in members if self._is_listed(worker)] or members
+        ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
+        chosen = (survivors + ready)[: self.max_workers]
+        if not self._is_enough(len(chosen), now):
             if self._short_since is not None and now - self._short_since > self.patience_s:
-                self._finish = Finish(1, f"fewer than {self.fewest} workers for {self.patience_s:.0f} s")
-                return [*self._end_all(self._finish.why), self._finish]
+                self._finish = Finish(1, f"fewer than {self.min_workers} workers for {self.patience_s:.0f} s")
+                return [*self._end_all(self._finish.reason), self._finish]
             return []
-        dropped = [worker for worker in members if worker not in coming]
-        orders: list[Order] = [self._end(worker, "its host is no longer listed") for worker in dropped]
-        for worker in coming:
+        dropped = [worker for worker in members if worker not in chosen]
+        commands: list[Command] = [self._end(worker, "its host is no longer listed") for worker in dropped]
+        for worker in chosen:
             worker.stage = Stage.TRAINING
-        self.world, self._meeting_since, self._short_since = tuple(coming), None, None
-        self.formed += 1
-        return [*orders, Form(self.world)]
+        self.world, self._meeting_since, self._short_since = tuple(chosen), None, None
+        self.worlds_formed += 1
+        return [*commands, FormWorld(self.world)]
 
-    def _enough(self, count: int, now: float) -> bool:
+    def _is_enough(self, count: int, now: float) -> bool:
         if self._short_since is None:
             self._short_since = now
-        waited = now - self._short_since
-        return count >= self.first or (count >= self.fewest and (self.formed > 0 or waited > self.start_patience_s))
+        waited_s = now - self._short_since
+        if count >= self.start_workers:
+            return True
+        return count >= self.min_workers and (self.worlds_formed > 0 or waited_s > self.start_patience_s)
 
     def _end_of_world(self) -> Finish | None:
-        """No member is left. A world in which nobody has fallen out and somebody is done has done its work."""
-        codes = [self._codes.get(worker, _TOLD_TO) for worker in self.world]  # one told to end may still be at it
-        committed = [code for code in codes if code in COMMITTED]
+        """Return how the job finishes now that no member is left, or None where new workers are to go on.
+
+        A commit by any member ends the job; so does rank 0 with exit code 0.
+        """
+        # A member that was told to end may still be running.
+        exit_codes = [self._exit_codes.get(worker, _ENDED_BY_COMMAND) for worker in self.world]
+        committed = [code for code in exit_codes if code in COMMITTED]
         if committed:
             return Finish(committed[0], "stopped, and committed")
-        return Finish(0, "done") if codes[0] == 0 else None
+        return Finish(0, "done") if exit_codes[0] == 0 else None

@@ -1,22 +1,31 @@
-"""The small web server that a launcher of Horovod's runs for its ranks; no torch."""
+"""A client of the key-value server that Horovod's launcher runs for its ranks. No torch."""
 
 from __future__ import annotations
 
 import urllib.request
 from collections.abc import Mapping
 
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for what lies outside
-ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for addresses outside the cluster
+ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
 
-def ask(environ: Mapping[str, str], path: str, limit_s: float | None = None, put: str | None = None) -> str:
-    """What it answers, having been given `put` if that is something; without a limit it may let one wait.
+def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -> str:
+    """Return what the server has under `path` ("SCOPE/KEY"); some answers come only when the server has one to give.
 
-    Raises OSError (HTTPError with its `code`, too).
+    Raises OSError where the server does not answer within `timeout_s` seconds (None: wait for ever), and HTTPError, an
+    OSError with a `code`, where it refuses.
     """
-    url = f"http://{environ[ADDRESS]}:{environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}/{path}"
-    data = None if put is None else put.encode()
-    request = urllib.request.Request(url, data, method="GET" if put is None else "PUT")  # http, as it says
-    with _DIRECT.open(request, timeout=limit_s) as answer:
+    return _request(environ, path, None, timeout_s)
+
+
+def put(environ: Mapping[str, str], path: str, text: str, timeout_s: float | None = None) -> None:
+    """Write `text` under `path` on the server. Raises OSError as `get` does."""
+    _request(environ, path, text.encode(), timeout_s)
+
+
+def _request(environ: Mapping[str, str], path: str, data: bytes | None, timeout_s: float | None) -> str:
+    url = f"http://{environ[ADDRESS]}:{environ[PORT]}/{path}"
+    request = urllib.request.Request(url, data, method="GET" if data is None else "PUT")  # http, as the line above says
+    with _DIRECT.open(request, timeout=timeout_s) as answer:
         text: str = answer.read().decode()
     return text

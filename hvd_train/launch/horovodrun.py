@@ -1,4 +1,4 @@
-"""Starting ranks from a command of our own: the line that a user would type; no torch."""
+"""The horovodrun command line with which our own commands start ranks, as a user would type it. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_train.errors import UsageError
 
 
 def program(name: str) -> str:
-    """The one beside this Python, which other hosts are to have in the same place; else the one on the PATH.
+    """Return the path of a program: beside this Python, where other hosts should have it as well, or on the PATH.
 
     Raises UsageError where there is none.
     """
@@ -24,19 +24,22 @@ def program(name: str) -> str:
 
 
 def line(ranks: int, host_file: str | None, controller: str) -> list[str]:
-    """`horovodrun`, for so many ranks, over `gloo` or `mpi`; what the ranks are to do comes after it."""
-    where = [] if host_file is None else ["--hostfile", host_file]
-    begin = _open_mpi_elsewhere() if controller == "mpi" else []
-    return [*begin, program("horovodrun"), "-np", str(ranks), *where, f"--{controller}"]
+    """Return the start of a horovodrun command; the program that the ranks run and its arguments come after it.
+
+    `host_file` None means this machine; `controller` is `gloo` or `mpi`. Raises UsageError where horovodrun is missing.
+    """
+    hosts = [] if host_file is None else ["--hostfile", host_file]
+    environment = _open_mpi_environment() if controller == "mpi" else []
+    return [*environment, program("horovodrun"), "-np", str(ranks), *hosts, f"--{controller}"]
 
 
-def _open_mpi_elsewhere() -> list[str]:
-    """Words that tell this environment's Open MPI 4 where its daemon and its files are on other hosts.
+def _open_mpi_environment() -> list[str]:
+    """Return an `env` command that tells this environment's Open MPI 4 where its daemon and files are on other hosts.
 
-    Over ssh they have a PATH without this environment. As find_open_mpi in horovodrun_scripts/_launch.sh.
+    Over ssh the PATH there lacks this Python environment. horovodrun_scripts/_launch.sh does the same in find_open_mpi.
     """
     daemon = Path(sys.executable).with_name("orted")
     if not daemon.exists():
         return []
-    said = {"OPAL_PREFIX": str(daemon.parents[1]), "OMPI_MCA_orte_launch_agent": shlex.quote(str(daemon))}
-    return ["env", *(f"{name}={value}" for name, value in said.items() if not os.environ.get(name))]
+    variables = {"OPAL_PREFIX": str(daemon.parents[1]), "OMPI_MCA_orte_launch_agent": shlex.quote(str(daemon))}
+    return ["env", *(f"{name}={value}" for name, value in variables.items() if not os.environ.get(name))]

@@ -1,4 +1,4 @@
-"""Host files: read, checked, and written as each launcher takes them. No torch."""
+"""Host files: reads and checks them, and writes them in the format that each launcher takes. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Literal
 
 from hvd_train.errors import UsageError
 
-Form = Literal["horovod", "openmpi", "mpich", "slurm"]
+FileFormat = Literal["horovod", "openmpi", "mpich", "slurm"]
 
 _NAME = r"[A-Za-z0-9_.-]+"
 _LINE = re.compile(rf"({_NAME})(?::(\d+))?(?:\s+slots\s*=\s*(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", re.ASCII)
@@ -22,18 +22,18 @@ _RANGES = re.compile(r"([A-Za-z0-9_.-]*)\[([0-9,-]+)\]([A-Za-z0-9_.-]*)")
 
 @dataclass(frozen=True)
 class Host:
-    """A host and how many ranks it takes."""
+    """A host and the number of ranks that it takes."""
 
     name: str
     slots: int
 
 
-def read(path: Path, form: Form = "horovod") -> tuple[Host, ...]:
-    """The hosts of a file in the order of their lines.
+def read(path: Path, file_format: FileFormat = "horovod") -> tuple[Host, ...]:
+    """Return the hosts of a file in the order of their lines.
 
-    A line is `NAME`, `NAME:SLOTS` or `NAME slots=SLOTS` (`max_slots=` is ignored); in Slurm's form it is a name for
-    each task (SLURM_HOSTFILE). Blank lines and what follows a # do not count. Raises UsageError that lists every line
-    that is wrong.
+    A line is `NAME`, `NAME:SLOTS` or `NAME slots=SLOTS` (`max_slots=` is ignored); in Slurm's format (SLURM_HOSTFILE)
+    there is one line with the name of the host for each task. Blank lines and text after a # are skipped. Raises
+    UsageError, which lists every wrong line, or where the file cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -41,52 +41,55 @@ def read(path: Path, form: Form = "horovod") -> tuple[Host, ...]:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise UsageError(f"cannot read the host file {path}: {reason}") from None
     lines = [(number, line.partition("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1)]
-    return _checked(((f"{path}, line {number}", line) for number, line in lines if line), form, f"{path}")
+    return _checked(((f"{path}, line {number}", line) for number, line in lines if line), file_format, f"{path}")
 
 
 def parse(line: str) -> tuple[Host, ...]:
-    """The hosts of `-H h1:2,h2:2`, where Slurm's `node[1-3]:2` is three of them. Raises UsageError."""
+    """Return the hosts of a list such as `h1:2,h2:2`, in which Slurm's `node[1-3]:2` stands for three hosts.
+
+    Raises UsageError, which lists every entry that is wrong.
+    """
     parts = [part for entry in re.split(r",(?![^\[]*\])", line) for part in _expanded(entry.strip())]
     return _checked(((f"-H {line}", part) for part in parts if part), "horovod", f"-H {line}")
 
 
-def written(hosts: Sequence[Host], form: Form) -> str:
-    """The text of a host file for a launcher."""
-    if form == "slurm":
+def written(hosts: Sequence[Host], file_format: FileFormat) -> str:
+    """Return the text of a host file with these hosts."""
+    if file_format == "slurm":
         return "".join(f"{host.name}\n" * host.slots for host in hosts)
-    pattern = "{0.name}:{0.slots}\n" if form == "mpich" else "{0.name} slots={0.slots}\n"
+    pattern = "{0.name}:{0.slots}\n" if file_format == "mpich" else "{0.name} slots={0.slots}\n"
     return "".join(pattern.format(host) for host in hosts)
 
 
 def unknown(hosts: Iterable[Host]) -> list[str]:
-    """The names that do not resolve here, all asked for at once."""
+    """Return the names of the hosts that do not resolve on this machine; all are looked up at the same time."""
     names = [host.name for host in hosts]
-    with ThreadPoolExecutor(max_workers=32) as asking:
-        return [name for name, found in zip(names, asking.map(_resolves, names), strict=True) if not found]
+    with ThreadPoolExecutor(max_workers=32) as threads:
+        return [name for name, found in zip(names, threads.map(_resolves, names), strict=True) if not found]
 
 
 def describe(hosts: Sequence[Host]) -> str:
-    """How many hosts and slots, in one line."""
+    """Return the numbers of hosts and slots, and the hosts with their slots, in one line."""
     slots = sum(host.slots for host in hosts)
     listed = ", ".join(f"{host.name} ({host.slots})" for host in hosts)
     return f"{len(hosts)} host{'s' * (len(hosts) != 1)}, {slots} slot{'s' * (slots != 1)}: {listed}"
 
 
-def _checked(lines: Iterable[tuple[str, str]], form: Form, source: str) -> tuple[Host, ...]:
+def _checked(lines: Iterable[tuple[str, str]], file_format: FileFormat, source: str) -> tuple[Host, ...]:
     found: list[Host] = []
     wrong = []
-    for place, line in lines:
+    for where, line in lines:
         match = _LINE.fullmatch(line)
-        if match is None or (form == "slurm" and line != match[1]):
-            wanted = "a name" if form == "slurm" else "of the form 'NAME slots=N'"
-            wrong.append(f"{place}: {line!r} is not {wanted}")
+        if match is None or (file_format == "slurm" and line != match[1]):
+            wanted = "a name" if file_format == "slurm" else "of the form 'NAME slots=N'"
+            wrong.append(f"{where}: {line!r} is not {wanted}")
             continue
         slots = int(match[3] or match[2] or 1)
         if slots < 1:
-            wrong.append(f"{place}: {match[1]} has no slots")
+            wrong.append(f"{where}: {match[1]} has no slots")
         found.append(Host(match[1], slots))
     counts = Counter(host.name for host in found)
-    if form == "slurm":
+    if file_format == "slurm":
         found = [Host(name, count) for name, count in counts.items()]
     else:
         twice = [(name, count) for name, count in counts.items() if count > 1]
@@ -99,7 +102,7 @@ def _checked(lines: Iterable[tuple[str, str]], form: Form, source: str) -> tuple
 
 
 def _expanded(entry: str) -> list[str]:
-    """`node[01-03]:2` as three entries."""
+    """Return the entries that one with ranges stands for: three for `node[01-03]:2`. Raises UsageError."""
     match = _RANGES.search(entry)
     if match is None:
         return [entry]

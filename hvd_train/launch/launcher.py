@@ -1,4 +1,4 @@
-"""What a launcher says about this process in its environment; no torch."""
+"""What the environment of a process says about its launcher, its rank and its job. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class Launch:
-    """One process of a launched group."""
+    """The place of one process in the group that a launcher started."""
 
     launcher: str
     rank: int
@@ -24,7 +24,7 @@ class Launch:
 
 
 def launched(environ: Mapping[str, str]) -> Launch | None:
-    """The group a launcher has put this process in, or None when it was started alone."""
+    """Return the place that a launcher gave to this process, or None where the process was started alone."""
     for launcher, rank, size in _VARIABLES:
         if environ.get(rank, "").isdigit() and environ.get(size, "").isdigit():
             return Launch(launcher, int(environ[rank]), int(environ[size]))
@@ -32,37 +32,37 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
 
 
 def by_open_mpi(environ: Mapping[str, str]) -> bool:
-    """Whether this is a rank of Open MPI's, be it by mpirun or by horovodrun."""
+    """Return whether Open MPI started this process, through mpirun or through horovodrun."""
     return "OMPI_COMM_WORLD_SIZE" in environ
 
 
-# What our driver of elastic jobs says to a process it starts: a number that no other process of the job has ever had,
-# and which of the host's places (GPUs) is its own for life.
-WORKER, SLOT = "HVD_TRAIN_WORKER", "HVD_TRAIN_SLOT"
-JOB = "HVD_TRAIN_JOB"  # tells this job from all others
-REPLACES = "HVD_TRAIN_REPLACES"  # the number of the one that had the place before
-SUPERVISOR = "HVD_TRAIN_SUPERVISOR"  # the process without which the driver is not to go on
-STARTED = "HVD_TRAIN_STARTED"  # when the job was, by the clock (seconds since 1970): its workers come and go
-GOES_ON = "HVD_TRAIN_GOES_ON"  # this process is not of the command's first start: `--resume never` has been done
+# What the driver of elastic jobs, or its supervisor, gives to the processes that it starts:
+WORKER = "HVD_TRAIN_WORKER"  # a number that no other process of the job has or had
+SLOT = "HVD_TRAIN_SLOT"  # which slot of its host (which GPU) is the worker's for life
+JOB = "HVD_TRAIN_JOB"  # a name that no other job has
+REPLACES = "HVD_TRAIN_REPLACES"  # the number of the worker that had the slot before
+SUPERVISOR = "HVD_TRAIN_SUPERVISOR"  # the id of the process without which the driver is not to go on
+STARTED = "HVD_TRAIN_STARTED"  # when the job started, in seconds since 1970: its workers come and go
+GOES_ON = "HVD_TRAIN_GOES_ON"  # "1" where the process continues a job, so that `--resume never` no longer holds
 
-TIMELINE, ON_DEMAND = "HOROVOD_TIMELINE", "DYNAMIC"  # all ranks must have it when they meet, or none
+TIMELINE, ON_DEMAND = "HOROVOD_TIMELINE", "DYNAMIC"  # when ranks meet, all of them must have this variable, or none
 
 
 def elastic(environ: Mapping[str, str]) -> bool:
-    """Whether the ranks of this job may come and go."""
+    """Return whether this process is a worker of an elastic job, in which ranks come and go."""
     return environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def goes_on(environ: Mapping[str, str]) -> bool:
-    """Whether the command that started this process is given again, by itself, to go on where it broke off."""
+    """Return whether this process continues a job: it takes the place of a worker or of a launcher that ended."""
     return environ.get(GOES_ON) == "1"
 
 
 def running_for(environ: Mapping[str, str], now: float) -> float:
-    """Seconds for which the job has been running that this process is part of; 0 where it has just begun."""
+    """Return the seconds since this process's job started, 0 where the job starts with it; `now` is since 1970."""
     return max(0.0, now - float(environ[STARTED])) if STARTED in environ else 0.0
 
 
 def slot(environ: Mapping[str, str]) -> int:
-    """Which of its host's places a process of an elastic job has."""
+    """Return the slot of its host that this process has for life; outside elastic jobs that is its local rank."""
     return int(environ.get(SLOT, environ.get("HOROVOD_LOCAL_RANK", "0")))

@@ -1,4 +1,4 @@
-"""What each rank prints: in whole lines, and kept in a file of its own beside where it goes anyway."""
+"""What each rank prints: written in whole lines, and with `--log-dir` kept in a file per rank as well. No torch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _tees: list[subprocess.Popen[bytes]] = []
 
 
 def whole_lines() -> None:
-    """Write each line at once, under PYTHONUNBUFFERED too, as containers often set it.
+    """Make this process write each line at once and as one piece, also under PYTHONUNBUFFERED.
 
-    There, print() writes the end of a line after it, and mpirun puts the rank before each piece that it reads.
+    Containers often set that variable. With it print() writes the end of a line separately, and mpirun, which puts the
+    rank before each piece that it reads, breaks the lines.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not so in a notebook
@@ -29,7 +30,7 @@ def whole_lines() -> None:
 
 
 def name_of(environ: Mapping[str, str]) -> str:
-    """rank-3.log; in an elastic job, where ranks change, the place of the worker: node1-0.log."""
+    """Return the name of this rank's file: `rank-3.log`, or in an elastic job, where ranks change, `HOST-SLOT.log`."""
     if launcher.elastic(environ):
         return f"{socket.gethostname()}-{launcher.slot(environ)}.log"
     launched = launcher.launched(environ)
@@ -37,7 +38,7 @@ def name_of(environ: Mapping[str, str]) -> str:
 
 
 def start(folder: Path, environ: Mapping[str, str]) -> None:
-    """From here on, add to a file in `folder` whatever this process prints, native code and children included.
+    """Append all that this process prints from now on to a file in `folder`, native code and child processes included.
 
     A second call does nothing. Raises UsageError where the file cannot be written.
     """
@@ -49,12 +50,12 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
         path.open("ab").close()
     except OSError as error:
         raise UsageError(f"--log-dir {folder}: {path.name} cannot be written ({error.strerror})") from None
-    kept = []
+    saved = []
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         number = stream.fileno()
-        kept.append((os.dup(number), number))
-        # In a session of its own: what ends this process must not end the tee before its last words are through.
+        saved.append((os.dup(number), number))
+        # In a session of its own: a signal that ends this process must not end tee before the last output is through.
         tee = subprocess.Popen(["tee", "-a", path], stdin=subprocess.PIPE, stdout=number, start_new_session=True)
         assert tee.stdin is not None
         os.dup2(tee.stdin.fileno(), number)
@@ -65,7 +66,7 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        for old, number in kept:
+        for old, number in saved:
             os.dup2(old, number)
         for tee in _tees:
             tee.wait()

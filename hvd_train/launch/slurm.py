@@ -1,4 +1,4 @@
-"""Ranks that srun has started, without MPI or a launcher of Horovod's: what Slurm says of them, in Horovod's words."""
+"""Ranks that srun started without MPI or horovodrun: translates Slurm's variables into Horovod's. No torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 from hvd_train.errors import UsageError
 
-_PORTS = range(20_000, 32_000)  # below those that systems give to whoever asks for any
+_PORTS = range(20_000, 32_000)  # below the ports that systems hand out themselves
 PORT = "HVD_TRAIN_PORT"
 _PATIENCE_S = 120.0
 
 
 def alone(environ: Mapping[str, str]) -> bool:
-    """Whether srun has started this process as one of several tasks, and neither Horovod nor a PMI says how to meet."""
+    """Return whether srun started this process as one of several tasks, without Horovod's or a PMI's variables."""
     others = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
     return (
         int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
@@ -25,9 +25,10 @@ def alone(environ: Mapping[str, str]) -> bool:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Rank, size and the place to meet, for Horovod with Gloo: the first node, on a port that follows from the step.
+    """Return the variables that tell Horovod, with Gloo, this task's ranks and where the ranks meet.
 
-    Raises UsageError where Slurm has not said enough.
+    They meet on the first node of the step, on a port computed from the numbers of the job and the step, or on
+    HVD_TRAIN_PORT. Raises UsageError where Slurm's variables are missing or not understood.
     """
     try:
         tasks = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
@@ -54,7 +55,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def wait_for_rank_0(address: str, port: int) -> None:
-    """Until it listens: ranks take their time to import. Raises UsageError where it does not come."""
+    """Wait until rank 0 listens at the address; ranks may import for a while. Raises UsageError after 120 seconds."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -70,7 +71,7 @@ def wait_for_rank_0(address: str, port: int) -> None:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """`2(x3),1` as [2, 2, 2, 1]. Raises ValueError."""
+    """Return the number of tasks of each node: [2, 2, 2, 1] for Slurm's `2(x3),1`. Raises ValueError."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -81,7 +82,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def first_node(nodes: str) -> str:
-    """The first of `gpu[03-05,9],login`: gpu03."""
+    """Return the first node of a list in Slurm's notation: gpu03 for `gpu[03-05,9],login`. Raises ValueError."""
     match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
     if match is None:
         raise ValueError(nodes)

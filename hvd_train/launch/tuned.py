@@ -1,4 +1,4 @@
-"""Horovod's settings as `hvd-train tune` finds them: a file of NAME=VALUE lines, for `train --tuned FILE`."""
+"""The file of NAME=VALUE lines in which `hvd-train tune` writes Horovod's settings for `train --tuned`. No torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hvd_train.errors import UsageError, unknown_name
 
 FUSION, CYCLE, CACHE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME", "HOROVOD_CACHE_CAPACITY"
 LIMITS = {FUSION: (0.0, 2.0**31), CYCLE: (0.01, 1000.0), CACHE: (0.0, 2.0**20)}
-"""Bytes, milliseconds, tensors: the least and the most of each. Only the cycle may be a fraction."""
+"""The least and greatest value of each, in bytes, milliseconds and tensors. Only the cycle time may be a fraction."""
 DEFAULTS = {FUSION: str(128 * 2**20), CYCLE: "1", CACHE: "1024"}
 
 
 def read(path: Path) -> dict[str, str]:
-    """The settings in a file. Raises UsageError with the line that cannot be."""
+    """Return the settings in a file. Raises UsageError where the file cannot be read or a line of it is wrong."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -49,19 +49,22 @@ def _fits(name: str, value: str) -> bool:
 
 
 def apply(settings: Mapping[str, str], environ: MutableMapping[str, str]) -> None:
-    """Say them to Horovod, which looks at them when the ranks meet. Raises UsageError where it is told otherwise."""
+    """Add the settings to the environment, where Horovod reads them when the ranks meet.
+
+    Raises UsageError where the environment has another value for one of them.
+    """
     for name, value in settings.items():
         if environ.setdefault(name, value) != value:
             raise UsageError(f"--tuned says {name}={value}, but it is {environ[name]!r} already: unset {name}")
 
 
 def text(settings: Mapping[str, str], comments: list[str]) -> str:
-    """The file."""
+    """Return the text of a file with these settings, below these comments."""
     lines = [f"# {comment}" for comment in comments] + [f"{name}={value}" for name, value in settings.items()]
     return "\n".join(lines) + "\n"
 
 
 def describe(settings: Mapping[str, str]) -> str:
-    """The two that are tuned, in one phrase."""
+    """Return the fusion buffer's size and the cycle time, the two settings that are tuned, in one phrase."""
     fusion, cycle = (float({**DEFAULTS, **settings}[name]) for name in (FUSION, CYCLE))
     return f"fusion {fusion / 2**20:6.1f} MB  cycle {cycle:5.2f} ms"

@@ -192,7 +192,7 @@ class RunJournal:
             previous_size=len(change.before),
             left=[str(member) for member in change.left],
             came=[str(member) for member in change.came],
-            why=change.why,
+            why=change.reason,
             seconds=round(seconds, 3),
             steps_lost=change.steps_lost,
         )

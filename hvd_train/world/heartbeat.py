@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, MutableMapping
 
 from hvd_train.errors import UsageError
-from hvd_train.launch.client import ask
+from hvd_train.launch import client
 from hvd_train.launch.launcher import WORKER
 from hvd_train.world.world import Wish
 
@@ -37,7 +37,7 @@ class Pulse:
         answered = time.monotonic()
         while True:
             try:
-                said = ask(environ, f"alive/{environ[WORKER]}", _ANSWER_S)
+                said = client.get(environ, f"heartbeat/{environ[WORKER]}", _ANSWER_S)
             except OSError:
                 silent = time.monotonic() - answered
                 if silent > GONE_S:
@@ -59,7 +59,7 @@ def announce(environ: Mapping[str, str]) -> None:
     The core asks by host and local rank, which may be another process's by now: one that was silent for a while has
     been replaced. Raises SystemExit (0) for such a one, OSError where the driver is gone.
     """
-    if WORKER in environ and ask(environ, f"asking/{environ[WORKER]}") == "end":
+    if WORKER in environ and client.get(environ, f"may_ask/{environ[WORKER]}") == "end":
         raise SystemExit(0)
 
 
@@ -72,10 +72,10 @@ def ask_for_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) ->
     """
     if WORKER not in environ:
         return
-    ask(environ, f"facts/{environ[WORKER]}", put=json.dumps({"host": environ["HOROVOD_HOSTNAME"], **facts}))
-    if problem := ask(environ, f"stranger/{environ[WORKER]}"):
+    client.put(environ, f"facts/{environ[WORKER]}", json.dumps({"host": environ["HOROVOD_HOSTNAME"], **facts}))
+    if problem := client.get(environ, f"problem/{environ[WORKER]}"):
         raise UsageError(problem)
-    values = ask(environ, f"rank_and_size/{environ['HOROVOD_HOSTNAME']}:{environ[WORKER]}").split(",")
+    values = client.get(environ, f"rank_and_size/{environ['HOROVOD_HOSTNAME']}:{environ[WORKER]}").split(",")
     if values[0] == "-1":
         raise SystemExit(0)
     environ.update({f"HOROVOD_{what}": value for what, value in zip(_RANK_AND_SIZE, values, strict=True)})

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from hvd_train.elastic import orphans
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import launcher, roll_call, slurm
+from hvd_train.launch import launcher, mpi_roll_call, roll_call, slurm
 from hvd_train.world import heartbeat, time_slices
 from hvd_train.world.world import Pending, Place, Reduction, Wish, WorldChanged, fill_missing_gradients, stay, together
 
@@ -69,8 +69,8 @@ class HorovodWorld:
 
     def _meet(self) -> Place:
         if self._part is not None:
-            roll_call.call_over_mpi(self._part.communicator, self._facts)
-        elif roll_call.over_mpi(os.environ) and hvd.mpi_built():
+            mpi_roll_call.call(self._part.communicator, self._facts)
+        elif mpi_roll_call.meets_over_mpi(os.environ) and hvd.mpi_built():
             self._mpi = _call_over_mpi(self._facts)
         elif (board := roll_call.store(os.environ)) is not None:
             rank, size = (int(os.environ[f"HOROVOD_{what}"]) for what in ("RANK", "SIZE"))
@@ -221,7 +221,7 @@ class ElasticWorld(HorovodWorld):
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
         self._lives: _Lives | None = None
         self._met = False
-        orphans.clear_away_predecessor(os.environ)
+        orphans.kill_predecessor(os.environ)
         self._pulse = heartbeat.Pulse(os.environ)
         super().__init__(facts=facts)
 
@@ -334,9 +334,9 @@ def _call_over_mpi(facts: Mapping[str, str]) -> Any:
         return None
     begun = MPI.Is_initialized()  # by the user's own script
     if not begun:
-        with roll_call.saying_that_it_waits(launcher.launched(os.environ)):
+        with mpi_roll_call.reporting_the_wait(launcher.launched(os.environ)):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    roll_call.call_over_mpi(MPI.COMM_WORLD, facts)  # a rank that ends without finalizing makes mpirun end all at once
+    mpi_roll_call.call(MPI.COMM_WORLD, facts)  # a rank that ends without finalizing makes mpirun end all at once
     return None if begun else MPI
 
 

@@ -257,10 +257,10 @@ def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
 LATE = """
 import sys, time
 from mpi4py import MPI
-from hvd_train.launch import roll_call
+from hvd_train.launch import mpi_roll_call
 time.sleep(2 * MPI.COMM_WORLD.rank)
 start = time.thread_time()
-roll_call.come_together(MPI.COMM_WORLD)
+mpi_roll_call.come_together(MPI.COMM_WORLD)
 sys.exit(time.thread_time() - start > 0.2)
 """
 

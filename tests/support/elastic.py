@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hvd_train.elastic.roster import End, Finish, Form, Roster, Stage, Start, Worker
+from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Stage, Start, Worker
 from hvd_train.errors import RankLost
 from hvd_train.world.world import Place, Reduction, Wish, WorldChanged, stay
 from tests.support.worlds import DEADLINE_S, Killed, Meeting, ThreadWorld
@@ -97,25 +97,25 @@ class Job:
             while self.finish is None:
                 assert time.monotonic() < deadline, f"the job hangs: {self.roster}"
                 for worker in self.roster._workers:
-                    self.roster.heard(worker.number, self.now())
-                for order in self.roster.orders(self.now()):
-                    self._carry_out(order)
+                    self.roster.heartbeat_received(worker.number, self.now())
+                for command in self.roster.commands(self.now()):
+                    self._carry_out(command)
                 self.changed.wait(0.01)
         if self.errors:
             raise self.errors[0]
         return self
 
-    def _carry_out(self, order: Any) -> None:
-        if isinstance(order, Start):
-            threading.Thread(target=self._live, args=(order.worker,), daemon=True).start()
-        elif isinstance(order, Form):
-            meeting = Meeting(len(order.workers))
-            self.seats = {worker.number: (rank, meeting) for rank, worker in enumerate(order.workers)}
-            self.sizes.append(len(order.workers))
-        elif isinstance(order, End):
-            self.seats.pop(order.worker.number, None)
+    def _carry_out(self, command: Any) -> None:
+        if isinstance(command, Start):
+            threading.Thread(target=self._live, args=(command.worker,), daemon=True).start()
+        elif isinstance(command, FormWorld):
+            meeting = Meeting(len(command.workers))
+            self.seats = {worker.number: (rank, meeting) for rank, worker in enumerate(command.workers)}
+            self.sizes.append(len(command.workers))
+        elif isinstance(command, End):
+            self.seats.pop(command.worker.number, None)
         else:
-            self.finish = order
+            self.finish = command
         self.changed.notify_all()
 
     def _live(self, worker: Worker) -> None:
@@ -132,7 +132,7 @@ class Job:
             code = 4
         with self.changed:
             world.leave("a worker has ended")
-            self.roster.ended(worker.number, code, self.now())
+            self.roster.worker_exited(worker.number, code, self.now())
             self.changed.notify_all()
 
     def begun(self, rank: int) -> None:
@@ -142,7 +142,7 @@ class Job:
             for event in due:
                 if isinstance(event, Hosts):
                     self.events.remove(event)
-                    self.roster.found(dict(event.slots))
+                    self.roster.hosts_found(dict(event.slots))
                 elif event.rank == rank:
                     self.events.remove(event)
                     raise Killed(f"rank {rank} in step {self.steps + 1}")
@@ -229,7 +229,7 @@ class ElasticThreadWorld(ThreadWorld):
         job = self._job
         with job.changed:
             job.seats.pop(self._number, None)
-            job.roster.asked(self._number, job.now())
+            job.roster.rank_requested(self._number, job.now())
             job.changed.notify_all()
             while self._number not in job.seats:
                 if job.roster.worker(self._number) is None or job.finish or self._told_to_end():
@@ -258,5 +258,5 @@ def run_elastic(
 ) -> Job:
     """Run a job to its end; its results are those of the workers that were there then."""
     roster = Roster(first, fewest, most, patience_s=DEADLINE_S * SPEED, start_patience_s=DEADLINE_S * SPEED)
-    roster.found(hosts)
+    roster.hosts_found(hosts)
     return Job(roster, list(events), body, kind or ElasticThreadWorld).run()

@@ -1,41 +1,128 @@
-"""What our driver gives to Horovod: ranks of workers on several hosts, and the list of hosts."""
+"""What the driver relies on in the installed Horovod, and what it puts in its place."""
 
 from __future__ import annotations
 
+import inspect
+import re
+import threading
+from dataclasses import fields
+from typing import Any
+
 import pytest
+from horovod.runner import gloo_run
+from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
+from horovod.runner.common.util.outcome import JobFailedError
+from horovod.runner.elastic import rendezvous
+from horovod.runner.elastic.driver import ElasticDriver
+from horovod.runner.http.http_server import KVStoreHandler
 
-from hvd_train.elastic.driver import HostCommand, seats_of
-from hvd_train.elastic.roster import Worker
-
-
-def test_ranks_keep_their_order_whatever_hosts_they_are_on() -> None:
-    """Local ranks count the workers of a host, cross ranks the hosts that have that local rank."""
-    on = ["a", "b", "a", "c", "b", "a"]
-    seats = seats_of(tuple(Worker(1000 + n, host, slot=n, started=0, heard=0) for n, host in enumerate(on)))
-    assert [seat.rank for seat in seats] == [0, 1, 2, 3, 4, 5]
-    assert [seat.local_rank for seat in seats] == [0, 0, 1, 0, 1, 2]
-    assert [seat.local_size for seat in seats] == [3, 2, 3, 1, 2, 3]
-    assert [seat.cross_rank for seat in seats] == [0, 1, 0, 2, 1, 0]
-    assert [seat.cross_size for seat in seats] == [3, 3, 2, 3, 2, 1]
-    assert {seat.size for seat in seats} == {6}
-    assert seats[3].to_response_string() == "3,6,0,1,2,3"
+from hvd_train.elastic.driver import REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
+from hvd_train.elastic.ranks import RankAssignment, assign_ranks
+from hvd_train.elastic.roster import Finish, Worker
 
 
-def test_hosts_are_read_from_a_command() -> None:
-    """NAME:SLOTS a line; a name alone has the default number of slots; no lines are no hosts."""
-    assert HostCommand("printf 'a:2\\nb\\n\\n'", 4).find_available_hosts_and_slots() == {"a": 2, "b": 4}
-    assert HostCommand("true", None).find_available_hosts_and_slots() == {}
+class Rendezvous:
+    """Takes the place of Horovod's rendezvous server."""
+
+    def init(self, ranks: object) -> None:
+        """Nobody meets here."""
+
+    def stop(self) -> None:
+        """Nothing runs."""
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("echo a:two", "which is not NAME:SLOTS"),
-        ("echo first >&2; echo 'no such file' >&2; exit 1", "^no such file$"),
-        ("exit 3", "ended with exit code 3"),
-    ],
-)
-def test_a_bad_list_is_one_line(command: str, message: str) -> None:
-    """The job goes on with the list before it."""
-    with pytest.raises(ValueError, match=message):
-        HostCommand(command, 1).find_available_hosts_and_slots()
+class NoHosts:
+    """A discovery that finds nothing."""
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """No hosts."""
+        return {}
+
+
+def driver(timeout: int = 600) -> Driver:
+    """A driver whose job has not been started."""
+    return Driver(Rendezvous(), NoHosts(), 1, None, timeout)
+
+
+def replacement_of(name: str) -> Any:
+    """What the driver puts in the place of a name of Horovod's launcher."""
+    found = next(replacement for replacement in REPLACEMENTS if replacement.name == name)
+    return found.make(getattr(found.module, name))
+
+
+@pytest.mark.parametrize("replacement", REPLACEMENTS, ids=lambda replacement: replacement.name)
+def test_what_is_replaced_is_there(replacement: Replacement) -> None:
+    """Under its name, with the parameters that are relied on; ours takes as many."""
+    original = getattr(replacement.module, replacement.name)
+    assert list(inspect.signature(original).parameters) == replacement.parameters.split()
+    inspect.signature(replacement.make(original)).bind(*replacement.parameters.split())
+    assert replacement.why.endswith(".")
+
+
+def test_what_is_replaced_is_used() -> None:
+    """Horovod's launcher looks each name up where it is replaced, at the time of the call."""
+    source = inspect.getsource(gloo_run)
+    for replacement in REPLACEMENTS:
+        if replacement.module is gloo_run:
+            assert re.search(rf"(?<!def ){replacement.name}\(", source), replacement.name
+
+
+def test_the_driver_answers_all_that_horovod_asks() -> None:
+    """Each method that the launcher and the rendezvous server call, with Horovod's parameters."""
+    source = inspect.getsource(gloo_run) + inspect.getsource(rendezvous)
+    asked = set(re.findall(r"\bdriver\.([a-z_]+)\(", source))
+    assert "record_ready" in asked
+    for name in asked:
+        ours, theirs = (inspect.signature(getattr(kind, name)).parameters for kind in (Driver, ElasticDriver))
+        assert list(ours) == list(theirs), name
+
+
+def test_the_server_has_what_the_handler_overrides() -> None:
+    """The methods through which requests pass."""
+    handler = replacement_of("create_rendezvous_handler")(driver())
+    assert issubclass(handler, KVStoreHandler)
+    for name in ("do_GET", "_get_value", "_put_value"):
+        assert list(inspect.signature(getattr(KVStoreHandler, name)).parameters) == list(
+            inspect.signature(getattr(handler, name)).parameters
+        )
+
+
+def test_ranks_are_in_the_form_that_workers_read() -> None:
+    """An answer is `rank,size,local_rank,local_size,cross_rank,cross_size`."""
+    assert {field.name for field in fields(SlotInfo)} <= {field.name for field in fields(RankAssignment)}
+    workers = [Worker(1000 + n, host, slot=n, started_at=0, heard_at=0) for n, host in enumerate("abacba")]
+    assert slot_info(assign_ranks(workers)[3]).to_response_string() == "3,6,0,1,2,3"
+    assert INVALID_SLOT_INFO.to_response_string().startswith("-1,")
+
+
+def test_a_workers_process_gets_our_variables_beside_horovods() -> None:
+    """Those of its ranks and those that stay its own; a rank of a job that is not elastic gets Horovod's alone."""
+    variables = replacement_of("create_slot_env_vars")
+    ranks = {"rank": 0, "local_rank": 1000, "cross_rank": 0, "size": 1, "local_size": 2, "cross_size": 1}
+    ours = variables(RankAssignment("a", **ranks, worker=1000, environment={"HVD_TRAIN_SLOT": "1"}))
+    assert ours["HOROVOD_LOCAL_RANK"] == "1000"
+    assert ours["HVD_TRAIN_SLOT"] == "1"
+    assert "HVD_TRAIN_SLOT" not in variables(SlotInfo("a", **ranks))
+
+
+def test_ssh_gets_our_options() -> None:
+    """Before those of Horovod."""
+    assert replacement_of("get_remote_command")("true", host="h2").startswith(f"ssh {SSH_OPTIONS} -o ")
+
+
+@pytest.mark.parametrize("finish", [Finish(0, "done"), Finish(3, "no more workers")])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_how_a_job_has_ended(finish: Finish, interrupted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is done has no error, one that failed has its exit code; after a signal the launcher says so itself."""
+    event = threading.Event()
+    monkeypatch.setattr(Driver, "interrupted", event)
+    if interrupted:
+        event.set()
+    own = driver()
+    monkeypatch.setattr(own.dispatcher, "wait_for_end", lambda: finish)
+    if finish.exit_code == 0 or interrupted:
+        assert own.get_results().error_message is None
+    else:
+        with pytest.raises(JobFailedError, match="no more workers") as failed:
+            own.get_results()
+        assert failed.value.exit_code == 3

@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-from hvd_train.elastic.members import Member, Standing, change_between, most_advanced, torn
+from hvd_train.elastic.members import Member, RankReport, change_between, most_advanced, survivors_differ
 
 A, B, C = (Member(host, 1) for host in "abc")
 
 
-def lived(member: Member, step: int, epoch: int = 0, digest: str = "x") -> Standing:
+def survivor(member: Member, step: int, epoch: int = 0, digest: str = "x") -> RankReport:
     """A survivor of the world of a and b."""
-    return Standing(member, True, epoch, step, digest, before=(A, B), why="a rank was lost", waited=0.5)
+    return RankReport(
+        member, True, epoch, step, digest, previous_members=(A, B), reason="a rank was lost", waited_s=0.5
+    )
 
 
 def test_whoever_has_done_most_gives_its_state() -> None:
     """Whatever its rank; an epoch's end counts after its last step, and a newcomer never leads."""
-    assert most_advanced([lived(A, 6), lived(B, 7)]) == 1
-    assert most_advanced([lived(A, 7), lived(B, 7)]) == 0
-    assert most_advanced([lived(A, 7), lived(B, 7, epoch=1)]) == 1
-    assert most_advanced([Standing(C), lived(B, 0)]) == 1
+    assert most_advanced([survivor(A, 6), survivor(B, 7)]) == 1
+    assert most_advanced([survivor(A, 7), survivor(B, 7)]) == 0
+    assert most_advanced([survivor(A, 7), survivor(B, 7, epoch=1)]) == 1
+    assert most_advanced([RankReport(C), survivor(B, 0)]) == 1
 
 
 def test_survivors_of_one_step_with_other_weights_are_not_trusted() -> None:
     """A broken reduction was reported as done to one of them; one step apart they may differ."""
-    assert torn([lived(A, 7), lived(B, 7, digest="y")])
-    assert not torn([lived(A, 7), lived(B, 6, digest="y"), Standing(C)])
+    assert survivors_differ([survivor(A, 7), survivor(B, 7, digest="y")])
+    assert not survivors_differ([survivor(A, 7), survivor(B, 6, digest="y"), RankReport(C)])
 
 
 def test_a_change_names_who_left_and_who_came() -> None:
     """With the seconds since the fault and the steps that were lost."""
-    change = change_between([lived(A, 7), Standing(C)], step=7)
+    change = change_between([survivor(A, 7), RankReport(C)], step=7)
     assert change is not None
     assert (change.left, change.came, change.steps_lost) == ((B,), (C,), 0)
     assert change.describe(1.23) == (
         "world 2 -> 2 at step 7: b (process 1) left and c (process 1) came (a rank was lost); "
         "1.2 s to the next step, 0 steps lost"
     )
-    assert change_between([Standing(A), Standing(B)], step=0) is None
-    went_back = change_between([lived(A, 7)], step=5)
+    assert change_between([RankReport(A), RankReport(B)], step=0) is None
+    went_back = change_between([survivor(A, 7)], step=5)
     assert went_back is not None
     assert went_back.steps_lost == 2

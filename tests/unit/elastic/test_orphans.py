@@ -37,7 +37,7 @@ def test_a_stopped_predecessor_is_cleared_away(workers: dict[tuple[str, str], su
     """A process that takes a place kills the one that had it, though it is stopped; all others live."""
     old = workers["a", "1000"]
     old.send_signal(signal.SIGSTOP)
-    orphans.clear_away_predecessor({JOB: "a", WORKER: "1002", REPLACES: "1000"})
+    orphans.kill_predecessor({JOB: "a", WORKER: "1002", REPLACES: "1000"})
     assert old.wait(10) == -signal.SIGKILL
     assert workers["a", "1001"].poll() is None
     assert workers["b", "1000"].poll() is None
@@ -45,6 +45,6 @@ def test_a_stopped_predecessor_is_cleared_away(workers: dict[tuple[str, str], su
 
 def test_the_first_in_a_place_replaces_nobody(workers: dict[tuple[str, str], subprocess.Popen[str]]) -> None:
     """Nothing is killed where nothing is named, and a process does not kill itself."""
-    orphans.clear_away_predecessor({JOB: "a", WORKER: "1002"})
-    orphans.clear_away("1003", "a")
+    orphans.kill_predecessor({JOB: "a", WORKER: "1002"})
+    orphans.kill_worker("1003", "a")
     wait_for("nothing", lambda: all(process.poll() is None for process in workers.values()), limit_s=1)

@@ -9,7 +9,7 @@ from hvd_train.elastic.roster import (
     SILENT_WHILE_MEETING_S,
     End,
     Finish,
-    Form,
+    FormWorld,
     Roster,
     Start,
 )
@@ -29,18 +29,18 @@ class Play:
 
     def find(self, hosts: dict[str, int]) -> None:
         """These are the hosts now."""
-        self.roster.found(hosts)
+        self.roster.hosts_found(hosts)
         self.obey()
 
     def ask(self, *numbers: int) -> None:
         """These workers wait for a rank."""
         for number in numbers:
-            self.roster.asked(number, self.now)
+            self.roster.rank_requested(number, self.now)
         self.obey()
 
     def end(self, number: int, code: int) -> None:
         """A worker's process ends."""
-        self.roster.ended(number, code, self.now)
+        self.roster.worker_exited(number, code, self.now)
         self.obey()
 
     def wait(self, seconds: float, *silent: int) -> None:
@@ -49,20 +49,20 @@ class Play:
             self.now += 1
             for number in self.started:
                 if number not in silent:
-                    self.roster.heard(number, self.now)
+                    self.roster.heartbeat_received(number, self.now)
             self.obey()
 
     def obey(self) -> None:
         """Do what the roster says."""
-        for order in self.roster.orders(self.now):
-            if isinstance(order, Start):
-                self.started.append(order.worker.number)
-            elif isinstance(order, Form):
-                self.world = [worker.number for worker in order.workers]
-            elif isinstance(order, End):
-                self.taken_out[order.worker.number] = order.why
+        for command in self.roster.commands(self.now):
+            if isinstance(command, Start):
+                self.started.append(command.worker.number)
+            elif isinstance(command, FormWorld):
+                self.world = [worker.number for worker in command.workers]
+            elif isinstance(command, End):
+                self.taken_out[command.worker.number] = command.reason
             else:
-                self.finish = order
+                self.finish = command
 
 
 def training(hosts: dict[str, int], **limits: int) -> Play:

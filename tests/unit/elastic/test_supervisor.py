@@ -55,11 +55,11 @@ def test_a_job_that_fails_again_and_again_is_given_up() -> None:
 def test_waits_grow_and_a_steady_life_makes_good() -> None:
     """A job that lives for minutes between faults is never given up."""
     patience = Patience(restarts=3)
-    assert [patience.after(1) for _ in range(3)] == [2, 4, 8]
-    assert patience.after(STEADY_S) == 2
-    assert [patience.after(STEADY_S) for _ in range(20)] == [2] * 20
+    assert [patience.wait_after(1) for _ in range(3)] == [2, 4, 8]
+    assert patience.wait_after(STEADY_S) == 2
+    assert [patience.wait_after(STEADY_S) for _ in range(20)] == [2] * 20
     patience = Patience(restarts=20)
-    waits = [patience.after(1) or 0 for _ in range(20)]
+    waits = [patience.wait_after(1) or 0 for _ in range(20)]
     assert max(waits) == LONGEST_WAIT_S
 
 

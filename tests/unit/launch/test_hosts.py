@@ -1,4 +1,4 @@
-"""Host files: what is read, what is refused, and every form back again."""
+"""Host files: what is read, what is refused, and every format back again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hvd_train.cli import run
 from hvd_train.errors import UsageError
 from hvd_train.launch import hosts
-from hvd_train.launch.hosts import Form, Host
+from hvd_train.launch.hosts import FileFormat, Host
 
 NAMES = st.text("abcxyz0189.-_", min_size=1, max_size=8)
 CLUSTERS = st.lists(st.builds(Host, NAMES, st.integers(1, 9)), min_size=1, max_size=6, unique_by=lambda host: host.name)
-FORMS: tuple[Form, ...] = ("horovod", "openmpi", "mpich", "slurm")
+FORMATS: tuple[FileFormat, ...] = ("horovod", "openmpi", "mpich", "slurm")
 
 
 def file(text: str) -> Path:
@@ -25,10 +25,10 @@ def file(text: str) -> Path:
     return path
 
 
-@given(cluster=CLUSTERS, form=st.sampled_from(FORMS))
-def test_what_is_written_is_read(cluster: list[Host], form: Form) -> None:
-    """In every form, in the same order."""
-    assert hosts.read(file(hosts.written(cluster, form)), form) == tuple(cluster)
+@given(cluster=CLUSTERS, file_format=st.sampled_from(FORMATS))
+def test_what_is_written_is_read(cluster: list[Host], file_format: FileFormat) -> None:
+    """In every format, in the same order."""
+    assert hosts.read(file(hosts.written(cluster, file_format)), file_format) == tuple(cluster)
 
 
 def test_every_way_to_write_a_line() -> None:

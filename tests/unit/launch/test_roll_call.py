@@ -34,8 +34,8 @@ class Blackboard:
 def one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """All threads of a test are ranks of the same, first call, and patience is short."""
     monkeypatch.setattr(roll_call, "_calls", type("Always", (), {"__next__": lambda _: 0})())
-    monkeypatch.setattr(roll_call, "_EVERY_S", 0.001)
-    monkeypatch.setattr(roll_call, "_WORDS_AFTER_S", 0.02)
+    monkeypatch.setattr(roll_call, "_POLL_S", 0.001)
+    monkeypatch.setattr(roll_call, "_FIRST_NOTICE_S", 0.02)
 
 
 def call(of_ranks: Mapping[int, Mapping[str, str]], size: int, **environ: str) -> tuple[list[str], dict[int, str]]:
@@ -153,27 +153,13 @@ def test_the_host_of_a_rank(rank: int, host: str | None) -> None:
     assert roll_call.host_of(rank, "a:2,b:1") == host
 
 
-@pytest.mark.parametrize(
-    ("environ", "by_mpi"),
-    [
-        ({"OMPI_COMM_WORLD_RANK": "0"}, True),
-        ({"PMI_RANK": "0"}, True),
-        ({"OMPI_COMM_WORLD_RANK": "0", "HOROVOD_CONTROLLER": "gloo"}, False),
-        ({"HOROVOD_RANK": "0"}, False),
-    ],
-)
-def test_whether_ranks_meet_by_mpi(environ: dict[str, str], by_mpi: bool) -> None:
-    """Where MPI has started them and Gloo was not asked for."""
-    assert roll_call.over_mpi(environ) is by_mpi
-
-
 def test_a_worker_is_like_the_job_it_joins() -> None:
     """The first difference, with both sides and what to do; hosts alone may differ."""
     job = {"host": "h1", "torch": "2.15", "--epochs": "5"}
-    assert roll_call.stranger(job, {**job, "host": "h2"}) is None
-    assert roll_call.stranger(job, {**job, "host": "h2", "torch": "2.14"}) == (
+    assert roll_call.difference_from_job(job, {**job, "host": "h2"}) is None
+    assert roll_call.difference_from_job(job, {**job, "host": "h2", "torch": "2.14"}) == (
         "h2 differs from the job in torch: 2.14 there, 2.15 on h1; set up the same on all"
     )
-    assert roll_call.stranger(job, {"host": "h2", "torch": "2.15"}) == (
+    assert roll_call.difference_from_job(job, {"host": "h2", "torch": "2.15"}) == (
         "h2 differs from the job in --epochs: nothing there, 5 on h1; start all of them with the same arguments"
     )

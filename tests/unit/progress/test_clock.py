@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""Where the time of a step goes, how fast a training is, and when a time has come."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from hvd_train.progress.clock import PHASES, Split
+from hvd_train.progress.clock import PHASES, Split, Stopwatch, Timer
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import convnet, small_config, trained
 
@@ -66,3 +66,39 @@ def test_a_run_writes_down_where_its_time_went() -> None:
         assert split["forward"] > 0.02
         assert set(split) == set(PHASES)
         assert all(split[phase] > 0 for phase in ("data", "backward", "optimizer"))
+
+
+def test_speed_counts_training_alone() -> None:
+    """Neither the first five steps, nor an evaluation, nor the time between it and the next step, count."""
+    clock = Clock()
+    watch = Stopwatch(clock)
+    assert watch.images_per_second == 0.0
+    for seconds in (30, 1, 1, 1, 1):
+        clock.time += seconds
+        watch.step(10)
+    assert watch.images_per_second == 0.0
+    for seconds in (2, 3):
+        clock.time += seconds
+        watch.step(10)
+    assert watch.images_per_second == 20 / 5
+    clock.time += 1  # the loader's wait for the end of the epoch is training
+    with watch.paused():
+        clock.time += 1000
+    clock.time += 4
+    watch.step(30)
+    assert watch.images_per_second == 50 / 10
+
+
+def test_a_timer_is_due_when_its_time_has_come() -> None:
+    """And anew after a reset; without a limit never."""
+    clock = Clock()
+    timer, never = Timer(5, clock), Timer(None, clock)
+    clock.time += 4.9
+    assert not timer.due
+    clock.time += 0.1
+    assert timer.due
+    timer.reset()
+    assert not timer.due
+    clock.time += 1e9
+    assert timer.due
+    assert not never.due

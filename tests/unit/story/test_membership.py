@@ -28,7 +28,7 @@ def test_a_newcomer_reports_only_who_it_is(state: TrainState) -> None:
     membership = Membership()
     report = membership.report(state)
     assert not membership.has_trained
-    assert (report.digest, report.step, report.before) == ("", 0, ())
+    assert (report.digest, report.step, report.previous_members) == ("", 0, ())
     assert (report.member.host, report.member.process) == (socket.gethostname(), os.getpid())
 
 
@@ -41,12 +41,12 @@ def test_a_survivor_reports_how_far_it_is_and_with_which_weights(state: TrainSta
     membership.leave("a rank was lost")
     report = membership.report(state)
     assert (report.epoch, report.step, report.digest) == (1, 3, state.digest())
-    assert (report.why, report.run_dir, len(report.before)) == ("a rank was lost", Path("run"), 1)
-    assert report.waited >= 0
+    assert (report.reason, report.run_dir, len(report.previous_members)) == ("a rank was lost", Path("run"), 1)
+    assert report.waited_s >= 0
     arrival = membership.join([report], Path("run"), 3)
     assert arrival is not None
     assert arrival.change.steps_lost == 0
-    assert arrival.seconds() >= report.waited
+    assert arrival.seconds() >= report.waited_s
     assert membership.hosts == [socket.gethostname()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hvd_train import checkpoint
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
-from hvd_train.output import Output
+from hvd_train.output import Output, shows_bar
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.metrics import Totals
 from hvd_train.run_files import durable, run_folder
@@ -117,3 +118,13 @@ def test_the_summary_is_what_was_given(state: TrainState) -> None:
     output.write_summary({"top1": 0.5, "why": "done"})
     output.close()
     assert json.loads(Path("run/summary.json").read_text()) == {"top1": 0.5, "why": "done"}
+
+
+@pytest.mark.parametrize(("environment", "bar"), [({}, True), ({"OMPI_COMM_WORLD_SIZE": "1"}, False)])
+def test_a_rank_of_mpirun_prints_lines(environment: dict[str, str], bar: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI gives a rank a terminal even where its own output goes to a file, which a bar would fill."""
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert shows_bar(Config(), Place()) == bar

@@ -45,7 +45,7 @@ def test_a_rank_is_asked_for_by_the_workers_number(driver: tuple[dict[str, str],
     environment, talk = driver
     talk += ["", "", "2,3,0,1,2,3"]
     heartbeat.ask_for_rank(environment, {"torch": "2.15"})
-    assert talk == ['/facts/1007 {"host": "h2", "torch": "2.15"}', "/stranger/1007", "/rank_and_size/h2:1007"]
+    assert talk == ['/facts/1007 {"host": "h2", "torch": "2.15"}', "/problem/1007", "/rank_and_size/h2:1007"]
     assert (environment["HOROVOD_RANK"], environment["HOROVOD_SIZE"], environment["HOROVOD_LOCAL_RANK"]) == (
         "2",
         "3",
@@ -69,7 +69,7 @@ def test_one_that_was_given_up_leaves_in_peace(driver: tuple[dict[str, str], lis
     with pytest.raises(SystemExit) as left:
         heartbeat.announce(environment)
     assert left.value.code == 0
-    assert talk == ["/asking/1007"]
+    assert talk == ["/may_ask/1007"]
     talk[:] = ["ask"]
     heartbeat.announce(environment)
     talk[:] = ["", "", "-1,-1,-1,-1,-1,-1"]

@@ -1,0 +1,85 @@
+"""Which hosts a job may use now: the user's command that prints them, run again and again while the job lives."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from hvd_train.console import say
+
+_COMMAND_S = 30.0
+_EVERY_S = 1.0
+
+
+class HostCommand:
+    """A shell command that prints one `NAME:SLOTS` or `NAME` a line; it is run anew each time the hosts are asked for.
+
+    It has the method by which Horovod's launcher asks for hosts.
+    """
+
+    def __init__(self, command: str, slots: int | None) -> None:
+        """`slots` is the number of slots of a host that is printed without one (default: 1)."""
+        self._command, self._slots = command, slots or 1
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """Return the number of slots by the name of the host.
+
+        Raises ValueError, in one line, where the command fails or prints something else, and
+        subprocess.TimeoutExpired after 30 seconds.
+        """
+        done = subprocess.run(
+            ["sh", "-c", self._command], capture_output=True, text=True, check=False, timeout=_COMMAND_S
+        )
+        if done.returncode != 0:
+            complaints = done.stderr.strip().splitlines()
+            raise ValueError((complaints or [f"{self._command} ended with exit code {done.returncode}"])[-1])
+        hosts = {}
+        for line in filter(None, map(str.strip, done.stdout.splitlines())):
+            name, _, slots = line.partition(":")
+            if slots and not slots.isdigit():
+                raise ValueError(f"{self._command} printed {line!r}, which is not NAME:SLOTS")
+            hosts[name] = int(slots or self._slots)
+        return hosts
+
+
+class Discovery:
+    """Looks for hosts every second and passes each list on; where a look fails, the last list stays in force."""
+
+    def __init__(self, find: Callable[[], Mapping[str, int]], found: Callable[[Mapping[str, int]], None]) -> None:
+        """`find` returns slots by host, or raises ValueError, OSError or SubprocessError; `found` takes each list."""
+        self._find, self._found = find, found
+        self._problem = ""
+        self._hosts: Mapping[str, int] = {}
+
+    def wait_for_slots(self, count: int, patience_s: float) -> list[str]:
+        """Wait until the hosts have `count` slots together, and return their names.
+
+        Raises TimeoutError where they have not after `patience_s` seconds.
+        """
+        deadline = time.monotonic() + patience_s
+        while True:
+            self.look()
+            if sum(self._hosts.values()) >= count:
+                return list(self._hosts)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no hosts with {count} slots were found; {self._problem}")
+            time.sleep(_EVERY_S)
+
+    def watch(self, stopped: threading.Event) -> None:
+        """Look every second until `stopped` is set."""
+        while not stopped.wait(_EVERY_S):
+            self.look()
+
+    def look(self) -> None:
+        """Look once; a problem is printed when it first appears, not each second."""
+        try:
+            hosts = self._find()
+        except (ValueError, OSError, subprocess.SubprocessError) as error:
+            if str(error) != self._problem:
+                say(f"hosts: {error}; going on with the last list")
+            self._problem = str(error)
+            return
+        self._problem, self._hosts = "", hosts
+        self._found(hosts)

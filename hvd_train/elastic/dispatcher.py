@@ -1,0 +1,283 @@
+"""Runs an elastic job: starts and ends the processes of its workers and answers them, as the roster decides.
+
+A worker talks to the driver over HTTP, through the server that Horovod's launcher runs for its rendezvous; N is the
+number that the worker was started with.
+
+| request                           | when                                 | answer                                    |
+|-----------------------------------|--------------------------------------|-------------------------------------------|
+| GET heartbeat/N                   | every second, from its start on      | `train`, `change`, `stop` or `end`        |
+| PUT facts/N                       | once, when it has built all it needs |                                           |
+| GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
+| GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
+| GET may_ask/N                     | when it has left its world           | `ask` or `end`                            |
+| GET rank_and_size/HOST:LOCAL_RANK | then, by Horovod's core              | as for its first rank                     |
+
+The answer `change` asks a member to leave its world after the next step, `stop` asks it to commit and end, and `end`
+tells a worker that the job has given it up. The driver waits for heartbeats, but never asks a worker anything.
+docs/change-of-world.md follows one change through the code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hvd_train.console import say
+from hvd_train.elastic import orphans
+from hvd_train.elastic.discovery import Discovery
+from hvd_train.elastic.ranks import RankAssignment, assign_ranks, starting
+from hvd_train.elastic.roster import COMMITTED, Command, End, Finish, FormWorld, Roster, Start, Worker
+from hvd_train.launch import roll_call
+from hvd_train.launch.launcher import GOES_ON, JOB, REPLACES, SLOT, SUPERVISOR, WORKER
+
+_TICK_S = 0.1
+_QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
+_MEETING_S = 1.0  # a worker that leaves does so when the others have met: its exit takes a core while they need it
+_LEAVE_S = 5.0  # how long a worker that was told to go has to do so by itself
+
+RunWorker = Callable[[RankAssignment, list[threading.Event]], tuple[int, float]]
+"""Runs a worker's process until it ends or an event is set; returns its exit code and the time when it ended."""
+
+
+@dataclass
+class WorkerProcess:
+    """The process of one worker: how it is ended, and what it is told when it asks."""
+
+    end: threading.Event = field(default_factory=threading.Event)
+    """Ends the process when set."""
+    assignment: RankAssignment | None = None
+    waiting: bool = False
+    """Whether it waits for a rank."""
+    problem: str = ""
+    """Why it cannot join this job; empty where it can."""
+
+
+class Dispatcher:
+    """The processes of a job's workers, the answers to their requests, and the loop that carries out commands.
+
+    The loop has a thread of its own, and so have the discovery of hosts, each worker's process and each request.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        find_hosts: Callable[[], Mapping[str, int]],
+        publish_world: Callable[[Sequence[RankAssignment]], None],
+    ) -> None:
+        """Prepare a job that starts nothing yet.
+
+        `find_hosts` returns slots by host, or raises ValueError, OSError or SubprocessError; `publish_world` gets the
+        ranks of each new world before its workers do.
+        """
+        self._roster, self._publish_world = roster, publish_world
+        self._discovery = Discovery(find_hosts, self._hosts_found)
+        self._name = uuid.uuid4().hex
+        self._changed = threading.Condition()
+        self._processes: dict[int, WorkerProcess] = {}
+        self._number_of: dict[tuple[str, int], int] = {}  # the worker with this host and local rank
+        self._last_in_slot: dict[tuple[str, int], int] = {}  # the worker that this slot of a host has, or had last
+        self._finish: Finish | None = None
+        self._run_worker: RunWorker | None = None
+        self._interrupted = threading.Event()
+        self._stopped = threading.Event()
+        self._facts: Mapping[str, str] | None = None  # versions and settings of the job: the first worker's
+        self._last_heartbeat = 0.0
+
+    # --------------------------------------------------------------------------------------- for the launcher
+
+    def wait_for_slots(self, count: int) -> list[str]:
+        """Wait until the hosts have `count` slots together, and return their names.
+
+        Raises TimeoutError where they have not within the patience of the roster.
+        """
+        return self._discovery.wait_for_slots(count, self._roster.patience_s)
+
+    def start(self, num_workers: int, run_worker: RunWorker, interrupted: threading.Event) -> None:
+        """Start workers; the first world waits for `num_workers` of them.
+
+        `interrupted` is set by a signal to the launcher, which has told the workers to end by then.
+        """
+        self._roster.start_workers = max(num_workers, self._roster.min_workers)
+        self._run_worker, self._interrupted = run_worker, interrupted
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def wait_for_end(self) -> Finish:
+        """Wait until the job is over and no process is left, and return how it has finished."""
+        with self._changed:
+            while self._finish is None or self._processes:
+                self._changed.wait(1.0)
+        return self._finish
+
+    def stop(self) -> None:
+        """Stop looking for hosts."""
+        self._stopped.set()
+
+    # ------------------------------------------------------------------- for workers, in threads of the server
+
+    def facts_received(self, number: int, facts: Mapping[str, str]) -> None:
+        """Compare what a worker runs with what the job runs; the first worker of the job says what that is."""
+        with self._changed:
+            self._facts = self._facts or facts
+            if (process := self._processes.get(number)) is not None:
+                process.problem = roll_call.difference_from_job(self._facts, facts) or ""
+
+    def problem_of(self, number: int) -> str:
+        """Return why a worker whose facts have been received cannot join; nothing where it can."""
+        with self._changed:
+            process = self._processes.get(number)
+            return process.problem if process else ""
+
+    def wait_for_ranks(self, host: str, local_rank: int) -> RankAssignment | None:
+        """Wait until a worker has ranks in a new world, and return them; None where it is to leave.
+
+        A worker asks with its number in place of the local rank at first, and with the local rank of its last world
+        later.
+        """
+        with self._changed:
+            number = self._number_of.get((host, local_rank), local_rank)
+            process = self._processes.get(number)
+            if process is None:
+                return None
+            process.assignment, process.waiting = None, True
+            self._roster.rank_requested(number, time.monotonic())
+            self._changed.notify_all()
+            while process.assignment is None and process.waiting and not self._interrupted.is_set():
+                self._changed.wait(1.0)
+            process.waiting = False
+            assignment = process.assignment
+        if assignment is None:
+            self._stopped.wait(_MEETING_S)
+        return assignment
+
+    def heartbeat_received(self, number: int) -> str:
+        """Note that a worker is alive, and return what it is to do: train, change, stop or end."""
+        with self._changed:
+            self._last_heartbeat = time.monotonic()
+            if self._interrupted.is_set():
+                return "stop"
+            worker = self._roster.worker(number)
+            if worker is None or self._processes[number].end.is_set():
+                return "end"
+            self._roster.heartbeat_received(number, time.monotonic())
+            return "change" if self._roster.wants_change() else "train"
+
+    def may_ask(self, number: int) -> str:
+        """Return whether a worker that has left its world may ask for its next rank ("ask") or was given up ("end")."""
+        with self._changed:
+            return "end" if self._roster.worker(number) is None else "ask"
+
+    # -------------------------------------------------------------------------------------------------- inside
+
+    def _run(self) -> None:
+        try:
+            self._obey_the_roster()
+        finally:  # an error of ours, too, ends the job
+            with self._changed:
+                self._finish = self._finish or Finish(1, "the driver failed (see above)")
+                for process in self._processes.values():
+                    process.end.set()
+                self._changed.notify_all()
+
+    def _obey_the_roster(self) -> None:
+        # In a thread of its own, so that ranks that meet do not wait for the user's command.
+        threading.Thread(target=self._discovery.watch, args=(self._stopped,), daemon=True).start()
+        supervisor = os.environ.pop(SUPERVISOR, None)
+        while self._finish is None:
+            if supervisor and os.getppid() != int(supervisor):
+                supervisor = None
+                os.kill(os.getpid(), signal.SIGTERM)  # nobody watches over this job any more: commit and end
+            if self._interrupted.is_set():
+                self._wait_for_last_commits()
+                continue
+            with self._changed:
+                commands = self._roster.commands(time.monotonic())
+                is_over = any(isinstance(command, Finish) for command in commands)
+                for command in commands:
+                    self._carry_out(command, quietly=is_over)
+                if self._finish is None:
+                    self._changed.wait(_TICK_S)
+
+    def _wait_for_last_commits(self) -> None:
+        """Wait until the workers, which a signal has told to end, are gone.
+
+        The ssh to other hosts has ended already; workers there are gone when their heartbeats cease.
+        """
+        deadline = time.monotonic() + _LAST_COMMIT_S
+        with self._changed:
+            self._changed.notify_all()  # whoever waits for a rank waits in vain
+            while time.monotonic() < deadline:
+                if not self._processes and time.monotonic() - self._last_heartbeat > _QUIET_S:
+                    break
+                self._changed.wait(_TICK_S)
+            self._finish = Finish(1, "stopped")
+            self._changed.notify_all()
+
+    def _hosts_found(self, hosts: Mapping[str, int]) -> None:
+        with self._changed:
+            self._roster.hosts_found(hosts)
+            self._changed.notify_all()
+
+    def _carry_out(self, command: Command, *, quietly: bool) -> None:
+        if isinstance(command, Start):
+            self._processes[command.worker.number] = WorkerProcess()
+            threading.Thread(target=self._run_to_exit, args=(command.worker,), daemon=True).start()
+        elif isinstance(command, End):
+            self._end(command, quietly=quietly)
+        elif isinstance(command, FormWorld):
+            self._form_world(command.workers)
+        else:
+            self._finish = command
+        self._changed.notify_all()
+
+    def _run_to_exit(self, worker: Worker) -> None:
+        """Start a worker's process, wait until it has ended, and report its exit code to the roster."""
+        assert self._run_worker is not None
+        process = self._processes[worker.number]
+        local_size = self._roster.hosts.get(worker.host, 1)
+        exit_code, _ = self._run_worker(starting(worker, local_size, self._environment_of(worker)), [process.end])
+        with self._changed:
+            if self._finish is None and exit_code not in (0, *COMMITTED) and not process.end.is_set():
+                say(f"worker {worker} ended with exit code {exit_code}")
+            self._processes.pop(worker.number).waiting = False
+            self._roster.worker_exited(worker.number, exit_code, time.monotonic())
+            self._changed.notify_all()
+
+    def _environment_of(self, worker: Worker) -> dict[str, str]:
+        slot = (worker.host, worker.slot)
+        predecessor, self._last_in_slot[slot] = self._last_in_slot.get(slot), worker.number
+        variables = {JOB: self._name, WORKER: str(worker.number), SLOT: str(worker.slot)}
+        if predecessor is not None:
+            variables[REPLACES] = str(predecessor)
+        if self._roster.worlds_formed > 0:
+            variables[GOES_ON] = "1"
+        return variables
+
+    def _end(self, command: End, *, quietly: bool) -> None:
+        number = command.worker.number
+        process = self._processes.get(number)
+        if process is None:
+            return
+        if not quietly:
+            say(f"worker {command.worker} is taken out: {command.reason}")
+        if command.unresponsive:  # on another host its successor does this
+            orphans.kill_worker(str(number), self._name)
+        if process.waiting:  # it leaves by itself when it hears that there is no rank for it
+            process.waiting = False
+            timer = threading.Timer(_LEAVE_S, process.end.set)
+            timer.daemon = True
+            timer.start()
+        else:
+            process.end.set()
+
+    def _form_world(self, workers: tuple[Worker, ...]) -> None:
+        assignments = assign_ranks(workers)
+        self._publish_world(assignments)
+        self._number_of = {(ranks.hostname, ranks.local_rank): ranks.worker for ranks in assignments}
+        for ranks in assignments:
+            if (process := self._processes.get(ranks.worker)) is not None:
+                process.assignment = ranks

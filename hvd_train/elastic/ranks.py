@@ -1,0 +1,68 @@
+"""The ranks of workers in a world: one number among all, one on the host, one among hosts. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hvd_train.elastic.roster import Worker
+
+
+@dataclass(frozen=True)
+class RankAssignment:
+    """The ranks of one worker in one world, in fields that are named as Horovod's `SlotInfo` names them."""
+
+    hostname: str
+    rank: int
+    local_rank: int
+    """The worker's number among those on its host."""
+    cross_rank: int
+    """The number of its host among the hosts that have this local rank."""
+    size: int
+    local_size: int
+    cross_size: int
+    worker: int
+    """The number of the worker, which stays the same while its ranks change."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that a process which is yet to start gets beside Horovod's."""
+
+
+def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
+    """Give the workers their ranks in the order in which they are passed, and return them in that order."""
+    on_host: Counter[str] = Counter(worker.host for worker in workers)
+    hosts_with: dict[int, list[str]] = defaultdict(list)
+    local_ranks = []
+    seen: Counter[str] = Counter()
+    for worker in workers:
+        local_ranks.append(seen[worker.host])
+        hosts_with[seen[worker.host]].append(worker.host)
+        seen[worker.host] += 1
+    return [
+        RankAssignment(
+            hostname=worker.host,
+            rank=rank,
+            local_rank=local_rank,
+            cross_rank=hosts_with[local_rank].index(worker.host),
+            size=len(workers),
+            local_size=on_host[worker.host],
+            cross_size=len(hosts_with[local_rank]),
+            worker=worker.number,
+        )
+        for rank, (worker, local_rank) in enumerate(zip(workers, local_ranks, strict=True))
+    ]
+
+
+def starting(worker: Worker, local_size: int, environment: Mapping[str, str]) -> RankAssignment:
+    """Return what a worker's process is started with: it has no rank yet, and its number stands for the local rank."""
+    return RankAssignment(
+        hostname=worker.host,
+        rank=0,
+        local_rank=worker.number,
+        cross_rank=0,
+        size=1,
+        local_size=local_size,
+        cross_size=1,
+        worker=worker.number,
+        environment=environment,
+    )

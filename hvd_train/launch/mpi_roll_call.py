@@ -1,0 +1,71 @@
+"""The roll call of ranks that meet over MPI. MPI itself waits for all of them, busily and without a word. No torch."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from hvd_train.console import say
+from hvd_train.launch.launcher import Launch
+from hvd_train.launch.roll_call import disagreement, error_for
+
+_FIRST_NOTICE_S = 15.0  # the next notices come after twice as long, and so on
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
+
+
+def meets_over_mpi(environ: Mapping[str, str]) -> bool:
+    """Return whether the ranks of this job meet over MPI."""
+    started_by_mpi = any(name in environ for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"))
+    return started_by_mpi and environ.get("HOROVOD_CONTROLLER", "mpi") == "mpi"
+
+
+def call(communicator: Any, facts: Mapping[str, str]) -> None:
+    """Wait until all ranks of an mpi4py communicator are here and run the same.
+
+    Raises UsageError on all of them where their `facts` differ; rank 0 prints it.
+    """
+    come_together(communicator)
+    facts_of_ranks = communicator.allgather({"host": socket.gethostname(), **facts})
+    if problem := disagreement(facts_of_ranks):
+        if communicator.rank == 0:
+            say(problem)
+        communicator.barrier()  # the first rank that ends, ends the job
+        raise error_for(problem, by_rank_0=True)
+
+
+def come_together(communicator: Any) -> None:
+    """Wait, asleep, until all ranks of an mpi4py communicator are here.
+
+    MPI itself waits busily. A rank that has finished would take the core from one that still trains, and on some
+    kernels (Linux 6.18) threads that yield in turn keep even those that write files to disk from running, for minutes.
+    """
+    all_here, pause = communicator.Ibarrier(), _SHORTEST_PAUSE_S
+    while not all_here.Test():
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+@contextmanager
+def reporting_the_wait(launched: Launch | None) -> Iterator[None]:
+    """While MPI waits silently for all ranks inside this block, print now and then that this rank is waiting.
+
+    Every rank does so; those that do not are the missing ones.
+    """
+    done = threading.Event()
+
+    def report() -> None:
+        waited = _FIRST_NOTICE_S
+        while not done.wait(waited if waited == _FIRST_NOTICE_S else waited / 2):
+            who = f"rank {launched.rank if launched else '?'} on {socket.gethostname()}"
+            say(f"{who} has been waiting for other ranks for {waited:.0f} s; those that do not say so are missing")
+            waited *= 2
+
+    threading.Thread(target=report, daemon=True, name="roll call").start()
+    try:
+        yield
+    finally:
+        done.set()

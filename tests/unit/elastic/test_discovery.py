@@ -1,0 +1,57 @@
+"""The list of hosts: what the user's command may print, and what happens when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from hvd_train.elastic import discovery
+from hvd_train.elastic.discovery import Discovery, HostCommand
+
+
+def test_hosts_are_read_from_a_command() -> None:
+    """NAME:SLOTS a line; a name alone has the default number of slots; no lines are no hosts."""
+    assert HostCommand("printf 'a:2\\nb\\n\\n'", 4).find_available_hosts_and_slots() == {"a": 2, "b": 4}
+    assert HostCommand("true", None).find_available_hosts_and_slots() == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("echo a:two", "which is not NAME:SLOTS"),
+        ("echo first >&2; echo 'no such file' >&2; exit 1", "^no such file$"),
+        ("exit 3", "ended with exit code 3"),
+    ],
+)
+def test_a_bad_list_is_one_line(command: str, message: str) -> None:
+    """The job goes on with the list before it."""
+    with pytest.raises(ValueError, match=message):
+        HostCommand(command, 1).find_available_hosts_and_slots()
+
+
+def test_after_a_failure_the_last_list_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    """The problem is printed once, not each second; a new list is passed on as soon as there is one."""
+    lists: list[Mapping[str, int] | str] = [{"a": 1}, "no such file", "no such file", {"a": 1, "b": 2}]
+    found: list[Mapping[str, int]] = []
+
+    def find() -> Mapping[str, int]:
+        hosts = lists.pop(0)
+        if isinstance(hosts, str):
+            raise ValueError(hosts)
+        return hosts
+
+    hosts = Discovery(find, found.append)
+    for _ in range(4):
+        hosts.look()
+    assert found == [{"a": 1}, {"a": 1, "b": 2}]
+    assert capsys.readouterr().err == "hvd-train: hosts: no such file; going on with the last list\n"
+
+
+def test_a_start_waits_for_enough_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the hosts have them together, or the patience has run out."""
+    monkeypatch.setattr(discovery, "_EVERY_S", 0.001)
+    lists = [{}, {"a": 1}, {"a": 1, "b": 2}]
+    assert Discovery(lambda: lists.pop(0), lambda _: None).wait_for_slots(3, patience_s=60) == ["a", "b"]
+    with pytest.raises(TimeoutError, match="no hosts with 3 slots were found"):
+        Discovery(lambda: {"a": 2}, lambda _: None).wait_for_slots(3, patience_s=0.01)

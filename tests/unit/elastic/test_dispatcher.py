@@ -1,0 +1,150 @@
+"""An elastic job with workers that are threads: what they are started with, what they are answered, how it all ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from hvd_train.elastic.dispatcher import Dispatcher
+from hvd_train.elastic.ranks import RankAssignment
+from hvd_train.elastic.roster import Finish, Roster
+from hvd_train.launch.launcher import GOES_ON, REPLACES, SLOT, WORKER
+from tests.support.launching import wait_for
+
+
+class Job:
+    """A job whose processes last until the test ends them with an exit code, or the job does."""
+
+    def __init__(self, hosts: dict[str, int], min_workers: int = 1) -> None:
+        self.hosts = hosts
+        self.worlds: list[int] = []
+        self.started: list[RankAssignment] = []
+        self.exit_codes: dict[int, int] = {}
+        self.interrupted = threading.Event()
+        roster = Roster(min_workers, min_workers, 8, patience_s=60)
+        self.dispatcher = Dispatcher(roster, lambda: self.hosts, lambda ranks: self.worlds.append(len(ranks)))
+
+    def start(self) -> None:
+        """Start as many workers as there are slots, and wait until they are there."""
+        slots = sum(self.hosts.values())
+        assert self.dispatcher.wait_for_slots(slots) == list(self.hosts)
+        self.dispatcher.start(slots, self._run_worker, self.interrupted)
+        wait_for("all workers", lambda: len(self.started) == slots)
+
+    def _run_worker(self, ranks: RankAssignment, events: list[threading.Event]) -> tuple[int, float]:
+        self.started.append(ranks)
+        while not any(event.is_set() for event in events):
+            if ranks.worker in self.exit_codes:
+                return self.exit_codes[ranks.worker], 0.0
+            events[0].wait(0.01)
+        return 143, 0.0
+
+    def ask(self, *numbers: int) -> dict[int, RankAssignment | None]:
+        """These workers ask for a rank at the same time; what they are answered."""
+        answers: dict[int, RankAssignment | None] = {}
+
+        def one(number: int) -> None:
+            host = next(ranks.hostname for ranks in self.started if ranks.worker == number)
+            answers[number] = self.dispatcher.wait_for_ranks(host, number)
+
+        threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in numbers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert answers.keys() == set(numbers)
+        return answers
+
+    def end(self) -> Finish:
+        """All workers that are left end well; how the job has finished then."""
+        for ranks in self.started:
+            self.exit_codes.setdefault(ranks.worker, 0)
+        self.dispatcher.stop()
+        return self.dispatcher.wait_for_end()
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """A job of two workers on two hosts, which are started and have no ranks yet."""
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 0.01)
+    job = Job({"a": 1, "b": 1})
+    job.start()
+    yield job
+    job.interrupted.set()
+    job.end()
+
+
+def test_a_world_forms_when_all_have_asked(two: Job) -> None:
+    """Each worker gets its ranks, the rendezvous is told before, and the job ends well with all of them."""
+    numbers = [ranks.worker for ranks in two.started]
+    answers = two.ask(*numbers)
+    assert sorted(ranks.rank for ranks in answers.values() if ranks) == [0, 1]
+    assert two.worlds == [2]
+    assert [two.dispatcher.heartbeat_received(number) for number in numbers] == ["train", "train"]
+    assert two.end() == Finish(0, "done")
+
+
+def test_a_process_learns_its_number_and_slot(two: Job) -> None:
+    """And nothing of a predecessor, for there is none."""
+    for ranks in two.started:
+        assert ranks.environment[WORKER] == str(ranks.worker)
+        assert ranks.environment[SLOT] == "0"
+        assert not {REPLACES, GOES_ON} & ranks.environment.keys()
+
+
+def test_a_worker_that_dies_is_replaced(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """The user reads its exit code; its successor knows whom it replaces and that it continues a job."""
+    first, second = sorted(ranks.worker for ranks in two.started)
+    two.ask(first, second)
+    two.exit_codes[second] = 137
+    wait_for("the successor", lambda: len(two.started) == 3)
+    successor = two.started[2]
+    assert successor.environment[REPLACES] == str(second)
+    assert successor.environment[GOES_ON] == "1"
+    assert "ended with exit code 137" in capsys.readouterr().err
+    assert two.dispatcher.heartbeat_received(second) == "end"
+    assert two.dispatcher.may_ask(second) == "end"
+    assert two.dispatcher.may_ask(first) == "ask"
+
+
+def test_members_hear_of_a_newcomer_when_it_is_ready(two: Job) -> None:
+    """Not while it imports."""
+    first, second = (ranks.worker for ranks in two.started)
+    two.ask(first, second)
+    two.hosts = {"a": 1, "b": 1, "c": 1}
+    wait_for("the newcomer", lambda: len(two.started) == 3)
+    newcomer = two.started[2].worker
+    assert two.dispatcher.heartbeat_received(first) == "train"
+    asking = threading.Thread(target=two.ask, args=(newcomer,), daemon=True)
+    asking.start()
+    wait_for("a wish to change", lambda: two.dispatcher.heartbeat_received(first) == "change")
+    two.ask(first, second)
+    asking.join(20)
+    assert two.worlds == [2, 3]
+
+
+def test_a_worker_that_runs_something_else_is_refused(two: Job) -> None:
+    """The first worker says what the job runs."""
+    first, second = (ranks.worker for ranks in two.started)
+    two.dispatcher.facts_received(first, {"host": "a", "torch": "2.15"})
+    two.dispatcher.facts_received(second, {"host": "b", "torch": "2.14"})
+    assert two.dispatcher.problem_of(first) == ""
+    assert two.dispatcher.problem_of(second).startswith("b differs from the job in torch: 2.14 there, 2.15 on a")
+    assert two.dispatcher.problem_of(7) == ""
+
+
+def test_a_worker_that_is_not_of_the_job_gets_no_rank(two: Job) -> None:
+    """It has been given up, and is to leave."""
+    assert two.dispatcher.wait_for_ranks("a", 7) is None
+    assert two.dispatcher.heartbeat_received(7) == "end"
+
+
+def test_after_a_signal_all_are_told_to_stop(two: Job) -> None:
+    """The job is over when the processes have ended and no heartbeat comes any more."""
+    numbers = [ranks.worker for ranks in two.started]
+    two.ask(*numbers)
+    two.interrupted.set()
+    assert [two.dispatcher.heartbeat_received(number) for number in numbers] == ["stop", "stop"]
+    assert two.end() == Finish(1, "stopped")

@@ -1,0 +1,34 @@
+"""The client of the launcher's key-value server, against Horovod's own server."""
+
+from __future__ import annotations
+
+import urllib.error
+from collections.abc import Iterator
+
+import pytest
+from horovod.runner.http.http_server import RendezvousServer
+
+from hvd_train.launch import client
+
+
+@pytest.fixture
+def environ() -> Iterator[dict[str, str]]:
+    """The environment of a rank whose launcher serves a store."""
+    server = RendezvousServer()
+    yield {client.ADDRESS: "127.0.0.1", client.PORT: str(server.start())}
+    server.stop()
+
+
+def test_what_is_put_can_be_got(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a proxy, whatever the environment says; a name that nobody has written to is refused."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    client.put(environ, "scope/name", "some text")
+    assert client.get(environ, "scope/name", 20) == "some text"
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        client.get(environ, "scope/other", 20)
+
+
+def test_a_server_that_is_gone_is_an_oserror() -> None:
+    """As for all who look for a file or a host that is not there."""
+    with pytest.raises(OSError, match="refused"):
+        client.get({client.ADDRESS: "127.0.0.1", client.PORT: "1"}, "scope/name", 20)

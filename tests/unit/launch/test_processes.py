@@ -1,0 +1,28 @@
+"""Finding processes by the environment that they were started with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from hvd_train.launch import processes
+
+SLEEPS = "import signal; print('up', flush=True); signal.pause()"
+
+
+def test_a_process_and_its_children_are_found_by_their_variables() -> None:
+    """Also in a session of its own; all the variables must have these values, and the current process never counts."""
+    environment = {**os.environ, "HVD_TRAIN_TEST": "1", "HVD_TRAIN_TEST_JOB": "a"}
+    command = ["sh", "-c", f'{sys.executable} -c "{SLEEPS}" & wait']
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True) as shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == "up\n"
+        found = processes.started_with({"HVD_TRAIN_TEST": "1", "HVD_TRAIN_TEST_JOB": "a"})
+        others = processes.started_with({"HVD_TRAIN_TEST": "1", "HVD_TRAIN_TEST_JOB": "b"})
+        for process in found:
+            process.kill()
+    assert len(found) == 2
+    assert shell.pid in {process.pid for process in found}
+    assert others == []
+    assert os.getpid() not in {process.pid for process in processes.started_with({"PATH": os.environ["PATH"]})}
