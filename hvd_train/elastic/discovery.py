@@ -47,9 +47,9 @@ class HostCommand:
 class Discovery:
     """Looks for hosts every second and passes each list on; where a look fails, the last list stays in force."""
 
-    def __init__(self, find: Callable[[], Mapping[str, int]], found: Callable[[Mapping[str, int]], None]) -> None:
-        """`find` returns slots by host, or raises ValueError, OSError or SubprocessError; `found` takes each list."""
-        self._find, self._found = find, found
+    def __init__(self, find: Callable[[], Mapping[str, int]], report: Callable[[Mapping[str, int]], None]) -> None:
+        """`find` returns slots by host, or raises ValueError, OSError or SubprocessError; `report` takes each list."""
+        self._find, self._report = find, report
         self._problem = ""
         self._hosts: Mapping[str, int] = {}
 
@@ -82,4 +82,4 @@ class Discovery:
             self._problem = str(error)
             return
         self._problem, self._hosts = "", hosts
-        self._found(hosts)
+        self._report(hosts)

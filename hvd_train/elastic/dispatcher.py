@@ -46,7 +46,7 @@ RunWorker = Callable[[RankAssignment, list[threading.Event]], tuple[int, float]]
 
 @dataclass
 class WorkerProcess:
-    """The process of one worker: how it is ended, and what it is told when it asks."""
+    """The process of one worker: how to end it, and what to answer its requests."""
 
     end: threading.Event = field(default_factory=threading.Event)
     """Ends the process when set."""

@@ -39,7 +39,7 @@ _ENDED_BY_COMMAND = -1  # in place of the exit code, which says nothing about a 
 
 
 class Stage(Enum):
-    """What a worker is doing."""
+    """What a worker is doing, as far as the roster knows."""
 
     STARTING = "starting"
     READY = "ready"
@@ -186,13 +186,11 @@ class Roster:
         """Return what to do now; the roster takes it as done."""
         if self._finish is not None:
             return [*self._end_all("the job is over"), self._finish]
-        commands: list[Command] = [*self._end_unresponsive(now), *self._end_unlisted_newcomers()]
-        commands += self._start_missing(now)
-        commands += self._form_world(now)
-        return commands
+        ended = [*self._end_unresponsive(now), *self._end_unlisted_newcomers()]
+        return [*ended, *self._start_missing(now), *self._form_world(now)]
 
     def wants_change(self) -> bool:
-        """Return whether members should leave their world after the next step: a worker is ready, or one must go."""
+        """Return whether members should leave their world after the next step: one is ready to join, or one must go."""
         members = self._members()
         if not members or any(worker.stage is not Stage.TRAINING for worker in members):
             return False
