@@ -15,8 +15,8 @@ from hvd_train.network import freeze, optim
 from hvd_train.progress import schedule
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import assignments, order_of
-from hvd_train.run_files.journal import EpochRecord, Moment, StepRecord
 from hvd_train.run_files.ledger import Entry
+from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
 from hvd_train.state import Evaluation
 from hvd_train.step import StepResult, Votes
 from hvd_train.validate import Scores, evaluate
