@@ -29,7 +29,7 @@ def test_a_line_has_epoch_step_world_size_and_samples(tmp_path: Path) -> None:
 
 
 def test_what_a_lost_rank_did_not_write_is_written_by_its_successor(tmp_path: Path) -> None:
-    """The state brings the entries: a torn last line is made whole, and steps that the state has not done are removed."""
+    """The state brings the entries: a torn last line is made whole, and steps that it has not done are removed."""
     (tmp_path / "ledger.jsonl").write_text(FIRST.line() + SECOND.line()[:20])
     ledger = LedgerFile(tmp_path, 3)
     for entry in (FIRST, SECOND, THIRD):
