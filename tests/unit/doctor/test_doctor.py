@@ -10,7 +10,7 @@ import pytest
 
 from hvd_train.doctor import doctor
 from hvd_train.doctor.horovod_findings import Installed
-from tests.support.facts import RECORD, installed
+from tests.support.facts import BUILD, installed
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_own_programs_come_first_unless_horovod_has_the_machines_mpi() -> None:
     environ = {"PATH": "/usr/bin"}
     assert doctor.search_path(None, environ).endswith(":/usr/bin")
     assert doctor.search_path(installed(), environ).endswith(":/usr/bin")
-    machines = installed({**RECORD, "mpi": "Open MPI 5.0.7 (/usr/bin/mpicxx)"})
+    machines = installed({**BUILD, "mpi": "Open MPI 5.0.7 (/usr/bin/mpicxx)"})
     assert doctor.search_path(machines, environ).startswith("/usr/bin:")
 
 
@@ -42,8 +42,8 @@ def test_horovod_is_found_without_importing_it(tmp_path: Path, monkeypatch: pyte
     (package / "metadata.json").write_text('{"pytorch": "2.0.1"}')
     assert doctor.find_horovod() == Installed(package, "0.28.1", None, "2.0.1")
 
-    (package / doctor.RECORD).write_text(json.dumps(RECORD))
-    assert doctor.find_horovod() == Installed(package, "0.28.1", RECORD, "2.15.0+cu132")
+    (package / doctor.BUILD_FILE).write_text(json.dumps(BUILD))
+    assert doctor.find_horovod() == Installed(package, "0.28.1", BUILD, "2.15.0+cu132")
 
 
 @pytest.mark.usefixtures("not_imported")
