@@ -1,7 +1,7 @@
 """Child processes that the doctor starts, and that end with it, whatever happens.
 
-What a child starts ends with it, too, even in sessions of its own as horovodrun's workers are: an environment variable
-that children inherit marks all of them.
+What a child starts ends with it, too, even in sessions of its own as horovodrun's workers are: all of it inherits
+environment variables that name the doctor and the child.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import IO
 
 import psutil
 
-_MARK = "HVD_TRAIN_DOCTOR"
+from hvd_train.launch import processes
+
+_GROUP, _CHILD = "HVD_TRAIN_DOCTOR", "HVD_TRAIN_DOCTOR_CHILD"
 _GRACE_S = 3.0
 
 
@@ -40,7 +42,7 @@ class Child:
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> None:
         """Start `command`; where it cannot be started, its outcome says so with exit code 127, as a shell does."""
-        self.mark = environ[_MARK]
+        self.marks = {name: environ[name] for name in (_GROUP, _CHILD)}
         self.timeout_s = timeout_s
         self.started = time.monotonic()
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # it is open as long as this object
@@ -75,14 +77,14 @@ class Children:
     """Starts child processes, and ends them with all that they started."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._mark = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._marks = {_GROUP: f"{os.getpid()}-{secrets.token_hex(4)}"}
         self._folder = tempfile.TemporaryDirectory(prefix="hvd-doctor-")  # MPI leaves files in its TMPDIR
-        self._environ = {**environ, "TMPDIR": self._folder.name}
+        self._environ = {**environ, "TMPDIR": self._folder.name, **self._marks}
         self._started: list[Child] = []
 
     def start(self, command: Sequence[str | Path], timeout_s: float) -> Child:
         """Start a command that has `timeout_s` seconds from now on."""
-        environ = {**self._environ, _MARK: f"{self._mark}.{len(self._started)}."}
+        environ = {**self._environ, _CHILD: str(len(self._started))}
         self._started.append(Child([str(word) for word in command], environ, timeout_s))
         return self._started[-1]
 
@@ -91,7 +93,7 @@ class Children:
         try:
             _end([child for child in self._started if child.process and child.process.poll() is None])
         finally:
-            _kill_marked(self._mark)
+            _kill_marked(self._marks)
             self._folder.cleanup()
 
 
@@ -117,28 +119,19 @@ def _end(children: Sequence[Child]) -> None:
             process.wait(max(0.0, deadline - time.monotonic()))
     for child in children:
         # Python's resource tracker outlives horovodrun for a moment: it takes its semaphores out of /dev/shm.
-        while _marked(child.mark) and time.monotonic() < deadline:
+        while processes.started_with(child.marks) and time.monotonic() < deadline:
             time.sleep(0.02)
-        _kill_marked(child.mark)
+        _kill_marked(child.marks)
     for process in running:
         with contextlib.suppress(subprocess.TimeoutExpired):  # a broken driver can hold nvidia-smi in the kernel
             process.wait(_GRACE_S)
 
 
-def _marked(mark: str) -> list[psutil.Process]:
-    """Return the processes that carry a mark that begins with this one: launchers put workers into other sessions."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
-            if process.pid != os.getpid() and process.environ().get(_MARK, "").startswith(mark):
-                found.append(process)
-    return found
-
-
-def _kill_marked(mark: str) -> None:
+def _kill_marked(marks: Mapping[str, str]) -> None:
+    """Kill all processes that inherited these environment variables."""
     deadline = time.monotonic() + _GRACE_S
     # Until there are none: one may fork while the others are looked through, and a kill is not an end yet.
-    while (found := _marked(mark)) and time.monotonic() < deadline:
+    while (found := processes.started_with(marks)) and time.monotonic() < deadline:
         for process in found:
             with contextlib.suppress(psutil.Error):
                 process.kill()

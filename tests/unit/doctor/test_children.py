@@ -80,3 +80,17 @@ def test_other_children_of_the_block_go_on_when_one_ends() -> None:
         assert group.start([sys.executable, "-c", ""], 60.0).outcome().code == 0
         assert waiting.process
         assert waiting.process.poll() is None
+
+
+def test_what_a_child_left_behind_ends_with_the_block(tmp_path: Path) -> None:
+    """A child that has ended by itself leaves nothing that outlives the doctor."""
+    pipe = tmp_path / "pid"
+    os.mkfifo(pipe)
+    leaves = LAUNCHER.replace("signal.pause()", "")
+    with children.children(os.environ) as group:
+        child = group.start([sys.executable, "-c", leaves, STUBBORN, pipe], 60.0)
+        worker = psutil.Process(int(pipe.read_text()))
+        assert child.process
+        assert child.process.wait(60) == 0
+        assert worker.is_running()
+    wait_for("the end", lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, limit_s=5)
