@@ -15,8 +15,8 @@ from hvd_train.network import freeze, optim
 from hvd_train.progress import schedule
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import assignments, order_of
-from hvd_train.run_files.journal import EpochRecord, Moment, StepRecord
 from hvd_train.run_files.ledger import Entry
+from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
 from hvd_train.state import Evaluation
 from hvd_train.step import StepResult, Votes
 from hvd_train.validate import Scores, evaluate
@@ -79,7 +79,7 @@ def train(job: Job) -> bool:
             if result.agreed.change:
                 raise WorldChanged
             clocks.split.mark("other")
-            job.profile.passed(state.progress.step)
+            job.profile.step_done(state.progress.step)
 
         # evaluate, keep the best weights, go to the next epoch
         with clocks.stopwatch.paused():
@@ -116,7 +116,7 @@ def take_down(job: Job, result: StepResult, learning_rate: float, *, log: bool) 
     """Show the step that was just taken and, where `log` says so, write it down."""
     journal, progress = job.output.journal, job.state.progress
     means, speed = job.state.totals.means(), job.clocks.stopwatch.images_per_second
-    journal.moved(Moment(progress.epoch, progress.cursor, progress.step, means["loss"], means["top1"], speed))
+    journal.progress(Moment(progress.epoch, progress.cursor, progress.step, means["loss"], means["top1"], speed))
     if job.arrival is not None and progress.step == job.arrival.change.step + 1:
         journal.world(job.arrival.change, progress.step, job.arrival.seconds())
     if result.skipped and not math.isfinite(result.totals.loss):

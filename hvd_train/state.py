@@ -19,8 +19,8 @@ from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
-from hvd_train.run_files.journal import EpochRecord, StepRecord
 from hvd_train.run_files.ledger import Entry
+from hvd_train.run_files.records import EpochRecord, StepRecord
 from hvd_train.world.world import World
 
 Snapshot = dict[str, Any]

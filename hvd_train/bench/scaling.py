@@ -25,7 +25,7 @@ from hvd_train import config as configs
 from hvd_train.bench.plots import plots
 from hvd_train.bench.record import is_of, write
 from hvd_train.config import Config
-from hvd_train.doctor import probe
+from hvd_train.doctor import questions
 from hvd_train.errors import UsageError
 from hvd_train.launch import horovodrun, hosts
 from hvd_train.progress import order, schedule
@@ -272,7 +272,7 @@ def _reason(output: str) -> str:
     lines = output.splitlines()
     own = [text for _, found, text in (line.partition("hvd-train: ") for line in lines) if found]
     stopped = [line for line in lines if line.startswith("stopped by ")]
-    return [*own, *stopped][-1] if own or stopped else probe.first_error(output)
+    return [*own, *stopped][-1] if own or stopped else questions.first_error(output)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """What a machine, a build of Horovod and a cluster can do, found out in child processes and over ssh. No torch.
 
-`probe` and `agent` collect facts, the modules of findings judge them, `doctor` and `cluster` ask and show.
-Start with `doctor`.
+`doctor` examines this machine: it puts `questions` to `children`, and `findings` and `horovod_findings` judge the
+answers. `cluster` examines hosts: an `agent` on each collects facts, and `cluster_findings` judges them. What leaves
+the room is a list of findings. Start with `doctor`.
 """

@@ -1,6 +1,7 @@
-"""What the doctor runs on each host of a cluster, sent there as text: the standard library only, and nothing installed.
+"""The program that the doctor runs on each host of a cluster.
 
-It takes one JSON object per line and answers each with one; when its input ends, so does it.
+It is sent there as text, so it imports only the standard library. It reads requests from standard input, a JSON object
+a line, and answers each with a line of JSON; it ends when its input ends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _CHUNK = 1 << 20
 
 
 def facts(request: dict[str, Any]) -> dict[str, Any]:
-    """Versions, code, addresses, GPUs and limits of this host."""
+    """Return versions, code, addresses, GPUs and limits of this host.
+
+    request["names"] are host names to look up, request["data"] is a folder to measure, or None.
+    """
     return {
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in ("torch", "torchvision", "horovod", "hvd_train")},
@@ -44,19 +48,25 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def clock(_: dict[str, Any]) -> dict[str, Any]:
-    """The time here, in seconds since 1970."""
+    """Return the time by this host's clock, in seconds since 1970."""
     return {"time": time.time()}
 
 
 def listen(_: dict[str, Any]) -> dict[str, Any]:
-    """Take connections on a port that the system chooses, on all interfaces, and swallow what comes."""
+    """Accept connections on all interfaces, on a port that the system chooses, and return the port.
+
+    What is sent to it is thrown away; when all of it has come, one byte goes back.
+    """
     server = socket.create_server(("", 0))
     threading.Thread(target=_serve, args=(server,), daemon=True).start()
     return {"port": server.getsockname()[1]}
 
 
 def reach(request: dict[str, Any]) -> dict[str, Any]:
-    """Send so many bytes to a port of another host and wait until they are there: seconds, or why not."""
+    """Send request["bytes"] bytes to a port of another host and wait until they have arrived.
+
+    Returns the seconds that it took without the connecting, or {"error": reason}.
+    """
     count = request["bytes"]
     try:
         with socket.create_connection((request["host"], request["port"]), timeout=request["limit_s"]) as connection:
@@ -73,7 +83,7 @@ def reach(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -86,20 +96,20 @@ def main() -> None:
 def _serve(server: socket.socket) -> None:
     while True:
         connection, _ = server.accept()
-        threading.Thread(target=_swallow, args=(connection,), daemon=True).start()
+        threading.Thread(target=_receive, args=(connection,), daemon=True).start()
 
 
-def _swallow(connection: socket.socket) -> None:
+def _receive(connection: socket.socket) -> None:
     with connection:
         header = connection.recv(8, socket.MSG_WAITALL)
         if len(header) < 8:
             return
-        left = struct.unpack("!Q", header)[0]
-        while left:
-            got = len(connection.recv(min(left, _CHUNK)))
-            if not got:
+        missing = struct.unpack("!Q", header)[0]
+        while missing:
+            received = len(connection.recv(min(missing, _CHUNK)))
+            if not received:
                 return
-            left -= got
+            missing -= received
         connection.sendall(b"!")
 
 
@@ -136,13 +146,13 @@ def _digest_of_code() -> str | None:
 
 
 def _interfaces() -> dict[str, str]:
-    """Address (IPv4) to the name of its interface."""
+    """Return the host's IPv4 addresses, each with the name of its interface."""
     size = 40  # of struct ifreq on 64 bits
     buffer = array.array("B", bytes(size * 256))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("iL", len(buffer), buffer.buffer_info()[0])
-        used = struct.unpack("iL", fcntl.ioctl(any_socket.fileno(), _SIOCGIFCONF, request))[0]
-    entries = [buffer.tobytes()[start : start + size] for start in range(0, used, size)]
+        length = struct.unpack("iL", fcntl.ioctl(any_socket.fileno(), _SIOCGIFCONF, request))[0]
+    entries = [buffer.tobytes()[start : start + size] for start in range(0, length, size)]
     return {socket.inet_ntoa(entry[20:24]): entry[:16].split(b"\0")[0].decode() for entry in entries}
 
 
@@ -157,8 +167,8 @@ def _gpus() -> int:
     program = shutil.which("nvidia-smi")
     if program is None:
         return 0
-    done = subprocess.run([program, "--list-gpus"], capture_output=True, text=True, check=False, timeout=20)
-    return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+    listing = subprocess.run([program, "--list-gpus"], capture_output=True, text=True, check=False, timeout=20)
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
 
 
 def _disk(folder: str) -> list[int] | None:
@@ -170,7 +180,7 @@ def _disk(folder: str) -> list[int] | None:
 
 
 def _tree(root: Path) -> dict[str, int] | None:
-    """Files below a folder and their bytes; None where there is no such folder."""
+    """Return the number of files below a folder and their bytes; None where there is no such folder."""
     if not root.is_dir():
         return None
     count = size = 0

@@ -1,4 +1,4 @@
-"""A finding, and the judges of Python, torch, the GPUs and the machine: facts in, one line of the table out.
+"""Checks of Python, torch, the GPUs and the machine: each turns facts into a finding, one line of the doctor's table.
 
 `doctor` collects the facts that take a child process; `check_machine` asks the system itself.
 """
@@ -14,61 +14,65 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hvd_train.doctor import probe
-from hvd_train.doctor.probe import Ran
+from hvd_train.doctor import questions
+from hvd_train.doctor.children import Outcome
 
 Verdict = Literal["ok", "warning", "broken"]
 Facts = Mapping[str, Any]
-"""What a child process or a file said; "error" is there where it could not say it all."""
+"""The answer of a child process or the content of a file; it has "error" where it is not complete."""
 
 GB = 2**30
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table. `todo` is what to type where all is not well."""
+    """One line of the doctor's table."""
 
     name: str
     verdict: Verdict
     what: str
+    """What was found."""
     todo: str = ""
+    """What to type; empty where the verdict is "ok"."""
 
 
 # ----------------------------------------------------------------------------------------------------- python and torch
 
 
 def check_python(version: tuple[int, ...], prefix: str) -> Finding:
-    """3.10 to 3.13 are supported."""
+    """Check that Python is one of 3.10 to 3.13, which are supported; `prefix` is the folder of its environment."""
     what = f"{'.'.join(str(part) for part in version)} in {prefix}"
     if version[:2] < (3, 10):
         return Finding("python", "broken", what, "hvd_train needs Python 3.10 or newer: make the environment with one")
     if version[:2] > (3, 13):
-        return Finding("python", "warning", what, "newer than was tried; 3.10 to 3.13 are known to work")
+        return Finding("python", "warning", what, "newer than any version tried; 3.10 to 3.13 are known to work")
     return Finding("python", "ok", what)
 
 
 def check_hvd_train(version: str, folder: Path) -> Finding:
-    """Which hvd_train this is, since there can be several on one machine."""
+    """Say which hvd_train this is, since one machine can have several."""
     return Finding("hvd_train", "ok", f"{version} in {folder}")
 
 
 def check_torch(torch: Facts) -> Finding:
-    """Torch is there, can be imported and is 2.6 or newer."""
+    """Check that torch is installed, can be imported and is 2.6 or newer."""
     if "version" not in torch:
         absent = "No module named 'torch'" in torch["error"]
         what = "not installed" if absent else f"import torch: {torch['error']}"
         return Finding("torch", "broken", what, "in a checkout of hvd_train type `make env`, or pip install torch")
     what = f"{torch['version']}, built for {'CUDA ' + torch['cuda'] if torch['cuda'] else 'the CPU only'}"
     if version_numbers(torch["version"]) < (2, 6):
-        return Finding("torch", "warning", what, "older than was tried: pip install 'torch>=2.6', then build Horovod")
+        return Finding(
+            "torch", "warning", what, "older than any version tried: pip install 'torch>=2.6', then build Horovod"
+        )
     return Finding("torch", "ok", what)
 
 
 def check_torchvision(torch: Facts) -> Finding:
-    """Torchvision has the models; it loads only beside the torch it was built for."""
+    """Check that torchvision, which has the models, loads: it does so only beside the torch it was built for."""
     if "torchvision" in torch:
         return Finding("torchvision", "ok", torch["torchvision"])
-    why = torch.get("torchvision_error") or torch.get("error", "no word of why")
+    why = torch.get("torchvision_error") or torch.get("error", "no reason was given")
     if "No module named 'torchvision'" in why:
         return Finding("torchvision", "broken", "not installed", "pip install torchvision, from where torch came")
     todo = f"install the torchvision that goes with torch {torch['version']}, both from one package index"
@@ -76,7 +80,7 @@ def check_torchvision(torch: Facts) -> Finding:
 
 
 def check_jpeg(torch: Facts) -> Finding:
-    """Whether class folders are read as fast as they can be."""
+    """Check that class folders can be read fast, by decoding parts of JPEG files."""
     if torch.get("jpeg_parts"):
         return Finding("jpeg", "ok", "of a JPEG only the part that a crop looks at is decoded")
     what = torch.get("jpeg_parts_error") or "hvd_train was built without a C compiler, or Pillow has no libjpeg-turbo"
@@ -84,8 +88,11 @@ def check_jpeg(torch: Facts) -> Finding:
     return Finding("jpeg", "warning", f"class folders are read at about half the speed: {what}", todo)
 
 
-def check_gpus(torch: Facts, smi: Ran | None, visible: str | None) -> Finding:
-    """The GPUs that torch sees, against those that the driver lists."""
+def check_gpus(torch: Facts, smi: Outcome | None, visible: str | None) -> Finding:
+    """Compare the GPUs that torch sees with those that the driver lists.
+
+    `smi` is the outcome of nvidia-smi where there is one, `visible` the value of CUDA_VISIBLE_DEVICES where it is set.
+    """
     listed = [line.strip() for line in smi.output.splitlines() if line.strip()] if smi and smi.code == 0 else []
     if gpus := torch.get("gpus"):
         drivers = {line.rpartition(", ")[2] for line in listed}
@@ -95,7 +102,7 @@ def check_gpus(torch: Facts, smi: Ran | None, visible: str | None) -> Finding:
         return Finding("GPUs", "ok", ", ".join(each) + driver)
     if not listed:
         if smi and smi.code != 0:
-            what = f"none can be used: {probe.first_error(smi.output) or 'nvidia-smi does not answer'}"
+            what = f"none can be used: {questions.first_error(smi.output) or 'nvidia-smi does not answer'}"
             todo = "if this machine has a GPU, its driver needs mending: type nvidia-smi; the CPU trains meanwhile"
             return Finding("GPUs", "warning", what, todo)
         return Finding("GPUs", "ok", "none: training runs on the CPU")
@@ -107,7 +114,7 @@ def check_gpus(torch: Facts, smi: Ran | None, visible: str | None) -> Finding:
         return Finding("GPUs", "warning", f"{here}, but this torch is built for the CPU only", todo)
     if visible is not None and visible.strip() in ("", "-1"):
         return Finding("GPUs", "ok", f"{here}, hidden by CUDA_VISIBLE_DEVICES={visible!r}")
-    why = f": {torch['gpu_trouble']}" if torch.get("gpu_trouble") else ""
+    why = f": {torch['gpu_warning']}" if torch.get("gpu_warning") else ""
     todo = f"take a driver for CUDA {torch['cuda']} or newer, or a torch for the CUDA that nvidia-smi shows"
     if visible is not None:
         todo = f"see whether CUDA_VISIBLE_DEVICES={visible!r} is right; if so, {todo}"
@@ -115,7 +122,7 @@ def check_gpus(torch: Facts, smi: Ran | None, visible: str | None) -> Finding:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """2.15.0+cu132 as (2, 15, 0), which compares as versions do."""
+    """Return 2.15.0+cu132 as (2, 15, 0), which compares as versions do."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
@@ -124,7 +131,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 def check_machine(torch: Facts) -> list[Finding]:
-    """Memory to share, files, processors and disk, as they are here and now."""
+    """Check shared memory, open files, processors and disk of this machine, for a run in the current folder."""
     return [
         check_shared_memory(_disk(Path("/dev/shm"))),  # noqa: S108  # the one place where Linux has it
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
@@ -134,7 +141,10 @@ def check_machine(torch: Facts) -> list[Finding]:
 
 
 def check_shared_memory(sizes: tuple[int, int] | None) -> Finding:
-    """Loader workers, Open MPI and NCCL pass data through /dev/shm; docker gives 64 MB unless told."""
+    """Check /dev/shm (total and free bytes), through which loader workers, Open MPI and NCCL pass data.
+
+    A docker container has 64 MB of it unless it was started with more.
+    """
     todo = "in docker: `docker run --shm-size 8g` or `--ipc=host`; elsewhere: mount -o remount,size=8G /dev/shm"
     if sizes is None:
         return Finding("shared memory", "warning", "there is no /dev/shm", todo)
@@ -148,7 +158,7 @@ def check_shared_memory(sizes: tuple[int, int] | None) -> Finding:
 
 
 def check_open_files(limit: int) -> Finding:
-    """Each tensor that a loader worker passes on is an open file."""
+    """Check how many files a process may open: each tensor that a loader worker passes on is one."""
     if limit == resource.RLIM_INFINITY:
         return Finding("open files", "ok", "no limit")
     if limit < 1024:
@@ -157,7 +167,7 @@ def check_open_files(limit: int) -> Finding:
 
 
 def cpu_quota(path: Path) -> float | None:
-    """The processors that a container may use, in the words of its control group; None without a limit."""
+    """Return how many processors' time a container may use, from its control group's cpu.max; None without a limit."""
     try:
         quota, period = path.read_text(encoding="ascii").split()[:2]
         return int(quota) / int(period)
@@ -166,18 +176,21 @@ def cpu_quota(path: Path) -> float | None:
 
 
 def check_processors(cores: int, quota: float | None, threads: int | None) -> Finding:
-    """Ranks share the cores they see; a time quota is not seen, and too many threads wait for one another."""
-    told = f", torch starts {threads} threads" if threads else ""
+    """Compare the cores that ranks see and share with the quota of time, which they do not see.
+
+    Torch starts `threads` threads, one for each core: with a smaller quota they wait for one another.
+    """
+    torch_threads = f", torch starts {threads} threads" if threads else ""
     if quota is not None and quota < cores:
-        what = f"{cores} cores in sight, but time for {quota:g} only{told}"
+        what = f"{cores} cores are visible, but there is time for only {quota:g}{torch_threads}"
         number = max(1, int(quota))
-        todo = f"give the container cores in place of time: `docker run --cpuset-cpus 0-{number - 1}`"
+        todo = f"give the container cores instead of time: `docker run --cpuset-cpus 0-{number - 1}`"
         return Finding("processors", "warning", what, todo)
-    return Finding("processors", "ok", f"{cores} core{'s' * (cores != 1)}{told}")
+    return Finding("processors", "ok", f"{cores} core{'s' * (cores != 1)}{torch_threads}")
 
 
 def check_disk(sizes: tuple[int, int] | None, *, writable: bool) -> Finding:
-    """Runs go below the current folder unless --output-dir says otherwise."""
+    """Check the disk (total and free bytes) of the current folder, where runs go unless --output-dir names another."""
     if sizes is None or not writable:
         return Finding("disk", "warning", "this folder cannot be written to", "give `hvd-train train` an --output-dir")
     if sizes[1] < GB:

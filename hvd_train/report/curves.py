@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_train.report.charts import Axis, Chart, Event, Form, Series, compact, styled
-from hvd_train.run_files.history import History, Points, Record, number, speeds, thinned
+from hvd_train.run_files.history import Curve, History, Record, number, speeds, thinned
 
 AXES = {"epochs": Axis("epochs"), "samples": Axis("samples"), "time": Axis("time", form="duration")}
 METRICS: tuple[tuple[str, str, Form], ...] = (
@@ -128,12 +128,12 @@ def _learning_rates(runs: Sequence[History], names: Sequence[str], over: str) ->
     return Chart("Learning rate", AXES[over], axis, tuple(lines))
 
 
-def _training(run: History, metric: str, over: str) -> Points:
+def _training(run: History, metric: str, over: str) -> Curve:
     records = run.steps if len(run.steps) >= len(run.epochs) else run.epochs
     return thinned([_place(run, record, over) for record in records], [number(record, metric) for record in records])
 
 
-def _validation(run: History, metric: str, over: str) -> Points:
+def _validation(run: History, metric: str, over: str) -> Curve:
     records = evaluations(run)
     return [_place(run, r, over) for r in records], [number(r, f"val_{metric}") for r in records]
 

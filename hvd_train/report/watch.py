@@ -108,7 +108,7 @@ def _state(history: History, now: float) -> str:
     words = _STATES[history.state]
     if history.state == "finished" and history.summary.get("why") not in (None, "done"):
         words += f": {history.summary['why']}"
-    silent = now - history.last_word if history.last_word is not None else 0.0
+    silent = now - history.last_write if history.last_write is not None else 0.0
     return f"{words}; last word {duration(silent)} ago" if not history.ended and silent > _SILENCE_S else words
 
 

@@ -1,4 +1,5 @@
-"""What a run writes and reads back: its folder, the journal, the ledger of samples, its history. No torch.
+"""What a run writes and reads back: its folder, its journal of metrics, the ledger of samples, its history. No torch.
 
-Every file is whole or absent (`durable`). Start with `run_folder`, then `journal`.
+Records of steps and epochs come in from the loop and leave as files that are whole or absent (`durable`). Formats on
+disk stay readable for later versions. Start with `run_folder`, then `journal` (writes) and `history` (reads).
 """

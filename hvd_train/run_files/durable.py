@@ -1,9 +1,9 @@
-"""Files that are either wholly there or not at all, whatever happens while they are written."""
+"""Files that are whole or absent, even where the process is killed or the disk fills up while they are written."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -13,9 +13,10 @@ PARTIAL_SUFFIX = ".partial"
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A file under a name of its own, forced to disk and renamed after the block: `path` is the old or the new whole.
+    """Open a file beside `path` for the block, then force it to disk and rename it to `path`.
 
-    Raises OSError (disk full, no permission) and leaves nothing behind then.
+    Whoever reads `path` sees the old content or the new one, never a part. Raises OSError (disk full, no permission)
+    and removes the unfinished file then; whatever else the block raises passes through in the same way.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     try:
@@ -31,18 +32,18 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write `content` as in `writing`. Raises OSError."""
+    """Write a whole file, as `writing` does. Raises OSError."""
     with writing(path) as file:
         file.write(content)
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write` for text, in UTF-8."""
+    """Write a whole file in UTF-8, as `writing` does. Raises OSError."""
     write(path, text.encode())
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk: a rename is durable only then."""
+    """Force the names in a folder to disk: only then does a rename outlive a power failure. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -51,7 +52,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what a killed process was writing."""
-    leftovers: Iterable[Path] = folder.glob(f"*{PARTIAL_SUFFIX}")
-    for leftover in leftovers:
+    """Remove the unfinished files that killed processes left in a folder. Raises OSError."""
+    for leftover in folder.glob(f"*{PARTIAL_SUFFIX}"):
         leftover.unlink(missing_ok=True)

@@ -1,4 +1,7 @@
-"""What a run has left in its folder, read back: settings, metrics, events, how it ended. What is missing is named."""
+"""A run folder read back: settings, metrics, events and how the run ended. What is missing or damaged is named.
+
+Folders of earlier versions are read as well: no record needs to have every field of today.
+"""
 
 from __future__ import annotations
 
@@ -18,70 +21,76 @@ from hvd_train.errors import UsageError
 from hvd_train.run_files import run_folder
 
 Record = Mapping[str, Any]
+"""A line of metrics.jsonl, or the whole of another JSON file."""
 SPLIT = ("data", "forward", "backward", "reduction", "optimizer", "other")
 """Parts of a step's time, as step lines have them under "split"."""
 
-
-Points = tuple[list[float | None], list[float | None]]
-_MOST_POINTS = 120  # of a line: a chart is a few hundred pixels wide
+Curve = tuple[list[float | None], list[float | None]]
+"""The x and the y values of a curve, as many of each; None leaves a gap."""
+_MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 
 
 @dataclass(frozen=True)
 class History:
-    """A run as its files tell it. Records are those of metrics.jsonl, each with `elapsed`: how many seconds it had run.
+    """A run as its files describe it.
 
-    The time between two lives of a run (stopped, gone on) does not count.
+    Steps, epochs and events are the records of metrics.jsonl. Each has a field `elapsed` besides: the seconds that the
+    run had trained until then, without the time between its end and the moment it was resumed.
     """
 
     path: Path
     settings: Mapping[str, Any]
-    """By their names, without their groups."""
+    """The values of config.yaml by their names, without the groups that they stand in."""
     steps: tuple[Record, ...]
     epochs: tuple[Record, ...]
     events: tuple[Record, ...]
     summary: Record
-    """Of summary.json; empty where the run has not come to its end."""
+    """The content of summary.json; empty where the run has not come to its end."""
     environment: Record
+    """The content of environment.json; empty where there is none."""
     gaps: tuple[str, ...]
-    """What is missing or cannot be read, and why."""
+    """A line for each thing that is missing or cannot be read, with the reason."""
     state: str
-    """running, finished, stopped, broke off (killed, failed), or unknown: it ran on another machine."""
-    last_word: float | None
-    """When it last wrote something, in seconds since 1970."""
+    """running, finished, stopped, broke off (killed, failed), or unknown, where it ran on another machine."""
+    last_write: float | None
+    """The time of the last record, in seconds since 1970; None where there is no record."""
 
     @property
     def name(self) -> str:
-        """The folder's."""
+        """Return the name of the run's folder."""
         return self.path.resolve().name
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come, unless it is started again."""
+        """Return whether nothing more will come unless the run is started again."""
         return self.state not in ("running", "unknown")
 
     @property
     def num_epochs(self) -> int | None:
-        """How many epochs it is to have."""
+        """Return how many epochs the run is to have, or None where its settings do not say."""
         return whole(self.settings.get("epochs"))
 
     @property
     def samples_per_epoch(self) -> int | None:
-        """How many samples an epoch has."""
+        """Return how many samples an epoch has, or None where no event says."""
         return next((whole(e.get("num_samples")) for e in reversed(self.events) if e.get("name") == "start"), None)
 
     @property
     def world_size(self) -> int | None:
-        """How many ranks it has, or had at last."""
+        """Return how many ranks the run has, or had at last; None where no event says."""
         sizes = (whole(e.get("world_size")) for e in reversed(self.events) if e.get("name") in ("start", "world"))
         return next((size for size in sizes if size), None)
 
     @property
     def seconds(self) -> float:
-        """How long it has run, as far as it has said something."""
+        """Return the seconds that the run has trained, until its last record."""
         return max((record["elapsed"] for record in (*self.steps, *self.epochs, *self.events)), default=0.0)
 
     def samples_at(self, step: float) -> float | None:
-        """How many samples it had taken after this step, as far as its step lines tell."""
+        """Return how many samples the run had taken after a step, interpolated between its step records.
+
+        Beyond the last record the count is extrapolated. None where there is no step record to go by.
+        """
         known = self._samples_of_steps
         if len(known) < 2:
             return None
@@ -96,7 +105,7 @@ class History:
 
 
 def read(path: Path) -> History:
-    """A run folder. Raises UsageError where `path` is none; damaged files in one are gaps."""
+    """Read a run folder; a damaged or missing file in it is a gap. Raises UsageError where `path` is no run folder."""
     if not path.exists():
         raise UsageError(f"{path}: no such run folder")
     if not path.is_dir():
@@ -125,24 +134,25 @@ def read(path: Path) -> History:
         environment=environment,
         gaps=tuple(gaps),
         state=_state(path, kinds["event"], summary, environment),
-        last_word=max((line["time"] for line in lines), default=None),
+        last_write=max((line["time"] for line in lines), default=None),
     )
 
 
 def number(record: Mapping[str, Any], name: str) -> float | None:
-    """A value of a record, where it is a finite number."""
+    """Return a field of a record where it is a finite number, else None."""
     value = record.get(name)
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good and value is not None else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
 
 
 def whole(value: object) -> int | None:
-    """The value, where it is a whole number above 0."""
+    """Return `value` where it is a whole number above 0, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def split_of(history: History) -> dict[str, float] | None:
-    """Mean seconds of each part of the sampled steps of rank 0; None where no step line has them."""
+    """Return the mean seconds that rank 0 spent in each phase of a step; None where no step record says."""
     sums, count = dict.fromkeys(SPLIT, 0.0), 0
     for record in history.steps:
         split = record.get("split")
@@ -153,25 +163,26 @@ def split_of(history: History) -> dict[str, float] | None:
     return {part: total / count for part, total in sums.items()} if count else None
 
 
-def speeds(history: History, most: int = _MOST_POINTS) -> Points:
-    """Images/s over the time between step lines of one epoch, in at most so many points.
+def speeds(history: History, most: int = _MOST_POINTS) -> Curve:
+    """Return images per second (y) over the seconds of training (x), in at most `most` points.
 
-    Evaluations lie between epochs and are left out; waiting for another world is not.
+    A speed is measured from one step record to the next of the same epoch: evaluations lie between epochs and do not
+    count, waiting for another world does.
     """
-    parts = []
+    intervals = []
     for before, after in zip(history.steps, history.steps[1:], strict=False):
         samples = (number(after, "samples") or 0.0) - (number(before, "samples") or 0.0)
         seconds = after["elapsed"] - before["elapsed"]
         if before.get("epoch") == after.get("epoch") and samples > 0 and seconds > 0:
-            parts.append((before["elapsed"] + seconds / 2, samples, seconds))
-    size = -(-len(parts) // most) or 1
-    groups = [parts[first : first + size] for first in range(0, len(parts), size)]
+            intervals.append((before["elapsed"] + seconds / 2, samples, seconds))
+    size = -(-len(intervals) // most) or 1
+    groups = [intervals[first : first + size] for first in range(0, len(intervals), size)]
     middles: list[float | None] = [sum(middle for middle, _, _ in group) / len(group) for group in groups]
     return middles, [sum(samples for _, samples, _ in g) / sum(seconds for _, _, seconds in g) for g in groups]
 
 
-def thinned(x: Sequence[float | None], y: Sequence[float | None], most: int = _MOST_POINTS) -> Points:
-    """At most so many points, each the mean of its neighbours; a gap where none of them has a value."""
+def thinned(x: Sequence[float | None], y: Sequence[float | None], most: int = _MOST_POINTS) -> Curve:
+    """Return at most `most` points, each the mean of as many neighbours; a gap where none of them has a value."""
     size = -(-len(x) // most) or 1
     groups = [(x[start : start + size], y[start : start + size]) for start in range(0, len(x), size)]
     return [_mean(group) for group, _ in groups], [_mean(group) for _, group in groups]
@@ -183,7 +194,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _settings(path: Path, gaps: list[str]) -> dict[str, Any]:
-    """What config.yaml says, be it of a version that had other settings."""
+    """Return the settings in config.yaml, whether or not this version still has them."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -220,7 +231,7 @@ def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
         gaps.append(f"no metrics: {path.name} cannot be read ({error.strerror})")
         return []
     lines, bad = [], []
-    for place, text in enumerate(texts, 1):
+    for line_number, text in enumerate(texts, 1):
         try:
             record = json.loads(text)
         except ValueError:
@@ -228,7 +239,7 @@ def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
         if isinstance(record, dict) and number(record, "time") is not None:
             lines.append(record)
         else:
-            bad.append(place)
+            bad.append(line_number)
     if bad == [len(texts)]:
         gaps.append(f"the last line of {path.name} is torn: the process was ended while it wrote, or is about to go on")
     elif bad:
@@ -239,7 +250,10 @@ def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
 
 
 def _with_seconds(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each line with the seconds of running until then. A life begins with its notes before "start"."""
+    """Return the lines, each with the seconds of training until then as `elapsed`.
+
+    A run that is resumed writes its notes before the event "start": the pause ends with the first of them.
+    """
     begins = set()
     for index, line in enumerate(lines):
         if line.get("kind") == "event" and line.get("name") == "start":

@@ -1,24 +1,29 @@
-"""Which samples each finished step took, for anyone to audit: ledger.jsonl in the run folder."""
+"""The ledger: which samples each finished step took, in ledger.jsonl of the run folder, for anyone to audit."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from hvd_train.errors import UsageError
 from hvd_train.run_files import durable
+from hvd_train.run_files.run_folder import METRICS
 
 LEDGER = "ledger.jsonl"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A finished step: `epoch` counts from 0, `step` from 1 over the whole run; samples are those of all ranks."""
+    """The samples of a finished step.
+
+    `epoch` counts from 0, `step` from 1 over the whole run; `samples` are indices into the training set, of all ranks
+    together.
+    """
 
     epoch: int
     step: int
@@ -26,73 +31,86 @@ class Entry:
     samples: tuple[int, ...]
 
     def line(self) -> str:
-        """As it stands in the file."""
+        """Return the entry as a line of ledger.jsonl, with its line end."""
         values = {"epoch": self.epoch, "step": self.step, "world_size": self.world_size, "samples": [*self.samples]}
         return json.dumps(values) + "\n"
 
 
 class LedgerFile:
-    """ledger.jsonl of a run that goes on at some step: what is in it beyond that did not happen."""
+    """The ledger.jsonl of a run that trains, open for writing."""
 
     def __init__(self, folder: Path, step: int) -> None:
+        """Open the ledger in `folder` and remove entries after `step`: the run goes on there, so they did not happen.
+
+        Raises OSError where the file cannot be written, and UsageError where it holds something else than entries.
+        """
         path = folder / LEDGER
         entries = [entry for entry in read(path) if entry.step <= step] if path.exists() else []
         durable.write_text(path, "".join(entry.line() for entry in entries))
         self._file: TextIO = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # until close
-        self._last = entries[-1].step if entries else 0
+        self._last_step = entries[-1].step if entries else 0
 
     def write(self, entry: Entry) -> None:
-        """Add a step, unless it is there. Raises OSError."""
-        if entry.step > self._last:
+        """Append the entry of a step, unless the ledger has it already. Raises OSError."""
+        if entry.step > self._last_step:
             self._file.write(entry.line())
-            self._last = entry.step
+            self._last_step = entry.step
 
-    def keep(self) -> None:
-        """What is written outlives the machine. Raises OSError."""
+    def sync(self) -> None:
+        """Force the entries to disk, where they outlive a power failure. Raises OSError."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the file. Raises OSError."""
         self._file.close()
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What a ledger proves. `epochs` are the finished ones; `faults` are lines, none where all is well."""
+    """What a ledger proves: `faults` has a line for each deviation and is empty where the training was exact."""
 
     epochs: int
+    """Finished epochs."""
     steps: int
     num_samples: int
+    """Size of the training set."""
     world_sizes: tuple[int, ...]
+    """All world sizes that took part, in rising order."""
     faults: tuple[str, ...]
-    times: int = 1
-    """So many epochs count as one, in which each sample comes so many times (repeated augmentation)."""
+    repetitions: int = 1
+    """With repeated augmentation each sample comes this often in this many epochs, which are judged as one."""
 
     def __str__(self) -> str:
         if self.faults:
             return "NOT exact: " + "; ".join(self.faults[:3])
         sizes = ", ".join(str(size) for size in self.world_sizes)
-        turns = "once in each" if self.times == 1 else f"{self.times} times in {self.times} epochs,"
+        times = self.repetitions
+        counted = "once in each" if times == 1 else f"{times} times in {times} epochs,"
         return (
-            f"exact: every one of {self.num_samples:,} samples counted {turns} of {self.epochs} finished epochs "
+            f"exact: every one of {self.num_samples:,} samples counted {counted} of {self.epochs} finished epochs "
             f"({self.steps:,} steps, world sizes {sizes})"
         )
 
 
 def audit(folder: Path) -> Audit:
-    """Check the ledger of a run folder. Raises UsageError where there is none."""
+    """Check the ledger of a run folder.
+
+    Raises UsageError where there is no ledger, where a line of it is not an entry, or where metrics.jsonl does not say
+    how many samples the training set has.
+    """
     path = folder / LEDGER
     if not path.exists():
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
     entries = list(read(path))
-    start = _start(folder)
+    start = _start_event(folder)
     return audit_entries(entries, int(start["num_samples"]), int(start.get("repeated_augmentation", 1)))
 
 
-def audit_entries(entries: Sequence[Entry], num_samples: int, times: int = 1) -> Audit:
-    """Each step once and in order; in each epoch each sample at most once, in each but the last exactly once.
+def audit_entries(entries: Sequence[Entry], num_samples: int, repetitions: int = 1) -> Audit:
+    """Check entries: each step comes once and in order, and in each finished epoch each sample comes exactly once.
 
-    With repeated augmentation `times` epochs count as one, in which each sample comes `times` times.
+    In the last epoch, which may be unfinished, a sample may be missing, but must not come twice. With repeated
+    augmentation `repetitions` epochs are judged as one round, in which each sample comes `repetitions` times.
     """
     faults = []
     steps = [entry.step for entry in entries]
@@ -100,29 +118,38 @@ def audit_entries(entries: Sequence[Entry], num_samples: int, times: int = 1) ->
         wrong = next(number for number, step in enumerate(steps, 1) if number != step)
         faults.append(f"line {wrong} is of step {steps[wrong - 1]}")
     finished = 0
-    last = max((entry.epoch for entry in entries), default=-1) // times
-    for turn in range(last + 1):
-        counts = Counter(sample for entry in entries if entry.epoch // times == turn for sample in entry.samples)
-        name = f"epoch {turn}" if times == 1 else f"epochs {turn * times} to {turn * times + times - 1}"
-        often, strange = sum(count > times for count in counts.values()), sum(s >= num_samples for s in counts)
-        rare = sum(counts[sample] < times for sample in range(num_samples))
-        if often or strange:
-            faults.append(f"{name}: {often} samples more than {_times(times)}, {strange} that do not exist")
-        if rare and turn < last:
-            faults.append(f"{name}: {rare} samples {'never' if times == 1 else f'less than {_times(times)}'}")
-        finished += times if not rare else counts.total() // num_samples if turn == last and times > 1 else 0
+    last_round = max((entry.epoch for entry in entries), default=-1) // repetitions
+    for number in range(last_round + 1):
+        counts = Counter(
+            sample for entry in entries if entry.epoch // repetitions == number for sample in entry.samples
+        )
+        first = number * repetitions
+        name = f"epoch {number}" if repetitions == 1 else f"epochs {first} to {first + repetitions - 1}"
+        too_often = sum(count > repetitions for count in counts.values())
+        unknown = sum(sample >= num_samples for sample in counts)
+        too_rare = sum(counts[sample] < repetitions for sample in range(num_samples))
+        if too_often or unknown:
+            faults.append(f"{name}: {too_often} samples more than {_times(repetitions)}, {unknown} that do not exist")
+        if too_rare and number < last_round:
+            faults.append(
+                f"{name}: {too_rare} samples {'never' if repetitions == 1 else f'less than {_times(repetitions)}'}"
+            )
+        if not too_rare:
+            finished += repetitions
+        elif number == last_round and repetitions > 1:
+            finished += counts.total() // num_samples
     sizes = tuple(sorted({entry.world_size for entry in entries}))
-    return Audit(finished, len(entries), num_samples, sizes, tuple(faults), times)
+    return Audit(finished, len(entries), num_samples, sizes, tuple(faults), repetitions)
 
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def read(path: Path) -> Iterable[Entry]:
-    """The entries of a ledger; a torn last line, of a process that was killed, is left out.
+def read(path: Path) -> Iterator[Entry]:
+    """Yield the entries of a ledger, without a torn last line: a killed process leaves one.
 
-    Raises UsageError for a line that is not an entry.
+    Raises UsageError where another line is not an entry, and OSError where the file cannot be read.
     """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
@@ -136,9 +163,9 @@ def read(path: Path) -> Iterable[Entry]:
         yield entry
 
 
-def _start(folder: Path) -> dict[str, Any]:
-    """What the run has written down at its start: num_samples, of the training set, among others."""
-    path = folder / "metrics.jsonl"
+def _start_event(folder: Path) -> dict[str, Any]:
+    """Return the first "start" event of metrics.jsonl that has num_samples. Raises UsageError where there is none."""
+    path = folder / METRICS
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             record = json.loads(line)

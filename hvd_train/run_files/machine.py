@@ -1,4 +1,4 @@
-"""What a run or a measurement runs on: versions, hosts and devices, for environment.json and records. No torch."""
+"""The machine that a run or a benchmark uses: versions, hosts and devices, as environment.json has them. No torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from hvd_train.run_files.run_folder import ENVIRONMENT
 
 
 def write(folder: Path, hosts: Sequence[str], gpu: str | None) -> None:
-    """Write down what there is now; `hosts`: that of each rank; `gpu`: this rank's. Raises OSError."""
-    durable.write_text(folder / ENVIRONMENT, json.dumps(surroundings(hosts, gpu), indent=1) + "\n")
+    """Write environment.json into a run folder; for the arguments see `environment`. Raises OSError."""
+    durable.write_text(folder / ENVIRONMENT, json.dumps(environment(hosts, gpu), indent=1) + "\n")
 
 
-def surroundings(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
-    """The facts, as this rank sees them; those of devices and versions are equal or alike on the others."""
+def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
+    """Return what this rank sees of the machine, for JSON; devices and versions are taken to be alike on all ranks.
+
+    `hosts` has the host name of each rank, `gpu` the name of this rank's GPU, or None where it trains on the CPU.
+    """
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -42,7 +45,7 @@ def surroundings(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what computes here; torch's names its CUDA."""
+    """Return the versions of Python and of the installed packages that compute; torch's names its CUDA."""
     found = {"hvd_train": __version__, "python": platform.python_version()}
     for name in ("torch", "torchvision", "horovod", "numpy"):
         with suppress(metadata.PackageNotFoundError):
@@ -51,10 +54,11 @@ def versions() -> dict[str, str]:
 
 
 def processor() -> str:
-    """Its name, as it gives it."""
+    """Return the processor's model name, or its architecture where the system does not say more."""
+    # psutil does not offer the model name, and platform.processor() is empty or the architecture on Linux.
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

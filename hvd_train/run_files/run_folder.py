@@ -1,4 +1,4 @@
-"""Run folders: which one a command means, whom it belongs to, and that no two processes write into one."""
+"""Run folders: which one a command means, which config it belongs to, and that one process at a time writes into it."""
 
 from __future__ import annotations
 
@@ -20,39 +20,46 @@ _LOCK = ".lock"
 
 
 class Busy(UsageError):
-    """Another process trains in the folder."""
+    """Raised where another process trains in the folder."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A claimed folder; the claim ends with the process. `earlier`: it holds an earlier life of this run."""
+    """A run folder that this process has claimed; the claim ends with the process at the latest."""
 
     path: Path
     earlier: bool
+    """Whether the same run has trained in it before."""
     notes: tuple[str, ...]
+    """What the user should know about the choice of the folder."""
     _lock: IO[str]
 
     def held(self) -> bool:
-        """Whether the folder is still this process's: a job that has given it up has taken the folder back."""
+        """Return whether the claim still holds: a job that has given up this process takes the folder back."""
         try:
             return os.stat(self.path / _LOCK).st_ino == os.fstat(self._lock.fileno()).st_ino
         except OSError:
             return False
 
     def release(self) -> None:
-        """Give up the claim: another run in this process may take the folder."""
+        """Give up the claim, so that another run, of this process too, can claim the folder."""
         self._lock.close()
 
 
 def take_over(path: Path) -> None:
-    """Take the claim from a process that the job has given up, but which may still be there (stopped, or cut off)."""
+    """End the claim of a process that the job has given up but which may still exist, stopped or cut off.
+
+    A new lock file replaces the one that the process holds. Raises OSError.
+    """
     fresh = path / f"{_LOCK}-{os.getpid()}"
     fresh.touch()
     os.replace(fresh, path / _LOCK)
 
 
 def in_use(path: Path) -> bool:
-    """Whether a process of this machine trains in the folder; its lock is looked at, not tried."""
+    """Return whether a process of this machine trains in the folder, without touching its lock."""
+    # Taking the lock to see whether it is free would refuse the folder to a run that starts at this moment. psutil
+    # does not offer the kernel's list of locks, so it is read here.
     try:
         inode = (path / _LOCK).stat().st_ino
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
@@ -62,9 +69,10 @@ def in_use(path: Path) -> bool:
 
 
 def claim(config: Config, now: datetime) -> RunFolder:
-    """Choose, create and lock the folder of this run, and write its config.yaml.
+    """Choose, create and lock the folder of this run, and write its config.yaml; `now` names a folder without a name.
 
-    Raises UsageError where the folder belongs to another config, another process or something else entirely.
+    Raises Busy where another process trains in the folder, and UsageError where it belongs to another config or to
+    something else entirely, or cannot be written.
     """
     try:
         return _claim_named(config.run.output_dir, config) if config.run.output_dir else _claim_own(config, now)
@@ -79,7 +87,7 @@ def _claim_named(path: Path, config: Config) -> RunFolder:
     if path.exists() and not path.is_dir():
         raise UsageError(f"--output-dir {path} is a file; name a folder")
     if not (path / CONFIG).exists():
-        # A process that was killed right after it had made the folder leaves its lock, and nothing of the user's.
+        # A process that was killed right after it had made the folder leaves its lock and nothing of the user's.
         if path.exists() and any(
             entry.name not in (_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}") for entry in path.iterdir()
         ):
@@ -87,7 +95,7 @@ def _claim_named(path: Path, config: Config) -> RunFolder:
         return _create(path, config)
     if config.run.resume == "auto":
         return _reopen(path, config)
-    lock = _lock(path)  # raises where another process is at work in it
+    lock = _lock(path)  # raises Busy: a folder that is trained in is not moved away
     aside = _free_name(path.with_name(f"{path.name}.old"))
     path.rename(aside)
     lock.close()
@@ -132,12 +140,12 @@ def _lock(path: Path) -> IO[str]:
         lock.close()
         raise Busy(f"another process is training in {path}; wait for it, or name another --output-dir") from None
     except OSError:
-        os.utime(path / _LOCK)  # a file system without locks: go on without one
+        os.utime(path / _LOCK)  # the file system has no locks: go on without one, if it can be written at all
     return lock
 
 
 def _free_name(path: Path) -> Path:
-    """`path`, or the first of path-2, path-3, ... that does not exist."""
+    """Return `path`, or the first of path-2, path-3, ... that does not exist."""
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1

@@ -15,14 +15,14 @@ TORCH: dict[str, Any] = {
     "cuda": "13.2",
     "threads": 2,
     "gpus": [],
-    "gpu_trouble": "",
+    "gpu_warning": "",
     "nccl": "2.30.7",
     "torchvision": "0.29.2",
 }
 CPU_TORCH: dict[str, Any] = {**TORCH, "version": "2.15.0+cpu", "cuda": None, "nccl": None}
 OPEN_MPI_4 = "Open MPI v4.1.8, package: Open MPI user@localhost Distribution, ident: 4.1.8"
 HOROVOD: dict[str, Any] = {"gloo": True, "mpi": True, "nccl": True, "libmpi": OPEN_MPI_4}
-RECORD: dict[str, Any] = {
+BUILD: dict[str, Any] = {
     "horovod": "0.28.1",
     "torch": "2.15.0+cu132",
     "torch_cuda": "13.2",
@@ -34,8 +34,8 @@ RECORD: dict[str, Any] = {
 }
 
 
-def installed(record: dict[str, Any] | None = RECORD, torch: str = "2.15.0+cu132") -> Installed:
-    return Installed(Path("/env/site-packages/horovod"), "0.28.1", record, torch)
+def installed(build: dict[str, Any] | None = BUILD, torch: str = "2.15.0+cu132") -> Installed:
+    return Installed(Path("/env/site-packages/horovod"), "0.28.1", build, torch)
 
 
 def agrees(finding: Finding, verdict: str, says: str) -> None:

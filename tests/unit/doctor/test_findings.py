@@ -1,4 +1,4 @@
-"""Lines about Python, torch, the GPUs and the machine, judged from facts that are fed to them."""
+"""Findings about Python, torch, the GPUs and the machine, from facts that a test chooses."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from hvd_train.doctor import findings
+from hvd_train.doctor.children import Outcome
 from hvd_train.doctor.findings import Finding
-from hvd_train.doctor.probe import Ran
 from tests.support.facts import CPU_TORCH, GB, TORCH, agrees
 
-SMI = Ran(0, "NVIDIA A100, 580.10\nNVIDIA A100, 580.10\n")
+SMI = Outcome(0, "NVIDIA A100, 580.10\nNVIDIA A100, 580.10\n")
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ SMI = Ran(0, "NVIDIA A100, 580.10\nNVIDIA A100, 580.10\n")
     [
         (findings.check_python((3, 11, 7), "/env"), "ok", "3.11.7"),
         (findings.check_python((3, 9, 2), "/env"), "broken", "3.10 or newer"),
-        (findings.check_python((3, 14, 0), "/env"), "warning", "newer than was tried"),
+        (findings.check_python((3, 14, 0), "/env"), "warning", "newer than any version tried"),
         (findings.check_hvd_train("0.1.0", Path("/src/hvd_train")), "ok", "0.1.0 in /src/hvd_train"),
         (findings.check_torch(TORCH), "ok", "CUDA 13.2"),
         (findings.check_torch(CPU_TORCH), "ok", "the CPU only"),
@@ -52,7 +52,7 @@ SMI = Ran(0, "NVIDIA A100, 580.10\nNVIDIA A100, 580.10\n")
     ],
 )
 def test_python_and_torch(finding: Finding, verdict: str, says: str) -> None:
-    """What is too old, absent or does not load is told apart from what works."""
+    """What is too old, missing or does not load is not ok; the finding says which it is."""
     agrees(finding, verdict, says)
 
 
@@ -66,15 +66,15 @@ def test_python_and_torch(finding: Finding, verdict: str, says: str) -> None:
             "2 x NVIDIA A100 (40 GB); driver 580.10",
         ),
         (findings.check_gpus(CPU_TORCH, SMI, None), "warning", "CUDA build of torch"),
-        (findings.check_gpus({**TORCH, "gpu_trouble": "driver too old"}, SMI, None), "broken", "driver too old"),
+        (findings.check_gpus({**TORCH, "gpu_warning": "driver too old"}, SMI, None), "broken", "driver too old"),
         (findings.check_gpus(TORCH, SMI, ""), "ok", "hidden by CUDA_VISIBLE_DEVICES"),
         (findings.check_gpus(TORCH, SMI, "7"), "broken", "CUDA_VISIBLE_DEVICES='7'"),
-        (findings.check_gpus(TORCH, Ran(9, "NVIDIA-SMI has failed: no driver"), None), "warning", "has failed"),
+        (findings.check_gpus(TORCH, Outcome(9, "NVIDIA-SMI has failed: no driver"), None), "warning", "has failed"),
         (findings.check_gpus({"error": "killed by SIGSEGV"}, SMI, None), "warning", "mend torch first"),
     ],
 )
 def test_gpus(finding: Finding, verdict: str, says: str) -> None:
-    """No GPU is no fault; a GPU that torch cannot see is one, unless it was hidden on purpose."""
+    """A machine without a GPU is ok; a GPU that torch cannot see is a fault, unless it was hidden on purpose."""
     agrees(finding, verdict, says)
 
 
@@ -97,13 +97,13 @@ def test_gpus(finding: Finding, verdict: str, says: str) -> None:
     ],
 )
 def test_machine(finding: Finding, verdict: str, says: str) -> None:
-    """Limits that make training slow or end it late are told with what to type."""
+    """Limits that make training slow, or break it off after hours, come with what to type."""
     agrees(finding, verdict, says)
 
 
 @pytest.mark.parametrize(("text", "quota"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("", None)])
 def test_cpu_quota(tmp_path: Path, text: str, quota: float | None) -> None:
-    """A control group gives time per period, or no limit."""
+    """A control group allows some time per period, or has no limit."""
     path = tmp_path / "cpu.max"
     path.write_text(text)
     assert findings.cpu_quota(path) == quota

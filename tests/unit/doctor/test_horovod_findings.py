@@ -1,4 +1,4 @@
-"""Lines about Horovod, its controllers and its allreduces, judged from facts that are fed to them."""
+"""Findings about Horovod, its controllers and its allreduces, from facts that a test chooses."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 import pytest
 
 from hvd_train.doctor import horovod_findings
+from hvd_train.doctor.children import Outcome
 from hvd_train.doctor.findings import Finding
 from hvd_train.doctor.horovod_findings import Trial
-from hvd_train.doctor.probe import ANSWER, Ran
-from tests.support.facts import CPU_TORCH, GB, HOROVOD, OPEN_MPI_4, RECORD, TORCH, agrees, installed
+from hvd_train.doctor.questions import ANSWER
+from tests.support.facts import BUILD, CPU_TORCH, GB, HOROVOD, OPEN_MPI_4, TORCH, agrees, installed
 
-MPIRUN_4 = Ran(0, "mpirun (Open MPI) 4.1.8\n")
-MPIRUN_5 = Ran(0, "mpirun (Open MPI) 5.0.7\n")
-HYDRA = Ran(0, "HYDRA build details:\n    Version:                                 4.2.0\n")
+MPIRUN_4 = Outcome(0, "mpirun (Open MPI) 4.1.8\n")
+MPIRUN_5 = Outcome(0, "mpirun (Open MPI) 5.0.7\n")
+HYDRA = Outcome(0, "HYDRA build details:\n    Version:                                 4.2.0\n")
 GLOO = Trial("horovodrun --gloo", ("/env/bin/horovodrun", "-np", "2", "--gloo"), "Gloo")
 
 
-def told(**facts: Any) -> Ran:
-    return Ran(0, f"noise\n[1,0]<stdout>:{ANSWER}{json.dumps(facts)}\nnoise\n", 5.0)
+def answered(**facts: Any) -> Outcome:
+    return Outcome(0, f"noise\n[1,0]<stdout>:{ANSWER}{json.dumps(facts)}\nnoise\n", 5.0)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def told(**facts: Any) -> Ran:
     [
         (horovod_findings.check_horovod(installed()), "ok", "built 2026-01-02 with g++ 12.2.0"),
         (horovod_findings.check_horovod(None), "warning", "make env"),
-        (horovod_findings.check_horovod(installed(record=None)), "warning", "built elsewhere"),
+        (horovod_findings.check_horovod(installed(build=None)), "warning", "built elsewhere"),
         (horovod_findings.check_import(installed(), TORCH, HOROVOD), "ok", "2.15.0+cu132"),
         (horovod_findings.check_import(installed(), {"error": "no"}, {"error": "no"}), "broken", "mend torch first"),
         (
@@ -37,13 +38,13 @@ def told(**facts: Any) -> Ran:
             "built against torch 2.13.0+cu130, here is 2.15.0+cu132",
         ),
         (
-            horovod_findings.check_import(installed({**RECORD, "torch_cuda": "12.8"}), TORCH, HOROVOD),
+            horovod_findings.check_import(installed({**BUILD, "torch_cuda": "12.8"}), TORCH, HOROVOD),
             "warning",
             "CUDA 12.8, here is 13.2",
         ),
         (
             horovod_findings.check_import(
-                installed({**RECORD, "python": "3.1.4"}), TORCH, {"error": "no extension module"}
+                installed({**BUILD, "python": "3.1.4"}), TORCH, {"error": "no extension module"}
             ),
             "broken",
             "Python 3.1, here is",
@@ -57,7 +58,7 @@ def told(**facts: Any) -> Ran:
         ),
         (horovod_findings.check_import(installed(), TORCH, {"error": "killed by SIGSEGV"}), "broken", "--force"),
         (horovod_findings.check_patches(installed()), "ok", "B1, C1, C2, C3, C4, C5, C6, L1"),
-        (horovod_findings.check_patches(installed(record=None)), "warning", "unknown"),
+        (horovod_findings.check_patches(installed(build=None)), "warning", "unknown"),
         (
             horovod_findings.check_patches(installed({"patches": [{"name": "C1"}]})),
             "warning",
@@ -67,7 +68,7 @@ def told(**facts: Any) -> Ran:
     ],
 )
 def test_horovod(finding: Finding, verdict: str, says: str) -> None:
-    """Absent is a warning, not loading is broken, and a build for other versions or without mends is told."""
+    """No Horovod is a warning, one that does not load is broken; other versions and missing patches are named."""
     agrees(finding, verdict, says)
 
 
@@ -110,11 +111,11 @@ def test_what_to_type_when_horovod_does_not_load(error: str, says: str) -> None:
             "MPICH 4.2.0 (/bin/mpirun), but Horovod loads Open",
         ),
         (
-            horovod_findings.check_mpi("/bin/mpirun", Ran(127, "libopen-rte.so: not found"), HOROVOD),
+            horovod_findings.check_mpi("/bin/mpirun", Outcome(127, "libopen-rte.so: not found"), HOROVOD),
             "broken",
             "libopen-rte",
         ),
-        (horovod_findings.check_mpi("/bin/mpirun", Ran(None, ""), HOROVOD), "broken", "does not answer"),
+        (horovod_findings.check_mpi("/bin/mpirun", Outcome(None, ""), HOROVOD), "broken", "does not answer"),
         (
             horovod_findings.check_mpi4py({"version": "4.1.2", "libmpi": OPEN_MPI_4}, HOROVOD),
             "ok",
@@ -177,31 +178,31 @@ def test_mpi_identity(text: str, identity: tuple[str, str] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ran", "verdict", "says"),
+    ("outcome", "verdict", "says"),
     [
-        (told(size=2, sums=[3.0], controller="Gloo"), "ok", "5.0 s"),
-        (told(size=1, sums=[1.0], controller="Gloo"), "broken", "world size 1, not 2"),
-        (told(size=2, sums=[1.5, 3.0], controller="Gloo"), "broken", "came out as 1.5, 3.0"),
-        (told(size=2, sums=[3.0], controller="MPI"), "warning", "MPI controlled it, not Gloo"),
-        (Ran(None, "", 60.0), "broken", "no end in 60 s"),
+        (answered(size=2, sums=[3.0], controller="Gloo"), "ok", "5.0 s"),
+        (answered(size=1, sums=[1.0], controller="Gloo"), "broken", "world size 1, not 2"),
+        (answered(size=2, sums=[1.5, 3.0], controller="Gloo"), "broken", "came out as 1.5, 3.0"),
+        (answered(size=2, sums=[3.0], controller="MPI"), "warning", "MPI controlled it, not Gloo"),
+        (Outcome(None, "", 60.0), "broken", "no end in 60 s"),
         (
-            Ran(1, "[0]<stderr>:Traceback ...\n[0]<stderr>:  x\n[0]<stderr>:RuntimeError: no route\n"),
+            Outcome(1, "[0]<stderr>:Traceback ...\n[0]<stderr>:  x\n[0]<stderr>:RuntimeError: no route\n"),
             "broken",
             "no route",
         ),
-        (Ran(-9, ""), "broken", "killed by SIGKILL"),
-        (Ran(0, "all is well"), "broken", "all is well"),
+        (Outcome(-9, ""), "broken", "killed by SIGKILL"),
+        (Outcome(0, "all is well"), "broken", "all is well"),
     ],
 )
-def test_allreduce(ran: Ran, verdict: str, says: str) -> None:
+def test_allreduce(outcome: Outcome, verdict: str, says: str) -> None:
     """Only two ranks that found each other and got 3 from 1 and 2 are ok."""
-    agrees(horovod_findings.check_trial(GLOO, ran), verdict, says)
+    agrees(horovod_findings.check_trial(GLOO, outcome), verdict, says)
 
 
 def test_an_allreduce_that_failed_after_its_answer_is_broken() -> None:
     """The right sum does not excuse a launcher that ends with an error."""
-    right = told(size=2, sums=[3.0], controller="Gloo").output
-    agrees(horovod_findings.check_trial(GLOO, Ran(1, f"{right}\nRuntimeError: shutdown\n")), "broken", "shutdown")
+    right = answered(size=2, sums=[3.0], controller="Gloo").output
+    agrees(horovod_findings.check_trial(GLOO, Outcome(1, f"{right}\nRuntimeError: shutdown\n")), "broken", "shutdown")
 
 
 def test_trials_are_those_that_the_build_and_the_launchers_promise() -> None:
@@ -220,11 +221,11 @@ def test_trials_are_those_that_the_build_and_the_launchers_promise() -> None:
 
 def test_horovodrun_that_cannot_drive_open_mpi_5_is_a_warning() -> None:
     """Its flags are those of Open MPI 4; mpirun itself works, so nothing is broken."""
-    failed = Ran(66, "prterun was unable to find the specified executable file")
+    failed = Outcome(66, "prterun was unable to find the specified executable file")
     by_horovodrun, by_mpirun = list(horovod_findings.trials("h", "m", MPIRUN_5, HOROVOD, 0))[1:]
     agrees(horovod_findings.check_trial(by_horovodrun, failed), "warning", "start with mpirun")
     agrees(
-        horovod_findings.check_trial(by_horovodrun, told(size=2, sums=[3.0], controller="MPI")),
+        horovod_findings.check_trial(by_horovodrun, answered(size=2, sums=[3.0], controller="MPI")),
         "ok",
         "the sum is right",
     )
@@ -240,5 +241,5 @@ def test_only_open_mpi_is_given_its_flags() -> None:
     """MPICH knows no --allow-run-as-root and would end."""
     *_, with_open_mpi = horovod_findings.trials(None, "mpirun", MPIRUN_4, HOROVOD, 0)
     *_, with_mpich = horovod_findings.trials(None, "mpirun", HYDRA, HOROVOD, 0)
-    assert "--allow-run-as-root" in with_open_mpi.words
-    assert with_mpich.words == ("mpirun", "-np", "2")
+    assert "--allow-run-as-root" in with_open_mpi.launch
+    assert with_mpich.launch == ("mpirun", "-np", "2")

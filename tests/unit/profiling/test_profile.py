@@ -1,4 +1,4 @@
-"""`--profile` on one rank: the trace, its summary, and that no failure of it reaches the training."""
+"""`--profile` on one rank: the trace, its summary, and that no failure of a profile reaches the training."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.support.runs import Weights, equal, small_config, trained
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a profile sets for its process, taken back after a test."""
+    """A profile sets this for its process; it is taken back after a test."""
     monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
 
 
 def weights(world: World | None = None, **changes: object) -> Weights:
-    """Of a training of two epochs of ten steps."""
+    """Return the final weights of a training of two epochs of ten steps."""
     return trained(world or LocalWorld(), small_config(epochs=2, **changes))[1]
 
 
 def test_chosen_steps_are_traced_over_the_end_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    """The trace holds just these steps, with their phases and operators, and the weights are those without it."""
+    """The trace holds just these steps with their phases and operators, and the weights are the same without it."""
     assert equal(weights(profile="9:12"), weights(output_dir=Path("other")))
     (process,) = traces.read(Path("run/profile/steps-9-to-12.json.gz")).values()
     steps = process.pop("steps")
@@ -53,7 +53,7 @@ def test_chosen_steps_are_traced_over_the_end_of_an_epoch(capsys: pytest.Capture
 def test_a_training_that_ends_before_its_profile(
     asked: str, seen: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What there is of it is written."""
+    """The steps that were done are written; where there are none, a line says so."""
     weights(profile=asked)
     output = capsys.readouterr().out
     assert (seen in output) if seen else "no profile of step 21: the training ended" in output
@@ -68,12 +68,12 @@ def test_steps_that_are_done_already_are_not_traced(capsys: pytest.CaptureFixtur
 
 
 class Breaking(LocalWorld):
-    """The world of one, whose other rank is lost in its fourth step."""
+    """A world of one rank in which another rank seems to be lost in the fourth step."""
 
     steps = 0
 
     def start_sum(self, tensor: Tensor, name: str) -> Pending:
-        """Raises RankLost in that step."""
+        """Raise RankLost in that step."""
         self.steps += name == "step"
         if self.steps == 4:
             raise RankLost("gone")
@@ -81,7 +81,7 @@ class Breaking(LocalWorld):
 
 
 def test_a_lost_rank_ends_the_profile_and_leaves_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whole steps before it are kept, and torch's profiler is free for the next one."""
+    """Whole steps before the loss are kept, and torch's profiler is free for the next profile."""
     with pytest.raises(RankLost):
         weights(Breaking(), profile="2:8")
     assert "profile of steps 2 to 3 (RankLost broke it off)" in capsys.readouterr().out
@@ -93,7 +93,7 @@ def test_a_lost_rank_ends_the_profile_and_leaves_what_there_is(capsys: pytest.Ca
 def test_a_full_disk_costs_the_profile_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line says that it could not be written, and the training comes to its end."""
+    """One line says that the profile could not be written, and the training goes on to its end."""
     whole = durable.write
 
     def full(path: Path, content: bytes) -> None:
@@ -123,7 +123,7 @@ def test_a_profiler_that_fails_costs_the_profile_only(
 
 @pytest.mark.parametrize("steps", ["0", "0:3", "5:4", "2-3", "a", "", "1:", "1:100"])
 def test_steps_that_cannot_be(steps: str) -> None:
-    """They are refused before anything starts."""
+    """Impossible steps are refused before anything starts."""
     with pytest.raises(UsageError, match=r"^--profile .*"):
         small_config(profile=steps)
 

@@ -1,4 +1,4 @@
-"""Files that are wholly there or not at all."""
+"""Files that are whole or absent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvd_train.run_files import durable
 
 
 def test_parts_are_written_one_after_the_other() -> None:
-    """A new file, and an old one replaced."""
+    """A new file is written and an old one is replaced."""
     path = Path("a.txt")
     durable.write(path, b"one two")
     assert path.read_bytes() == b"one two"
@@ -20,7 +20,7 @@ def test_parts_are_written_one_after_the_other() -> None:
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails before the rename."""
+    """Whatever fails before the rename leaves the old file and nothing beside it."""
     path = Path("a.txt")
     durable.write(path, b"old")
 
@@ -56,7 +56,7 @@ def test_data_are_on_disk_before_the_name_and_the_name_before_the_end(monkeypatc
 
 
 def test_only_partial_files_are_cleared_away() -> None:
-    """What a killed process was writing goes; everything else stays."""
+    """What a killed process was writing is removed, everything else stays."""
     for name in ("a.ckpt", "a.ckpt.partial", "partial"):
         Path(name).write_text("x")
     durable.remove_partial(Path())

@@ -19,7 +19,7 @@ def of(*lines: dict[str, object], torn: str = "") -> History:
 
 
 def test_a_run_that_went_well() -> None:
-    """Its settings, its lines in their kinds, how many ranks and samples, and that it has ended."""
+    """Settings, records by their kind, ranks and samples are read, and the run has ended."""
     run = read(write(Path("run"), whole_run(), summary=True))
     assert (len(run.steps), len(run.epochs), len(run.events)) == (30, 3, 2)
     assert run.settings["model"] == "digits-convnet"
@@ -27,8 +27,8 @@ def test_a_run_that_went_well() -> None:
     assert (run.state, run.ended, run.seconds) == ("finished", True, 31.0)
 
 
-def test_the_time_between_two_lives_does_not_count() -> None:
-    """A run stopped over night has not trained for a night; the notes before its second start are of that life."""
+def test_the_time_between_a_stop_and_the_resume_does_not_count() -> None:
+    """A run that was stopped overnight has not trained for a night; the pause ends with the notes before its start."""
     lines = (
         start(),
         step(1),
@@ -46,13 +46,13 @@ def test_the_time_between_two_lives_does_not_count() -> None:
     [("stopped by SIGINT at step 4, committed", "stopped"), ("done: top-1 60%", "finished"), (None, "broke off")],
 )
 def test_how_it_ended(last: str | None, state: str) -> None:
-    """By its last words; where there are none and nobody trains in the folder, it broke off."""
+    """The last event says it; without one, and with nobody training in the folder, the run broke off."""
     end = [] if last is None else [event("end", 5, last)]
     assert of(start(), step(1), *end).state == state
 
 
 def test_who_trains_in_it_is_seen_and_not_disturbed(tmp_path: Path) -> None:
-    """A run is running as long as its process has the folder; looking does not take the folder from it."""
+    """A run is running as long as its process has claimed the folder; reading does not disturb the claim."""
     from datetime import datetime
 
     from hvd_train import recipes
@@ -65,44 +65,44 @@ def test_who_trains_in_it_is_seen_and_not_disturbed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("host", "state"), [(socket.gethostname(), "broke off"), ("elsewhere", "unknown")])
 def test_what_runs_elsewhere_cannot_be_judged(host: str, state: str) -> None:
-    """A process of another machine may well be alive."""
+    """The state is unknown where the run belongs to another machine: its process may well be alive."""
     write(Path("run"), [start(), step(1)])
     Path("run/environment.json").write_text(json.dumps({"host": host}))
     assert read(Path("run")).state == state
 
 
 def test_damage_is_named_and_the_rest_is_read() -> None:
-    """A torn last line, lines of nonsense, settings and a summary that are none: gaps, each with its file."""
+    """A torn last line, lines that are no records, a broken config.yaml and summary.json: each gap names its file."""
     run = of(start(), step(1), torn='{"kind": "step", "ti')
     assert len(run.steps) == 1
     assert any("last line of metrics.jsonl is torn" in gap for gap in run.gaps)
     folder = write(Path("worse"), [start()], torn='nonsense\n[1]\n{"kind": "step"}\n')
     (folder / "config.yaml").write_text("[")
     (folder / "summary.json").write_text("[]")
-    told = "\n".join(read(folder).gaps)
-    assert "3 lines of metrics.jsonl cannot be read, the first of them line 2" in told
-    assert "config.yaml is not what a run writes" in told
-    assert "summary.json cannot be read" in told
+    gaps = "\n".join(read(folder).gaps)
+    assert "3 lines of metrics.jsonl cannot be read, the first of them line 2" in gaps
+    assert "config.yaml is not what a run writes" in gaps
+    assert "summary.json cannot be read" in gaps
 
 
 def test_settings_of_another_version_are_shown() -> None:
-    """A report needs no setting to be one of today's."""
+    """Settings that this version does not know are read all the same."""
     folder = write(Path("run"), [start()])
     (folder / "config.yaml").write_text("recipe: old\ndata: {gone: 3}\n")
     assert read(folder).settings == {"recipe": "old", "gone": 3}
 
 
 def test_empty_and_missing_metrics_are_gaps() -> None:
-    """A run that was killed right after it had made its folder."""
+    """A run that was killed right after it had made its folder is read, with what it lacks."""
     assert any("metrics.jsonl is empty" in gap for gap in of().gaps)
     Path("run/metrics.jsonl").unlink()
     run = read(Path("run"))
     assert any("no metrics" in gap for gap in run.gaps)
-    assert (run.world_size, run.samples_per_epoch, run.seconds, run.last_word) == (None, None, 0.0, None)
+    assert (run.world_size, run.samples_per_epoch, run.seconds, run.last_write) == (None, None, 0.0, None)
 
 
 def test_what_is_no_run_is_refused() -> None:
-    """With what to type where its folders are runs."""
+    """The error names the reason, and what to type where the folders inside are runs."""
     Path("empty").mkdir()
     Path("file").touch()
     write(Path("sweep/one"), [])
@@ -112,14 +112,14 @@ def test_what_is_no_run_is_refused() -> None:
 
 
 def test_speed_is_that_between_two_lines_of_an_epoch() -> None:
-    """Evaluations lie between epochs and do not count; waiting for another world does."""
+    """Evaluations lie between epochs and do not count, waiting for another world does."""
     run = of(start(), step(9), step(10), epoch(1, 60.0), step(11, 61.0), step(12, 63.0))
     assert speeds(run) == ([9.5, 62.0], [100.0, 50.0])
     assert speeds(run, 1)[1] == [pytest.approx(200 / 3)]
 
 
-def test_the_split_is_the_mean_of_the_lines_that_have_one() -> None:
-    """None where no line has: a run of an earlier version."""
+def test_the_split_is_the_mean_of_the_records_that_have_one() -> None:
+    """A run of an earlier version has none."""
     split = {"data": 0.1, "forward": 0.2, "backward": 0.3, "reduction": 0.1, "optimizer": 0.1, "other": None}
     run = of(start(), step(1), step(2, split=split), step(3, split={**split, "data": 0.3}), step(4, split="nonsense"))
     assert split_of(run) == pytest.approx({**split, "data": 0.2, "other": 0.0})
@@ -127,14 +127,14 @@ def test_the_split_is_the_mean_of_the_lines_that_have_one() -> None:
 
 
 def test_where_a_step_lies_between_lines() -> None:
-    """Events have steps; their samples follow from the lines around them."""
+    """The samples at a step follow from the records before and after it."""
     run = of(start(), step(10), step(20))
     assert [run.samples_at(number) for number in (0, 5, 10, 15, 20, 99)] == [0, 500, 1000, 1500, 2000, 9900]
     assert read(write(Path("none"), [start()])).samples_at(3) is None
 
 
 def test_thinning_keeps_gaps() -> None:
-    """Means of neighbours; a gap where none of them has a value, however many points there are."""
+    """A point is the mean of its neighbours, and a gap where none of them has a value."""
     x, y = thinned(list(range(6)), [1.0, 3.0, None, None, None, 5.0], most=3)
     assert x == [0.5, 2.5, 4.5]
     assert y == [2.0, None, 5.0]

@@ -1,4 +1,4 @@
-"""The ledger: what is in it after any end of a process, and what an audit of it finds."""
+"""What the ledger holds however a process ended, and what an audit of it finds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ALL = [FIRST, SECOND, THIRD, FOURTH]
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
-    """What is in the file."""
+    """Return the objects in ledger.jsonl."""
     return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
 
 
 def test_a_line_has_epoch_step_world_size_and_samples(tmp_path: Path) -> None:
-    """Anyone can read it."""
+    """Each line is a JSON object that anyone can read."""
     ledger = LedgerFile(tmp_path, 0)
     ledger.write(FIRST)
     ledger.close()
@@ -29,7 +29,7 @@ def test_a_line_has_epoch_step_world_size_and_samples(tmp_path: Path) -> None:
 
 
 def test_what_a_lost_rank_did_not_write_is_written_by_its_successor(tmp_path: Path) -> None:
-    """Entries travel with the state; a torn last line is made whole, and what the state has not done is taken out."""
+    """The state brings the entries: a torn last line is made whole, and steps that it has not done are removed."""
     (tmp_path / "ledger.jsonl").write_text(FIRST.line() + SECOND.line()[:20])
     ledger = LedgerFile(tmp_path, 3)
     for entry in (FIRST, SECOND, THIRD):
@@ -41,7 +41,7 @@ def test_what_a_lost_rank_did_not_write_is_written_by_its_successor(tmp_path: Pa
 
 
 def test_an_exact_run() -> None:
-    """Every sample once in every epoch, whatever the world size."""
+    """Every sample comes once in every epoch, whatever the world size."""
     report = audit_entries(ALL, 4)
     assert report.faults == ()
     assert str(report) == (
@@ -62,14 +62,14 @@ def test_an_exact_run() -> None:
     ],
 )
 def test_what_is_wrong_is_named(entries: list[Entry], fault: str) -> None:
-    """A sample that was lost, seen twice or made up, and a step that is missing or twice there."""
+    """A fault names samples that were lost, came twice or do not exist, and steps that are missing or come twice."""
     report = audit_entries(entries, 4)
     assert any(fault in line for line in report.faults), report
     assert str(report).startswith("NOT exact: ")
 
 
 def test_without_a_ledger_the_user_is_told_how_to_have_one(tmp_path: Path) -> None:
-    """Neither a traceback nor a verdict about nothing."""
+    """The error says what is missing; there is neither a traceback nor a verdict."""
     with pytest.raises(UsageError, match="train with --ledger"):
         audit(tmp_path)
     (tmp_path / "ledger.jsonl").write_text("what\n" + FIRST.line())

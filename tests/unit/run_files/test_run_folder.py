@@ -1,4 +1,4 @@
-"""Which folder a command means, and whose it is."""
+"""Which run folder a command means, and who may train in it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ LATER = datetime(2026, 1, 2, 12, 0, 1)
 
 
 def named(**changes: object) -> Config:
-    """A config with an output folder."""
+    """Return a config with an output folder."""
     return Config().replace(**{"output_dir": Path("mine"), **changes})
 
 
 def released(folder: RunFolder) -> RunFolder:
-    """The folder, as after the end of the process that claimed it."""
+    """Give up the claim, as the end of the process that holds it does."""
     folder._lock.close()
     return folder
 
 
 def test_a_new_folder_is_made_with_its_config() -> None:
-    """Parents too; the config in it is the one of the run."""
+    """Its parents are made too, and its config.yaml is that of the run."""
     folder = claim(named(output_dir=Path("a/b/mine")), NOON)
     assert (folder.path, folder.earlier, folder.notes) == (Path("a/b/mine"), False, ())
     assert config.load(Path("a/b/mine/config.yaml")) == named(output_dir=Path("a/b/mine"))
@@ -39,13 +39,13 @@ def test_a_new_folder_is_made_with_its_config() -> None:
 
 
 def test_an_empty_folder_is_taken() -> None:
-    """One that was made beforehand, as job scripts do."""
+    """Job scripts make the folder beforehand."""
     Path("mine").mkdir()
     assert not released(claim(named(), NOON)).earlier
 
 
 def test_the_same_command_finds_its_run_again() -> None:
-    """With other free settings too, which are then written down."""
+    """Settings that may change within a run may differ, and the new ones are written."""
     released(claim(named(), NOON))
     again = released(claim(named(log_steps=3), LATER))
     assert again.earlier
@@ -53,7 +53,7 @@ def test_the_same_command_finds_its_run_again() -> None:
 
 
 def test_another_config_is_refused_with_the_fields_that_differ() -> None:
-    """And with the two ways out; the folder stays untouched."""
+    """The error names the two ways out, and the folder stays untouched."""
     released(claim(named(), NOON))
     before = Path("mine/config.yaml").read_bytes()
     with pytest.raises(UsageError, match=r"mine is a run with other settings \(seed: 7, not 0\): type --resume never"):
@@ -62,7 +62,7 @@ def test_another_config_is_refused_with_the_fields_that_differ() -> None:
 
 
 def test_resume_never_moves_the_old_run_aside() -> None:
-    """Nothing is overwritten: the old run is kept under a name of its own, again and again."""
+    """Nothing is overwritten: each old run is kept under a name of its own."""
     for number, aside in enumerate((None, "mine.old", "mine.old-2")):
         folder = released(claim(named(seed=number, resume="never"), NOON))
         assert not folder.earlier
@@ -74,7 +74,7 @@ def test_resume_never_moves_the_old_run_aside() -> None:
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_a_folder_of_something_else_is_not_touched(resume: str) -> None:
-    """Neither taken nor moved."""
+    """It is neither used nor moved."""
     Path("mine").mkdir()
     Path("mine/thesis.tex").write_text("important")
     with pytest.raises(UsageError, match="mine is not empty and not a run of hvd_train"):
@@ -83,14 +83,14 @@ def test_a_folder_of_something_else_is_not_touched(resume: str) -> None:
 
 
 def test_a_file_is_refused() -> None:
-    """A folder is wanted."""
+    """The error asks for a folder."""
     Path("mine").write_text("x")
     with pytest.raises(UsageError, match="mine is a file; name a folder"):
         claim(named(), NOON)
 
 
 def test_a_place_that_cannot_be_written_is_refused() -> None:
-    """With the system's reason and what to type."""
+    """The error has the system's reason and what to type."""
     Path("file").write_text("x")
     with pytest.raises(UsageError, match=r"cannot use the output folder file/mine: Not a directory; choose another"):
         claim(named(output_dir=Path("file/mine")), NOON)
@@ -98,7 +98,7 @@ def test_a_place_that_cannot_be_written_is_refused() -> None:
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_a_folder_in_which_another_process_trains_is_refused(resume: str) -> None:
-    """It is neither shared nor moved away under the other's feet; afterwards it can be had."""
+    """It is neither shared nor moved away; once the other process has ended it can be claimed."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "from tests.unit.run_files.test_run_folder import *\n"
@@ -120,7 +120,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(resume: str) -> Non
 
 
 def test_without_a_name_a_run_gets_the_time() -> None:
-    """runs/RECIPE-TIME; two in the same second get names of their own."""
+    """It is runs/RECIPE-TIME; two runs of the same second get names of their own."""
     unnamed = Config().replace(recipe="digits", resume="never")
     first, second = claim(unnamed, NOON), claim(unnamed, NOON)
     assert [folder.path for folder in (first, second)] == [
@@ -131,7 +131,7 @@ def test_without_a_name_a_run_gets_the_time() -> None:
 
 
 def test_the_same_command_finds_its_own_unfinished_run() -> None:
-    """Neither a finished one, nor one of other settings, nor another recipe's, nor one that is being trained."""
+    """A finished run, one with other settings, one of another recipe and one that is being trained are passed over."""
     mine = Config().replace(recipe="digits")
     found = released(claim(mine, NOON))
     for number, other in enumerate((mine.replace(seed=5, resume="never"), mine.replace(recipe="digits2"))):
@@ -158,14 +158,14 @@ def test_a_folder_with_nothing_but_our_lock_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_released_folder_can_be_claimed_again(tmp_path: Path) -> None:
-    """A program that trains twice into one folder, one after the other, does not stand in its own way."""
+    """A program may train into one folder twice, one run after the other."""
     config = Config().replace(output_dir=tmp_path / "run")
     run_folder.claim(config, datetime.now()).release()
     run_folder.claim(config, datetime.now()).release()
 
 
 def test_a_folder_is_taken_back_from_a_process_that_does_not_react() -> None:
-    """The claim of a stopped process ends, and it can see that; the folder is the new one's until it gives it up."""
+    """The stopped process loses its claim and can see that; the new one keeps the folder until it gives it up."""
     stopped = claim(named(), NOON)
     assert stopped.held()
     run_folder.take_over(stopped.path)

@@ -1,0 +1,45 @@
+"""The examination of a cluster whose only host is this machine; test_cluster_doctor.py has others."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import psutil
+
+from hvd_train.doctor import cluster
+from hvd_train.doctor.cluster import is_here
+from hvd_train.launch.hosts import Host
+from tests.support.launching import wait_for
+
+
+def test_this_machine_needs_no_ssh() -> None:
+    """Its names are known; any other name is another host's."""
+    assert is_here("localhost")
+    assert is_here(socket.gethostname())
+    assert not is_here("h1.invalid")
+
+
+def test_a_cluster_of_one_host_is_examined() -> None:
+    """There is a finding for each thing that the host has, and what is being done is shown."""
+    Path("data").mkdir()
+    doing: list[str] = []
+    findings = cluster.examine([Host("localhost", 1)], Path("data"), quick=True, say=doing.append)
+    found = {finding.name: finding for finding in findings}
+    assert found["localhost"].what == "answers over ssh"
+    assert found["data"].what == "0 files of 0 bytes in data on each host"
+    assert found["clocks"].verdict == "ok"
+    assert found["python"].verdict == "ok"
+    assert "connections" not in found, "there is nobody to connect to"
+    assert doing == ["asking 1 hosts"]
+
+
+def test_an_agent_ends_with_its_block_and_one_that_has_ended_says_why() -> None:
+    """No process is left behind on any host."""
+    with cluster.agents([Host("localhost", 1)]) as (one,):
+        assert "time" in one.ask(20.0, do="clock")
+        (process,) = psutil.Process().children()
+        process.kill()
+        wait_for("its end", lambda: process.status() == psutil.STATUS_ZOMBIE)
+        assert one.ask(20.0, do="clock") == {"error": "exit code -9"}
+    assert psutil.Process().children() == []
