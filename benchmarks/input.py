@@ -41,7 +41,6 @@ from torchvision.datasets import ImageFolder
 
 from benchmarks.record import about, at_least
 from hvd_train.bench.tune import interval
-from hvd_train.config import DataConfig
 from hvd_train.data import pictures
 from hvd_train.data.augment import crop_and_flip
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, Mark, Source
@@ -49,6 +48,7 @@ from hvd_train.data.folder import RandomCrop, open_folder
 from hvd_train.data.loader import open_loader
 from hvd_train.data.prepare import Prepare
 from hvd_train.progress.order import Cut, EpochOrder, assignments
+from hvd_train.settings.data import DataConfig
 
 BATCH = 32
 CPU = torch.device("cpu")

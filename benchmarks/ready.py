@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.record import RECORDS, about, at_most
 from benchmarks.turns import compare, over_starts, started
-from hvd_train.config import RunConfig
+from hvd_train.settings.run import RunConfig
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(sys.executable).parent

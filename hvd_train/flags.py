@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from hvd_train import config
-from hvd_train.config import Config
+from hvd_train.config import GROUPS, Config
 from hvd_train.errors import UsageError, unknown_name
 
 T = TypeVar("T")
@@ -66,7 +65,7 @@ def count_taken(arguments: list[str], flag: str, default: int, least: int = 1) -
 def _field_names(cls: Any) -> list[str]:
     names = []
     for field in dataclasses.fields(cls):
-        group = config.GROUPS.get(field.name) if cls is Config else None
+        group = GROUPS.get(field.name) if cls is Config else None
         names += _field_names(group) if group else [field.name]
     return names
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from hvd_train.config import Config, ScheduleConfig
+from hvd_train.config import Config
+from hvd_train.settings.schedule import ScheduleConfig
 from hvd_train.state import Evaluation, TrainState
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from hvd_train import checkpoint, state
-from hvd_train import config as configs
+from hvd_train import checkpoint, config_file, state
 from hvd_train._version import __version__, digest_of_code
 from hvd_train.config import Config
 from hvd_train.data import sources
@@ -192,7 +191,7 @@ def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor]]:
     Raises UsageError where there are none, or where they cannot be read.
     """
     if target.is_dir():
-        config = configs.load(target / run_folder.CONFIG)
+        config = config_file.load(target / run_folder.CONFIG)
         found = [target / name for name in (checkpoint.BEST, checkpoint.FINAL) if (target / name).exists()]
         if not found:
             raise UsageError(f"{target} has no {checkpoint.BEST} yet: it was stopped before its first evaluation")
@@ -204,7 +203,7 @@ def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor]]:
     if not target.exists():
         raise UsageError(f"{target}: no such run folder or checkpoint")
     snapshot = checkpoint.read_named(target)
-    return configs.from_dict(snapshot["config"], source=str(target)), state.result_in(snapshot)
+    return config_file.from_dict(snapshot["config"], source=str(target)), state.result_in(snapshot)
 
 
 OWN = "custom"

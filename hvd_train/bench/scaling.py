@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hvd_train import config as configs
+from hvd_train import config_file
 from hvd_train.bench.plots import plots
 from hvd_train.bench.record import is_of, write
 from hvd_train.config import Config
@@ -100,7 +100,7 @@ def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> list
         path = folder / f"np-{workers}"
         size = Size(workers, sized(config, workers, mode).replace(output_dir=path, progress="lines"), path)
         if (path / run_folder.CONFIG).exists():
-            differences = size.config.differences(configs.load(path / run_folder.CONFIG))
+            differences = size.config.differences(config_file.load(path / run_folder.CONFIG))
             if differences:
                 raise UsageError(
                     f"{path} is a run with other settings ({'; '.join(differences)}): name another --output-dir"
@@ -245,7 +245,7 @@ def _log_file(size: Size) -> Path:
 
 def _train(line: Sequence[str], size: Size) -> str | None:
     """Run one size to its end; why it failed, or None. What it prints goes to a file beside its run folder."""
-    durable.write_text(_config_file(size), configs.dump(size.config))
+    durable.write_text(_config_file(size), config_file.dump(size.config))
     with open(_log_file(size), "ab") as log:
         begins = log.tell()
         # A group of its own: a terminal's Ctrl-C comes here, and is passed on once.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_train import config
+from hvd_train import config_file
 from hvd_train.commands.train import parse_train
 
 USAGE = """\
@@ -16,5 +16,5 @@ def run(arguments: list[str]) -> int:
     from hvd_train.run import check  # imports torch, which parsing can do without
 
     check(settings)
-    print(config.dump(settings), end="")
+    print(config_file.dump(settings), end="")
     return 0

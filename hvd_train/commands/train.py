@@ -7,7 +7,7 @@ import gc
 import os
 from pathlib import Path
 
-from hvd_train import config, recipes
+from hvd_train import config_file, recipes
 from hvd_train.config import Config
 from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError
@@ -65,7 +65,7 @@ def parse_train(arguments: list[str], command: str = "train") -> Config:
     if path is None:
         base = recipes.get(recipe or recipes.DEFAULT)
     elif recipe is None:
-        base = config.load(path)
+        base = config_file.load(path)
     else:
         raise UsageError(f"--config {path} is a whole run already; leave out the recipe {recipe!r}")
     flags = {argument.partition("=")[0] for argument in arguments}

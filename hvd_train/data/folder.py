@@ -12,11 +12,11 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 from torchvision.transforms import v2
 from typing_extensions import override
 
-from hvd_train.config import DataConfig
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Mark, Staged, unmarked
 from hvd_train.data.pictures import UNREADABLE, Picture
 from hvd_train.data.transforms import training_transform
 from hvd_train.errors import UsageError
+from hvd_train.settings.data import DataConfig
 
 _VAL_CROP = 224 / 256  # share of the shorter side that evaluation shows; usual since AlexNet
 

@@ -15,10 +15,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hvd_train import plugin
-from hvd_train.config import DataConfig
 from hvd_train.data.augment import affine_jitter, crop_and_flip
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, Source
 from hvd_train.errors import UsageError, unknown_name
+from hvd_train.settings.data import DataConfig
 
 OwnData = Callable[[DataConfig], Sequence[Any]]
 """A function of the user that returns a DataSet, or a training set and a validation set or None."""

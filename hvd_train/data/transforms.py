@@ -9,8 +9,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 from typing_extensions import override
 
-from hvd_train.config import DataConfig
 from hvd_train.data.dataset import Arrays, Mark, Staged, unmarked
+from hvd_train.settings.data import DataConfig
 
 
 def training_transform(config: DataConfig, usual: Sequence[Any], mean: tuple[float, ...]) -> v2.Compose:

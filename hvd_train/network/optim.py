@@ -11,8 +11,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from hvd_train.config import OptimizerConfig
 from hvd_train.errors import UsageError
+from hvd_train.settings.optimizer import OptimizerConfig
 
 T = TypeVar("T", bound=Optimizer)
 

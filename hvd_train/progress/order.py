@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hvd_train.config import BatchConfig
 from hvd_train.errors import UsageError
+from hvd_train.settings.batch import BatchConfig
 
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]

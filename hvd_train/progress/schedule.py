@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from hvd_train.config import OptimizerConfig, ScheduleConfig
+from hvd_train.settings.optimizer import OptimizerConfig
+from hvd_train.settings.schedule import ScheduleConfig
 
 
 def peak_learning_rate(optimizer: OptimizerConfig, global_batch_size: int) -> float:

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from hvd_train import config as configs
+from hvd_train import config_file
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.run_files import durable
@@ -116,19 +116,19 @@ def _claim_own(config: Config, now: datetime) -> RunFolder:
 def _create(path: Path, config: Config, *notes: str) -> RunFolder:
     path.mkdir(parents=True, exist_ok=True)
     lock = _lock(path)
-    durable.write_text(path / CONFIG, configs.dump(config))
+    durable.write_text(path / CONFIG, config_file.dump(config))
     return RunFolder(path, earlier=False, notes=notes, _lock=lock)
 
 
 def _reopen(path: Path, config: Config) -> RunFolder:
-    differences = config.differences(configs.load(path / CONFIG))
+    differences = config.differences(config_file.load(path / CONFIG))
     if differences:
         raise UsageError(
             f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never to start anew "
             "(the old run is kept aside), or name another --output-dir"
         )
     lock = _lock(path)
-    durable.write_text(path / CONFIG, configs.dump(config))
+    durable.write_text(path / CONFIG, config_file.dump(config))
     return RunFolder(path, earlier=True, notes=(), _lock=lock)
 
 

@@ -11,7 +11,7 @@ import torch
 from torchvision.datasets import CIFAR10
 from torchvision.models import get_model, get_model_weights
 
-from hvd_train.config import load
+from hvd_train.config_file import load
 from tests.support import cifar, jpegs
 from tests.support.launching import HVD_TRAIN, finished, launch_line
 from tests.support.runs import largest_difference

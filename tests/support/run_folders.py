@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hvd_train import config, recipes
+from hvd_train import config_file, recipes
 
 SAMPLES, BATCH, START = 1000, 100, 1.8e9
 
@@ -70,7 +70,7 @@ def whole_run(epochs: int = 3) -> list[dict[str, Any]]:
 def write(path: Path, lines: list[dict[str, Any]], *, torn: str = "", summary: bool = False, **settings: Any) -> Path:
     """Write a run folder with these lines of metrics, and `torn` as the beginning of one more; return its path."""
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text(config.dump(recipes.digits().replace(**{"epochs": 3, **settings})))
+    (path / "config.yaml").write_text(config_file.dump(recipes.digits().replace(**{"epochs": 3, **settings})))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
     if summary:
         facts = {"finished": True, "why": "done", "test_top1": 0.55, "images_per_second": 101.0}

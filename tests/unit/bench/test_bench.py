@@ -18,11 +18,12 @@ from hvd_train import cli, recipes
 from hvd_train.bench import allreduce, pipeline, record, scaling, throughput
 from hvd_train.bench.plots import plots
 from hvd_train.bench.scaling import Row, Size
-from hvd_train.config import Config, DataConfig
+from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.progress.clock import PHASES
 from hvd_train.report import charts
 from hvd_train.run_files import durable
+from hvd_train.settings.data import DataConfig
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import small_config
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvd_train import Config, cli, config, recipes
+from hvd_train import Config, cli, config_file, recipes
 from hvd_train.commands.train import parse_train
 from hvd_train.errors import UsageError
 from hvd_train.launch import error_report
@@ -90,7 +90,7 @@ def test_a_batch_per_worker_takes_the_place_of_the_global_one(arguments: list[st
 def test_a_config_file_is_a_whole_run(flag: str) -> None:
     """Flags change it; a recipe beside it is refused."""
     written = Config().replace(epochs=7, seed=3)
-    Path("run.yaml").write_text(config.dump(written))
+    Path("run.yaml").write_text(config_file.dump(written))
     arguments = flag.format("run.yaml").split()
     assert parse_train(arguments) == written
     assert parse_train([*arguments, "--seed", "5"]) == written.replace(seed=5)

@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from hvd_train.config import DataConfig
 from hvd_train.data import pictures, sources
 from hvd_train.data.folder import CenterCrop, ImageFolder, RandomCrop, open_folder
 from hvd_train.data.map_loader import MapLoader
 from hvd_train.data.pictures import Picture
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import Cut, EpochOrder, assignments
+from hvd_train.settings.data import DataConfig
 from tests.support.batches import CPU, PLAIN
 from tests.support.jpegs import encoded, noise, whole
 

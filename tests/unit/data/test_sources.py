@@ -15,11 +15,11 @@ from sklearn.datasets import load_digits
 from torch.utils.data import TensorDataset
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from hvd_train.config import DataConfig
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays
 from hvd_train.errors import UsageError
 from hvd_train.run import train
+from hvd_train.settings.data import DataConfig
 from tests.support import cifar
 from tests.support.batches import RandomItems
 from tests.support.runs import small_config

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from hvd_train.config import DataConfig
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays
 from hvd_train.data.transforms import Items, Mix, training_transform
 from hvd_train.errors import UsageError
+from hvd_train.settings.data import DataConfig
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import equal, small_config, trained
 

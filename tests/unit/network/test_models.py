@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from hvd_train import plugin
-from hvd_train.config import Config, OptimizerConfig
+from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.network import models
 from hvd_train.network.optim import build as build_optimizer
 from hvd_train.network.optim import set_learning_rate
+from hvd_train.settings.optimizer import OptimizerConfig
 from tests.support.runs import equal
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from hvd_train.config import OptimizerConfig
 from hvd_train.network import optim
+from hvd_train.settings.optimizer import OptimizerConfig
 from tests.support.runs import convnet
 from tests.support.worlds import own_generator
 

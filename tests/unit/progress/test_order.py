@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_train.config import BatchConfig
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import (
     Cut,
@@ -26,6 +25,7 @@ from hvd_train.progress.order import (
     scramble,
     uniforms,
 )
+from hvd_train.settings.batch import BatchConfig
 
 
 @given(num_samples=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 10**6))

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_train.config import OptimizerConfig, ScheduleConfig
 from hvd_train.progress.schedule import learning_rate_factor, peak_learning_rate
+from hvd_train.settings.optimizer import OptimizerConfig
+from hvd_train.settings.schedule import ScheduleConfig
 
 
 @pytest.mark.parametrize(

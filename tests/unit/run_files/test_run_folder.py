@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_train import Config, config
+from hvd_train import Config, config_file
 from hvd_train.errors import UsageError
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import Busy, RunFolder, claim
@@ -34,7 +34,7 @@ def test_a_new_folder_is_made_with_its_config() -> None:
     """Its parents are made too, and its config.yaml is that of the run."""
     folder = claim(named(output_dir=Path("a/b/mine")), NOON)
     assert (folder.path, folder.earlier, folder.notes) == (Path("a/b/mine"), False, ())
-    assert config.load(Path("a/b/mine/config.yaml")) == named(output_dir=Path("a/b/mine"))
+    assert config_file.load(Path("a/b/mine/config.yaml")) == named(output_dir=Path("a/b/mine"))
     released(folder)
 
 
@@ -49,7 +49,7 @@ def test_the_same_command_finds_its_run_again() -> None:
     released(claim(named(), NOON))
     again = released(claim(named(log_steps=3), LATER))
     assert again.earlier
-    assert config.load(Path("mine/config.yaml")).run.log_steps == 3
+    assert config_file.load(Path("mine/config.yaml")).run.log_steps == 3
 
 
 def test_another_config_is_refused_with_the_fields_that_differ() -> None:
@@ -68,8 +68,8 @@ def test_resume_never_moves_the_old_run_aside() -> None:
         assert not folder.earlier
         if aside:
             assert folder.notes == (f"the earlier run in mine is now in {aside}",)
-            assert config.load(Path(aside) / "config.yaml").seed == number - 1
-    assert config.load(Path("mine/config.yaml")).seed == 2
+            assert config_file.load(Path(aside) / "config.yaml").seed == number - 1
+    assert config_file.load(Path("mine/config.yaml")).seed == 2
 
 
 @pytest.mark.parametrize("resume", ["auto", "never"])

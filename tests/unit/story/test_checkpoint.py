@@ -21,7 +21,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_train import checkpoint, config, evaluate, recipes
+from hvd_train import checkpoint, config_file, evaluate, recipes
 from hvd_train.checkpoint import BadCheckpoint, DiskStore, committed, newest_good, path_of, read
 from hvd_train.errors import UsageError
 from hvd_train.network.weights import start_from
@@ -345,7 +345,7 @@ def test_weights_that_run_code_are_refused_wherever_they_are_named(content: str,
     path = weights_with_a_trap(tmp_path)
     if content != "trap":
         path.write_bytes(path.read_bytes()[: 0 if content == "empty" else 200])
-    (tmp_path / "config.yaml").write_text(config.dump(recipes.get("digits")))
+    (tmp_path / "config.yaml").write_text(config_file.dump(recipes.get("digits")))
     path.rename(tmp_path / "model-best.pt")
     with pytest.raises(UsageError, match=r"^cannot read the weights .*model-best\.pt: [^\n]*$"):
         evaluate(tmp_path)

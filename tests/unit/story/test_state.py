@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hvd_train.config import OptimizerConfig
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
+from hvd_train.settings.optimizer import OptimizerConfig
 from hvd_train.state import Evaluation, Progress, Snapshot, TrainState, confirm_equal, synchronize
 from hvd_train.world.world import LocalWorld
 from tests.support import runs

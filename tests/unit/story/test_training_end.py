@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hvd_train.config import DataConfig
 from hvd_train.data.dataset import DataSet
 from hvd_train.errors import RankLost
+from hvd_train.settings.data import DataConfig
 from tests.support import runs
 from tests.support.runs import small_config, trained
 from tests.support.worlds import Fault, ThreadWorld, run_ranks

@@ -1,0 +1,23 @@
+"""Which network a run trains, what it starts from, and which of its parameters are trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which network."""
+
+    model: str = "digits-convnet"
+    """A torchvision classification model by name, timm's as timm:NAME, digits-convnet, or your own as
+    package.module:function."""
+    weights: str | None = None
+    """Weights to start from: torchvision's by name (DEFAULT, IMAGENET1K_V2; images are then normalised as theirs were),
+    or a file with a plain state_dict. A last layer for other classes is left out."""
+    freeze: str = "none"
+    """Parameters that are not trained: none, backbone (all but the last layer), or names, as in layer[12].*"""
+    sync_batch_norm: bool = False
+    """Batch norm over the samples of all workers, instead of those of each micro-batch."""
+    unfreeze: tuple[str, ...] = ()
+    """Train frozen parameters after so many epochs: EPOCH:NAMES, as in --unfreeze 5:layer4.* 10:*"""

@@ -1,0 +1,65 @@
+"""How a gradient changes the weights, and how the gradients of the workers become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hvd_train.errors import UsageError
+from hvd_train.settings.fields import at_least, positive, within
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How a gradient changes the weights."""
+
+    optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
+    """Optimizer; lars and lamb, for large batches, are timm's (pip install timm)."""
+    learning_rate: float = 0.1
+    """Peak learning rate, for a global batch of `lr-base-batch` where it is scaled."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the learning rate follows the global batch: not, in proportion, or with its square root."""
+    lr_base_batch: int = 256
+    """The global batch for which `learning-rate` was chosen (with --lr-scaling linear or sqrt)."""
+    momentum: float = 0.9
+    """Momentum of SGD and LARS."""
+    nesterov: bool = False
+    """Nesterov momentum."""
+    weight_decay: float = 5e-4
+    """Weight decay."""
+    decay_of: Literal["all", "weights"] = "all"
+    """What decays: all parameters, or all but biases and those of normalisation layers."""
+    label_smoothing: float = 0.0
+    """Share of the target spread evenly over all classes, 0 to 1."""
+    reduction: Literal["average", "adasum"] = "average"
+    """What the workers' gradients become: their average, or Adasum, which adds what they do not have in common (with
+    MPI, on 1, 2, 4, 8, ... workers)."""
+    gradient_predivide_factor: float = 1.0
+    """Divide gradients by this before they are added over the workers, and multiply by it afterwards."""
+    fusion_groups: int | None = None
+    """Send gradients in so many groups; default: groups of about 25 MB."""
+    clip_norm: float | None = None
+    """Largest 2-norm of the whole gradient; larger ones are scaled down to it."""
+    ema_decay: float | None = None
+    """Keep a moving average of the weights, which becomes `ema-decay` of itself and the rest of the new ones after each
+    step (0.999, say): it is what is evaluated and written as best and final weights."""
+
+    def __post_init__(self) -> None:
+        positive("learning-rate", self.learning_rate)
+        at_least("lr-base-batch", self.lr_base_batch, 1)
+        at_least("weight-decay", self.weight_decay, 0)
+        within("momentum", self.momentum, 0, 1)
+        within("label-smoothing", self.label_smoothing, 0, 1)
+        positive("clip-norm", self.clip_norm)
+        positive("gradient-predivide-factor", self.gradient_predivide_factor)
+        at_least("fusion-groups", self.fusion_groups, 1)
+        if self.reduction == "adasum" and self.clip_norm is not None:
+            raise UsageError(
+                "--clip-norm does not go with --reduction adasum, whose result has another length for the same "
+                "gradients of the workers; leave one of them out"
+            )
+        if self.reduction == "adasum" and self.gradient_predivide_factor != 1:
+            raise UsageError("--gradient-predivide-factor does not go with --reduction adasum, which adds no gradients")
+        within("ema-decay", self.ema_decay or 0.0, 0, 1)
+        if self.nesterov and (self.optimizer not in ("sgd", "lars") or self.momentum == 0):
+            raise UsageError("--nesterov needs --optimizer sgd or lars with a momentum above 0")

@@ -1,0 +1,83 @@
+"""Where a run takes place, what it leaves behind and how often."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hvd_train.errors import UsageError
+from hvd_train.settings.fields import at_least, free, positive
+
+_MOST_PROFILED_STEPS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where it runs, what it leaves behind and how often: nothing here changes the result."""
+
+    device: Literal["auto", "cpu", "cuda"] = free("auto")
+    """Where the model lives; auto: a GPU per rank where there is one."""
+    gpu_ids: tuple[int, ...] | None = free(None)
+    """GPUs of each host for its ranks, in their order; default: 0, 1, 2, ..."""
+    output_dir: Path | None = free(None)
+    """Run folder; default: runs/RECIPE-TIME, or that of the same command if it was stopped on its way."""
+    resume: str = free("auto")
+    """auto: go on from the newest good checkpoint of the run folder; never; or a checkpoint file."""
+    commit_steps: int | None = free(None)
+    """Write a checkpoint every so many steps."""
+    commit_seconds: float | None = free(60.0)
+    """Write a checkpoint when the last one is so many seconds old."""
+    keep_checkpoints: int = free(3)
+    """How many of the newest checkpoints stay on disk."""
+    log_steps: int = free(10)
+    """Steps from one line of metrics to the next."""
+    log_dir: Path | None = free(None)
+    """Also keep what each rank prints, in a file of its own in this folder."""
+    progress: Literal["auto", "bar", "lines"] = free("auto")
+    """A live bar or plain lines; auto: a bar for one process at a terminal (launchers forward lines)."""
+    max_time: str | None = free(None)
+    """Stop with a commit after so long, as in 2h30m, 90m or 45s; the same command goes on from there."""
+    ledger: bool = free(False)
+    """Write the samples of each step to ledger.jsonl, for `hvd-train audit`."""
+    eval_epochs: int = free(1)
+    """Epochs from one evaluation to the next (the last epoch is always evaluated)."""
+    tuned: Path | None = free(None)
+    """Horovod's settings from this file, as `hvd-train tune` writes it."""
+    profile: str | None = free(None)
+    """Trace these steps on each rank, into one file of the run folder: 20, or 20:25 (the last one too)."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.gpu_ids or ())) < len(self.gpu_ids or ()):
+            raise UsageError("--gpu-ids names a GPU twice: each rank has one of its own")
+        at_least("commit-steps", self.commit_steps, 1)
+        positive("commit-seconds", self.commit_seconds)
+        at_least("keep-checkpoints", self.keep_checkpoints, 1)
+        at_least("log-steps", self.log_steps, 1)
+        at_least("eval-epochs", self.eval_epochs, 1)
+        _ = self.max_seconds, self.profiled_steps  # raise for what is not a time, or not steps
+
+    @property
+    def max_seconds(self) -> float | None:
+        """`max_time` in seconds."""
+        if self.max_time is None:
+            return None
+        match = re.fullmatch(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?", self.max_time)
+        if not match or not any(match.groups()):
+            raise UsageError(f"--max-time {self.max_time}: write it as in 2h30m, 90m or 45s")
+        hours, minutes, seconds = (float(part or 0) for part in match.groups())
+        return hours * 3600 + minutes * 60 + seconds
+
+    @property
+    def profiled_steps(self) -> range:
+        """`profile` as the numbers of steps, from 1."""
+        if self.profile is None:
+            return range(0)
+        match = re.fullmatch(r"([0-9]{1,18})(?::([0-9]{1,18}))?", self.profile)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last:
+            raise UsageError(f"--profile {self.profile}: write steps as in 20 or 20:25; the first step is 1")
+        if last - first >= _MOST_PROFILED_STEPS:
+            raise UsageError(f"--profile {self.profile}: at most {_MOST_PROFILED_STEPS} steps, since a trace is large")
+        return range(first, last + 1)

@@ -1,0 +1,18 @@
+"""Settings that cannot be, and what the user reads about them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from hvd_train import Config
+from hvd_train.errors import UsageError
+
+
+def assert_refused(changes: dict[str, Any], message: str) -> None:
+    """Assert that the default config with these changes is refused in one line that contains the message."""
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        Config().replace(**changes)
+    assert "\n" not in str(caught.value)

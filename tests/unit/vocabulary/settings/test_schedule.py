@@ -1,0 +1,27 @@
+"""Settings of the schedule: what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.refused import assert_refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 0}, "--epochs is 0"),
+        ({"warmup_epochs": -1.0}, "--warmup-epochs is -1"),
+        ({"warmup_epochs": 11.0}, "--warmup-epochs 11 is longer than the whole run (--epochs 10)"),
+        ({"decay_factor": 0.0}, "--decay-factor is 0"),
+        ({"decay_epochs": (3.0, 2.0)}, "--decay-epochs must rise"),
+        ({"target_accuracy": 1.5}, "--target-accuracy is 1.5; it must be at least 0 and at most 1"),
+        ({"target_accuracy": 0.0}, "--target-accuracy is 0; it must be a number above 0"),
+        ({"patience": 0}, "--patience is 0"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
+    """The message names the flag, the value and what it must be."""
+    assert_refused(changes, message)
