@@ -12,37 +12,38 @@ from hvd_train.settings.fields import at_least, free, share
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which images, from where, and what is done to them."""
+    """Which images, where they come from, and what is done to them."""
 
     data: str = "digits"
     """Data set: digits, cifar10, cifar100, folder, synthetic, or your own as package.module:function."""
     data_dir: Path | None = free(None)
-    """Folder of the data: for `folder` it holds train/ and val/ with one folder per class."""
+    """Folder of the data; for `folder` it holds train/ and val/, with one folder per class."""
     download: bool = free(False)
     """Fetch the data set into the data folder if it is not there (cifar10, cifar100)."""
     image_size: int | None = None
-    """Side of the square images the model sees, in pixels; the data set's own size if not given."""
+    """Side of the square images the model sees, in pixels; default: the data set's own size."""
     val_crop_size: int | None = None
-    """Side of the square that evaluation looks at, in pixels, for `folder`; default: image-size."""
+    """Side of the square crop that evaluation sees, in pixels, for `folder`; default: image-size."""
     val_resize_size: int | None = None
-    """Length of the shorter side before that square is cut out; default: 256 for each 224 of it."""
+    """Length of an image's shorter side before that crop, in pixels, for `folder`; default: 256/224 of the crop."""
     augment: Literal["standard", "trivial", "rand", "none"] = "standard"
-    """Random changes to training images: what is usual for the data set, the same and then TrivialAugment (wide) or
-    RandAugment, or none."""
+    """Random changes to training images: standard is what is usual for the data set; trivial and rand add
+    TrivialAugment (wide) or RandAugment to it."""
     random_erasing: float = 0.0
-    """Probability with which a rectangle of a training image is blanked."""
+    """Probability that a rectangle of a training image is blanked."""
     mixup: float = 0.0
-    """Blend the images of a micro-batch in pairs, with shares drawn from Beta(mixup, mixup); 0: do not."""
+    """Blend the images of a micro-batch in pairs, with shares drawn from Beta(mixup, mixup); 0 turns it off."""
     cutmix: float = 0.0
-    """Paste a rectangle of another image instead, with an area drawn from Beta(cutmix, cutmix); with --mixup as well,
-    each micro-batch gets one of the two."""
+    """Paste a rectangle of another image of the micro-batch into each, with an area drawn from Beta(cutmix, cutmix);
+    0 turns it off. With --mixup as well, each micro-batch gets one of the two."""
     repeated_augmentation: int = 1
-    """Every sample this many times in a row, changed differently each time, in as many epochs once."""
+    """Take each sample this many times in a row, changed differently each time; so many epochs then go through the data
+    set once."""
     workers: int | None = free(None)
-    """Loader processes per rank, for data read from files (0: load in the training process); default: 4, or as many as
-    the rank has cores."""
+    """Loader processes per rank, for data read from files (0: load in the training process); default: one for each
+    core of the rank, at most 4."""
     workers_per_host: int | None = free(None)
-    """Loader processes of all ranks of a host together, instead of `workers`."""
+    """Loader processes of all ranks of a host together; given instead of `workers`."""
     synthetic_samples: int = 2048
     """Number of training images of the `synthetic` data set."""
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which network."""
+    """Which network, what it starts from, and which of its parameters are trained."""
 
     model: str = "digits-convnet"
     """A torchvision classification model by name, timm's as timm:NAME, digits-convnet, or your own as
     package.module:function."""
     weights: str | None = None
     """Weights to start from: torchvision's by name (DEFAULT, IMAGENET1K_V2; images are then normalised as theirs were),
-    or a file with a plain state_dict. A last layer for other classes is left out."""
+    or a file with a plain state_dict. A last layer for other classes is not loaded."""
     freeze: str = "none"
     """Parameters that are not trained: none, backbone (all but the last layer), or names, as in layer[12].*"""
     sync_batch_norm: bool = False
     """Batch norm over the samples of all workers, instead of those of each micro-batch."""
     unfreeze: tuple[str, ...] = ()
-    """Train frozen parameters after so many epochs: EPOCH:NAMES, as in --unfreeze 5:layer4.* 10:*"""
+    """Train frozen parameters after this many epochs: EPOCH:NAMES, as in --unfreeze 5:layer4.* 10:*"""

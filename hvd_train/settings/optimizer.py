@@ -18,31 +18,31 @@ class OptimizerConfig:
     learning_rate: float = 0.1
     """Peak learning rate, for a global batch of `lr-base-batch` where it is scaled."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """How the learning rate follows the global batch: not, in proportion, or with its square root."""
+    """How the learning rate follows the global batch: not at all, in proportion, or with its square root."""
     lr_base_batch: int = 256
     """The global batch for which `learning-rate` was chosen (with --lr-scaling linear or sqrt)."""
     momentum: float = 0.9
     """Momentum of SGD and LARS."""
     nesterov: bool = False
-    """Nesterov momentum."""
+    """Use Nesterov momentum, with sgd or lars."""
     weight_decay: float = 5e-4
-    """Weight decay."""
+    """Strength of the weight decay."""
     decay_of: Literal["all", "weights"] = "all"
-    """What decays: all parameters, or all but biases and those of normalisation layers."""
+    """What weight decay applies to: all parameters, or all but biases and those of normalisation layers."""
     label_smoothing: float = 0.0
-    """Share of the target spread evenly over all classes, 0 to 1."""
+    """Share of the target spread evenly over all classes, from 0 to below 1."""
     reduction: Literal["average", "adasum"] = "average"
-    """What the workers' gradients become: their average, or Adasum, which adds what they do not have in common (with
+    """How the workers' gradients are combined: averaged, or by Adasum, which adds what they do not have in common (with
     MPI, on 1, 2, 4, 8, ... workers)."""
     gradient_predivide_factor: float = 1.0
-    """Divide gradients by this before they are added over the workers, and multiply by it afterwards."""
+    """Divide gradients by this before they are added over the workers, and multiply their sum by it."""
     fusion_groups: int | None = None
-    """Send gradients in so many groups; default: groups of about 25 MB."""
+    """Number of groups in which gradients are sent; default: groups of about 25 MB."""
     clip_norm: float | None = None
-    """Largest 2-norm of the whole gradient; larger ones are scaled down to it."""
+    """Largest 2-norm of the whole gradient; a larger gradient is scaled down to it."""
     ema_decay: float | None = None
-    """Keep a moving average of the weights, which becomes `ema-decay` of itself and the rest of the new ones after each
-    step (0.999, say): it is what is evaluated and written as best and final weights."""
+    """Keep a moving average of the weights: after each step, `ema-decay` (say 0.999) of the old average plus the rest
+    of the new weights. The average is what is evaluated, and what is written as best and final weights."""
 
     def __post_init__(self) -> None:
         positive("learning-rate", self.learning_rate)

@@ -13,17 +13,17 @@ class PrecisionConfig:
     """Number formats of the arithmetic and of what travels between workers."""
 
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Arithmetic of forward and backward: fp16 (with loss scaling) and bf16 are mixed precision."""
+    """Arithmetic of the forward and backward passes: fp16 (with loss scaling) and bf16 are mixed precision."""
     compression: Literal["auto", "none", "fp16"] = "auto"
-    """Gradients on the wire: fp16 (with loss scaling) or as they are; auto: fp16 on GPUs, none on CPUs."""
+    """Format of gradients on the wire: fp16 (with loss scaling), or their own; auto: fp16 on GPUs, none on CPUs."""
     channels_last: Literal["auto", "on", "off"] = "auto"
-    """Keep the channels innermost in memory, which convolutions on GPUs like; auto: for mixed precision there."""
+    """Keep the channels innermost in memory, which suits convolutions on GPUs; auto: for mixed precision there."""
     compile: bool = False
     """Compile the model with torch.compile: faster steps after a start of a minute or more."""
     deterministic: bool = False
-    """Only operations that give the same bits each time on a GPU, too (CPUs always do); slower."""
+    """Use only operations that give the same bits each time, on a GPU too (those of CPUs always do); slower."""
     max_skipped_steps: int = 10
-    """Give up when so many steps in a row had a loss or a gradient that is not finite; each is skipped."""
+    """Give up when this many steps in a row had a loss or a gradient that is not finite; each is skipped."""
 
     def __post_init__(self) -> None:
         at_least("max-skipped-steps", self.max_skipped_steps, 1)

@@ -15,20 +15,20 @@ _MOST_PROFILED_STEPS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Where it runs, what it leaves behind and how often: nothing here changes the result."""
+    """Where a run takes place, what it leaves behind and how often; nothing here changes the result."""
 
     device: Literal["auto", "cpu", "cuda"] = free("auto")
     """Where the model lives; auto: a GPU per rank where there is one."""
     gpu_ids: tuple[int, ...] | None = free(None)
-    """GPUs of each host for its ranks, in their order; default: 0, 1, 2, ..."""
+    """GPUs of each host, in the order of the local ranks that use them; default: 0, 1, 2, ..."""
     output_dir: Path | None = free(None)
-    """Run folder; default: runs/RECIPE-TIME, or that of the same command if it was stopped on its way."""
+    """Run folder; default: that of an earlier run of the same command which was stopped, else runs/RECIPE-TIME."""
     resume: str = free("auto")
-    """auto: go on from the newest good checkpoint of the run folder; never; or a checkpoint file."""
+    """auto: go on from the newest good checkpoint of the run folder; never: start anew; or a checkpoint file."""
     commit_steps: int | None = free(None)
-    """Write a checkpoint every so many steps."""
+    """Steps from one checkpoint to the next."""
     commit_seconds: float | None = free(60.0)
-    """Write a checkpoint when the last one is so many seconds old."""
+    """Write a checkpoint when the last one is this many seconds old."""
     keep_checkpoints: int = free(3)
     """How many of the newest checkpoints stay on disk."""
     log_steps: int = free(10)
@@ -38,15 +38,15 @@ class RunConfig:
     progress: Literal["auto", "bar", "lines"] = free("auto")
     """A live bar or plain lines; auto: a bar for one process at a terminal (launchers forward lines)."""
     max_time: str | None = free(None)
-    """Stop with a commit after so long, as in 2h30m, 90m or 45s; the same command goes on from there."""
+    """Commit and stop after this time, as in 2h30m, 90m or 45s; the same command goes on from there."""
     ledger: bool = free(False)
     """Write the samples of each step to ledger.jsonl, for `hvd-train audit`."""
     eval_epochs: int = free(1)
     """Epochs from one evaluation to the next (the last epoch is always evaluated)."""
     tuned: Path | None = free(None)
-    """Horovod's settings from this file, as `hvd-train tune` writes it."""
+    """Take Horovod's settings from this file, which `hvd-train tune` has written."""
     profile: str | None = free(None)
-    """Trace these steps on each rank, into one file of the run folder: 20, or 20:25 (the last one too)."""
+    """Trace these steps on all ranks, into one file of the run folder: 20, or 20:25 (both included)."""
 
     def __post_init__(self) -> None:
         if len(set(self.gpu_ids or ())) < len(self.gpu_ids or ()):
@@ -60,7 +60,7 @@ class RunConfig:
 
     @property
     def max_seconds(self) -> float | None:
-        """`max_time` in seconds."""
+        """`max_time` in seconds; None where there is no limit. Raises UsageError for what is not a time."""
         if self.max_time is None:
             return None
         match = re.fullmatch(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?", self.max_time)
@@ -71,7 +71,7 @@ class RunConfig:
 
     @property
     def profiled_steps(self) -> range:
-        """`profile` as the numbers of steps, from 1."""
+        """The numbers of the steps to trace, counted from 1; empty without `profile`. Raises UsageError for others."""
         if self.profile is None:
             return range(0)
         match = re.fullmatch(r"([0-9]{1,18})(?::([0-9]{1,18}))?", self.profile)

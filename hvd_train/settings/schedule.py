@@ -11,16 +11,16 @@ from hvd_train.settings.fields import at_least, free, positive, share
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """How long, and how the learning rate moves."""
+    """How long a run trains, and how the learning rate moves."""
 
     epochs: int = 10
     """Passes over the training set."""
     target_accuracy: float | None = free(None)
     """Stop after the evaluation whose top-1 reaches this share, 0 to 1."""
     patience: int | None = free(None)
-    """Stop when so many epochs have brought no better evaluation."""
+    """Stop when this many epochs in a row have brought no better evaluation."""
     best_by: Literal["top1", "loss"] = "top1"
-    """Which evaluation is the best one: that of the highest top-1, or of the lowest loss."""
+    """What makes an evaluation the best one: the highest top-1, or the lowest loss."""
     schedule: Literal["constant", "cosine", "step"] = "cosine"
     """Learning rate after the warm-up: constant, a half cosine down to 0, or steps down."""
     warmup_epochs: float = 0.0
@@ -28,7 +28,7 @@ class ScheduleConfig:
     decay_epochs: tuple[float, ...] = (30, 60, 80)
     """Epochs at which --schedule step multiplies the learning rate by `decay-factor`."""
     decay_factor: float = 0.1
-    """Factor of --schedule step."""
+    """What --schedule step multiplies the learning rate by at each of `decay-epochs`."""
 
     def __post_init__(self) -> None:
         at_least("epochs", self.epochs, 1)
