@@ -1,4 +1,4 @@
-"""Command line flags into a dataclass. What cannot be read becomes one line with the nearest flag."""
+"""Command line flags, read into a dataclass or one by one. What cannot be read is one line with the nearest flag."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ import tyro
 
 from hvd_train.config import GROUPS, Config
 from hvd_train.errors import UsageError, unknown_name
+from hvd_train.numerals import whole_number
 
 T = TypeVar("T")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Open MPI gives ranks a terminal
 
 
 def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T | None = None) -> T:
-    """A dataclass from command line flags. Raises UsageError in one line, with the nearest flag."""
+    """Make a dataclass of command line flags, one for each field; `program` is named in the help.
+
+    Fields that are not typed have the values of `default`, or else those of the class. Raises UsageError, in one line,
+    for an unknown flag (with the nearest one) and for a value that cannot be; SystemExit after `--help`.
+    """
     options: dict[str, Any] = {"prog": program, "config": (tyro.conf.OmitArgPrefixes,)}
     if default is not None:
         options["default"] = default
-    told = io.StringIO()
+    report = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(report):
             parsed: tuple[T, list[str]] = tyro.cli(cls, args=arguments, return_unknown_args=True, **options)
     except SystemExit as ended:
         if not ended.code:  # --help
             raise
-        raise UsageError(_one_line(told.getvalue())) from None
+        raise UsageError(_one_line(report.getvalue())) from None
     value, unknown = parsed
     if unknown:
         known = [f"--{name.replace('_', '-')}" for name in _field_names(cls)]
@@ -38,31 +43,40 @@ def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T
     return value
 
 
-def taken(arguments: list[str], flag: str, what: str) -> tuple[str | None, list[str]]:
-    """The value of a flag that is none of the settings, and the arguments without it; `what`: what it needs."""
+def take(arguments: list[str], flag: str, needs: str) -> tuple[str | None, list[str]]:
+    """Take a flag and its value, `--flag value` or `--flag=value`, out of the arguments.
+
+    Returns the value, None where the flag was not typed, and the arguments that are left. This is for flags that belong
+    to a command and not to the dataclass it parses. Raises UsageError where the value is missing; `needs` says what
+    the flag wants, as in "the path of a file".
+    """
     for index, argument in enumerate(arguments):
         if argument.startswith(f"{flag}="):
             return argument.partition("=")[2], arguments[:index] + arguments[index + 1 :]
         if argument == flag:
             if index + 1 == len(arguments):
-                raise UsageError(f"{flag} needs {what}")
+                raise UsageError(f"{flag} needs {needs}")
             return arguments[index + 1], arguments[:index] + arguments[index + 2 :]
     return None, arguments
 
 
-def count_taken(arguments: list[str], flag: str, default: int, least: int = 1) -> tuple[int, list[str]]:
-    """Take a flag that holds a whole number out of the arguments, as `taken` does, and return the number.
+def take_number(arguments: list[str], flag: str, default: int, least: int = 1) -> tuple[int, list[str]]:
+    """Take a flag that holds a whole number out of the arguments, as `take` does, and return the number.
 
-    `default` stands in for a flag that was not typed. Raises UsageError for anything but digits from `least` up to
-    a billion.
+    `default` stands in for a flag that was not typed. Raises UsageError where the value is missing, or is anything but
+    digits that write a number from `least` to below a billion.
     """
-    text, arguments = taken(arguments, flag, "a number")
-    if text is not None and not (text.isascii() and text.isdecimal() and least <= int(text) < 10**9):
-        raise UsageError(f"{flag} {text}: it must be a number from {least} on")
-    return default if text is None else int(text), arguments
+    text, arguments = take(arguments, flag, "a number")
+    if text is None:
+        return default, arguments
+    number = whole_number(text)
+    if number is None or not least <= number < 10**9:
+        raise UsageError(f"{flag} {text}: it must be a whole number from {least} on")
+    return number, arguments
 
 
 def _field_names(cls: Any) -> list[str]:
+    """Return the names of a dataclass's fields; for Config, those of the fields of its groups."""
     names = []
     for field in dataclasses.fields(cls):
         group = GROUPS.get(field.name) if cls is Config else None
@@ -70,10 +84,10 @@ def _field_names(cls: Any) -> list[str]:
     return names
 
 
-def _one_line(told: str) -> str:
-    """The message in tyro's report: the first block of text between its title and its hints."""
+def _one_line(report: str) -> str:
+    """Return the message in tyro's report: the first block of text between its title and its hints."""
     blocks: list[list[str]] = [[]]
-    for line in _COLOURS.sub("", told).splitlines()[1:]:
+    for line in _COLOURS.sub("", report).splitlines()[1:]:
         words = line.strip(" │")
         if words and not set(words) <= set("-─╭╮╰╯"):
             blocks[-1].append(words)

@@ -28,6 +28,7 @@ from hvd_train.config import Config
 from hvd_train.doctor import questions
 from hvd_train.errors import UsageError
 from hvd_train.launch import horovodrun, hosts
+from hvd_train.numerals import whole_number
 from hvd_train.progress import order, schedule
 from hvd_train.report.charts import png
 from hvd_train.run_files import durable, run_folder
@@ -66,13 +67,16 @@ class Row:
 
 
 def parse_counts(text: str) -> list[int]:
-    """The numbers of workers in `1,2,4`, in rising order. Raises UsageError."""
-    parts = text.split(",")
-    if not all(part.isdecimal() and part.isascii() and 0 < int(part) < 100_000 for part in parts):
+    """Return the numbers of workers in `1,2,4`, in rising order.
+
+    Raises UsageError for other text, for a number that is there twice and for 100,000 workers or more.
+    """
+    counts = [whole_number(part) or 0 for part in text.split(",")]
+    if not all(0 < count < 100_000 for count in counts):
         raise UsageError(f"--np {text}: write numbers of workers from 1 on, as in --np 1,2,4")
-    if len(set(map(int, parts))) < len(parts):
+    if len(set(counts)) < len(counts):
         raise UsageError(f"--np {text} names a number of workers twice")
-    return sorted(map(int, parts))
+    return sorted(counts)
 
 
 def one_of(flag: str, value: str, known: Sequence[str]) -> str:

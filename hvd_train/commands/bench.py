@@ -15,14 +15,15 @@ from hvd_train import recipes
 from hvd_train.bench import record
 from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
+from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError, unknown_name
-from hvd_train.flags import count_taken, parse_flags, taken
+from hvd_train.flags import parse_flags, take, take_number
 from hvd_train.launch import hosts, launcher, roll_call
 
 if TYPE_CHECKING:
     from hvd_train.world.world import World
 
-Found = dict[str, Any]
+Measurement = dict[str, Any]
 
 USAGE = """\
   bench TOOL ...           measure: throughput, allreduce, input, scaling (`hvd-train bench` says more)
@@ -50,14 +51,15 @@ class AllreduceOptions:
     """Smallest sum, in bytes, KB (1,024 bytes), MB or GB."""
     max_size: str = "256MB"
     """Largest sum; each is four times the one before."""
-    repetitions: int = 5
-    """How often each is measured."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the numbers lie."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run a tool; the exit code. Raises UsageError for what cannot be measured, before anything is."""
+    """Run a tool and return 0, or 1 where a training of `scaling` has failed.
+
+    Raises UsageError for what cannot be measured, before anything is.
+    """
     tools = {"throughput": _throughput, "allreduce": _allreduce, "input": _input, "scaling": _scaling}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(TOOLS, end="")
@@ -68,23 +70,22 @@ def run(arguments: list[str]) -> int:
         raise UsageError("bench measures workers that stay: start it with horovodrun -np N, without --min-np")
     if {"-h", "--help"} & set(arguments):
         print(TOOLS)  # the tools' own flags; those of a training follow
-    json_file, rest = taken(arguments[1:], "--json", "the path of a file")
+    json_file, rest = take(arguments[1:], "--json", "the path of a file")
     return tools[arguments[0]](rest, None if json_file is None else Path(json_file))
 
 
 def _throughput(arguments: list[str], path: Path | None) -> int:
-    typed = arguments
-    steps, arguments = count_taken(arguments, "--steps", 20)
-    repetitions, arguments = count_taken(arguments, "--repetitions", 5)
-    config = parse_train(arguments, "bench throughput")
-    given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    steps, rest = take_number(arguments, "--steps", 20)
+    repetitions, rest = take_number(rest, "--repetitions", 5)
+    config = parse_train(rest, "bench throughput")
+    flags = {argument.partition("=")[0].replace("_", "-") for argument in rest}
     roll_call.started(os.environ)
     from hvd_train.bench import throughput
 
-    config = throughput.without_files(config, own_data=bool(given & {"--data", "--data-dir"}))
-    return _measured(
+    config = throughput.without_files(config, own_data=bool(flags & {"--data", "--data-dir"}))
+    return _measure(
         "throughput",
-        typed,
+        arguments,
         path,
         config,
         lambda world: throughput.measure(config, world, steps=steps, repetitions=repetitions),
@@ -93,9 +94,8 @@ def _throughput(arguments: list[str], path: Path | None) -> int:
 
 
 def _allreduce(arguments: list[str], path: Path | None) -> int:
-    options = parse_flags(AllreduceOptions, arguments, "hvd-train bench allreduce")
-    if options.repetitions < 1:
-        raise UsageError(f"--repetitions {options.repetitions}: it must be a number from 1 on")
+    repetitions, rest = take_number(arguments, "--repetitions", 5)
+    options = parse_flags(AllreduceOptions, rest, f"{PROGRAM} bench allreduce")
     launched = launcher.launched(os.environ)
     if launched is None or launched.size == 1:
         raise UsageError(
@@ -107,27 +107,26 @@ def _allreduce(arguments: list[str], path: Path | None) -> int:
 
     sizes = allreduce.sizes(options.min_size, options.max_size)
     config = recipes.get(recipes.DEFAULT).replace(device=options.device)
-    return _measured(
+    return _measure(
         "allreduce",
         arguments,
         path,
         config,
-        lambda world: allreduce.measure(config, world, sizes, options.repetitions),
+        lambda world: allreduce.measure(config, world, sizes, repetitions),
         allreduce.table,
     )
 
 
 def _input(arguments: list[str], path: Path | None) -> int:
-    typed = arguments
-    seconds, arguments = count_taken(arguments, "--seconds", 3)
-    repetitions, arguments = count_taken(arguments, "--repetitions", 3)
-    config = parse_train(arguments, "bench input")
+    seconds, rest = take_number(arguments, "--seconds", 3)
+    repetitions, rest = take_number(rest, "--repetitions", 3)
+    config = parse_train(rest, "bench input")
     roll_call.started(os.environ)
     from hvd_train.bench import pipeline
 
-    return _measured(
+    return _measure(
         "input",
-        typed,
+        arguments,
         path,
         config,
         lambda world: pipeline.measure(config, world, seconds=seconds, repetitions=repetitions),
@@ -135,15 +134,15 @@ def _input(arguments: list[str], path: Path | None) -> int:
     )
 
 
-def _measured(
+def _measure(
     tool: str,
-    typed: list[str],
+    arguments: list[str],
     path: Path | None,
     config: Config,
-    measure: Callable[[World], Found],
-    table: Callable[[Found], str],
+    measure: Callable[[World], Measurement],
+    table: Callable[[Measurement], str],
 ) -> int:
-    """Measure in the world that the launcher has made; rank 0 prints the table and writes the record."""
+    """Measure in the world that the launcher has made; rank 0 prints the table and writes the record to `path`."""
     from hvd_train.run import check, connect
     from hvd_train.world.world import together
 
@@ -151,41 +150,40 @@ def _measured(
     with contextlib.closing(connect(config)) as world:
         speaks = world.place.rank == 0
         together(world, lambda: record.check_target(path, tool) if speaks else None)
-        found = world.run(lambda: measure(world))
+        measurement = world.run(lambda: measure(world))
         num_hosts = len(set(world.gather(socket.gethostname())))
         if speaks:
-            print(table(found), flush=True)
+            print(table(measurement), flush=True)
             if path is not None:
-                record.write(path, {**record.about(tool, typed), "hosts": num_hosts, **found})
+                record.write(path, {**record.about(tool, arguments), "hosts": num_hosts, **measurement})
     return 0
 
 
 def _scaling(arguments: list[str], path: Path | None) -> int:
-    typed = arguments
     if launcher.launched(os.environ):
         raise UsageError("bench scaling starts its ranks itself: type it without a launcher")
-    named, arguments = taken(arguments, "--np", "numbers of workers, as in --np 1,2,4")
-    host_file, arguments = taken(arguments, "--hosts", "a host file")
-    mode, arguments = taken(arguments, "--mode", "weak or strong")
-    controller, arguments = taken(arguments, "--controller", "gloo or mpi")
-    config = parse_train(arguments, "bench scaling")
+    numbers, rest = take(arguments, "--np", "numbers of workers, as in --np 1,2,4")
+    host_file, rest = take(rest, "--hosts", "a host file")
+    mode, rest = take(rest, "--mode", "weak or strong")
+    controller, rest = take(rest, "--controller", "gloo or mpi")
+    config = parse_train(rest, "bench scaling")
     from hvd_train.bench import scaling
 
-    if named is None:
+    if numbers is None:
         raise UsageError("bench scaling needs numbers of workers: --np 1,2,4")
-    counts = scaling.parse_counts(named)
+    counts = scaling.parse_counts(numbers)
     mode = scaling.one_of("--mode", mode or "weak", scaling.MODES)
     controller = scaling.one_of("--controller", controller or "gloo", scaling.CONTROLLERS)
     if host_file is not None:
         scaling.check_hosts(counts, hosts.read(Path(host_file)), host_file)
     record.check_target(path, "scaling")
-    folder = config.run.output_dir or Path(f"runs/scaling-{zlib.crc32(' '.join(typed).encode()):08x}")
+    folder = config.run.output_dir or Path(f"runs/scaling-{zlib.crc32(' '.join(arguments).encode()):08x}")
     sizes = scaling.plan(config, counts, mode, folder)
     from hvd_train.run import check  # imports torch
 
     check(config)
-    about = record.about("scaling", typed)
-    found = scaling.run(sizes, mode, folder, about, host_file=host_file, controller=controller)
+    about = record.about("scaling", arguments)
+    measurement = scaling.run(sizes, mode, folder, about, host_file=host_file, controller=controller)
     if path is not None:
-        record.write(path, found)
-    return 1 if any(row["failed"] for row in found["rows"]) else 0
+        record.write(path, measurement)
+    return 1 if any(row["failed"] for row in measurement["rows"]) else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hvd_train.commands.train import parse_train
-from hvd_train.flags import count_taken, taken
+from hvd_train.flags import take, take_number
 
 USAGE = """\
   show-data [RECIPE] [flags] [--ranks N] [--output FILE.png]
@@ -15,8 +15,8 @@ USAGE = """\
 
 def run(arguments: list[str]) -> int:
     """Write the picture, print each rank's classes and return 0."""
-    ranks, arguments = count_taken(arguments, "--ranks", 1)
-    output, arguments = taken(arguments, "--output", "the path of a picture")
+    ranks, arguments = take_number(arguments, "--ranks", 1)
+    output, arguments = take(arguments, "--output", "the path of a picture")
     settings = parse_train(arguments, "show-data")
     from hvd_train.report.samples import show  # imports torch, which parsing can do without
     from hvd_train.run import check

@@ -21,7 +21,7 @@ from rich.table import Table
 from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, UsageError
-from hvd_train.flags import count_taken, taken
+from hvd_train.flags import take, take_number
 from hvd_train.launch import launcher, mpi_roll_call
 from hvd_train.run_files import durable
 
@@ -45,8 +45,8 @@ class Trial:
 
 def run(arguments: list[str]) -> int:
     """Train every combination of the values with commas; return 0 where each has come to its end, else 1."""
-    workers, arguments = count_taken(arguments, "--workers-per-run", 1)
-    output, arguments = taken(arguments, "--output-dir", "a folder")
+    workers, arguments = take_number(arguments, "--workers-per-run", 1)
+    output, arguments = take(arguments, "--output-dir", "a folder")
     folder = Path(output or f"runs/sweep-{zlib.crc32(' '.join(arguments).encode()):08x}")  # the same command's
     todo = trials(arguments, lambda words: parse_train(words, "sweep"), folder)
     return train_all(todo, workers, folder)

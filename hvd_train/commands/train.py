@@ -11,7 +11,7 @@ from hvd_train import config_file, recipes
 from hvd_train.config import Config
 from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError
-from hvd_train.flags import parse_flags, taken
+from hvd_train.flags import parse_flags, take
 from hvd_train.launch import roll_call
 
 USAGE = f"""\
@@ -59,7 +59,7 @@ def parse_train(arguments: list[str], command: str = "train") -> Config:
     `command` is named in errors and in the help. Raises UsageError for an unknown recipe, flag or value.
     """
     arguments = _lists([_usual(argument) for argument in arguments])
-    file, arguments = taken(arguments, "--config", "the path of a config.yaml")
+    file, arguments = take(arguments, "--config", "the path of a config.yaml")
     path = None if file is None else Path(file)
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     if path is None:

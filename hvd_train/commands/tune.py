@@ -10,7 +10,7 @@ from hvd_train.bench import tune
 from hvd_train.commands.train import parse_train
 from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError
-from hvd_train.flags import count_taken, taken
+from hvd_train.flags import take, take_number
 from hvd_train.launch import horovodrun, hosts, launcher, roll_call
 
 USAGE = """\
@@ -23,15 +23,15 @@ def run(arguments: list[str]) -> int:
     """Start ranks again and again with other settings, write the fastest into a file and return 0."""
     if launcher.launched(os.environ) is not None:
         return _turn(arguments)
-    file, arguments = taken(arguments, "--hosts", "a host file")
-    controller, arguments = taken(arguments, "--controller", "gloo or mpi")
-    output, arguments = taken(arguments, "--output", "the path of a file")
+    file, arguments = take(arguments, "--hosts", "a host file")
+    controller, arguments = take(arguments, "--controller", "gloo or mpi")
+    output, arguments = take(arguments, "--output", "the path of a file")
     slots = 2 if file is None else sum(host.slots for host in hosts.read(Path(file)))
     if controller not in (None, "gloo", "mpi"):
         raise UsageError(f"--controller {controller}: it must be gloo or mpi")
-    ranks, arguments = count_taken(arguments, "--np", slots, least=2)
-    turns, arguments = count_taken(arguments, "--turns", 8, least=2)
-    seconds, arguments = count_taken(arguments, "--seconds", 3)
+    ranks, arguments = take_number(arguments, "--np", slots, least=2)
+    turns, arguments = take_number(arguments, "--turns", 8, least=2)
+    seconds, arguments = take_number(arguments, "--seconds", 3)
     parse_train(list(arguments), "tune")  # a mistake is reported before any rank starts
     path = Path(output or "tuned.env")
     tune.check(path)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from hvd_train.console import say
+from hvd_train.numerals import whole_number
 
 _COMMAND_S = 30.0
 _EVERY_S = 1.0
@@ -38,7 +39,7 @@ class HostCommand:
         hosts = {}
         for line in filter(None, map(str.strip, done.stdout.splitlines())):
             name, _, slots = line.partition(":")
-            if slots and not slots.isdigit():
+            if slots and whole_number(slots) is None:
                 raise ValueError(f"{self._command} printed {line!r}, which is not NAME:SLOTS")
             hosts[name] = int(slots or self._slots)
         return hosts

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from hvd_train.errors import UsageError
+from hvd_train.numerals import whole_number
 
 FileFormat = Literal["horovod", "openmpi", "mpich", "slurm"]
 
@@ -110,9 +111,10 @@ def _expanded(entry: str) -> list[str]:
     numbers: list[str] = []
     for part in ranges.split(","):
         first, _, last = part.partition("-")
-        if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
+        lowest, highest = whole_number(first), whole_number(last or first)
+        if lowest is None or highest is None or highest < lowest:
             raise UsageError(f"{entry!r}: {part!r} is not a range of numbers")
-        numbers += [f"{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1)]
+        numbers += [f"{number:0{len(first)}}" for number in range(lowest, highest + 1)]
     return [whole for number in numbers for whole in _expanded(f"{start}{number}{end}")]
 
 

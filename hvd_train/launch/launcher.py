@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hvd_train.numerals import whole_number
+
 # Launcher, variable of the rank, variable of the size. Horovod's own come first: horovodrun over MPI sets both.
 _VARIABLES = (
     ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE"),
@@ -26,8 +28,9 @@ class Launch:
 def launched(environ: Mapping[str, str]) -> Launch | None:
     """Return the place that a launcher gave to this process, or None where the process was started alone."""
     for launcher, rank, size in _VARIABLES:
-        if environ.get(rank, "").isdigit() and environ.get(size, "").isdigit():
-            return Launch(launcher, int(environ[rank]), int(environ[size]))
+        number, count = whole_number(environ.get(rank, "")), whole_number(environ.get(size, ""))
+        if number is not None and count is not None:
+            return Launch(launcher, number, count)
     return None
 
 
@@ -64,5 +67,5 @@ def running_for(environ: Mapping[str, str], now: float) -> float:
 
 
 def slot(environ: Mapping[str, str]) -> int:
-    """Return the slot of its host that this process has for life; outside elastic jobs that is its local rank."""
-    return int(environ.get(SLOT, environ.get("HOROVOD_LOCAL_RANK", "0")))
+    """Return the slot of its host that this process has for life, or its local rank outside elastic jobs; 0 without."""
+    return whole_number(environ.get(SLOT, environ.get("HOROVOD_LOCAL_RANK", ""))) or 0

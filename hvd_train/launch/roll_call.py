@@ -28,6 +28,7 @@ from typing_extensions import override
 from hvd_train.console import say as print_line
 from hvd_train.errors import HvdTrainError, RankLost, UsageError
 from hvd_train.launch import client, launcher
+from hvd_train.numerals import whole_number
 
 PATIENCE = "HVD_TRAIN_START_TIMEOUT_SECONDS"
 HOSTS = "HVD_TRAIN_HOSTS"  # NAME:SLOTS,... in the order of ranks, from the scripts that know it
@@ -211,11 +212,12 @@ class _RollCall:
 def host_of(rank: int, hosts: str) -> str | None:
     """Return the host of a rank, or None; `hosts` is `NAME:SLOTS,...` in the order of ranks."""
     for name, _, slots in (entry.rpartition(":") for entry in hosts.split(",")):
-        if not slots.isdigit():
+        count = whole_number(slots)
+        if count is None:
             return None
-        if rank < int(slots):
+        if rank < count:
             return name
-        rank -= int(slots)
+        rank -= count
     return None
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 
 from hvd_train.errors import UsageError
+from hvd_train.numerals import whole_number
 
 _PORTS = range(20_000, 32_000)  # below the ports that systems hand out themselves
 PORT = "HVD_TRAIN_PORT"
@@ -18,7 +19,7 @@ def alone(environ: Mapping[str, str]) -> bool:
     """Return whether srun started this process as one of several tasks, without Horovod's or a PMI's variables."""
     others = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
     return (
-        int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+        (whole_number(environ.get("SLURM_STEP_NUM_TASKS", "")) or 1) > 1
         and "SLURM_PROCID" in environ
         and not any(name in environ for name in others)
     )
@@ -28,7 +29,8 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that tell Horovod, with Gloo, this task's ranks and where the ranks meet.
 
     They meet on the first node of the step, on a port computed from the numbers of the job and the step, or on
-    HVD_TRAIN_PORT. Raises UsageError where Slurm's variables are missing or not understood.
+    HVD_TRAIN_PORT. Raises UsageError where Slurm's variables are missing or not understood, or where HVD_TRAIN_PORT is
+    no port.
     """
     try:
         tasks = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
@@ -39,6 +41,8 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     except (KeyError, ValueError) as error:
         raise UsageError(f"srun has started this process, but {error} in its environment does not say how") from None
     port = environ.get(PORT, str(_PORTS[step % len(_PORTS)]))
+    if not 0 < (whole_number(port) or 0) < 2**16:
+        raise UsageError(f"{PORT} is {port!r}; it must be the number of a port, from 1 to 65535")
     return {
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(size),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from hvd_train.errors import UsageError, unknown_name
+from hvd_train.numerals import whole_number
 
 FUSION, CYCLE, CACHE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME", "HOROVOD_CACHE_CAPACITY"
 LIMITS = {FUSION: (0.0, 2.0**31), CYCLE: (0.01, 1000.0), CACHE: (0.0, 2.0**20)}
@@ -45,7 +46,7 @@ def _fits(name: str, value: str) -> bool:
         number = float(value)
     except ValueError:
         return False
-    return low <= number <= high and (name == CYCLE or value.isdigit())
+    return low <= number <= high and (name == CYCLE or whole_number(value) is not None)
 
 
 def apply(settings: Mapping[str, str], environ: MutableMapping[str, str]) -> None:

@@ -20,7 +20,10 @@ BEGIN, END = "<!-- rooms: begin -->", "<!-- rooms: end -->"
 # From the bottom up: a room imports only from those before it. A name with modules beside it stands for these modules
 # at the top level; any other one is a folder. What a room is for is said in its __init__.py.
 ROOMS: dict[str, tuple[str, ...]] = {
-    "vocabulary": ("_version", "errors", "console", "settings", "config", "config_file", "recipes", "flags", "plugin"),
+    "vocabulary": (
+        *("_version", "errors", "console", "numerals"),
+        *("settings", "config", "config_file", "recipes", "flags", "plugin"),
+    ),
     "progress": (),
     "launch": (),
     "elastic": (),

@@ -57,7 +57,7 @@ def test_one_after_the_other_without_a_launcher(capsys: pytest.CaptureFixture[st
     [
         ("--lr 0.1,x", "--learning-rate: could not convert string to float: 'x'"),
         ("--model resnet18,resnet81", "unknown model 'resnet81'"),
-        ("--workers-per-run 0", "--workers-per-run 0: it must be a number from 1 on"),
+        ("--workers-per-run 0", "--workers-per-run 0: it must be a whole number from 1 on"),
         ("--tuned tuned.env", "--tuned does not go with a sweep"),
         ("--workers-per-run 2", "--workers-per-run 2 needs a launcher: type `mpirun -np 2 hvd-train sweep"),
     ],

@@ -20,6 +20,7 @@ def test_hosts_are_read_from_a_command() -> None:
     ("command", "message"),
     [
         ("echo a:two", "which is not NAME:SLOTS"),
+        ("echo a:²", "which is not NAME:SLOTS"),
         ("echo first >&2; echo 'no such file' >&2; exit 1", "^no such file$"),
         ("exit 3", "ended with exit code 3"),
     ],

@@ -60,7 +60,7 @@ def test_a_list_as_on_the_command_line() -> None:
     assert hosts.parse("h1:2,h2:3, h3") == (Host("h1", 2), Host("h2", 3), Host("h3", 1))
     assert hosts.parse("n[08-10,12]:4,gpu1") == (*(Host(f"n{n}", 4) for n in ("08", "09", "10", "12")), Host("gpu1", 1))
     assert hosts.parse("r[1-2]n[1-2]") == tuple(Host(f"r{r}n{n}", 1) for r in (1, 2) for n in (1, 2))
-    for wrong in ("", "a b", "n[3-1]", "h1,h1"):
+    for wrong in ("", "a b", "n[3-1]", "n[²-3]", "n[²]", "h1,h1"):
         with pytest.raises(UsageError):
             hosts.parse(wrong)
 

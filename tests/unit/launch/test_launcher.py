@@ -20,6 +20,7 @@ from hvd_train.launch.launcher import GOES_ON, SLOT, STARTED, Launch, elastic, g
         ),
         ({"HOROVOD_RANK": "1"}, None),
         ({"PMI_RANK": "", "PMI_SIZE": "x"}, None),
+        ({"HOROVOD_RANK": "²", "HOROVOD_SIZE": "2"}, None),
     ],
 )
 def test_launchers_are_known_by_what_they_set(environment: dict[str, str], expected: Launch | None) -> None:

@@ -52,6 +52,7 @@ def test_two_steps_have_two_ports() -> None:
         {},
         {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # a batch script
         {**SAID, "SLURM_STEP_NUM_TASKS": "1"},
+        {**SAID, "SLURM_STEP_NUM_TASKS": "²"},
         {**SAID, "HOROVOD_RANK": "0"},
         {**SAID, "PMI_RANK": "4"},
         {**SAID, "PMIX_RANK": "4"},
@@ -89,6 +90,13 @@ def test_too_little_is_said(missing: str) -> None:
     """One line that names it."""
     with pytest.raises(UsageError, match=missing):
         slurm.variables({name: value for name, value in SAID.items() if name != missing})
+
+
+@pytest.mark.parametrize("port", ["²", "x", "", "0", "65536", "-1"])
+def test_a_port_that_is_none_is_said(port: str) -> None:
+    """One line with the variable's name, before Horovod is told."""
+    with pytest.raises(UsageError, match=f"^HVD_TRAIN_PORT is '{port}'; it must be the number of a port"):
+        slurm.variables({**SAID, slurm.PORT: port})
 
 
 def test_rank_0_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ def test_what_is_written_is_read_back() -> None:
         ("HOROVOD_FUSION_THRESHOLD=64MB", "is '64MB'; it must be a whole number from 0 to 2147483648"),
         ("HOROVOD_FUSION_THRESHOLD=-1", "is '-1'"),
         ("HOROVOD_CACHE_CAPACITY=1.5", "is '1.5'"),
+        ("HOROVOD_CACHE_CAPACITY=²", "is '²'"),
+        ("HOROVOD_CACHE_CAPACITY=١", "is '١'"),
         ("=3", "unknown setting ''"),
         ("HOROVOD_CACHE_CAPACITY=1\nHOROVOD_CACHE_CAPACITY=1", "stands there twice"),
     ],

@@ -121,13 +121,6 @@ def test_a_profiler_that_fails_costs_the_profile_only(
     assert lines[0].startswith("no profile of steps 2 to 3: rank 0: the profiler failed ([Errno 2]")
 
 
-@pytest.mark.parametrize("steps", ["0", "0:3", "5:4", "2-3", "a", "", "1:", "1:100"])
-def test_steps_that_cannot_be(steps: str) -> None:
-    """Impossible steps are refused before anything starts."""
-    with pytest.raises(UsageError, match=r"^--profile .*"):
-        small_config(profile=steps)
-
-
 def test_a_timeline_of_the_users_own_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Horovod writes one timeline at a time."""
     monkeypatch.setenv("HOROVOD_TIMELINE", "mine.json")

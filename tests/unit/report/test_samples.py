@@ -62,7 +62,7 @@ def test_mixed_images_bear_both_labels(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--ranks", "0"], "--ranks 0: it must be a number from 1 on"),
+        (["--ranks", "0"], "--ranks 0: it must be a whole number from 1 on"),
         (["--ranks"], "--ranks needs a number"),
         (["--output", "seen.nothing"], "--output seen.nothing: unknown file extension"),
         (["--output", "no/folder.png"], "--output no/folder.png:"),

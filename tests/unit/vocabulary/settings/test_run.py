@@ -46,7 +46,7 @@ def test_profiled_steps_are_written_as_one_or_as_first_and_last(text: str, steps
     assert Config().replace(profile=text).run.profiled_steps == steps
 
 
-@pytest.mark.parametrize("text", ["", "0", "5:4", "1:51", "a", "²", "1:", "-1"])
+@pytest.mark.parametrize("text", ["", "0", "0:3", "5:4", "2-3", "1:51", "1:100", "a", "²", "1:", "-1"])
 def test_what_are_no_steps_to_profile_is_refused(text: str) -> None:
     """With an example of what are, or with the number of steps that a trace can hold."""
     assert_refused({"profile": text}, f"--profile {text}: ")
