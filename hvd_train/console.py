@@ -1,4 +1,4 @@
-"""The program's name, and the one way in which it prints a line about itself beside the results of a command."""
+"""The program's name, and the one printer of lines about the program itself, apart from a command's results."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ class HvdTrainError(Exception):
     """Base of every error this package raises on purpose; `exit_code` is what the command line returns."""
 
     exit_code = 1
-    met_by: int | None = None
-    """The rank that met it, where the others did not: they will only see that this rank has gone."""
-    told = False
-    """Whether the user has been told of it already, by another rank or this one."""
-    ending = False
-    """Whether the launcher has asked this process to end already."""
+    raised_by: int | None = None
+    """The rank that raised the error, where the others did not: they will only see that this rank has gone."""
+    reported = False
+    """Whether the user has read of the error already, from this rank or another."""
+    asked_to_end = False
+    """Whether the launcher had asked this process to end before the error came."""
 
 
 class UsageError(HvdTrainError):
@@ -49,7 +49,10 @@ class Diverged(HvdTrainError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not in `known`: with the nearest one, or all of them where they are few."""
+    """Return the error for a name that is not in `known`: it suggests the nearest one, or else lists the first twelve.
+
+    `kind` says what was to be named, as in "recipe".
+    """
     names = sorted(known)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names[:12])}"

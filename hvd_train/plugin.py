@@ -1,4 +1,4 @@
-"""The user's own code by name: `package.module:function`, looked up from the current folder as well."""
+"""The user's own code by its name, `package.module:function`, also from modules in the current folder."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from hvd_train.errors import UsageError, unknown_name
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name means the user's own code."""
+    """Return whether a name means the user's own code, as `mine:model` does, and not something built in."""
     return ":" in name
 
 
 def load(kind: str, reference: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names.
+    """Import the function that a reference, `package.module:function`, names.
 
-    Raises UsageError where the module cannot be imported or has no such function; `kind` is the flag's name.
+    Raises UsageError where the module cannot be imported or has no such function; `kind` is the name of the flag that
+    held the reference, without its dashes.
     """
     module_name, _, function_name = reference.partition(":")
     if os.getcwd() not in sys.path:  # a console script does not see the folder it is started from

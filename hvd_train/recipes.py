@@ -1,4 +1,4 @@
-"""Named, complete configurations, each a function. Its docstring says the command, the machine and what to expect."""
+"""Named, complete configurations. Each is a function whose docstring says the command, the machine and the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvd_train.settings.schedule import ScheduleConfig
 
 
 def digits() -> Config:
-    """Scanned handwritten digits (1,797 images of 8 x 8 pixels, no download), a small convnet.
+    """A small convnet on scanned handwritten digits (1,797 images of 8 x 8 pixels, no download).
 
     `horovodrun -np 2 hvd-train train digits`: under a minute on two CPU cores, at least 98% top-1.
     """
@@ -33,8 +33,8 @@ def digits() -> Config:
 def cifar10_resnet18_transfer() -> Config:
     """ResNet-18 with weights from ImageNet, of which only a new last layer is trained, on CIFAR-10 at 224 pixels.
 
-    `horovodrun -np 2 hvd-train train cifar10-resnet18-transfer --download`: 2 GPUs; not trained to its end here, so
-    without a figure of ours.
+    `horovodrun -np 2 hvd-train train cifar10-resnet18-transfer --download`: 2 GPUs. It has not been trained to its
+    end here, so we have no figure of our own.
     """
     return Config(
         recipe="cifar10-resnet18-transfer",
@@ -50,9 +50,9 @@ def cifar10_resnet18_transfer() -> Config:
 def cifar10_resnet50() -> Config:
     """ResNet-50 from random weights on CIFAR-10.
 
-    `horovodrun -np 4 hvd-train train cifar10-resnet50 --download`: 4 GPUs. The network is torchvision's, which looks at
-    images of 32 pixels through a first layer made for 224: expect less than published for networks made for CIFAR. Not
-    trained to its end here, so without a figure of ours.
+    `horovodrun -np 4 hvd-train train cifar10-resnet50 --download`: 4 GPUs. The network is torchvision's, whose first
+    layer is made for images of 224 pixels: expect less than is published for networks made for CIFAR. It has not been
+    trained to its end here, so we have no figure of our own.
     """
     return Config(
         recipe="cifar10-resnet50",
@@ -71,7 +71,7 @@ def imagenet20_vgg19() -> Config:
 
     `horovodrun -np 4 hvd-train train imagenet20-vgg19 --data-dir DATA --max-time 2h`: 4 GPUs. DATA holds train/, val/
     and test/; the weights of the lowest validation loss are kept and tested at the end. The learning rate is 1e-4 times
-    the square root of the number of workers. Without a figure of ours: 20 classes are anybody's choice.
+    the square root of the number of workers. We have no figure of our own, since the 20 classes are the user's choice.
     """
     return Config(
         recipe="imagenet20-vgg19",
@@ -86,10 +86,11 @@ def imagenet20_vgg19() -> Config:
 
 
 def imagenet_resnet50() -> Config:
-    """ResNet-50 (another by --model) on ImageNet's folders in 90 epochs, with the schedule of Goyal et al.
+    """ResNet-50 (or another network, by --model) on ImageNet's folders in 90 epochs, with the schedule of Goyal et al.
 
     `horovodrun -np 8 hvd-train train imagenet-resnet50 --data-dir DATA`: 8 GPUs, mixed precision; 76.1% top-1 is
-    published for it (torchvision, IMAGENET1K_V1). AlexNet and VGG start at 0.01. `--target-accuracy 0.75` ends it then.
+    published for it (torchvision, IMAGENET1K_V1). AlexNet and VGG start at a learning rate
+    of 0.01. `--target-accuracy 0.75` ends it at 75%.
     """
     return Config(
         recipe="imagenet-resnet50",
@@ -105,7 +106,7 @@ def imagenet_resnet50() -> Config:
 
 
 def imagenet_resnet50_modern() -> Config:
-    """The same network by today's practice: that of torchvision's second set of weights.
+    """ResNet-50 on ImageNet's folders by today's practice, that of torchvision's second set of weights.
 
     `horovodrun -np 8 hvd-train train imagenet-resnet50-modern --data-dir DATA`: 8 GPUs, mixed precision; 80.9% top-1 is
     published for it (torchvision, IMAGENET1K_V2).
@@ -155,14 +156,18 @@ DEFAULT = "digits"
 
 
 def get(name: str) -> Config:
-    """The config of a recipe by name. Raises UsageError with the nearest name where there is none."""
+    """Return the config of a recipe by its name. Raises UsageError, with the nearest name, where there is none."""
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]()
 
 
 def suited(config: Config) -> Config:
-    """With what a recipe changes for another model than its own, as long as the user has not said otherwise."""
+    """Return the config with what its recipe changes for networks other than its own.
+
+    `imagenet-resnet50` trains networks without batch norm with a lower learning rate. Call this only where the user has
+    not typed one.
+    """
     without_norms = config.model.model.startswith(("alexnet", "vgg")) and not config.model.model.endswith("_bn")
     if config.recipe == "imagenet-resnet50" and without_norms:
         return config.replace(learning_rate=0.01)  # 0.1 makes networks without batch norm diverge

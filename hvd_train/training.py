@@ -52,7 +52,7 @@ class Training:
             raise
         except HvdTrainError as error:
             if self._membership.has_trained and not isinstance(error, Diverged):
-                error.met_by = self._world.place.rank
+                error.raised_by = self._world.place.rank
             raise
 
     def close(self) -> None:
@@ -205,5 +205,5 @@ class Training:
             kept = "NOT committed (see above); the same command goes on from the last commit"
         step = self._state.progress.step
         lost = RankLost(f"another rank ended or cannot be reached ({error}); step {step} is {kept}")
-        lost.ending = self._stop.received is not None
+        lost.asked_to_end = self._stop.received is not None
         return lost

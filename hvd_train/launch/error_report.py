@@ -16,35 +16,38 @@ _LAUNCHER_SECONDS = 10.0  # ranks of one host can be seconds apart while they im
 
 
 def report_once(error: HvdTrainError) -> None:
-    """Print an error once for all ranks: by rank 0, or by the one rank that met it, with its name.
+    """Print an error once for all ranks: by rank 0, or by the one rank that raised it, with that rank's name.
 
     A launcher ends all ranks when the first one ends, and takes over that one's exit code. So a rank that is not to
     speak for the job waits to be ended; if that does not happen, no other rank has spoken, and it speaks after all.
     """
-    launched = launcher.launched(os.environ)
-    if error.told:
+    if error.reported:
         return
+    launched = launcher.launched(os.environ)
     if launched is None:
         say(str(error))
-    elif error.met_by is not None:
-        _say_as(launched, error)
+    elif error.raised_by is not None:
+        _say_with_name(launched, error)
     elif launched.rank == 0:
         say(str(error))
         if isinstance(error, RankLost):
             _ended_by_launcher(error)
     elif not _ended_by_launcher(error):
-        _say_as(launched, error)
+        _say_with_name(launched, error)
 
 
-def _say_as(launched: Launch, error: HvdTrainError) -> None:
+def _say_with_name(launched: Launch, error: HvdTrainError) -> None:
     say(f"rank {launched.rank} on {socket.gethostname()}: {error}")
 
 
 def _ended_by_launcher(error: HvdTrainError) -> bool:
-    """Wait for the launcher's SIGTERM, or for the launcher's end, which ranks on other hosts see; say if it came."""
+    """Wait some seconds for the launcher's SIGTERM, or for the launcher's end, which ranks on other hosts see.
+
+    Returns whether one of them came.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     end = time.monotonic() + _LAUNCHER_SECONDS
     while time.monotonic() < end:
-        if error.ending or signal.sigtimedwait({signal.SIGTERM}, 0.5) or roll_call.launcher_gone(os.environ):
+        if error.asked_to_end or signal.sigtimedwait({signal.SIGTERM}, 0.5) or roll_call.launcher_gone(os.environ):
             return True
     return False

@@ -157,7 +157,7 @@ def error_for(verdict: str, *, by_rank_0: bool) -> HvdTrainError:
     """Return the error for a verdict; `by_rank_0` means that rank 0 has printed it already."""
     is_missing = verdict.startswith(_MISSING)
     error = RankLost(verdict.removeprefix(_MISSING)) if is_missing else UsageError(verdict)
-    error.told = by_rank_0
+    error.reported = by_rank_0
     return error
 
 

@@ -99,7 +99,7 @@ class Recording:
 
     def start_steps(self, split: Split) -> None:
         """Begin to record steps and their phases, which `split` marks."""
-        split.told = self._mark
+        split.listener = self._mark
         self._mark(None)
 
     def step_done(self, step: int) -> None:
@@ -110,7 +110,7 @@ class Recording:
 
     def stop(self, split: Split) -> None:
         """Stop recording."""
-        split.told = None
+        split.listener = None
         if self._running:
             self._running = False
             with self._not_fatal():

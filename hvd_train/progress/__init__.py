@@ -1,5 +1,5 @@
-"""Which samples come next, the learning rate, sums of what was learned, timing, a wish to stop.
+"""What follows from a run's progress: the samples that come next, the learning rate, sums of scores, timing.
 
-A run's progress (epoch, cursor, step) goes in; what follows from it comes out, on any number of ranks. Nothing here
-knows of ranks' communication, models or files. Start with `order`.
+A run's progress (epoch, cursor, step) goes in; what follows from it comes out, the same on any number of ranks. Nothing
+here communicates with other ranks, builds a model or opens a file. Start with `order`.
 """

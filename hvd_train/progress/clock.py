@@ -21,7 +21,7 @@ class Stopwatch:
         self.samples, self.seconds = 0, 0.0
 
     def step(self, num_samples: int) -> None:
-        """A step with so many samples (of all ranks) has just ended."""
+        """Count a step that has just ended, with its number of samples over all ranks."""
         now = self._now()
         if self._skip:
             self._skip -= 1
@@ -30,63 +30,65 @@ class Stopwatch:
         self._mark = now
 
     def restart(self) -> None:
-        """What has happened since the last step was not training."""
+        """Leave out the time since the last step, which was not training."""
         self._mark = self._now()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens inside this block is not training."""
+        """Leave out the time spent inside this block, which is not training."""
         self.seconds += 0.0 if self._skip else self._now() - self._mark
         yield
         self._mark = self._now()
 
     @property
     def images_per_second(self) -> float:
-        """Samples of all ranks per second of training; 0 before there is anything to go by."""
+        """Samples of all ranks per second of training; 0 before a step has been counted."""
         return self.samples / self.seconds if self.seconds else 0.0
 
 
 PHASES = ("data", "forward", "backward", "reduction", "optimizer", "other")
-"""Of a step: the wait for samples, the passes, the wait for other ranks' gradients after them, the update, the rest."""
+"""The phases of a step: the wait for samples, the forward and the backward passes, the wait for other ranks' gradients
+after them, the update of the weights, and the rest."""
 _MOST_MARKS = 600
 
 
 class Split:
-    """Where the time of training steps goes. Each mark gives what has passed since the last one to a phase.
+    """Splits the time of training steps into phases: each mark gives the time since the mark before it to a phase.
 
-    A GPU works later than it is asked to: there a stamp is an event in its queue (see `device.split_on`).
+    A GPU works later than it is asked to. There a stamp is an event in the GPU's queue (see `network.device.split_on`),
+    and stamps are turned into seconds only when the sums are needed.
     """
 
     def __init__(
         self, stamp: Callable[[], Any] = time.perf_counter, seconds: Callable[[Any, Any], float] = operator.sub
     ) -> None:
-        """`seconds(end, start)`: between two stamps."""
+        """`stamp()` returns a point in time, and `seconds(end, start)` the seconds between two of them."""
         self._stamp, self._seconds = stamp, seconds
         self._marks: list[tuple[str, Any, Any]] = []
         self._spent = dict.fromkeys(PHASES, 0.0)
         self._steps = 0
         self._last = stamp()
-        self.told: Callable[[str | None], None] | None = None
-        """Is told of each mark as it is made, and by None of what was not training: a profile's."""
+        self.listener: Callable[[str | None], None] | None = None
+        """Called at each mark with its phase, and at each restart with None; this is how a profile sees the phases."""
 
     def mark(self, phase: str) -> None:
-        """What has happened since the last mark was this."""
+        """Give the time since the last mark to one of PHASES."""
         now = self._stamp()
-        if self.told is not None:
-            self.told(phase)
+        if self.listener is not None:
+            self.listener(phase)
         self._marks.append((phase, now, self._last))
         self._last = now
         if len(self._marks) >= _MOST_MARKS:
             self._add_up()
 
     def restart(self) -> None:
-        """What has happened since the last mark was not training."""
+        """Leave out the time since the last mark, which was not training."""
         self._last = self._stamp()
-        if self.told is not None:
-            self.told(None)
+        if self.listener is not None:
+            self.listener(None)
 
     def take(self) -> dict[str, float] | None:
-        """Seconds of each phase, mean of the steps since this was last asked; None without any."""
+        """Return the mean seconds of each phase over the steps since the last call; None where there were no steps."""
         self._add_up()
         spent, steps = self._spent, self._steps
         self._spent, self._steps = dict.fromkeys(PHASES, 0.0), 0
@@ -100,26 +102,26 @@ class Split:
 
 
 class Timer:
-    """Says when so many seconds have passed since it was last reset; never, where there is no limit."""
+    """Becomes due when its seconds have passed since it was made or last reset; a timer without a limit never is."""
 
     def __init__(
         self, seconds: float | None, now: Callable[[], float] = time.monotonic, *, passed: float = 0.0
     ) -> None:
-        """`passed`: so many of the seconds are over already."""
+        """`passed` seconds of the limit are over already when the timer is made."""
         self._limit, self._now, self._start = seconds, now, now() - passed
 
     @property
     def due(self) -> bool:
-        """Whether the time has come."""
+        """Whether the limit has been reached."""
         return self._limit is not None and self._now() - self._start >= self._limit
 
     def reset(self) -> None:
-        """Start again."""
+        """Start counting anew."""
         self._start = self._now()
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 1.5 s, 3:20, 2:05:00."""
+    """Write a number of seconds as people do: `1.5 s`, `3:20` or `2:05:00`."""
     if seconds < 60:
         return f"{seconds:.3g} s" if seconds else "0"
     hours, rest = divmod(round(seconds), 3600)

@@ -1,4 +1,4 @@
-"""Exact sums of what a model gets right: they add over slots, ranks and steps, and are divided once at the end."""
+"""Exact sums of losses and hits: they add up over slots, ranks and steps, and are divided once at the end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 _PLACES = 5
 NUM_SUMS = 1 + _PLACES
-"""Numbers that `sums_of` gives and `Totals.of` reads."""
+"""How many numbers `sums_of` returns and `Totals.of` takes: the loss, and the hits at each of five places."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over samples: of the loss, of hits at rank 1 and among the first 5, and the number of samples."""
+    """Sums over samples: of the loss, of top-1 hits and of top-5 hits; and the number of samples, `count`."""
 
     loss: float = 0.0
     top1: float = 0.0
@@ -25,7 +25,7 @@ class Totals:
 
     @classmethod
     def of(cls, sums: Sequence[float], count: int) -> Totals:
-        """What `sums_of` has given, added up over so many samples."""
+        """Make totals of what `sums_of` returned, added up over micro-batches that hold `count` samples in all."""
         loss, *by_place = sums
         return cls(loss, by_place[0], sum(by_place), count)
 
@@ -33,20 +33,26 @@ class Totals:
         return Totals(self.loss + other.loss, self.top1 + other.top1, self.top5 + other.top5, self.count + other.count)
 
     def means(self) -> dict[str, float]:
-        """Mean loss, top-1 and top-5 (shares of 1); NaN over no samples."""
+        """Return the mean loss, and top-1 and top-5 as shares from 0 to 1; NaN over no samples."""
         if self.count == 0:
             return {"loss": float("nan"), "top1": float("nan"), "top5": float("nan")}
         return {name: getattr(self, name) / self.count for name in ("loss", "top1", "top5")}
 
 
 def hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """For logits [n, classes] and targets [n]: whether the target is first, and among the first five; bool [n]."""
+    """Return two bool [n]: whether a sample's target has the highest logit, and whether it is among the highest five.
+
+    `logits` are [n, classes], `targets` int64 [n].
+    """
     match = _matches(logits, targets)
     return match[:, 0], match.any(dim=1)
 
 
 def sums_of(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-    """A micro-batch's sum of losses (a scalar), and its hits at each of the first five places; float32 [NUM_SUMS]."""
+    """Return a micro-batch's sum of losses and its hits at each of the first five places, as float32 [NUM_SUMS].
+
+    `loss` is that sum, a scalar; `logits` are [n, classes], `targets` int64 [n].
+    """
     by_place = _matches(logits, targets).sum(dim=0, dtype=torch.float32)
     if len(by_place) < _PLACES:
         by_place = F.pad(by_place, (0, _PLACES - len(by_place)))
@@ -54,6 +60,6 @@ def sums_of(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _matches(logits: Tensor, targets: Tensor) -> Tensor:
-    """Whether the target is at each of the first five places; bool [n, 5], fewer where there are fewer classes."""
+    """Return whether the target has the highest logit, the second, ... the fifth: bool [n, min(5, classes)]."""
     best = logits.topk(min(_PLACES, logits.shape[1]), dim=1).indices
     return best == targets.unsqueeze(1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from hvd_train.errors import UsageError
 from hvd_train.settings.batch import BatchConfig
@@ -23,14 +24,14 @@ _ROUNDS = 8  # 4 are enough for a pseudo-random permutation (Luby and Rackoff 19
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
 _BLOCK, _STEPS = 1 << 12, 64  # samples of a rank that are looked up at once, and the steps they may belong to
-_SMALL = 1 << 12  # up to so many, all words are permuted once, in the time of two steps of a walk
+_SMALL = 1 << 12  # up to this domain, all words are permuted once, in the time of two steps of a walk
 _NONE = np.empty(0, dtype=np.int64)
 
 
 def scramble(words: Words) -> Words:
-    """A bijective mix of 64-bit words in which each bit of the result depends on every bit given.
+    """Mix 64-bit words one to one, so that each bit of a result depends on every bit of its word.
 
-    The finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+    This is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
     """
     with np.errstate(over="ignore"):
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -40,9 +41,9 @@ def scramble(words: Words) -> Words:
 
 
 def key(*numbers: int) -> int:
-    """One 64-bit key for a tuple of integers, such as (seed, epoch): equal tuples give equal keys.
+    """Return one 64-bit key for a tuple of integers, such as (seed, epoch): equal tuples have equal keys.
 
-    SplitMix64 in Python integers: for a single number they are faster than numpy.
+    This is SplitMix64 in Python integers, which are faster than numpy for a single number.
     """
     state = _GOLDEN
     for number in numbers:
@@ -54,9 +55,9 @@ def key(*numbers: int) -> int:
 
 
 def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> npt.NDArray[np.float32]:
-    """Random numbers in [0, 1) that belong to the samples: shape [len(indices), count], float32.
+    """Return random numbers in [0, 1) that belong to the samples in `indices`: float32 [len(indices), count].
 
-    A sample is augmented the same way whichever rank, batch or position it comes in.
+    They depend on seed, epoch and sample alone, so a sample is augmented the same way in any rank, batch or position.
     """
     columns = np.array([key(seed, epoch, 1, column) for column in range(count)], dtype=np.uint64)
     words = scramble(scramble(indices.astype(np.uint64))[:, None] ^ columns[None, :])
@@ -68,20 +69,21 @@ class Order:
     """Which sample comes at which position of an epoch."""
 
     num_samples: int
+    """The positions of an epoch, which is also the number of samples in the data set."""
 
     def at(self, positions: Indices) -> Indices:
-        """Sample numbers at these positions, as int64."""
+        """Return the numbers of the samples at these positions, int64 of the same shape."""
         raise NotImplementedError
 
     def __getitem__(self, span: slice) -> Indices:
-        """Sample numbers at the positions of a slice, as int64; cut at the end of the epoch."""
+        """Return the numbers of the samples at the positions of a slice, int64; the end of the epoch cuts it short."""
         return self.at(np.arange(*span.indices(self.num_samples), dtype=np.int64))
 
 
 class EpochOrder(Order):
     """The order of one epoch: a keyed permutation of 0..num_samples-1, in constant memory.
 
-    A balanced Feistel network over the smallest even number of bits that holds num_samples; what falls
+    It is a balanced Feistel network over the smallest even number of bits that holds num_samples; what falls
     outside is sent through again until it is inside (cycle walking; Black and Rogaway, "Ciphers with
     arbitrary finite domains", 2002), which is a bijection whatever the round function.
     """
@@ -94,8 +96,8 @@ class EpochOrder(Order):
         domain = 1 << 2 * int(self._half)
         self._table = self._feistel(np.arange(domain, dtype=np.uint64)) if domain <= _SMALL else None
 
+    @override
     def at(self, positions: Indices) -> Indices:
-        """See Order."""
         words = self._permuted(positions.astype(np.uint64))
         outside = np.flatnonzero(words >= self.num_samples)
         while len(outside):
@@ -126,33 +128,33 @@ class RepeatedOrder(Order):
         self._order = EpochOrder(seed, epoch - epoch % times, num_samples)
         self._before = epoch % times * num_samples
 
+    @override
     def at(self, positions: Indices) -> Indices:
-        """See Order."""
         draws = self._before + positions
         return self._order.at(draws // self._times) + draws % self._times * self.num_samples
 
 
 class InSequence(Order):
-    """The order of an evaluation: as stored."""
+    """The order of an evaluation: samples come as they are stored."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
 
+    @override
     def at(self, positions: Indices) -> Indices:
-        """See Order."""
         return positions
 
 
 def order_of(seed: int, epoch: int, num_samples: int, times: int) -> Order:
-    """The order of an epoch in which every sample comes `times` times in a row."""
+    """Return the order of an epoch in which every sample comes `times` times in a row."""
     return EpochOrder(seed, epoch, num_samples) if times == 1 else RepeatedOrder(seed, epoch, num_samples, times)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How a global batch is cut into micro-batches (slots) of at most `micro_batch` samples.
+    """How a global batch of `global_batch` samples is cut into slots: micro-batches of at most `micro_batch` samples.
 
-    Fixed when a run starts and kept for its life: batch norm and dropout act within a slot, so the same
+    It is fixed when a run starts and kept for the run's life: batch norm and dropout act within a slot, so the same
     slots mean the same step on 1, 2 or 64 ranks.
     """
 
@@ -162,7 +164,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Slot:
-    """One micro-batch of a step: its number within the global batch, and the samples it holds."""
+    """One micro-batch of a step: its number within the global batch, and the numbers of its samples, int64."""
 
     number: int
     indices: Indices
@@ -178,7 +180,7 @@ class Assignment:
 
 
 def assignments(order: Order, cursor: int, cut: Cut, rank: int, size: int) -> Iterator[Assignment]:
-    """The steps of the rest of an epoch from `cursor`, as rank `rank` of `size` sees them.
+    """Yield what rank `rank` of `size` does in each step of an epoch, from position `cursor` to the epoch's end.
 
     Rank r computes slots r, r + size, ... of each global batch; the last batch is smaller, and a rank may
     have no slot in it. Nothing is padded and nothing dropped.
@@ -205,13 +207,16 @@ def assignments(order: Order, cursor: int, cut: Cut, rank: int, size: int) -> It
 
 
 def _spans(batch: range, micro_batch: int, rank: int, size: int) -> dict[int, range]:
-    """The positions of a global batch that each slot of this rank holds, by its number."""
+    """Return the positions that each slot of this rank holds, by the slot's number within the global batch."""
     starts = range(0, len(batch), micro_batch)
     return {number: batch[starts[number] :][:micro_batch] for number in range(rank, len(starts), size)}
 
 
 def choose_cut(batch: BatchConfig, size: int, num_samples: int) -> Cut:
-    """The cut of a new run on `size` ranks. Raises UsageError where the settings contradict or exceed the data."""
+    """Return the cut of a new run on `size` ranks.
+
+    Raises UsageError where the batch settings contradict each other, or where the global batch exceeds `num_samples`.
+    """
     per_worker, passes = batch.batch_size, batch.accumulation_steps
     if batch.global_batch_size is None:
         assert per_worker is not None  # BatchConfig has checked it

@@ -9,7 +9,7 @@ from hvd_train.settings.schedule import ScheduleConfig
 
 
 def peak_learning_rate(optimizer: OptimizerConfig, global_batch_size: int) -> float:
-    """The learning rate after warm-up, scaled to the global batch (in samples).
+    """Return the learning rate after the warm-up, scaled to the global batch (in samples) as `lr_scaling` says.
 
     linear: Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677); sqrt: Krizhevsky, "One weird
     trick" (arXiv 1404.5997), which keeps the variance of the gradient estimate.
@@ -20,7 +20,7 @@ def peak_learning_rate(optimizer: OptimizerConfig, global_batch_size: int) -> fl
 
 
 def learning_rate_factor(schedule: ScheduleConfig, epochs_done: float) -> float:
-    """Share of the peak learning rate at `epochs_done` (a fraction counts the samples of the current epoch).
+    """Return the share of the peak learning rate, 0 to 1, after `epochs_done` epochs; a fraction is part of an epoch.
 
     Take the middle of a step's batch for `epochs_done`: then neither the first step of a warm-up nor the
     last one of a cosine is taken with a learning rate of zero.

@@ -1,4 +1,4 @@
-"""A wish to stop, from Ctrl-C or a signal of the batch system: noted here, agreed on by all ranks at the next step."""
+"""A wish to stop, from Ctrl-C or a signal of the batch system; all ranks agree on it at the next step."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any
 
 
 class StopSignal:
-    """While entered, the first of these signals is noted in `received`; a second one ends the process as usual.
+    """A context manager that notes the first stop signal in `received`; a second one ends the process as usual.
 
-    SIGINT, SIGTERM, and SIGUSR1, which batch systems can send some time before they end a job.
+    Stop signals are SIGINT, SIGTERM, and SIGUSR1, which batch systems can send some time before they end a job. Outside
+    the main thread, where Python allows no signal handlers, nothing is noted.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
+        """The number of the signal that came first; None before any has come."""
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers there only
+        if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 self._previous[number] = signal.signal(number, self._note)
         return self

@@ -13,10 +13,10 @@ from typing import Any
 from hvd_train._version import __version__
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
-from hvd_train.progress.clock import duration
+from hvd_train.progress.clock import PHASES, duration
 from hvd_train.report import curves, page
 from hvd_train.run_files import durable
-from hvd_train.run_files.history import SPLIT, History, Record, number, read, split_of, whole
+from hvd_train.run_files.history import History, Record, number, read, split_of, whole
 
 SCALING = "scaling.json"
 _MOST_CLASSES = 24  # of a confusion matrix; of more, the pairs confused most often are named
@@ -280,10 +280,10 @@ def _time(runs: Sequence[History], names: Sequence[str]) -> str:
         if split is None or not total:
             gaps.append((name, "no time split in the metrics (a run of an earlier version, or no step logged)"))
             continue
-        cells = [(f"{1e3 * split[part]:.2f} ms · {split[part] / total:.0%}", split[part] / total) for part in SPLIT]
+        cells = [(f"{1e3 * split[part]:.2f} ms · {split[part] / total:.0%}", split[part] / total) for part in PHASES]
         rows.append((name, [(f"{1e3 * total:.2f} ms", 0.0), *cells]))
     text = "Means of the sampled steps on rank 0: `reduction` is what backward did not hide."
-    table = page.paragraph(text) + page.shares(["run", "step", *SPLIT], rows) if rows else ""
+    table = page.paragraph(text) + page.shares(["run", "step", *PHASES], rows) if rows else ""
     return table + page.gaps(gaps)
 
 

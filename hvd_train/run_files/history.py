@@ -18,12 +18,11 @@ from typing import Any
 import yaml
 
 from hvd_train.errors import UsageError
+from hvd_train.progress.clock import PHASES
 from hvd_train.run_files import run_folder
 
 Record = Mapping[str, Any]
 """A line of metrics.jsonl, or the whole of another JSON file."""
-SPLIT = ("data", "forward", "backward", "reduction", "optimizer", "other")
-"""Parts of a step's time, as step lines have them under "split"."""
 
 Curve = tuple[list[float | None], list[float | None]]
 """The x and the y values of a curve, as many of each; None leaves a gap."""
@@ -153,12 +152,12 @@ def whole(value: object) -> int | None:
 
 def split_of(history: History) -> dict[str, float] | None:
     """Return the mean seconds that rank 0 spent in each phase of a step; None where no step record says."""
-    sums, count = dict.fromkeys(SPLIT, 0.0), 0
+    sums, count = dict.fromkeys(PHASES, 0.0), 0
     for record in history.steps:
         split = record.get("split")
-        if isinstance(split, dict) and any(number(split, part) is not None for part in SPLIT):
+        if isinstance(split, dict) and any(number(split, part) is not None for part in PHASES):
             count += 1
-            for part in SPLIT:
+            for part in PHASES:
                 sums[part] += number(split, part) or 0.0
     return {part: total / count for part, total in sums.items()} if count else None
 

@@ -193,7 +193,7 @@ def test_errors_are_said_once_for_all_ranks(
         told = capsys.readouterr().err
         assert told.startswith(f"{said}") if said else told == ""
     error = UsageError("bad image")
-    error.met_by = 1
+    error.raised_by = 1
     error_report.report_once(error)
     assert re.fullmatch(r"hvd-train: rank 1 on \S+: bad image\n", capsys.readouterr().err)
 

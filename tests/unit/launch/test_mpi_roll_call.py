@@ -75,7 +75,7 @@ def test_a_difference_stops_all_and_is_printed_once(capsys: pytest.CaptureFixtur
     assert len({str(error) for error in errors}) == 1
     assert "(ranks 0, 2); 1 on " in str(errors[0])
     assert capsys.readouterr().err == f"hvd-train: {errors[0]}\n"
-    assert all(error is not None and error.told for error in errors)
+    assert all(error is not None and error.reported for error in errors)
 
 
 def test_a_rank_that_waits_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
