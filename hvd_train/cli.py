@@ -1,4 +1,4 @@
-"""The front door, `hvd-train COMMAND`. The process ends only here, and only here errors become lines."""
+"""The front door, `hvd-train COMMAND`. The process exits only here, and only here errors become lines."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Command(Protocol):
     """A module of `hvd_train.commands`. Importing one imports neither torch nor Horovod."""
 
     USAGE: str
-    """The lines of the overview that say what the command takes and does."""
+    """The command's lines of the overview: what it takes and what it does."""
     run: Callable[[list[str]], int]
-    """Runs the command with the arguments after its name, and returns the exit code."""
+    """Runs the command with the arguments after its name and returns the exit code; may raise HvdTrainError."""
 
 
 def main() -> None:
-    """Run the command that was typed and exit with its code: the console entry point."""
+    """Run the command that was typed and exit with its code; this is the console entry point."""
     rank_log.whole_lines()
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code. An error made on purpose is one line on stderr, once for all ranks."""
+    """Run a command and return its exit code. An HvdTrainError becomes one line on stderr, once for all ranks."""
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(overview(), end="")
@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def command(name: str) -> Command:
-    """Import the module of a command by the command's name."""
+    """Import and return the module of a command; `name` is one of COMMANDS."""
     return cast(Command, importlib.import_module(f"hvd_train.commands.{name.replace('-', '_')}"))
 
 

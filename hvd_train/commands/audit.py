@@ -1,4 +1,4 @@
-"""`hvd-train audit`: whether every sample counted exactly once."""
+"""`hvd-train audit`: check that every sample counted exactly once."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from hvd_train.flags import parse_flags
 from hvd_train.run_files import ledger
 
 USAGE = """\
-  audit RUN                whether every sample counted exactly once (of a run with --ledger)
+  audit RUN                check that every sample counted exactly once (of a run with --ledger)
 """
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """Whether every sample counted exactly once in every finished epoch, by ledger.jsonl; exit code 1 if not."""
+    """Check in ledger.jsonl that every sample counted exactly once in each finished epoch; exit code 1 if not."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder of a training with --ledger."""
 
 
 def run(arguments: list[str]) -> int:
-    """Print the verdict; return 0 where every sample counted exactly once, else 1."""
+    """Print the verdict; return 0 where every sample counted exactly once, else 1.
+
+    Raises UsageError where the folder holds no ledger that can be read.
+    """
     options = parse_flags(AuditOptions, arguments, f"{PROGRAM} audit")
     verdict = ledger.audit(options.run)
     print(verdict)

@@ -1,4 +1,4 @@
-"""`hvd-train bench TOOL ...`: from what was typed to a table and a record. torch is imported where it is needed."""
+"""`hvd-train bench TOOL ...`: what was typed becomes a measurement, its table and its record."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ All take --json FILE. On several ranks: horovodrun -np 2 hvd-train bench through
 
 @dataclass(frozen=True)
 class AllreduceOptions:
-    """Algorithm and bus bandwidth of sums over the ranks, as nccl-tests defines them; on two ranks or more."""
+    """Measure algorithm and bus bandwidth of sums over two ranks or more, as nccl-tests defines them."""
 
     min_size: str = "1KB"
     """Smallest sum, in bytes, KB (1,024 bytes), MB or GB."""
     max_size: str = "256MB"
     """Largest sum; each is four times the one before."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the numbers lie."""
+    """Where the tensors are."""
 
 
 def run(arguments: list[str]) -> int:

@@ -6,12 +6,12 @@ from hvd_train import config_file
 from hvd_train.commands.train import parse_train
 
 USAGE = """\
-  config [RECIPE] [flags]  check the settings of `train` and print them, as --config FILE takes them
+  config [RECIPE] [flags]  check the settings of `train` and print them in the form that --config FILE takes
 """
 
 
 def run(arguments: list[str]) -> int:
-    """Check the settings, print them as YAML and return 0."""
+    """Check the settings, print them as YAML and return 0. Raises UsageError for settings that cannot give a run."""
     settings = parse_train(arguments, "config")
     from hvd_train.run import check  # imports torch, which parsing can do without
 

@@ -26,14 +26,14 @@ from hvd_train.flags import parse_flags
 from hvd_train.launch import hosts, launcher
 
 USAGE = """\
-  doctor                   what this machine and this build of Horovod can do
+  doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster
 """
 _COLOURS = {"ok": "green", "warning": "yellow", "broken": "bold red"}
 
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """What this machine and this build of Horovod can do, with a real allreduce over two ranks."""
+    """Examine what this machine and this build of Horovod can do, with a real allreduce over two ranks."""
 
     json: bool = False
     """Print one JSON object."""

@@ -19,7 +19,7 @@ USAGE = """\
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Scores of a run's best weights, or of a checkpoint file: loss, top-1, top-5 and top-1 of each class."""
+    """Score a run's best weights, or a checkpoint file: loss, top-1, top-5 and top-1 of each class."""
 
     target: Annotated[Path, tyro.conf.Positional]
     """Run folder or checkpoint file."""
@@ -30,7 +30,10 @@ class EvaluateOptions:
 
 
 def run(arguments: list[str]) -> int:
-    """Evaluate on all ranks; rank 0 prints the scores. Return 0."""
+    """Evaluate on all ranks, let rank 0 print the scores and return 0.
+
+    Raises UsageError where the target is neither a run folder with weights nor a checkpoint.
+    """
     options = parse_flags(EvaluateOptions, arguments, f"{PROGRAM} evaluate")
     from hvd_train.run import connect, evaluate  # imports torch, which parsing can do without
 

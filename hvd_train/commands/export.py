@@ -18,18 +18,21 @@ USAGE = """\
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """A run's best weights, or a checkpoint's, for use elsewhere: weights.pt, model.pt2 (torch.export), model.json."""
+    """Write a run's best weights, or those of a checkpoint, as weights.pt, model.pt2 (torch.export) and model.json."""
 
     target: Annotated[Path, tyro.conf.Positional]
     """Run folder or checkpoint file."""
     output: Path | None = None
     """Folder for the files; default: RUN/export, or CHECKPOINT.export."""
     onnx: bool = False
-    """Write model.onnx, too (pip install onnx onnxscript onnxruntime)."""
+    """Also write model.onnx (pip install onnx onnxscript onnxruntime)."""
 
 
 def run(arguments: list[str]) -> int:
-    """Export the model, print the path of each file that was written and return 0."""
+    """Export the model, print the path of each file that was written and return 0.
+
+    Raises UsageError where the target holds no model, or where the model cannot be exported.
+    """
     options = parse_flags(ExportOptions, arguments, f"{PROGRAM} export")
     from hvd_train.export import export  # imports torch, which parsing can do without
 

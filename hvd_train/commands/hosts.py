@@ -1,4 +1,4 @@
-"""`hvd-train hosts`: a host file, checked, and written as other launchers take it."""
+"""`hvd-train hosts`: check a host file, and write it as other launchers take it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class HostsOptions:
     form: hosts.FileFormat = "horovod"
     """Form of the file; those of horovod, openmpi and mpich are all understood."""
     resolve: bool = True
-    """Ask whether the names are known here."""
+    """Check that the names resolve here."""
 
 
 def run(arguments: list[str]) -> int:
-    """Print the checked hosts, or the file in another form, and return 0."""
+    """Print the checked hosts, or the file in another form, and return 0. Raises UsageError for what is wrong in it."""
     options = parse_flags(HostsOptions, arguments, f"{PROGRAM} hosts")
     found = hosts.read(options.file, options.form)
     if options.resolve and (unknown := hosts.unknown(found)):

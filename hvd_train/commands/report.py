@@ -1,4 +1,4 @@
-"""`hvd-train report`: one page about one run or many."""
+"""`hvd-train report`: one HTML page about one run or many."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ USAGE = """\
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """One HTML page, complete in itself, about one run or many: what they reached, and how they differ."""
+    """Write one HTML page, complete in itself, about one run or many: what they reached, and how they differ."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders; a folder of `bench scaling` brings its table and plots."""
     output: Path = Path("report.html")
-    """The page; an earlier report of this name is replaced, no other file is."""
+    """File of the page; an earlier report of this name is replaced, no other file is."""
     predictions: bool = True
-    """Work out the confusion matrix and the worst images from the best weights (needs torch and the data)."""
+    """Compute the confusion matrix and the worst images from the best weights (needs torch and the data)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the models run for that."""
+    """Where the models run for the predictions."""
 
 
 def run(arguments: list[str]) -> int:
-    """Write the page, print its path and return 0."""
+    """Write the page, print its path and return 0. Raises UsageError for folders or an output that cannot be used."""
     options = parse_flags(ReportOptions, arguments, f"{PROGRAM} report")
     if not options.runs:
         raise UsageError("which runs? name at least one run folder, as in hvd-train report runs/*")

@@ -1,4 +1,4 @@
-"""`hvd-train show-data`: what a training would see, as a picture and a table."""
+"""`hvd-train show-data`: the images and classes that a training would see, as a picture and a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ USAGE = """\
 
 
 def run(arguments: list[str]) -> int:
-    """Write the picture, print each rank's classes and return 0."""
+    """Write the picture, print each rank's classes and return 0.
+
+    Raises UsageError for settings that cannot give a run, and for a picture that cannot be written.
+    """
     ranks, arguments = take_number(arguments, "--ranks", 1)
     output, arguments = take(arguments, "--output", "the path of a picture")
     settings = parse_train(arguments, "show-data")

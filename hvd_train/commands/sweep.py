@@ -37,23 +37,25 @@ ROWS = "sweep.json"
 
 @dataclass(frozen=True)
 class Trial:
-    """One training of a sweep: what tells it from the others, and its settings."""
+    """One training of a sweep: its name, which holds the values that tell it from the others, and its settings."""
 
     name: str
     config: Config
 
 
 def run(arguments: list[str]) -> int:
-    """Train every combination of the values with commas; return 0 where each has come to its end, else 1."""
+    """Train every combination of the values with commas; return 0 where each has come to its end, else 1.
+
+    Raises UsageError, before any of them starts, where one cannot give a run or where there are too few ranks.
+    """
     workers, arguments = take_number(arguments, "--workers-per-run", 1)
     output, arguments = take(arguments, "--output-dir", "a folder")
-    folder = Path(output or f"runs/sweep-{zlib.crc32(' '.join(arguments).encode()):08x}")  # the same command's
-    todo = trials(arguments, lambda words: parse_train(words, "sweep"), folder)
-    return train_all(todo, workers, folder)
+    folder = Path(output or f"runs/sweep-{zlib.crc32(' '.join(arguments).encode()):08x}")  # one command, one folder
+    return train_all(trials(arguments, lambda words: parse_train(words, "sweep"), folder), workers, folder)
 
 
 def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Every combination of the values that stand with commas, `--lr 0.1,0.05`: its name, and the arguments for it.
+    """Return the name and the arguments of every combination of values that stand with commas, as in `--lr 0.1,0.05`.
 
     Values of flags that take lists (--gpu-ids) are left alone.
     """
@@ -78,24 +80,27 @@ def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def trials(arguments: Sequence[str], parse: Callable[[list[str]], Config], folder: Path) -> list[Trial]:
-    """The trainings of a sweep, each with a run folder of its own in `folder`. Raises UsageError if one cannot be."""
+    """Return the trainings of a sweep, each with a run folder of its own in `folder`.
+
+    `parse` makes a config of arguments. Raises UsageError where the settings of one cannot give a run.
+    """
     from hvd_train.run import check  # imports torch, which parsing can do without
 
-    found = []
+    result = []
     for number, (name, words) in enumerate(combinations(arguments)):
         config = parse(words)
         if config.run.tuned is not None:  # one after another in a process: it would not survive the second hvd.init
             raise UsageError("--tuned does not go with a sweep: Horovod cannot take the settings twice")
         path = folder / f"{number:03}-{name.replace(' ', '-').replace('/', '_')}"
-        found.append(Trial(name, config.replace(output_dir=path, progress="lines")))
-        check(found[-1].config)
-    return found
+        result.append(Trial(name, config.replace(output_dir=path, progress="lines")))
+        check(result[-1].config)
+    return result
 
 
-def train_all(todo: Sequence[Trial], workers: int, folder: Path) -> int:
-    """Train all of them, each on `workers` ranks; the exit code, 0 where every one has come to its end.
+def train_all(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
+    """Train all trials, each on `workers` ranks; return 0 where every one has come to its end, else 1.
 
-    One that fails leaves the others alone. Raises UsageError where there are not as many ranks.
+    A trial that fails leaves the others alone. Raises UsageError where there are fewer than `workers` ranks.
     """
     from hvd_train.world.world import LocalWorld
 
@@ -105,12 +110,13 @@ def train_all(todo: Sequence[Trial], workers: int, folder: Path) -> int:
                 f"--workers-per-run {workers} needs a launcher: type `mpirun -np {workers} hvd-train sweep ...`, or a "
                 f"multiple of {workers} for several trainings at a time"
             )
-        rows = [_try(trial, LocalWorld(), speaks=True) for trial in todo]
-        return _tell([row for row in rows if row], folder)
-    return _run_by_mpi(todo, workers, folder)
+        rows = [_try(trial, LocalWorld(), speaks=True) for trial in sweep]
+        return _conclude([row for row in rows if row], folder)
+    return _run_by_mpi(sweep, workers, folder)
 
 
-def _run_by_mpi(todo: Sequence[Trial], workers: int, folder: Path) -> int:
+def _run_by_mpi(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
+    """Split the ranks into groups of `workers`, train a trial at a time on each and return the exit code."""
     try:
         from mpi4py import MPI
     except ImportError:
@@ -130,17 +136,20 @@ def _run_by_mpi(todo: Sequence[Trial], workers: int, folder: Path) -> int:
     rows = []
     if mine != MPI.COMM_NULL:
         part = Part(mine, on_host.rank, on_host.size)
-        for trial in todo[group::at_a_time]:
+        for trial in sweep[group::at_a_time]:
             rows.append(_try(trial, HorovodWorld(part), speaks=mine.rank == 0))
     mpi_roll_call.come_together(everyone)
-    told = everyone.gather([row for row in rows if row], 0)
-    code = _tell([row for of_rank in told for row in of_rank], folder) if told is not None else 0
+    rows_of_ranks = everyone.gather([row for row in rows if row], 0)
+    code = 0 if rows_of_ranks is None else _conclude(list(itertools.chain(*rows_of_ranks)), folder)
     mpi_roll_call.come_together(everyone)  # rank 0 has written a file
     return int(everyone.bcast(code, 0))
 
 
 def _try(trial: Trial, world: World, *, speaks: bool) -> dict[str, Any] | None:
-    """Train one; its row of the table, on the rank that speaks for it. What it prints goes to its folder."""
+    """Train one trial and return its row of the table, or None on ranks that do not speak for it.
+
+    What the training prints goes to a file beside its run folder.
+    """
     from hvd_train.run import train
 
     started = time.perf_counter()
@@ -165,6 +174,7 @@ def _try(trial: Trial, world: World, *, speaks: bool) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _printing_to(path: Path, *, speaks: bool) -> Iterator[None]:
+    """Append what this process prints to a file, on the rank that speaks."""
     if not speaks:
         yield
         return
@@ -173,9 +183,9 @@ def _printing_to(path: Path, *, speaks: bool) -> Iterator[None]:
         yield
 
 
-def _tell(rows: list[dict[str, Any]], folder: Path) -> int:
-    """Print the table, best first, and write it down; the exit code."""
-    rows.sort(key=lambda row: (row["failed"] is not None, -_known(row.get("top1")), row["name"]))
+def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
+    """Print the table, best first, write it to the sweep's folder and return the exit code."""
+    rows.sort(key=lambda row: (row["failed"] is not None, -_rankable(row.get("top1")), row["name"]))
     table = Table("training", "best top-1", "loss", "seconds", "run")
     for row in rows:
         score = f"failed: {textwrap.shorten(row['failed'], 60)}" if row["failed"] else _score(row)
@@ -191,5 +201,6 @@ def _score(row: dict[str, Any]) -> str:
     return "not evaluated" if math.isnan(row["top1"]) else f"{row['top1']:.2%}"
 
 
-def _known(value: float | None) -> float:
+def _rankable(value: float | None) -> float:
+    """Return a score that sorts: one that is not known stands below all others."""
     return -1.0 if value is None or math.isnan(value) else value

@@ -1,4 +1,4 @@
-"""`hvd-train train`: from what was typed to a config, and from the result of a training to an exit code."""
+"""`hvd-train train`: what was typed becomes a config, and the result of the training an exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvd_train.launch import roll_call
 USAGE = f"""\
   train [RECIPE] [flags]   train; RECIPE is one of: {", ".join(recipes.RECIPES)} (default: {recipes.DEFAULT})
 """
-# What people type from other trainers: the same by another name, and what the launcher says here.
+# What people type from other trainers: flags that have another name here, and flags that are the launcher's business.
 ALIASES = {
     "-a": "--model",
     "--arch": "--model",
@@ -34,11 +34,15 @@ OF_LAUNCHERS = (
 
 
 def run(arguments: list[str]) -> int:
-    """Train, and return 0, 1 where files could not be written, or the code of the signal or limit that stopped it."""
+    """Train and return the exit code.
+
+    That is 0 for a finished run, 1 where its files could not be written, 128 + N where signal N stopped it, and 75
+    (EX_TEMPFAIL) where a time limit did. Raises UsageError for settings that cannot give a run.
+    """
     settings = parse_train(arguments)
     roll_call.started(os.environ)
-    # This imports torch, which parsing can do without. It makes objects that stay, and to look through them again and
-    # again for some to throw away takes a fifth of the time.
+    # This imports torch, which parsing can do without. The import makes objects that live to the end; a fifth of its
+    # time would go into searching them for garbage, again and again.
     gc.disable()
     from hvd_train.run import train
 
@@ -47,7 +51,7 @@ def run(arguments: list[str]) -> int:
     try:
         result = train(settings)
     finally:
-        gc.unfreeze()  # extensions that count what they have left behind complain at the end else
+        gc.unfreeze()  # otherwise extensions that count the objects they leave behind complain at exit
     if result.finished:
         return 0 if result.saved else 1
     return 128 + result.stopped_by if result.stopped_by else os.EX_TEMPFAIL
@@ -58,7 +62,7 @@ def parse_train(arguments: list[str], command: str = "train") -> Config:
 
     `command` is named in errors and in the help. Raises UsageError for an unknown recipe, flag or value.
     """
-    arguments = _lists([_usual(argument) for argument in arguments])
+    arguments = _split_lists([_renamed(argument) for argument in arguments])
     file, arguments = take(arguments, "--config", "the path of a config.yaml")
     path = None if file is None else Path(file)
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
@@ -75,8 +79,9 @@ def parse_train(arguments: list[str], command: str = "train") -> Config:
             f"`horovodrun -np 4 {PROGRAM} {command} ...`, on several hosts with -H host1:4,host2:4"
         )
     if "--batch-size" in flags and "--global-batch-size" not in flags:
+        # A batch size per worker decides the global one. The 1 stands in until the flag is read.
         batch = dataclasses.replace(base.batch, batch_size=base.batch.batch_size or 1, global_batch_size=None)
-        base = dataclasses.replace(base, batch=batch)  # a batch size per worker decides the global one
+        base = dataclasses.replace(base, batch=batch)
     if "--workers" in flags and "--workers-per-host" not in flags:
         base = base.replace(workers_per_host=None)
     names = "|".join(recipes.RECIPES)
@@ -84,8 +89,8 @@ def parse_train(arguments: list[str], command: str = "train") -> Config:
     return recipes.suited(parsed) if path is None and "--learning-rate" not in flags else parsed
 
 
-def _lists(arguments: list[str]) -> list[str]:
-    """Split the list of a flag at its commas: `--gpu-ids 0,1` becomes `--gpu-ids 0 1`."""
+def _split_lists(arguments: list[str]) -> list[str]:
+    """Split the value of a flag that takes a list at its commas: `--gpu-ids 0,1` becomes `--gpu-ids 0 1`."""
     result: list[str] = []
     for argument in arguments:
         if argument.startswith("--gpu-ids="):
@@ -97,8 +102,8 @@ def _lists(arguments: list[str]) -> list[str]:
     return result
 
 
-def _usual(argument: str) -> str:
-    """Give a flag its one name: `--batch_size=3` and `-b=3` become `--batch-size=3`."""
+def _renamed(argument: str) -> str:
+    """Give a flag the name it has here: `--batch_size=3` and `-b=3` become `--batch-size=3`."""
     flag, equals, value = argument.partition("=")
     if not flag.startswith("-"):
         return argument

@@ -1,4 +1,4 @@
-"""`hvd-train tune`: Horovod's settings for these hosts, this model and this batch."""
+"""`hvd-train tune`: find Horovod's fastest settings for these hosts, this model and this batch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from hvd_train.launch import horovodrun, hosts, launcher, roll_call
 
 USAGE = """\
   tune [RECIPE] [flags] [--np N] [--hosts FILE] [--controller gloo|mpi] [--output FILE]
-                           Horovod's settings for these hosts, this model and batch, for `train --tuned FILE`
+                           find Horovod's fastest settings for these hosts, this model and batch: `train --tuned FILE`
 """
 
 
 def run(arguments: list[str]) -> int:
-    """Start ranks again and again with other settings, write the fastest into a file and return 0."""
+    """Start ranks again and again with other settings, write the fastest into a file and return 0.
+
+    Raises UsageError for flags that cannot be, and under a launcher: tune starts the ranks itself.
+    """
     if launcher.launched(os.environ) is not None:
         return _turn(arguments)
     file, arguments = take(arguments, "--hosts", "a host file")
@@ -41,7 +44,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _turn(arguments: list[str]) -> int:
-    """Take one rank's part in a turn of `tune`."""
+    """Measure one turn on one of the ranks that `tune` has started."""
     seconds = os.environ.get(tune.TURN)
     if seconds is None:
         raise UsageError(f"tune starts the ranks by itself, many times: type `{PROGRAM} tune --np N`")

@@ -1,4 +1,4 @@
-"""`hvd-train watch`: a training as it stands, in the terminal."""
+"""`hvd-train watch`: the state of a training, in the terminal."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 
 USAGE = """\
-  watch RUN [--once]       a running or finished training as it stands, in the terminal
+  watch RUN [--once]       the state of a running or finished training, in the terminal
 """
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """A running or finished training as its files tell it; ends when the run has."""
+    """Show a running or finished training, read from its files; this ends when the run has ended."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder."""
     once: bool = False
-    """Print how it stands, and end (as without a terminal)."""
+    """Print the present state and end, as always happens without a terminal."""
     interval: float = 1.0
-    """Seconds from one look to the next."""
+    """Seconds between updates."""
 
 
 def run(arguments: list[str]) -> int:
-    """Show the run until it ends, or once, and return 0."""
+    """Show the run until it ends, or once, and return 0. Raises UsageError where there is no run to show."""
     options = parse_flags(WatchOptions, arguments, f"{PROGRAM} watch")
     if not options.interval > 0:
         raise UsageError(f"--interval {options.interval:g}: it must be a number of seconds above 0")
