@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_train.cli import run
 from hvd_train.errors import UsageError
 from hvd_train.launch import hosts
 from hvd_train.launch.hosts import FileFormat, Host
@@ -63,24 +62,3 @@ def test_a_list_as_on_the_command_line() -> None:
     for wrong in ("", "a b", "n[3-1]", "n[²-3]", "n[²]", "h1,h1"):
         with pytest.raises(UsageError):
             hosts.parse(wrong)
-
-
-def test_names_that_do_not_resolve(capsys: pytest.CaptureFixture[str]) -> None:
-    """Told before a launcher waits for them; without asking the file is converted all the same."""
-    path = file("localhost slots=2\nno-such-host.invalid slots=2\n")
-    assert run(["hosts", str(path)]) == 2
-    assert "unknown here: no-such-host.invalid" in capsys.readouterr().err
-    assert run(["hosts", str(path), "--no-resolve", "--to", "slurm"]) == 0
-    assert capsys.readouterr().out == "localhost\nlocalhost\nno-such-host.invalid\nno-such-host.invalid\n"
-
-
-def test_a_good_file_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """The hosts and how many ranks they take."""
-    assert run(["hosts", str(file("localhost:2\n127.0.0.1\n"))]) == 0
-    assert capsys.readouterr().out == "2 hosts, 3 slots: localhost (2), 127.0.0.1 (1)\n"
-
-
-def test_no_such_file(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, exit code 2."""
-    assert run(["hosts", "nowhere"]) == 2
-    assert "cannot read the host file nowhere: No such file or directory" in capsys.readouterr().err

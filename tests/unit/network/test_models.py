@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from hvd_train import plugin
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.network import models
@@ -109,29 +108,6 @@ def test_own_models_by_name(own: str) -> None:
     models.check_name(f"{own}:linear")
     model = models.build(f"{own}:linear", num_classes=5, channels=1, seed=0)
     assert model(torch.zeros(2, 1, 2, 2)).shape == (2, 5)
-
-
-@pytest.mark.parametrize(
-    ("reference", "message"),
-    [
-        ("my_networks:lineer", "unknown function in my_networks for --model 'lineer'; did you mean 'linear'"),
-        ("my_networks:value", "unknown function in my_networks for --model 'value'"),
-        ("no_such_module:f", "--model no_such_module:f: cannot import no_such_module: No module named"),
-        (":f", "cannot import"),
-    ],
-)
-def test_own_code_that_cannot_be_found_is_an_error_of_use(own: str, reference: str, message: str) -> None:
-    """The module, the function and the reason are in one line."""
-    with pytest.raises(UsageError, match=message) as caught:
-        plugin.load("model", reference)
-    assert "\n" not in str(caught.value)
-
-
-def test_own_code_that_fails_when_imported_is_an_error_of_use() -> None:
-    """Whatever it raises, a syntax error too."""
-    Path("broken_networks.py").write_text("def f(:\n")
-    with pytest.raises(UsageError, match="cannot import broken_networks: invalid syntax"):
-        plugin.load("model", "broken_networks:f")
 
 
 def test_a_function_that_makes_no_module_is_refused(own: str) -> None:

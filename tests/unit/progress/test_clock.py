@@ -6,9 +6,10 @@ import json
 import time
 from pathlib import Path
 
+import pytest
 from torch import nn
 
-from hvd_train.progress.clock import PHASES, Split, Stopwatch, Timer
+from hvd_train.progress.clock import PHASES, Split, Stopwatch, Timer, duration
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import convnet, small_config, trained
 
@@ -102,3 +103,22 @@ def test_a_timer_is_due_when_its_time_has_come() -> None:
     clock.time += 1e9
     assert timer.due
     assert not never.due
+
+
+def test_a_listener_hears_each_mark_and_each_restart() -> None:
+    """By the phase, and by None for what was not training; a profile draws its phases from that."""
+    split = Split(Clock())
+    heard: list[str | None] = []
+    split.mark("data")
+    split.listener = heard.append
+    split.mark("forward")
+    split.restart()
+    assert heard == ["forward", None]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0"), (0.0123, "0.0123 s"), (59, "59 s"), (60, "1:00"), (3599.6, "1:00:00")]
+)
+def test_durations_are_written_as_people_do(seconds: float, text: str) -> None:
+    """Seconds below a minute, then minutes, then hours."""
+    assert duration(seconds) == text

@@ -1,9 +1,8 @@
-"""The command line: what it understands, and one line for what it does not."""
+"""`hvd-train train`: what it understands, and one line for what it does not."""
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import re
 import time
@@ -15,7 +14,6 @@ import pytest
 from hvd_train import Config, cli, config_file, recipes
 from hvd_train.commands.train import parse_train
 from hvd_train.errors import UsageError
-from hvd_train.launch import error_report
 from hvd_train.launch.launcher import STARTED
 
 
@@ -161,16 +159,6 @@ def test_a_training_throws_away_what_nobody_needs(monkeypatch: pytest.MonkeyPatc
     assert collects == [True]
 
 
-def test_usage_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """Help is no error, no command is; an unknown one is answered with the nearest."""
-    assert (cli.run([]), cli.run(["--help"])) == (2, 0)
-    assert "train [RECIPE]" in capsys.readouterr().out
-    assert cli.run(["--version"]) == 0
-    assert re.fullmatch(r"hvd-train \d+\.\d+\.\d+\n", capsys.readouterr().out)
-    assert cli.run(["trian"]) == 2
-    assert capsys.readouterr().err == "hvd-train: unknown command 'trian'; did you mean 'train'?\n"
-
-
 def test_help_lists_every_flag_with_its_text(capsys: pytest.CaptureFixture[str]) -> None:
     """The docstring of a field is its help."""
     with pytest.raises(SystemExit) as ended:
@@ -179,49 +167,6 @@ def test_help_lists_every_flag_with_its_text(capsys: pytest.CaptureFixture[str])
     told = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for text in ("--global-batch-size", "--commit-seconds", "Nesterov momentum", "Samples per optimizer step over all"):
         assert text in told
-
-
-def test_errors_are_said_once_for_all_ranks(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rank 0 says what all have met; another rank says it, with its name, only where no one else ends the job."""
-    monkeypatch.setenv("HOROVOD_SIZE", "2")
-    for rank, ended, said in ((0, False, "hvd-train: "), (1, True, None), (1, False, "hvd-train: rank 1 on ")):
-        monkeypatch.setenv("HOROVOD_RANK", str(rank))
-        monkeypatch.setattr(error_report, "_ended_by_launcher", lambda error, ended=ended: ended)
-        assert cli.run(["nonsense"]) == 2
-        told = capsys.readouterr().err
-        assert told.startswith(f"{said}") if said else told == ""
-    error = UsageError("bad image")
-    error.raised_by = 1
-    error_report.report_once(error)
-    assert re.fullmatch(r"hvd-train: rank 1 on \S+: bad image\n", capsys.readouterr().err)
-
-
-def test_train_and_evaluate_agree_to_the_last_digit(capsys: pytest.CaptureFixture[str]) -> None:
-    """The scores in summary.json are those that `evaluate` gives later, of the run and of its checkpoint."""
-    flags = ["--epochs", "1", "--device", "cpu", "--output-dir", "out", "--learning-rate", "0.01"]
-    assert cli.run(["train", "digits", *flags]) == 0
-    assert "next:  hvd-train evaluate out" in capsys.readouterr().out
-    summary = json.loads(Path("out/summary.json").read_text())
-    assert cli.run(["evaluate", "out", "--json"]) == 0
-    scores = json.loads(capsys.readouterr().out)
-    assert (scores["loss"], scores["top1"], scores["top5"]) == (summary["loss"], summary["top1"], summary["top5"])
-    assert (scores["count"], len(scores["per_class"])) == (360, 10)
-    checkpoint = max(Path("out/checkpoints").glob("*.ckpt"))
-    assert cli.run(["evaluate", str(checkpoint), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == scores
-    assert cli.run(["evaluate", "gone"]) == 2
-    assert capsys.readouterr().err == "hvd-train: gone: no such run folder or checkpoint\n"
-
-
-def test_settings_are_checked_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """`hvd-train config` gives what --config takes; a name that does not exist is told."""
-    assert cli.run(["config", "digits", "--lr", "0.5"]) == 0
-    Path("run.yaml").write_text(capsys.readouterr().out)
-    assert parse_train(["--config", "run.yaml"]) == recipes.get("digits").replace(learning_rate=0.5)
-    assert cli.run(["config", "digits", "--data", "digit"]) == 2
-    assert "did you mean 'digits'?" in capsys.readouterr().err
 
 
 def test_a_time_limit_is_that_of_the_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,37 @@
+"""`hvd-train hosts`: a host file, checked and rewritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_train.cli import run
+
+
+def file(text: str) -> Path:
+    """A host file with this text."""
+    path = Path("hosts")
+    path.write_text(text)
+    return path
+
+
+def test_names_that_do_not_resolve(capsys: pytest.CaptureFixture[str]) -> None:
+    """Told before a launcher waits for them; without asking the file is converted all the same."""
+    path = file("localhost slots=2\nno-such-host.invalid slots=2\n")
+    assert run(["hosts", str(path)]) == 2
+    assert "unknown here: no-such-host.invalid" in capsys.readouterr().err
+    assert run(["hosts", str(path), "--no-resolve", "--to", "slurm"]) == 0
+    assert capsys.readouterr().out == "localhost\nlocalhost\nno-such-host.invalid\nno-such-host.invalid\n"
+
+
+def test_a_good_file_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The hosts and how many ranks they take."""
+    assert run(["hosts", str(file("localhost:2\n127.0.0.1\n"))]) == 0
+    assert capsys.readouterr().out == "2 hosts, 3 slots: localhost (2), 127.0.0.1 (1)\n"
+
+
+def test_no_such_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, exit code 2."""
+    assert run(["hosts", "nowhere"]) == 2
+    assert "cannot read the host file nowhere: No such file or directory" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""The front door: which command runs, and what the process ends with."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from hvd_train import cli
+from hvd_train.errors import RankLost
+
+
+def test_usage_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """Help is no error, no command is; an unknown one is answered with the nearest."""
+    assert (cli.run([]), cli.run(["--help"])) == (2, 0)
+    assert "train [RECIPE]" in capsys.readouterr().out
+    assert cli.run(["--version"]) == 0
+    assert re.fullmatch(r"hvd-train \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    assert cli.run(["trian"]) == 2
+    assert capsys.readouterr().err == "hvd-train: unknown command 'trian'; did you mean 'train'?\n"
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_is_a_module_with_its_usage(name: str) -> None:
+    """The overview has its lines, and it can be run."""
+    command = cli.command(name)
+    assert command.USAGE.startswith(f"  {name} ")
+    assert command.USAGE in cli.overview()
+    assert callable(command.run)
+
+
+def test_an_error_is_one_line_and_its_own_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts tell a lost rank from bad settings by the code."""
+
+    def lose_a_rank(arguments: list[str]) -> int:
+        raise RankLost(f"no rank {arguments[0]}")
+
+    monkeypatch.setattr("hvd_train.commands.audit.run", lose_a_rank)
+    assert cli.run(["audit", "7"]) == RankLost.exit_code == 3
+    assert capsys.readouterr().err == "hvd-train: no rank 7\n"
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the code that shells give to a process which SIGINT has ended."""
+
+    def interrupt(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hvd_train.commands.audit.run", interrupt)
+    assert cli.run(["audit"]) == 128 + signal.SIGINT
