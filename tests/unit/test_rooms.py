@@ -39,8 +39,9 @@ def test_every_module_is_in_a_room() -> None:
 def test_every_module_has_its_tests_where_its_name_says(module: str) -> None:
     """tests/unit mirrors the rooms: hvd_train/ROOM/x.py has tests/unit/ROOM/test_x.py, or test_x_*.py."""
     room = str(rooms.room_of(module)).replace("the ", "").replace("front door", "commands")
-    name = module.rpartition(".")[2].strip("_")
-    assert [*(Path(__file__).parent / room).glob(f"test_{name}*.py")], f"tests/unit/{room}/test_{name}.py is missing"
+    *folders, name = module.removeprefix(f"{room}.").split(".")
+    folder = Path(__file__).parent.joinpath(room, *folders)
+    assert [*folder.glob(f"test_{name.strip('_')}*.py")], f"{folder}/test_{name.strip('_')}.py is missing"
 
 
 def test_no_import_climbs(capsys: pytest.CaptureFixture[str]) -> None:
