@@ -92,11 +92,11 @@ def wishes(job: Job) -> Votes:
     """Return what this rank wants to happen after the step that is about to be taken."""
     every = job.config.run.commit_steps
     by_steps = every is not None and (job.state.progress.step + 1) % every == 0
-    heard = job.world.heard()
+    request = job.world.requested()
     return Votes(
-        stop=job.stop.received is not None or job.clocks.time_limit.due or heard == "stop",
+        stop=job.stop.received is not None or job.clocks.time_limit.due or request == "stop",
         commit=by_steps or job.clocks.commit_timer.due,
-        change=heard == "change",
+        change=request == "change",
     )
 
 

@@ -19,7 +19,7 @@ from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.network import freeze, models, normalization, optim, weights
-from hvd_train.network.device import choose_device, cores, loss_scaler, uses_channels_last, uses_fp16_wire
+from hvd_train.network.device import choose_device, loss_scaler, num_cores, uses_channels_last, uses_fp16_wire
 from hvd_train.network.models import Builder
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
@@ -115,7 +115,7 @@ def fresh_state(config: Config, world: World, parts: Parts, optimizer: Optimizer
         predivide=config.optimizer.gradient_predivide_factor,
         groups=config.optimizer.fusion_groups,
     )
-    average = optim.average(config.optimizer, parts.model)  # copies the model, which must not have Horovod's hooks yet
+    average = optim.moving_average(config.optimizer, parts.model)  # copies the model: not with Horovod's hooks on it
     return TrainState(
         model=parts.model,
         optimizer=world.wrap(optimizer, parts.model, reduction),
@@ -151,7 +151,7 @@ def loader_processes(data: DataConfig, place: Place) -> int:
     """Return how many loader processes a rank has for each set of files."""
     if data.workers_per_host is not None:
         return -(-data.workers_per_host // place.local_size)
-    return min(_LOADER_PROCESSES, cores(place)) if data.workers is None else data.workers
+    return min(_LOADER_PROCESSES, num_cores(place)) if data.workers is None else data.workers
 
 
 def _example(data: DataSet, prepare: Prepare, device: torch.device) -> torch.Tensor:

@@ -107,7 +107,8 @@ def connect(config: Config | None = None) -> World:
         return LocalWorld()
     rank_log.whole_lines()
     try:
-        from hvd_train.world.horovod_world import ElasticWorld, HorovodWorld
+        from hvd_train.world.elastic_world import ElasticWorld
+        from hvd_train.world.horovod_world import HorovodWorld
     except ImportError as error:
         if launched.size == 1:
             return LocalWorld()

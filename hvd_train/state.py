@@ -137,7 +137,7 @@ class TrainState:
             self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
         except ValueError as error:
             raise UsageError(f"the checkpoint is of another optimizer: {error}") from None
-        optim.lay_out(self.optimizer)
+        optim.match_memory_format(self.optimizer)
         if snapshot["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(snapshot["scaler"])
         self.cut = Cut(**snapshot["cut"])

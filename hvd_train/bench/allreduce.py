@@ -91,7 +91,7 @@ def measure(config: Config, world: World, all_sizes: list[int], repetitions: int
     return {
         "workers": world.place.size,
         "device": device.type,
-        "controller": world.carrier(device),
+        "controller": world.transport(device),
         "repetitions": repetitions,
         "rows": rows,
     }

@@ -17,7 +17,7 @@ from hvd_train.bench.record import estimate, written
 from hvd_train.config import Config
 from hvd_train.data.batches import Batch
 from hvd_train.data.dataset import Arrays
-from hvd_train.network.device import cores, synchronize
+from hvd_train.network.device import num_cores, synchronize
 from hvd_train.parts import Parts, build, loader_processes
 from hvd_train.progress import order
 from hvd_train.world.world import Place, World, barrier, together
@@ -64,10 +64,10 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
         "images_per_second_per_worker": round(per_rank, 3),
         "images_per_second_per_process": round(per_rank / max(1, workers), 3),
         "loader_processes_per_worker": workers,
-        "cores_per_worker": cores(place),
+        "cores_per_worker": num_cores(place),
         "workers": place.size,
         "device": parts.device.type,
-        "limited_by": limiting(stages, workers, cores(place)),
+        "limited_by": limiting(stages, workers, num_cores(place)),
         "stages": [
             {
                 "stage": stage,

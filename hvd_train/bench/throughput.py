@@ -100,7 +100,7 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> di
         "split": {phase: round(sum(of[phase] for of in splits) / repetitions, 6) for phase in PHASES},
         "workers": size,
         "device": parts.device.type,
-        "controller": world.carrier(parts.device),
+        "controller": world.transport(parts.device),
         "global_batch_size": state.cut.global_batch,
         "batch_size": state.cut.micro_batch,
         "steps": steps,

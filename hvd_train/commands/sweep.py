@@ -121,7 +121,7 @@ def _run_by_mpi(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
         from mpi4py import MPI
     except ImportError:
         raise UsageError("a sweep on several ranks needs mpi4py: pip install mpi4py") from None
-    from hvd_train.world.horovod_world import HorovodWorld, Part
+    from hvd_train.world.horovod_world import HorovodWorld, RankGroup
 
     everyone = MPI.COMM_WORLD
     if everyone.size < workers:
@@ -135,9 +135,9 @@ def _run_by_mpi(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
     mine = everyone.Split(group if group < at_a_time else MPI.UNDEFINED, everyone.rank)
     rows = []
     if mine != MPI.COMM_NULL:
-        part = Part(mine, on_host.rank, on_host.size)
+        ranks = RankGroup(mine, on_host.rank, on_host.size)
         for trial in sweep[group::at_a_time]:
-            rows.append(_try(trial, HorovodWorld(part), speaks=mine.rank == 0))
+            rows.append(_try(trial, HorovodWorld(ranks), speaks=mine.rank == 0))
     mpi_roll_call.come_together(everyone)
     rows_of_ranks = everyone.gather([row for row in rows if row], 0)
     code = 0 if rows_of_ranks is None else _conclude(list(itertools.chain(*rows_of_ranks)), folder)

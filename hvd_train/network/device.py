@@ -1,4 +1,4 @@
-"""Where a rank computes, and the loss scale its number formats need."""
+"""The device of a rank, what belongs to it (threads, memory, clocks), and the loss scale of its number formats."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from hvd_train.errors import UsageError
 from hvd_train.progress.clock import Split
 from hvd_train.world.world import Place
 
-# First loss scales. 65,536 is torch's own for fp16 arithmetic; where only the wire is fp16 the gradients were
-# computed in fp32, and a scale that never overflows at the start loses no step.
+# The first loss scales. 65,536 is torch's own default for fp16 arithmetic. Where only the wire is fp16, gradients are
+# computed in fp32, and a scale that does not overflow at the start loses no step.
 _FP16_SCALE, _WIRE_SCALE = 65536.0, 1024.0
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
 
 
 def choose_device(config: Config, place: Place) -> torch.device:
-    """The device of this rank: a GPU of its own, or the CPU with this rank's share of the cores.
+    """Return this rank's device, a GPU of its own or the CPU, and prepare torch and this process for it.
 
-    Raises UsageError where a GPU is asked for and there is none, or fewer than ranks on this host.
+    On a CPU torch gets this rank's share of the cores as threads. Raises UsageError where GPUs are asked for and there
+    are none, where `--gpu-ids` names one that is not there, and where the host has fewer GPUs than ranks.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if config.run.device == "cuda" and count == 0:
@@ -29,7 +30,7 @@ def choose_device(config: Config, place: Place) -> torch.device:
     if config.precision.deterministic:
         torch.use_deterministic_algorithms(True)
     if config.run.device == "cpu" or count == 0:
-        torch.set_num_threads(cores(place))
+        torch.set_num_threads(num_cores(place))
         _keep_freed_memory()
         return torch.device("cpu")
     ids = config.run.gpu_ids or tuple(range(count))
@@ -41,38 +42,40 @@ def choose_device(config: Config, place: Place) -> torch.device:
         )
     device = torch.device("cuda", ids[place.local_rank])
     torch.cuda.set_device(device)
-    # The fastest algorithm for each shape is found by trial, which is another one from run to run.
+    # cuDNN finds the fastest algorithm for each shape by trial, and may choose another one in the next run.
     torch.backends.cudnn.benchmark = not config.precision.deterministic
     if config.precision.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not, and torch says so
+        # Without this cuBLAS is not deterministic, and torch refuses to use it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return device
 
 
-def cores(place: Place) -> int:
-    """This rank's share of those that its host's ranks may use."""
+def num_cores(place: Place) -> int:
+    """Return this rank's share, at least 1, of the cores that the ranks of its host may use."""
     return max(1, len(os.sched_getaffinity(0)) // place.local_size)
 
 
 def _keep_freed_memory() -> None:
-    """Have malloc keep what tensors leave behind for those of the next step, where nobody has said otherwise.
+    """Have malloc keep freed memory for the tensors of the next step, unless the environment configures malloc.
 
-    glibc gives large pieces back to the kernel as they are freed, which clears each page anew when it is next touched:
-    a fifth of the arithmetic of a ResNet-18's step, half of a VGG-11's (mallopt(3)). Other allocators take no notice.
+    glibc returns large freed pieces to the kernel, which clears each page again when it is next touched: that takes a
+    fifth of the arithmetic of a ResNet-18's step, half of a VGG-11's. mallopt(3) documents the options; other
+    allocators ignore them.
     """
-    said = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+    variables = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None and not any(name in os.environ for name in said):
+    if set_option is not None and not any(name in os.environ for name in variables):
         set_option(_M_MMAP_MAX, 0)
         set_option(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def gpu_name(device: torch.device) -> str | None:
-    """As its driver gives it; None for a CPU."""
+    """Return the name of a GPU as its driver gives it, or None for a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def split_on(device: torch.device) -> Split:
-    """A time split of what this device does."""
+    """Return a split that times the phases of a step on `device`, on a GPU by events in its own queue."""
     if device.type != "cuda":
         return Split()
 
@@ -90,15 +93,15 @@ def split_on(device: torch.device) -> Split:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that it was asked to."""
+    """Wait until `device` has finished all work that was queued on it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seed(device: torch.device, number: int) -> None:
-    """Start the random numbers of the CPU and of this device anew.
+    """Seed torch's default random generators of the CPU and of `device` with `number`.
 
-    torch.manual_seed does so for every kind of device there might be, which takes 160 microseconds of each micro-batch.
+    torch.manual_seed seeds every kind of device that might exist, which takes 160 microseconds for each micro-batch.
     """
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
@@ -106,27 +109,30 @@ def seed(device: torch.device, number: int) -> None:
 
 
 def uses_channels_last(config: Config, device: torch.device) -> bool:
-    """Whether images lie in memory with their channels innermost."""
+    """Return whether images and weights are stored in torch's memory format `channels_last`."""
     choice = config.precision.channels_last
     return device.type == "cuda" and config.precision.precision != "fp32" if choice == "auto" else choice == "on"
 
 
 def uses_fp16_wire(config: Config, device: torch.device) -> bool:
-    """Whether gradients travel as fp16. On a CPU the casts cost more than they save."""
+    """Return whether gradients travel as fp16.
+
+    With `--compression auto` those on GPUs do; on a CPU the casts cost more than they save.
+    """
     choice = config.precision.compression
     return device.type == "cuda" if choice == "auto" else choice == "fp16"
 
 
 def loss_scaler(config: Config, device: torch.device, *, fp16_wire: bool) -> torch.amp.GradScaler:
-    """The loss scale that keeps gradients in the range of fp16, be it in the arithmetic or only on the wire.
+    """Return the loss scaler that keeps gradients in the range of fp16, in the arithmetic or only on the wire.
 
-    Horovod's fp16 compression casts as it is: 7e4 becomes inf and 1e-8 becomes 0. With a scale that grows
-    until something overflows and then halves, small gradients survive and an overflow skips the step on
-    every rank (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740).
+    It is disabled where neither is fp16. Horovod's fp16 compression casts without scaling: 7e4 becomes inf and 1e-8
+    becomes 0. A scale that grows until a gradient overflows, and then halves, saves small gradients; an overflow skips
+    the step on every rank (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740).
     """
     arithmetic = config.precision.precision == "fp16"
     scaler = torch.amp.GradScaler(
         device.type, init_scale=_FP16_SCALE if arithmetic else _WIRE_SCALE, enabled=arithmetic or fp16_wire
     )
-    scaler.scale(torch.ones((), device=device))  # makes its tensors now: a rank may have no slot in the first step
+    scaler.scale(torch.ones((), device=device))  # creates its tensors: a rank may have no slot in the first step
     return scaler

@@ -1,4 +1,4 @@
-"""Which parameters are trained, as a function of the epoch: the others take no part in a step, nor in its reduction."""
+"""Which parameters are trained, as a function of the epoch. The others have no gradient and are not reduced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNFREEZE = re.compile(r"(\d+):(.+)")
 
 
 def check(config: ModelConfig) -> None:
-    """Raise UsageError for what cannot be read as EPOCH:PATTERN, or thaws what was never frozen."""
+    """Raise UsageError where `--unfreeze` is not a list of EPOCH:PATTERN, or is given without `--freeze`."""
     for entry in config.unfreeze:
         if not _UNFREEZE.fullmatch(entry):
             raise UsageError(f"--unfreeze {entry}: write it as EPOCH:PATTERN, as in --unfreeze 5:layer4.* 10:*")
@@ -26,9 +26,10 @@ def check(config: ModelConfig) -> None:
 
 
 def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
-    """Names of the parameters that are frozen in an epoch (counted from 0).
+    """Return the names of the parameters of `model` that are frozen in `epoch` (counted from 0).
 
-    Raises UsageError where a pattern is the name of nothing, or nothing is left to train.
+    Raises UsageError where a pattern matches no parameter, where `backbone` is asked for and the model has no head, and
+    where every parameter would be frozen.
     """
     names = [name for name, _ in model.named_parameters()]
     if config.freeze == "none":
@@ -37,24 +38,25 @@ def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
         head = head_of(model)
         if head is None:
             raise UsageError("--freeze backbone: the model has no linear or convolutional layer to leave out")
-        result = {name for name in names if not name.startswith(f"{head}.")}
+        frozen_names = {name for name in names if not name.startswith(f"{head}.")}
     else:
-        result = _matching(config.freeze, names)
-    thawing = [match.groups() for entry in config.unfreeze if (match := _UNFREEZE.fullmatch(entry))]
-    for start, pattern in thawing:
-        found = _matching(pattern, names)
-        if epoch >= int(start):
-            result -= found
-    if len(result) == len(names):
+        frozen_names = _matching(config.freeze, names)
+    stages = [match.groups() for entry in config.unfreeze if (match := _UNFREEZE.fullmatch(entry))]
+    for first_epoch, pattern in stages:
+        thawed = _matching(pattern, names)  # in later epochs, too: a pattern without a match is an error at once
+        if epoch >= int(first_epoch):
+            frozen_names -= thawed
+    if len(frozen_names) == len(names):
         raise UsageError(f"--freeze {config.freeze} freezes every parameter of the model")
-    return result
+    return frozen_names
 
 
 def apply(config: ModelConfig, model: nn.Module, epoch: int) -> bool:
-    """Freeze and thaw for an epoch (counted from 0); whether anything is trained that was not, or the reverse.
+    """Freeze and thaw the parameters of `model` for `epoch` (counted from 0); return whether that changed any of them.
 
-    Batch norm whose own parameters are frozen stays in evaluation mode: its statistics belong to those weights. With
-    `freeze` none the model itself has said what is trained.
+    While the model trains, a batch norm layer whose own parameters are frozen is in evaluation mode, since its
+    statistics belong to those weights. With `--freeze none` nothing is touched: the model itself decides which
+    parameters require a gradient. Raises UsageError as `frozen` does.
     """
     if config.freeze == "none":
         return False
@@ -73,7 +75,10 @@ def apply(config: ModelConfig, model: nn.Module, epoch: int) -> bool:
 
 
 def prepare(config: ModelConfig, model: nn.Module) -> None:
-    """Before an optimizer is made: what is trained in some epoch requires a gradient, the rest does not."""
+    """Have exactly those parameters require a gradient that are trained in some epoch, before an optimizer is built.
+
+    Raises UsageError as `frozen` does.
+    """
     if config.freeze == "none":
         return
     trained = ever_trained(config, model)
@@ -82,16 +87,16 @@ def prepare(config: ModelConfig, model: nn.Module) -> None:
 
 
 def ever_trained(config: ModelConfig, model: nn.Module) -> set[str]:
-    """Names of the parameters that are trained in some epoch."""
+    """Return the names of the parameters that are trained in at least one epoch. Raises UsageError as `frozen` does."""
     names = {name for name, _ in model.named_parameters()}
-    last = max((int(entry.partition(":")[0]) for entry in config.unfreeze), default=0)
-    return names - frozen(config, model, last)
+    last_stage = max((int(entry.partition(":")[0]) for entry in config.unfreeze), default=0)
+    return names - frozen(config, model, last_stage)
 
 
 def _matching(pattern: str, names: Iterable[str]) -> set[str]:
-    found = {name for name in names if fnmatchcase(name, pattern)}
-    if not found:
+    matching = {name for name in names if fnmatchcase(name, pattern)}
+    if not matching:
         raise UsageError(
             f"no parameter of the model is called {pattern}; they are called {', '.join(list(names)[:4])}, ..."
         )
-    return found
+    return matching

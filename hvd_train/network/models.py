@@ -1,4 +1,4 @@
-"""Networks by name: torchvision's classification models, a small convnet for digits, and the user's own."""
+"""Models by name: those of torchvision and timm, a small convnet for digits, and the user's own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from hvd_train.errors import UsageError, unknown_name
 DIGITS_CONVNET = "digits-convnet"
 TIMM = "timm:"
 Builder = Callable[[int], nn.Module]
+"""A function of the user's that returns a model for a number of classes."""
 
 
 def digits_convnet(num_classes: int, channels: int = 1) -> nn.Module:
-    """Three convolutions and two linear layers, 0.1 million parameters, for images of 8 x 8 pixels or a few more.
+    """Return a network of three convolutions and two linear layers for images of 8 x 8 pixels or a few more.
 
-    Input [batch, channels, height, width], output [batch, num_classes] logits. No batch norm and no dropout.
+    It maps images [batch, channels, height, width] to logits [batch, num_classes] and has 0.1 million parameters, no
+    batch norm and no dropout.
     """
     return nn.Sequential(
         nn.Conv2d(channels, 32, kernel_size=3, padding=1),
@@ -38,13 +40,16 @@ def digits_convnet(num_classes: int, channels: int = 1) -> nn.Module:
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError, with the nearest name, where no model is called that."""
+    """Raise UsageError, with the nearest known name, where no model is called `name`.
+
+    The user's own MODULE:FUNCTION is loaded; raises UsageError, too, where that fails or timm is not installed.
+    """
     if name == DIGITS_CONVNET:
         return
     if name.startswith(TIMM):
-        timm, wanted = _timm(name), name.removeprefix(TIMM)
-        if not timm.is_model(wanted):
-            raise unknown_name("model of timm", wanted, timm.list_models())
+        timm, name_in_timm = _timm(name), name.removeprefix(TIMM)
+        if not timm.is_model(name_in_timm):
+            raise unknown_name("model of timm", name_in_timm, timm.list_models())
         return
     if plugin.is_reference(name):
         plugin.load("model", name)
@@ -58,19 +63,19 @@ def _timm(name: str) -> Any:
     try:
         import timm
     except ImportError:
-        raise UsageError(f"--model {name}: timm is not here: pip install timm") from None
+        raise UsageError(f"--model {name}: timm is not installed: pip install timm") from None
     return timm
 
 
 def torchvision_names() -> list[str]:
-    """torchvision's classification models."""
+    """Return the names of torchvision's classification models."""
     import torchvision.models  # slow to import
 
     return list(torchvision.models.list_models(module=torchvision.models))
 
 
 def head_of(model: nn.Module) -> str | None:
-    """Name of the last linear or convolutional layer, which makes the logits; None where there is none."""
+    """Return the name of the last linear or convolutional layer, which makes the logits, or None if there is none."""
     layers = [
         name for name, module in model.named_modules() if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
     ]
@@ -78,16 +83,22 @@ def head_of(model: nn.Module) -> str | None:
 
 
 def needs_colour(name: str) -> bool:
-    """Whether the model takes three channels whatever the data has: true for torchvision's."""
+    """Return whether a model takes images of three channels only, as those of torchvision and timm do."""
     return name != DIGITS_CONVNET and (name.startswith(TIMM) or not plugin.is_reference(name))
 
 
 def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder | None = None) -> nn.Module:
-    """The named model with random weights that `seed` decides; `own` is the user's function, if it is given."""
+    """Return the named model for `num_classes` classes, with random weights drawn from `seed`.
+
+    `own`, a function of the user's, goes before `name`; it decides about channels by itself. Raises UsageError where
+    the user's function cannot be loaded or does not return a module, or timm is not installed.
+    """
     torch.manual_seed(seed)
     if own is None and name.startswith(TIMM):
-        made: nn.Module = _timm(name).create_model(name.removeprefix(TIMM), num_classes=num_classes, in_chans=channels)
-        return made
+        from_timm: nn.Module = _timm(name).create_model(
+            name.removeprefix(TIMM), num_classes=num_classes, in_chans=channels
+        )
+        return from_timm
     if own is not None or plugin.is_reference(name):
         model = (own or plugin.load("model", name))(num_classes)
         if not isinstance(model, nn.Module):
@@ -104,10 +115,9 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
 
 
 def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int) -> None:
-    """Pass one batch through the model, without a trace in it.
+    """Pass the images `example` [batch, channels, height, width] through `model`, which stays as it was.
 
-    Raises UsageError where the model cannot take the images ([batch, channels, height, width]) or does not
-    return one logit per class.
+    Raises UsageError where the model cannot take them, or does not return logits [batch, num_classes].
     """
     was_training = model.training
     model.eval()

@@ -1,4 +1,4 @@
-"""The optimizer a config names, over the parameters that are trained."""
+"""The optimizer that a config names, and the moving average of weights."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
-    """The optimizer; its learning rate is set before each step by the loop. Raises UsageError with nothing to train."""
+    """Return the optimizer of the parameters of `model` that require a gradient.
+
+    Raises UsageError where there is none, or LARS or LAMB is asked for and timm is not installed.
+    """
     groups = parameter_groups(config, model)
     if not groups:
         raise UsageError("the model has no parameter to train")
     common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optimizer in ("lars", "lamb"):
         return _of_timm(config, groups, common)
-    # One pass over memory, where torch's default takes one for each term of the formula.
-    common["fused"] = all(_in_one_piece(parameter) for group in groups for parameter in group["params"])
+    # Fused: one pass over memory, where torch's default takes one for each term of the formula.
+    common["fused"] = all(_is_dense_and_real(parameter) for group in groups for parameter in group["params"])
     if config.optimizer == "sgd":
         return _sgd(config, groups, common)
     cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
@@ -36,10 +39,9 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
 
 
 def _sgd(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
-    """With momenta of zero, from which the first step makes the gradient, as from none at all.
+    """Return SGD with momenta of zero, of which the first step makes the gradient, as it does without momenta.
 
-    Without them torch's one pass breaks where a parameter has its first step later than others: when it is thawed
-    (torch 2.15).
+    Without them torch's fused SGD (2.15) fails where a thawed parameter has its first step later than others.
     """
     built = _never_compiled(torch.optim.SGD)(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
     if config.momentum:
@@ -49,16 +51,16 @@ def _sgd(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str
     return built
 
 
-def _in_one_piece(parameter: Tensor) -> bool:
-    """Whether it is made of real numbers with nothing between them in memory; torch's one pass takes no other."""
+def _is_dense_and_real(parameter: Tensor) -> bool:
+    """Return whether a parameter has real numbers without gaps in memory: torch's fused optimizers take no other."""
     return parameter.is_floating_point() and torch.empty_like(parameter).stride() == parameter.stride()
 
 
-def lay_out(optimizer: Optimizer) -> None:
-    """Give its tensors the order in memory that their parameters have.
+def match_memory_format(optimizer: Optimizer) -> None:
+    """Give each state tensor of `optimizer` the order in memory that its parameter has.
 
-    A checkpoint may come from a run with another one (`--channels-last`), and torch's one pass takes numbers as they
-    lie in memory (2.15): it would pair each weight with the momentum of another.
+    A checkpoint may come from a run with another order (`--channels-last`). torch's fused optimizers (2.15) take
+    numbers as they lie in memory, and would pair each weight with the momentum of another one.
     """
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
@@ -67,37 +69,41 @@ def lay_out(optimizer: Optimizer) -> None:
 
 
 def _never_compiled(cls: type[T]) -> type[T]:
-    """The class with its methods as they were written.
+    """Return an optimizer class without torch's wrappers against torch.compile around its methods.
 
-    Torch wraps them so that torch.compile leaves them alone, and each wrapper imports the whole compiler when it is
-    called: more than torch itself takes, before the first step. Optimizers are not compiled here.
+    Each wrapper imports the whole compiler when it is first called, which takes longer than importing torch itself.
+    Optimizers are not compiled here.
     """
     names = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
     methods = {name: inspect.unwrap(getattr(cls, name)) for name in names}
-    methods["step"] = torch.no_grad()(methods["step"])  # as one of its wrappers does
+    methods["step"] = torch.no_grad()(methods["step"])  # as one of these wrappers does
     return type(cls.__name__, (cls,), methods)
 
 
 def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
-    """The parameters that are trained: one group, or those that decay and those that do not."""
-    of_norms = {id(p) for m in model.modules() if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
+    """Return the groups of parameters that require a gradient, with `weight_decay` 0 for those that are exempt.
+
+    With `--decay-of weights` biases and the parameters of normalisation layers are exempt. Empty groups are left out.
+    """
+    norm_parameters = {id(p) for m in model.modules() if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
     decaying: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            exempt = config.decay_of == "weights" and (id(parameter) in of_norms or name.rpartition(".")[2] == "bias")
-            (others if exempt else decaying).append(parameter)
+            is_weight = id(parameter) not in norm_parameters and name.rpartition(".")[2] != "bias"
+            decays = config.decay_of != "weights" or is_weight
+            (decaying if decays else others).append(parameter)
     groups: list[dict[str, Any]] = [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
 def _of_timm(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
-    """LARS (You, Gitman and Ginsburg, arXiv 1708.03888) or LAMB (You et al., arXiv 1904.00962)."""
+    """Return LARS (You, Gitman and Ginsburg, arXiv 1708.03888) or LAMB (You et al., arXiv 1904.00962)."""
     try:
         from timm.optim.lamb import Lamb
         from timm.optim.lars import Lars
     except ImportError:
-        raise UsageError(f"--optimizer {config.optimizer} is timm's, which is not here: pip install timm") from None
+        raise UsageError(f"--optimizer {config.optimizer}: timm is not installed: pip install timm") from None
     built: Optimizer
     if config.optimizer == "lars":
         built = Lars(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
@@ -106,10 +112,11 @@ def _of_timm(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict
     return built
 
 
-def average(config: OptimizerConfig, model: nn.Module) -> AveragedModel | None:
-    """The moving average of weights and running statistics, where one is kept; after the first step it is the model.
+def moving_average(config: OptimizerConfig, model: nn.Module) -> AveragedModel | None:
+    """Return the exponential moving average of the weights and buffers of `model`, or None without `--ema-decay`.
 
-    As in torchvision's training references: averages of buffers too, so that statistics belong to the weights.
+    Its first update copies the model. Buffers are averaged too, as in torchvision's training references, so that
+    running statistics belong to the weights.
     """
     if config.ema_decay is None:
         return None
@@ -117,6 +124,6 @@ def average(config: OptimizerConfig, model: nn.Module) -> AveragedModel | None:
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """The learning rate of the next step, for all parameters."""
+    """Set the learning rate of the next step for all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate

@@ -1,4 +1,4 @@
-"""Short time slices for threads that wake, do little and sleep again, beside others that compute."""
+"""Short time slices, for threads that wake, do little and sleep again beside others that compute."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_SHORTEST_NS = 100_000  # the kernel takes no less
-_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of the call
+_SHORTEST_NS = 100_000  # the kernel allows no less
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of this system call
 
 
 @contextmanager
 def short() -> Iterator[None]:
-    """Threads that are started by this one meanwhile have short slices for all their life.
+    """Give threads that this thread starts inside the block a time slice of 0.1 ms for all their life.
 
-    Since Linux 6.6 a thread that wakes does not take its core from one that computes before that one's slice is over,
-    and this is looked at once a tick, every 4 ms as kernels are usually built: for a reduction by Gloo, whose threads
-    wake at every message, longer than all its work. From 6.12 on a thread of a shorter slice goes first
-    (Documentation/scheduler/sched-eevdf.rst; sched_setattr(2), for which nobody needs a privilege). Elsewhere nothing
-    changes.
+    Since Linux 6.6 a thread that wakes does not take the core from one that computes until that one's slice is over,
+    which the kernel checks once a tick, usually every 4 ms. A reduction by Gloo, whose threads wake at every message,
+    takes less time than that. From Linux 6.12 on a thread with a shorter slice goes first
+    (Documentation/scheduler/sched-eevdf.rst); sched_setattr(2) sets it without any privilege. On other kernels and
+    systems nothing changes.
     """
     _set_slice(_SHORTEST_NS)
     try:
         yield
     finally:
-        _set_slice(0)  # the usual one
+        _set_slice(0)  # the kernel's default
 
 
 def _set_slice(nanoseconds: int) -> None:
-    """Of this thread, which keeps its niceness. Nothing depends on whether the kernel does it."""
+    """Set the time slice of this thread, which keeps its niceness; an error of the kernel's is ignored."""
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or platform.system() != "Linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return

@@ -1,6 +1,6 @@
 """With whom a run is made: the frozen facts `Place`, the few operations of a `World`, and the world of one.
 
-Everything above this module is written against `World`; what Horovod adds is in `horovod_world`.
+Everything above this room is written against `World`; what Horovod adds is in `horovod_world`.
 """
 
 from __future__ import annotations
@@ -14,191 +14,214 @@ from typing import Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from hvd_train.errors import HvdTrainError
 
 T = TypeVar("T")
-Pending = Callable[[], Tensor]
-Wish = Literal["train", "change", "stop"]
+PendingSum = Callable[[], Tensor]
+"""A sum that is under way: calling it waits for the sum and returns it."""
+Request = Literal["train", "change", "stop"]
+"""What the job asks of its ranks: to go on training, to form another world since hosts came or went, or to stop."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where this process stands: `rank` of `size` in all, `local_rank` of `local_size` on its host."""
+    """Where a process stands among the ranks of its world. The default is the place of the only rank there is."""
 
     rank: int = 0
+    """Its number, from 0 to `size` - 1."""
     size: int = 1
+    """The world size: how many ranks there are."""
     local_rank: int = 0
+    """Its number among the ranks of its host, which decides its GPU."""
     local_size: int = 1
+    """How many ranks its host has."""
     cross_rank: int = 0
+    """The number of its host, among the hosts that have a rank with this local rank."""
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients become one over the ranks."""
+    """How the gradients of all ranks become one."""
 
     fp16_wire: bool = False
-    """They travel as fp16."""
+    """Gradients travel as fp16."""
     adasum: bool = False
-    """Not their sum, but Adasum of each rank's own gradient (Maleki et al., arXiv 2006.02924)."""
+    """Gradients are not summed but combined by Adasum (Maleki et al., arXiv 2006.02924)."""
     predivide: float = 1.0
-    """Divided by this before they are added, and multiplied after it."""
+    """Gradients are divided by this before they are summed, and multiplied by it afterwards."""
     groups: int | None = None
-    """They travel in so many groups (None: in groups of about 25 MB)."""
+    """The number of groups in which gradients travel; None makes groups of about 25 MB."""
 
 
 class WorldChanged(Exception):
-    """All ranks leave the body of `World.run` after the same step, to go on in another world."""
+    """Raised by all ranks after the same step, to leave the body of `World.run` and go on in another world."""
 
 
-def stay() -> None:
-    """The state is as it should be."""
+def already_in_sync() -> None:
+    """Do nothing: what `World.run` calls where ranks have no state to bring together."""
 
 
 class World(Protocol):
     """A group of processes that train one model. Every rank calls each operation in the same order.
 
-    Raises RankLost from any operation when another rank has ended or cannot be reached.
+    Every operation in which ranks communicate raises RankLost where another rank has ended or cannot be reached.
     """
 
     place: Place
+    """Where this process stands; another value in each new world that `run` goes on in."""
 
-    def start_sum(self, tensor: Tensor, name: str) -> Pending:
-        """Begin adding `tensor` (any shape, equal on all ranks) over the ranks; call the result to wait for it.
+    def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
+        """Begin to sum `tensor` over all ranks, which pass tensors of the same shape and type.
 
-        `name` tells this sum from others under way; it is the same on all ranks.
+        `name` is the same on all ranks and tells this sum from others that are under way. The result may share memory
+        with `tensor`.
         """
 
     def sum(self, tensor: Tensor, name: str) -> Tensor:
-        """`start_sum` and wait."""
+        """Sum `tensor` over all ranks as `start_sum` does, wait, and return the result."""
 
     def broadcast(self, value: T, root: int) -> T:
-        """The `value` of rank `root`, on every rank. Tensors in it arrive on the CPU."""
+        """Return on every rank the `value` that rank `root` has passed; what the others pass is ignored.
+
+        The value is pickled; tensors in it must be on the CPU.
+        """
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, in the order of ranks, on every rank."""
+        """Return on every rank the values of all ranks, in the order of ranks. They are pickled as by `broadcast`."""
 
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
-        """The optimizer whose gradients are reduced over the ranks as the last backward pass makes them.
+        """Return the optimizer to use in place of `optimizer`; backward passes through `model` reduce its gradients.
 
-        Raises UsageError where these ranks cannot do it in the way that is asked for.
+        The last backward pass of a step starts the reduction of each gradient as soon as it is there. Raises
+        UsageError where these ranks do not support the reduction.
         """
 
     def regroup(self, optimizer: Optimizer) -> None:
-        """Say, between two steps, that other parameters of those it was wrapped with require a gradient now."""
+        """Take note, between two steps, of which parameters of a wrapped optimizer require a gradient now."""
 
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
-        """Say how many backward passes this rank makes in the next step, so that the last one starts the sums."""
+        """Set how many backward passes this rank makes in the next step, of which the last starts the reduction."""
 
-    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> Pending:
-        """`start_sum` of what travels best with this step's gradients; to be waited for inside `reduced`.
+    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> PendingSum:
+        """Begin to sum `tensor` over all ranks together with the gradients of this step.
 
-        Once a step, before its last backward pass.
+        Called at most once in a step, before its last backward pass; the result may be waited for inside `reduced`
+        only, and may share memory with `tensor`.
         """
 
     def reduced(self, optimizer: Optimizer) -> AbstractContextManager[None]:
-        """Inside this block gradients are the sum over all ranks (0 for a parameter that had none)."""
+        """Wait for the gradients of all ranks. Inside the block each gradient is their sum, and a step may be taken.
 
-    def prepare(self, build: Callable[[], T]) -> T:
-        """What `build` makes on this rank from facts alone; where it fails on one rank, all raise that rank's error.
-
-        In a world that can change each rank is alone with its error, so that a newcomer's is its own affair.
+        A trained parameter that has no gradient on this rank counts as zeros, and has a gradient inside the block.
         """
 
-    def run(self, body: Callable[[], T], enter: Callable[[], None] = stay) -> T:
-        """Run `enter`, in which all ranks come to one state, and then `body`; the value of `body`.
+    def prepare(self, build: Callable[[], T]) -> T:
+        """Return what `build` makes on this rank alone, before the ranks of an elastic job have met.
 
-        Where the world can change, both run again in each new one: after a RankLost, and after a WorldChanged that
-        all ranks have raised after the same step. `place` is then another.
+        In a fixed world all ranks raise the HvdTrainError that `build` raises on any of them. In an elastic one each
+        rank raises only its own, so that a newcomer's error does not end the others.
+        """
+
+    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+        """Call `sync`, in which all ranks come to one state, then `body`, and return the value of `body`.
+
+        In an elastic job both are called again in each new world: after a RankLost, and after a WorldChanged that all
+        ranks have raised after the same step. `place` is another by then.
         """
 
     def timeline(self, path: Path | None) -> None:
-        """Rank 0 writes down from here on what travels, and when, in a file (None: no more).
+        """Start recording on rank 0 which tensors travel and when, in a file of Horovod's; with None, stop it.
 
-        Only the library itself knows what is under way while the ranks compute. It is not written where a run was
-        not going to be profiled when its ranks met.
+        Does nothing where HOROVOD_TIMELINE was not DYNAMIC when the ranks met. Horovod alone knows what is under way
+        while the ranks compute.
         """
 
-    def heard(self) -> Wish:
-        """What this rank has heard from outside: train on, go on in another world (hosts came or go), or stop."""
+    def requested(self) -> Request:
+        """Return what the job asks of this rank. Neither waits nor communicates: it is called before each step."""
 
-    def carrier(self, device: torch.device) -> str:
-        """What sums of tensors on this device travel by, for whoever measures it: Gloo, MPI or NCCL."""
+    def transport(self, device: torch.device) -> str:
+        """Return the names of the libraries that sums of tensors on `device` go by, for records of measurements."""
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the world. No operation may follow."""
 
 
-class LocalWorld:
-    """The world of one: the same operations, each an identity. It needs no Horovod."""
+class LocalWorld(World):
+    """The world of one: each operation is an identity. It needs no Horovod."""
 
     def __init__(self) -> None:
         self.place = Place()
 
-    def start_sum(self, tensor: Tensor, name: str) -> Pending:
-        """The tensor as it is."""
+    @override
+    def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
         return lambda: tensor
 
+    @override
     def sum(self, tensor: Tensor, name: str) -> Tensor:
-        """The tensor as it is."""
         return tensor
 
+    @override
     def broadcast(self, value: T, root: int) -> T:
-        """The value as it is."""
         return value
 
+    @override
     def gather(self, value: T) -> list[T]:
-        """The one value there is."""
         return [value]
 
+    @override
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
-        """The optimizer as it is: nothing travels, so there is nothing to compress."""
         return optimizer
 
+    @override
     def regroup(self, optimizer: Optimizer) -> None:
-        """Nothing is reduced."""
+        pass
 
+    @override
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
-        """Nothing to prepare."""
+        pass
 
-    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> Pending:
-        """The tensor as it is."""
+    @override
+    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> PendingSum:
         return self.start_sum(tensor, "step")
 
+    @override
     @contextmanager
     def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-        """Gradients are complete already; missing ones become zeros, as with more ranks."""
         fill_missing_gradients(optimizer)
         yield
 
+    @override
     def prepare(self, build: Callable[[], T]) -> T:
-        """Call it."""
         return build()
 
-    def run(self, body: Callable[[], T], enter: Callable[[], None] = stay) -> T:
-        """Call them."""
-        enter()
+    @override
+    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+        sync()
         return body()
 
+    @override
     def timeline(self, path: Path | None) -> None:
-        """Nothing travels."""
+        pass
 
-    def heard(self) -> Wish:
-        """Nothing: nobody is outside."""
+    @override
+    def requested(self) -> Request:
         return "train"
 
-    def carrier(self, device: torch.device) -> str:
-        """Nothing travels."""
+    @override
+    def transport(self, device: torch.device) -> str:
         return "none"
 
+    @override
     def close(self) -> None:
-        """Nothing to leave."""
+        pass
 
 
 def fill_missing_gradients(optimizer: Optimizer) -> None:
-    """Give zeros to trained parameters that had no part in the loss.
+    """Give a gradient of zeros to each parameter that requires one and had no part in the loss.
 
-    Horovod adds them over the ranks as zeros, so weight decay acts on them; one rank must do as many do.
+    Horovod reduces such gradients as zeros, so weight decay acts on their parameters; one rank must do as many do.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -207,19 +230,22 @@ def fill_missing_gradients(optimizer: Optimizer) -> None:
 
 
 def together(world: World, build: Callable[[], T]) -> T:
-    """What `build` makes on each rank; where it fails on one, all stop with that rank's error."""
+    """Return what `build` makes on this rank, once it has succeeded on all.
+
+    Raises on every rank the HvdTrainError of the lowest rank that has met one.
+    """
     value: T | None = None
-    problem: HvdTrainError | None = None
+    error: HvdTrainError | None = None
     try:
         value = build()
-    except HvdTrainError as error:
-        problem = error
-    first = next((p for p in world.gather(problem) if p is not None), None)
-    if first is not None:
-        raise first
-    return value  # type: ignore[return-value]  # without a problem it is a T
+    except HvdTrainError as raised:
+        error = raised
+    for first in world.gather(error):
+        if first is not None:
+            raise first
+    return value  # type: ignore[return-value]  # without an error it is a T
 
 
 def barrier(world: World) -> None:
-    """Wait until every rank is here."""
+    """Wait until every rank has called this."""
     world.gather(None)

@@ -32,7 +32,7 @@ PROMISES = [
     "test_the_value_of_the_body_is_the_value_of_run",
     "test_an_error_of_the_body_leaves_run_as_it_is",
     "test_the_facts_of_the_place_fit_together",
-    "test_all_ranks_name_the_same_carrier",
+    "test_all_ranks_name_the_same_transport",
     "test_a_timeline_that_nobody_asked_for_before_the_ranks_met_changes_nothing",
 ]
 __all__ = [*PROMISES, "PROMISES", "OnRanks"]
@@ -265,12 +265,12 @@ def test_the_facts_of_the_place_fit_together(on_ranks: OnRanks) -> None:
     on_ranks(body)
 
 
-def test_all_ranks_name_the_same_carrier(on_ranks: OnRanks) -> None:
-    """What sums travel by is one word for all."""
+def test_all_ranks_name_the_same_transport(on_ranks: OnRanks) -> None:
+    """All ranks say that sums travel by the same library."""
 
     def body(world: World) -> None:
-        (carrier,) = set(world.gather(world.carrier(torch.device("cpu"))))
-        assert carrier in ("Gloo", "MPI", "threads", "none")
+        (transport,) = set(world.gather(world.transport(torch.device("cpu"))))
+        assert transport in ("Gloo", "MPI", "threads", "none")
 
     on_ranks(body)
 

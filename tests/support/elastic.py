@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Stage, Start, Worker
 from hvd_train.errors import RankLost
-from hvd_train.world.world import Place, Reduction, Wish, WorldChanged, stay
+from hvd_train.world.world import Place, Reduction, Request, WorldChanged, already_in_sync
 from tests.support.worlds import DEADLINE_S, Killed, Meeting, ThreadWorld
 
 T = TypeVar("T")
@@ -173,30 +174,30 @@ class ElasticThreadWorld(ThreadWorld):
         self._sums: Counter[str] = Counter()
         self.wraps = 0
 
+    @override
     def prepare(self, build: Callable[[], T]) -> T:
-        """See World."""
         return build()
 
-    def run(self, body: Callable[[], T], enter: Callable[[], None] = stay) -> T:
-        """See World."""
+    @override
+    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
         while True:
             self._join()
             try:
-                enter()
+                sync()
                 return body()
             except RankLost as error:
                 self.leave(str(error))
             except WorldChanged:
                 self.leave("changed")
 
-    def heard(self) -> Wish:
-        """See World."""
+    @override
+    def requested(self) -> Request:
         with self._job.changed:
             return "change" if self._job.roster.wants_change() else "train"
 
+    @override
     @contextmanager
     def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-        """See World."""
         self._job.begun(self.place.rank)
         with super().reduced(optimizer):
             self._job.heard(Unheard(self._job.steps + 1, self.place.rank))
@@ -204,15 +205,15 @@ class ElasticThreadWorld(ThreadWorld):
         if self.place.rank == 0:
             self._job.steps += 1
 
+    @override
     def sum(self, tensor: Tensor, name: str) -> Tensor:
-        """See World."""
         total = super().sum(tensor, name)
         self._sums[name] += 1
         self._job.heard(UnheardSum(name, self.place.rank, self._sums[name]))
         return total
 
+    @override
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
-        """See World."""
         self.wraps += 1
         return super().wrap(optimizer, model, reduction)
 

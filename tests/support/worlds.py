@@ -19,10 +19,21 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from hvd_train.errors import RankLost
 from hvd_train.progress.metrics import NUM_SUMS
-from hvd_train.world.world import LocalWorld, Pending, Place, Reduction, Wish, fill_missing_gradients, stay, together
+from hvd_train.world.world import (
+    LocalWorld,
+    PendingSum,
+    Place,
+    Reduction,
+    Request,
+    World,
+    already_in_sync,
+    fill_missing_gradients,
+    together,
+)
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -81,7 +92,7 @@ class Meeting:
             return values
 
 
-class ThreadWorld:
+class ThreadWorld(World):
     """One rank of a group of threads. Sums are added in the order of ranks, so they are equal to the last bit."""
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
@@ -91,8 +102,8 @@ class ThreadWorld:
         self._fp16_wire = False
         self._steps = 0
 
-    def start_sum(self, tensor: Tensor, name: str) -> Pending:
-        """See World."""
+    @override
+    def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
         key = self._give(f"sum {name}", tensor.detach().clone())
 
         def wait() -> Tensor:
@@ -104,37 +115,39 @@ class ThreadWorld:
 
         return wait
 
+    @override
     def sum(self, tensor: Tensor, name: str) -> Tensor:
-        """See World."""
         return self.start_sum(tensor, name)()
 
+    @override
     def broadcast(self, value: T, root: int) -> T:
-        """See World."""
         result: T = self._exchange("broadcast", value if self.place.rank == root else None)[root]
         return result
 
+    @override
     def gather(self, value: T) -> list[T]:
-        """See World."""
         return self._exchange("gather", value)
 
+    @override
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
-        """See World."""
         self._fp16_wire = reduction.fp16_wire
         return optimizer
 
+    @override
     def regroup(self, optimizer: Optimizer) -> None:
-        """See World."""
+        pass
 
+    @override
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
-        """Nothing to prepare: the sums start when they are waited for."""
+        pass  # the sums start when they are waited for
 
-    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> Pending:
-        """See World."""
+    @override
+    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> PendingSum:
         return self.start_sum(tensor, "step")
 
+    @override
     @contextmanager
     def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-        """See World."""
         self._steps += 1
         fill_missing_gradients(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -145,28 +158,30 @@ class ThreadWorld:
             parameter.grad.copy_(wait())
         yield
 
+    @override
     def prepare(self, build: Callable[[], T]) -> T:
-        """See World."""
         return together(self, build)
 
-    def run(self, body: Callable[[], T], enter: Callable[[], None] = stay) -> T:
-        """Call them."""
-        enter()
+    @override
+    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+        sync()
         return body()
 
+    @override
     def timeline(self, path: Path | None) -> None:
-        """Nothing is written."""
+        pass
 
-    def heard(self) -> Wish:
-        """Nothing."""
+    @override
+    def requested(self) -> Request:
         return "train"
 
-    def carrier(self, device: torch.device) -> str:
-        """Threads share their memory."""
+    @override
+    def transport(self, device: torch.device) -> str:
         return "threads"
 
+    @override
     def close(self) -> None:
-        """Nothing to leave."""
+        pass
 
     def _to_wire(self, gradient: Tensor) -> Tensor:
         return gradient.half() if self._fp16_wire else gradient
@@ -220,8 +235,9 @@ class StoppingWorld(LocalWorld):
         super().__init__()
         self._left = after
 
-    def start_sum(self, tensor: Tensor, name: str) -> Pending:
-        """The tensor as it is; at the last step allowed with the wish in it that another rank would have added."""
+    @override
+    def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
+        # At the last step allowed, the sum holds the wish that another rank would have added.
         if name == "step":
             self._left -= 1
             if self._left == 0:

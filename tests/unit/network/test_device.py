@@ -1,4 +1,4 @@
-"""What a rank takes of its host: memory and processes."""
+"""The device of a rank, and what belongs to it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from hvd_train.config import Config
+from hvd_train.errors import UsageError
+from hvd_train.network import device
+from hvd_train.world.world import Place
 
 PROGRAM = """
 import resource, torch
@@ -22,11 +28,75 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.parametrize(("said", "kept"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, False)])
-def test_freed_memory_is_kept_for_the_next_step(said: dict[str, str], kept: bool) -> None:
+@pytest.mark.parametrize(("variables", "kept"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, False)])
+def test_freed_memory_is_kept_for_the_next_step(variables: dict[str, str], kept: bool) -> None:
     """Large tensors take the places of those before them without a fault for each page, unless told otherwise."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env={**environment, **said}, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env={**environment, **variables}, capture_output=True, text=True, check=True)
     pages = 25_000_000 * 4 // os.sysconf("SC_PAGE_SIZE")
     assert (int(done.stdout) < 20 * pages) is kept, "of forty; some find their place only after a few"
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with two GPUs, as far as torch says so."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # what `choose_device` changes is put back
+
+
+def test_each_rank_of_a_host_has_a_gpu_of_its_own(gpus: None) -> None:
+    """By its local rank, among all GPUs or among those that are named."""
+    places = [Place(3, 4, local_rank, 2) for local_rank in range(2)]
+    assert [device.choose_device(Config(), place).index for place in places] == [0, 1]
+    named = Config().replace(gpu_ids=(1, 0))
+    assert [device.choose_device(named, place).index for place in places] == [1, 0]
+    assert device.choose_device(Config().replace(device="cpu"), places[0]).type == "cpu"
+
+
+def test_gpus_that_are_not_there_are_an_error_of_use(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer than ranks, one that is named and missing, or none at all."""
+    with pytest.raises(UsageError, match="3 ranks on this host but 2 GPUs"):
+        device.choose_device(Config(), Place(0, 3, 0, 3))
+    with pytest.raises(UsageError, match="--gpu-ids: there is no GPU 2 on this host; they are 0 to 1"):
+        device.choose_device(Config().replace(gpu_ids=(2,)), Place())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UsageError, match="--device cuda: torch sees no GPU here"):
+        device.choose_device(Config().replace(device="cuda"), Place())
+
+
+def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those that this process may use count, and each rank has at least one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    assert [device.num_cores(Place(local_size=ranks)) for ranks in (1, 2, 4, 8)] == [6, 3, 1, 1]
+
+
+def test_formats_follow_the_device_unless_they_are_chosen() -> None:
+    """fp16 travels from GPUs only, and channels are last where a GPU computes with few bits."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    assert [device.uses_fp16_wire(Config(), one) for one in (cpu, gpu)] == [False, True]
+    assert device.uses_fp16_wire(Config().replace(compression="fp16"), cpu)
+    mixed = Config().replace(precision="bf16")
+    assert [device.uses_channels_last(config, gpu) for config in (Config(), mixed)] == [False, True]
+    assert not device.uses_channels_last(mixed, cpu)
+    assert device.uses_channels_last(Config().replace(channels_last="on"), cpu)
+
+
+def test_the_loss_scale_is_there_where_something_is_fp16() -> None:
+    """The first one for fp16 arithmetic is torch's own, that for the wire alone one that loses no step."""
+    cpu = torch.device("cpu")
+    assert device.loss_scaler(Config().replace(precision="fp16"), cpu, fp16_wire=True).get_scale() == 65536
+    assert device.loss_scaler(Config(), cpu, fp16_wire=True).get_scale() == 1024
+    assert not device.loss_scaler(Config(), cpu, fp16_wire=False).is_enabled()
+
+
+def test_the_seed_decides_random_numbers() -> None:
+    """The same number gives the same draws."""
+    draws = []
+    for number in (1, 2, 1):
+        device.seed(torch.device("cpu"), number)
+        draws.append(torch.rand(3))
+    assert torch.equal(draws[0], draws[2])
+    assert not torch.equal(draws[0], draws[1])

@@ -10,7 +10,7 @@ import torch
 
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
-from hvd_train.network import freeze, models
+from hvd_train.network import freeze
 from hvd_train.run import check
 from hvd_train.settings.model import ModelConfig
 from hvd_train.world.world import LocalWorld
@@ -139,25 +139,6 @@ def test_settings_that_cannot_be(settings: dict[str, Any], reason: str) -> None:
     """Told before anything starts."""
     with pytest.raises(UsageError, match=reason.replace("*", r"\*")):
         check(Config().replace(**settings))
-
-
-HEADS = {
-    "resnet18": "fc",
-    "vgg11": "classifier.6",
-    "squeezenet1_1": "classifier.1",
-    "mobilenet_v3_small": "classifier.3",
-    "densenet121": "classifier",
-    "vit_b_16": "heads.head",
-    "convnext_tiny": "classifier.2",
-    "digits-convnet": "11",
-}
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_the_head_of_many_networks(name: str) -> None:
-    """What makes the logits, by name."""
-    with torch.device("meta"):
-        assert models.head_of(models.build(name, num_classes=7, channels=3, seed=0)) == HEADS[name]
 
 
 def test_a_pattern_freezes_what_it_names() -> None:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.network import models
-from hvd_train.network.optim import build as build_optimizer
-from hvd_train.network.optim import set_learning_rate
-from hvd_train.settings.optimizer import OptimizerConfig
 from tests.support.runs import equal
 
 
@@ -59,29 +54,11 @@ def test_models_of_timm_by_name() -> None:
         models.check_name("timm:resnet10")
 
 
-@pytest.mark.parametrize("setting", [{"model": "timm:resnet10t"}, {"optimizer": "lamb"}])
-def test_without_timm(setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that says what to type."""
-    for name in ("timm", "timm.optim.lamb"):
-        monkeypatch.setitem(sys.modules, name, None)
-    config = Config().replace(**setting)
+    monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UsageError, match="pip install timm"):
-        models.check_name(config.model.model)
-        build_optimizer(config.optimizer, nn.Linear(2, 2))
-
-
-def test_what_decays() -> None:
-    """`--decay-of weights`: neither biases nor the weights of normalisation layers, and nothing that is frozen."""
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.LayerNorm(3), nn.Linear(3, 4, bias=False))
-    model[3].weight.requires_grad_(False)
-    optimizer = build_optimizer(OptimizerConfig(weight_decay=0.1, decay_of="weights"), model)
-    decaying, others = optimizer.param_groups
-    assert (decaying["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
-    assert [p is model[0].weight for p in decaying["params"]] == [True]
-    exempt = (model[0].bias, *model[1].parameters(), *model[2].parameters())
-    assert {id(p) for p in others["params"]} == {id(p) for p in exempt}
-    (every,) = build_optimizer(OptimizerConfig(weight_decay=0.1), model).param_groups
-    assert len(every["params"]) == 6
+        models.check_name("timm:resnet10t")
 
 
 def test_digits_convnet_is_small_and_takes_grey_images() -> None:
@@ -142,22 +119,20 @@ def test_looking_whether_a_model_fits_leaves_no_trace() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_optimizers_by_name(name: str) -> None:
-    """Class, weight decay, and a learning rate that is set for all parameters."""
-    config = OptimizerConfig(optimizer=name, learning_rate=0.3, weight_decay=0.02)
-    optimizer = build_optimizer(config, nn.Linear(2, 2))
-    assert type(optimizer).__name__.lower() == name
-    assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.3, 0.02)]
-    set_learning_rate(optimizer, 0.05)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.05]
+HEADS = {
+    "resnet18": "fc",
+    "vgg11": "classifier.6",
+    "squeezenet1_1": "classifier.1",
+    "mobilenet_v3_small": "classifier.3",
+    "densenet121": "classifier",
+    "vit_b_16": "heads.head",
+    "convnext_tiny": "classifier.2",
+    "digits-convnet": "11",
+}
 
 
-def test_only_what_is_trained_is_optimized() -> None:
-    """Frozen parameters are left out; with nothing to train there is one line."""
-    model = nn.Linear(2, 2)
-    model.weight.requires_grad_(False)
-    assert len(build_optimizer(OptimizerConfig(), model).param_groups[0]["params"]) == 1
-    model.bias.requires_grad_(False)
-    with pytest.raises(UsageError, match="no parameter to train"):
-        build_optimizer(OptimizerConfig(), model)
+@pytest.mark.parametrize("name", HEADS)
+def test_the_head_of_many_networks(name: str) -> None:
+    """What makes the logits, by name."""
+    with torch.device("meta"):
+        assert models.head_of(models.build(name, num_classes=7, channels=3, seed=0)) == HEADS[name]

@@ -1,4 +1,4 @@
-"""Running statistics over the slots of a step."""
+"""Running statistics over the slots of a step; batch norm over ranks is in test_normalization_sync.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The optimizers: torch's own arithmetic."""
+"""The optimizers: torch's own arithmetic, over the parameters that are trained."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from hvd_train.errors import UsageError
 from hvd_train.network import optim
 from hvd_train.settings.optimizer import OptimizerConfig
 from tests.support.runs import convnet
@@ -83,3 +85,60 @@ def test_parameters_that_lie_in_memory_with_gaps_or_are_complex(name: str) -> No
     other = cls(theirs.parameters(), lr=0.01, weight_decay=default.weight_decay, **{**more, "fused": False})
     for one, two in zip(stepped(ours, mine), stepped(theirs, other), strict=True):
         torch.testing.assert_close(one, two)
+
+
+def test_a_restored_state_has_the_memory_format_of_its_parameters() -> None:
+    """A checkpoint of a run with another `--channels-last` pairs each weight with its own momentum."""
+    saved, model = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    before, after = (optim.build(OptimizerConfig(), network) for network in (saved, model))
+    for parameter, state in before.state.items():
+        state["momentum_buffer"].copy_(torch.arange(float(parameter.numel())).view_as(parameter))
+    after.load_state_dict(before.state_dict())
+    optim.match_memory_format(after)
+    momentum = after.state[model.weight]["momentum_buffer"]
+    assert momentum.stride() == model.weight.stride()
+    assert torch.equal(momentum, before.state[saved.weight]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_without_timm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that says what to type."""
+    for module in ("timm", "timm.optim.lamb", "timm.optim.lars"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError, match=f"--optimizer {name}: timm is not installed: pip install timm"):
+        optim.build(OptimizerConfig(optimizer=name), nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_what_decays() -> None:
+    """`--decay-of weights`: neither biases nor the weights of normalisation layers, and nothing that is frozen."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.LayerNorm(3), nn.Linear(3, 4, bias=False))
+    model[3].weight.requires_grad_(False)
+    optimizer = optim.build(OptimizerConfig(weight_decay=0.1, decay_of="weights"), model)
+    decaying, others = optimizer.param_groups
+    assert (decaying["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    assert [p is model[0].weight for p in decaying["params"]] == [True]
+    exempt = (model[0].bias, *model[1].parameters(), *model[2].parameters())
+    assert {id(p) for p in others["params"]} == {id(p) for p in exempt}
+    (every,) = optim.build(OptimizerConfig(weight_decay=0.1), model).param_groups
+    assert len(every["params"]) == 6
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_optimizers_by_name(name: str) -> None:
+    """Class, weight decay, and a learning rate that is set for all parameters."""
+    config = OptimizerConfig(optimizer=name, learning_rate=0.3, weight_decay=0.02)
+    optimizer = optim.build(config, nn.Linear(2, 2))
+    assert type(optimizer).__name__.lower() == name
+    assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.3, 0.02)]
+    optim.set_learning_rate(optimizer, 0.05)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05]
+
+
+def test_only_what_is_trained_is_optimized() -> None:
+    """Frozen parameters are left out; with nothing to train there is one line."""
+    model = nn.Linear(2, 2)
+    model.weight.requires_grad_(False)
+    assert len(optim.build(OptimizerConfig(), model).param_groups[0]["params"]) == 1
+    model.bias.requires_grad_(False)
+    with pytest.raises(UsageError, match="no parameter to train"):
+        optim.build(OptimizerConfig(), model)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.run_files import durable
-from hvd_train.world.world import LocalWorld, Pending, World
+from hvd_train.world.world import LocalWorld, PendingSum, World
 from tests.support import traces
 from tests.support.runs import Weights, equal, small_config, trained
 
@@ -72,7 +72,7 @@ class Breaking(LocalWorld):
 
     steps = 0
 
-    def start_sum(self, tensor: Tensor, name: str) -> Pending:
+    def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
         """Raise RankLost in that step."""
         self.steps += name == "step"
         if self.steps == 4:

@@ -22,7 +22,7 @@ from hvd_train.data.prepare import Prepare
 from hvd_train.progress import order
 from hvd_train.progress.order import Cut, EpochOrder, assignments
 from hvd_train.validate import Scores, evaluate
-from hvd_train.world.world import LocalWorld, Pending
+from hvd_train.world.world import LocalWorld, PendingSum
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import Killed, StoppingWorld, ThreadWorld, own_generator, run_ranks
@@ -96,7 +96,7 @@ class CrashingWorld(LocalWorld):
         super().__init__()
         self._left = step
 
-    def start_sum(self, tensor: Tensor, name: str) -> Pending:
+    def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
         """The tensor as it is, or the end."""
         if name == "step":
             self._left -= 1

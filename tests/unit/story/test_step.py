@@ -14,7 +14,7 @@ from hvd_train.errors import RankLost
 from hvd_train.progress.order import Cut
 from hvd_train.state import TrainState, to_host
 from hvd_train.step import Step, StepResult, Votes
-from hvd_train.world.world import LocalWorld, Pending, Reduction, World
+from hvd_train.world.world import LocalWorld, PendingSum, Reduction, World
 from tests.support import runs
 from tests.support.runs import equal
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
@@ -214,7 +214,7 @@ def test_a_lost_rank_leaves_the_state_of_the_step_before() -> None:
     """The fault comes before a weight has changed, and running statistics go back to how the step began."""
 
     class Breaks(LocalWorld):
-        def start_sum(self, tensor: Tensor, name: str) -> Pending:
+        def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
             def fail() -> Tensor:
                 raise RankLost("gone")
 
@@ -237,7 +237,7 @@ def test_a_rank_lost_in_the_last_exchange_of_a_step() -> None:
 
         lost = False
 
-        def start_sum(self, tensor: Tensor, name: str) -> Pending:
+        def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
             if name == "step" and not self.lost:
                 self.lost = True
                 return self._lose

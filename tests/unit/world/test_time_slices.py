@@ -15,14 +15,14 @@ TASKS = Path("/proc/self/task")
 
 
 def slice_ns() -> int | None:
-    """This thread's, where the kernel says it (Linux 6.12, with CONFIG_SCHED_DEBUG)."""
+    """Return this thread's time slice, or None where the kernel does not tell it (Linux 6.12, CONFIG_SCHED_DEBUG)."""
     path = TASKS / str(threading.get_native_id()) / "sched"
     found = re.search(r"^se\.slice\s*:\s*(\d+)", path.read_text() if path.exists() else "", re.MULTILINE)
     return int(found[1]) if found else None
 
 
-def of_new_thread() -> int | None:
-    """A new thread's."""
+def slice_of_new_thread() -> int | None:
+    """Return the time slice of a new thread."""
     found = []
     thread = threading.Thread(target=lambda: found.append(slice_ns()))
     thread.start()
@@ -35,9 +35,9 @@ def test_threads_started_meanwhile_keep_short_slices() -> None:
     """They go before a thread that computes; whoever starts them is as before, and so is what it starts later."""
     before = slice_ns()
     with time_slices.short():
-        assert of_new_thread() == 100_000
+        assert slice_of_new_thread() == 100_000
     assert slice_ns() == before
-    assert of_new_thread() == before
+    assert slice_of_new_thread() == before
 
 
 def test_niceness_stays() -> None:

@@ -1,4 +1,4 @@
-"""The contract of a world, on the world of one and on threads."""
+"""The contract of a world, on the world of one and on threads; what ranks do together."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hvd_train.errors import RankLost
-from hvd_train.world.world import LocalWorld, Reduction, World
+from hvd_train.errors import RankLost, UsageError
+from hvd_train.world.world import LocalWorld, Reduction, World, fill_missing_gradients, together
 from tests.support.contract import *  # noqa: F403  # the tests of the suite
 from tests.support.contract import PROMISES, OnRanks
 from tests.support.worlds import Fault, Killed, ThreadWorld, run_ranks
@@ -71,3 +71,39 @@ def test_a_fault_takes_its_rank_inside_the_reduction_of_its_step() -> None:
     first, second, third = run_ranks(3, body, [Fault(rank=1, step=3)])
     assert isinstance(second, Killed)
     assert first in (2, 3) and third in (2, 3)
+
+
+def test_what_fails_on_one_rank_is_raised_on_all() -> None:
+    """The error is that of the lowest rank that has one; where there is none, each rank has its own value."""
+
+    def body(world: ThreadWorld) -> str:
+        rank = world.place.rank
+
+        def build() -> str:
+            if rank > 0:
+                raise UsageError(f"rank {rank} has no disk")
+            return "built"
+
+        with pytest.raises(UsageError, match="rank 1 has no disk"):
+            together(world, build)
+        return together(world, lambda: f"rank {rank}")
+
+    assert run_ranks(3, body) == ["rank 0", "rank 1", "rank 2"]
+
+
+def test_an_error_that_is_not_ours_is_not_shared() -> None:
+    """A bug ends its own rank with a traceback; the others learn of it as of any lost rank."""
+    with pytest.raises(ZeroDivisionError):
+        run_ranks(2, lambda world: together(world, lambda: 1 / world.place.rank))
+
+
+def test_a_missing_gradient_becomes_zeros_where_one_is_required() -> None:
+    """Frozen parameters stay without one, and a gradient that is there stays as it is."""
+    first, second, frozen = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    first.grad = torch.ones(2)
+    frozen.requires_grad_(False)
+    fill_missing_gradients(torch.optim.SGD([first, second, frozen], lr=0.1))
+    assert first.grad.tolist() == [1.0, 1.0]
+    assert second.grad is not None
+    assert second.grad.tolist() == [0.0, 0.0]
+    assert frozen.grad is None

@@ -1,0 +1,105 @@
+"""The `World` of an elastic job: how a worker meets the others, and goes on with them in each new world."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from typing_extensions import override
+
+from hvd_train.console import say
+from hvd_train.elastic import orphans
+from hvd_train.errors import RankLost
+from hvd_train.launch import launcher
+from hvd_train.world import heartbeat, horovod_world
+from hvd_train.world.world import Place, Request, WorldChanged, already_in_sync
+
+T = TypeVar("T")
+
+_JOIN_ATTEMPTS = 5  # a peer may die while all meet again, and another after it
+
+
+class ElasticWorld(horovod_world.HorovodWorld):
+    """The ranks of an elastic job, as they come and go.
+
+    The constructor waits for nobody; until `run` only the local rank in `place` counts, which decides the GPU. The
+    ranks meet in `run`: before it each imports and builds what it needs, alone, so that nobody waits for it.
+    """
+
+    def __init__(self, facts: Mapping[str, str] | None = None) -> None:
+        self._has_had_rank = False
+        self._hosts_changed = False  # as Horovod's own driver says, which answers no heartbeat
+        orphans.kill_predecessor(os.environ)
+        self._heartbeat = heartbeat.Heartbeat(os.environ)
+        super().__init__(facts=facts)
+
+    @override
+    def _meet(self) -> Place:
+        return Place(local_rank=launcher.slot(os.environ), local_size=int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
+
+    @override
+    def prepare(self, build: Callable[[], T]) -> T:
+        return build()
+
+    @override
+    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+        # As `hvd.elastic.run` does, but a survivor of a fault keeps its live weights, which are those after some whole
+        # step, and every new world begins with `sync` (Horovod skips it where hosts were only removed, issue #3399).
+        self._hosts_changed = False
+        self._join()
+        with horovod_world.host_changes_reported(self._note_host_change):
+            while True:
+                try:
+                    with horovod_world.as_rank_lost():
+                        sync()
+                        return body()
+                except RankLost:
+                    for optimizer in self._optimizers.values():
+                        optimizer.forget_step()
+                except WorldChanged:
+                    pass
+                self._hosts_changed = False  # before the ranks meet: afterwards it may be news again
+                horovod_world.stop()
+                self._join()
+
+    @override
+    def requested(self) -> Request:
+        request = self._heartbeat.requested
+        return "change" if self._hosts_changed and request == "train" else request
+
+    def _note_host_change(self) -> None:
+        # Horovod's own state compares times in whole seconds, and so forgets the second of two changes in one.
+        self._hosts_changed = True
+
+    def _join(self) -> None:
+        """Meet the other ranks, which sets `place`.
+
+        Raises RankLost where they cannot be reached, UsageError where this worker is not like the others, SystemExit
+        where the job goes on without it.
+        """
+        begun = time.monotonic()
+        for attempt in range(_JOIN_ATTEMPTS):
+            try:
+                place = self._start()
+                break
+            except (ValueError, OSError) as error:
+                horovod_world.stop()
+                if attempt == _JOIN_ATTEMPTS - 1:
+                    raise RankLost(f"cannot meet the other ranks: {error}") from error
+                waited, reason = time.monotonic() - begun, str(error).partition("\n")[0]
+                say(f"the ranks have not met within {waited:.0f} s, again: {reason}")
+                time.sleep(1.0)
+        self._heartbeat.world_formed()
+        # The device has been chosen; Horovod may number the ranks of this host anew.
+        self.place = replace(place, local_rank=self.place.local_rank)
+
+    def _start(self) -> Place:
+        if self._has_had_rank:
+            heartbeat.announce_rejoining(os.environ)
+        else:
+            heartbeat.wait_for_first_rank(os.environ, self._facts)
+            self._has_had_rank = True
+        return horovod_world.start()

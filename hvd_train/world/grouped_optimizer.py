@@ -1,0 +1,157 @@
+"""Gradients that are reduced in groups, by the hooks and private attributes of Horovod's optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hvd_train.world.wire import Compression
+from hvd_train.world.world import Reduction
+
+Group = tuple[Tensor, ...]
+StartSums = Callable[[Sequence[Tensor], str], int]
+"""Begins to sum several tensors in place over all ranks, under a name; returns Horovod's handle for all of them."""
+
+# One group of about this size travels while the gradients of the next are computed.
+_GROUP_BYTES = 25 * 2**20
+
+
+class HorovodOptimizer(Protocol):
+    """What `GroupedOptimizer` relies on in the optimizer that `hvd.DistributedOptimizer` of Horovod 0.28.1 returns.
+
+    No other module touches a private attribute of Horovod. A unit test compares this list with the installed Horovod.
+    A hook on each parameter counts down its backward passes; after the last one it adds 1 to the count of the
+    parameter's group, and calls `_grouped_allreduce_grad_async` where that makes the group complete.
+    """
+
+    param_groups: list[dict[str, Any]]
+    backward_passes_per_step: int
+
+    _requires_update: set[Tensor]
+    """The parameters whose gradients `synchronize` waits for. Empty in a world of one: Horovod has no hooks there."""
+    _groups: list[Group] | None
+    """None has each hook reduce its own gradient; anything else, whole groups."""
+    _p_to_group: dict[Tensor, Group]
+    """The group of each parameter."""
+    _group_counts: dict[Group, int]
+    """How many parameters of a group have all gradients of this step."""
+    _handles: dict[Any, tuple[int | None, Any]]
+    """What has been sent in this step, by group (by parameter: a hook whose group is not complete), with its handle."""
+    _grouped_allreduce_grad_async: Callable[[Group], tuple[int, Sequence[Any]]]
+    """Begins to reduce a group; returns the handle, and for each parameter what its gradient's `decompress` needs."""
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Have the hooks send gradients after so many backward passes, counted from here."""
+
+    def synchronize(self) -> None:
+        """Wait for all reductions and write their results into the gradients."""
+
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """Inside this block `step` does not synchronize again."""
+
+
+class GroupedOptimizer:
+    """Has the hooks of a Horovod optimizer send gradients by groups of our making, with a tensor of ours among them.
+
+    Groups are not passed to Horovod's constructor, since it broadcasts the names of their parameters: in an elastic job
+    the ranks need not have met yet. They are sent by `start_sums`, as Horovod's own way knows neither Adasum nor
+    factors for groups.
+    """
+
+    def __init__(
+        self,
+        horovod: HorovodOptimizer,
+        names: Mapping[Tensor, str],
+        compression: Compression,
+        reduction: Reduction,
+        start_sums: StartSums,
+    ) -> None:
+        self.horovod = horovod
+        self.reduction = reduction
+        self._names = names
+        self._compression = compression
+        self._start_sums = start_sums
+        self._piggybacked: Tensor | None = None
+        horovod._grouped_allreduce_grad_async = self._send
+        self.regroup()
+
+    @property
+    def reduces(self) -> bool:
+        """Whether gradients travel at all; they do not in a launched world of one."""
+        return bool(self.horovod._requires_update)
+
+    def regroup(self) -> None:
+        """Make groups of the parameters that require a gradient now. Called between two steps."""
+        parameters = [parameter for group in self.horovod.param_groups for parameter in group["params"]]
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._piggybacked = None
+        self._groups = fusion_groups(trained, self.reduction.groups)
+        self.horovod._groups = self._groups
+        self.horovod._p_to_group = {parameter: group for group in self._groups for parameter in group}
+        self.horovod._group_counts = dict.fromkeys(self._groups, 0)
+        self.horovod._requires_update = set(trained) if self.reduces else set()
+
+    def expect_passes(self, passes: int) -> None:
+        """Set how many backward passes this rank makes in the next step; without any it joins in `synchronize`."""
+        passes = max(1, passes)
+        if self.horovod.backward_passes_per_step != passes:
+            self.horovod.set_backward_passes_per_step(passes)
+
+    def piggyback(self, tensor: Tensor) -> None:
+        """Send `tensor` with the first group of this step's gradients; after `synchronize` it holds the sum.
+
+        For a reduction of its own all ranks would have to agree once more in each step.
+        """
+        self._piggybacked = tensor
+
+    def synchronize(self) -> None:
+        """Send what the hooks have not sent, and wait until each gradient is the sum over all ranks.
+
+        Left to itself Horovod would send a group that lacks a gradient on this rank one parameter at a time, while
+        ranks that have all its gradients send it whole. So missing gradients are filled with zeros here.
+        """
+        handles = self.horovod._handles
+        for group in self._groups:
+            if group not in handles:
+                for parameter in group:
+                    handles.pop(parameter, None)
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+                handles[group] = self._send(group)
+                self.horovod._group_counts[group] = 0
+        self.horovod.synchronize()
+
+    def forget_step(self) -> None:
+        """Drop what a broken step has left: its reductions ended with the fault, and the next step would wait."""
+        self.horovod._handles.clear()
+        self.horovod._group_counts.update(dict.fromkeys(self._groups, 0))
+        self.horovod.set_backward_passes_per_step(self.horovod.backward_passes_per_step)
+
+    def _send(self, group: Group) -> tuple[int, Sequence[Any]]:
+        sent, contexts = zip(*[self._compression.compress(parameter.grad) for parameter in group], strict=True)  # type: ignore[arg-type]  # complete
+        if group is self._groups[0] and self._piggybacked is not None:
+            sent = (*sent, self._piggybacked)
+        return self._start_sums(sent, self._names[group[0]]), contexts
+
+
+def fusion_groups(parameters: Sequence[Tensor], count: int | None = None) -> list[Group]:
+    """Return `parameters` in at most `count` groups of about the same size, or in groups of about 25 MB.
+
+    The order is more or less that in which a backward pass reaches them: the last parameter comes first.
+    """
+    sizes = {parameter: parameter.numel() * parameter.element_size() for parameter in parameters}
+    full = _GROUP_BYTES if count is None else math.ceil(sum(sizes.values()) / count)
+    groups: list[list[Tensor]] = []
+    size = full
+    for parameter in reversed(parameters):
+        if size >= full:
+            groups.append([])
+            size = 0
+        groups[-1].append(parameter)
+        size += sizes[parameter]
+    return [tuple(group) for group in groups]

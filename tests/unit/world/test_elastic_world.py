@@ -1,0 +1,137 @@
+"""How a worker of an elastic job goes on from world to world, with Horovod's start and end as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hvd_train.errors import RankLost
+from hvd_train.world import elastic_world, heartbeat, horovod_world
+from hvd_train.world.elastic_world import ElasticWorld
+from hvd_train.world.horovod_world import HorovodInternalError
+from hvd_train.world.world import Place, WorldChanged
+
+
+class Optimizer:
+    """Counts the broken steps that it forgets."""
+
+    forgotten = 0
+
+    def forget_step(self) -> None:
+        self.forgotten += 1
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Place | Exception]]:
+    """What each start of Horovod returns or raises; all of them must be used, and no attempt waits for the next."""
+    places: list[Place | Exception] = []
+
+    def start() -> Place:
+        place = places.pop(0)
+        if isinstance(place, Exception):
+            raise place
+        return place
+
+    for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
+        monkeypatch.setenv(name, "set by a test")
+    monkeypatch.setenv("HVD_TRAIN_SLOT", "1")
+    monkeypatch.setattr(horovod_world, "start", start)
+    monkeypatch.setattr(horovod_world, "stop", lambda: None)
+    monkeypatch.setattr(elastic_world.time, "sleep", lambda seconds: None)
+    yield places
+    assert places == []
+
+
+def test_before_the_ranks_meet_a_worker_knows_its_slot(starts: list[Place | Exception]) -> None:
+    """It decides the GPU, for life: Horovod may number the ranks of a host anew."""
+    world = ElasticWorld()
+    assert (world.place.local_rank, world.place.size) == (1, 1)
+    starts.append(Place(2, 3, 0, 1, 2))
+    assert world.run(lambda: world.place) == Place(2, 3, 1, 1, 2)
+
+
+def test_a_fault_and_a_change_lead_into_the_next_world(starts: list[Place | Exception]) -> None:
+    """In each the ranks come to one state first; only a fault leaves a broken step behind, be it ours or Horovod's."""
+    world, optimizer, synced = ElasticWorld(), Optimizer(), []
+    world._optimizers[None] = optimizer  # type: ignore[index, assignment]
+    errors: list[Exception] = [RankLost("gone"), HorovodInternalError("gone"), WorldChanged()]
+    starts += [Place(0, 4), Place(0, 3), Place(0, 2), Place(0, 3)]
+
+    def body() -> str:
+        if errors:
+            raise errors.pop(0)
+        return "trained"
+
+    assert world.run(body, lambda: synced.append(world.place.size)) == "trained"
+    assert (synced, optimizer.forgotten) == ([4, 3, 2, 3], 2)
+
+
+def test_a_fault_while_the_ranks_come_to_one_state_is_survived(starts: list[Place | Exception]) -> None:
+    """The body has not begun; all meet once more."""
+    world, faults = ElasticWorld(), [RankLost("gone")]
+    starts += [Place(0, 3), Place(0, 2)]
+
+    def sync() -> None:
+        if faults:
+            raise faults.pop()
+
+    assert world.run(lambda: world.place.size, sync) == 2
+
+
+def test_ranks_that_do_not_meet_try_again_and_then_give_up(
+    starts: list[Place | Exception], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A peer may die while all meet; after five attempts the rank is lost."""
+    starts += [ValueError("nobody\ncame"), OSError("no driver"), Place(0, 2)]
+    assert ElasticWorld().run(lambda: "trained") == "trained"
+    printed = capfd.readouterr().err
+    assert "hvd-train: the ranks have not met within 0 s, again: nobody\n" in printed
+    starts += [ValueError("nobody came")] * 5
+    with pytest.raises(RankLost, match="cannot meet the other ranks: nobody came"):
+        ElasticWorld().run(lambda: "never")
+
+
+def test_a_worker_asks_for_its_first_rank_and_announces_that_it_rejoins(
+    starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is asked for when all is built, with the facts of this process; later ones by Horovod's core."""
+    asked: list[object] = []
+    monkeypatch.setattr(heartbeat, "wait_for_first_rank", lambda environ, facts: asked.append(facts))
+    monkeypatch.setattr(heartbeat, "announce_rejoining", lambda environ: asked.append("rejoins"))
+    errors: list[Exception] = [WorldChanged(), WorldChanged()]
+    starts += [Place(0, 2), Place(0, 3), Place(0, 2)]
+
+    def body() -> None:
+        if errors:
+            raise errors.pop()
+
+    ElasticWorld({"torch": "2.15"}).run(body)
+    assert asked == [{"torch": "2.15"}, "rejoins", "rejoins"]
+
+
+def test_a_change_is_requested_until_the_ranks_meet(starts: list[Place | Exception]) -> None:
+    """By Horovod's driver or by ours; a stop goes before a change."""
+    world = ElasticWorld()
+    requests = []
+    starts += [Place(0, 2), Place(0, 3)]
+
+    def body() -> None:
+        requests.append(world.requested())
+        if len(requests) == 1:
+            horovod_world.notification_manager.handle_hosts_updated(1, None)
+            requests.append(world.requested())
+            raise WorldChanged
+
+    world.run(body)
+    assert requests == ["train", "change", "train"]
+    world._heartbeat.requested = "stop"
+    world._note_host_change()
+    assert world.requested() == "stop"
+
+
+def test_an_error_of_the_body_ends_the_run(starts: list[Place | Exception]) -> None:
+    """Only a lost rank and a change of world lead into another world."""
+    starts.append(Place(0, 2))
+    with pytest.raises(KeyError):
+        ElasticWorld().run(lambda: {}["missing"])

@@ -1,0 +1,145 @@
+"""What `HorovodWorld` does beside Horovod's collectives; on real ranks tests/parallel runs the contract of a world."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hvd_train.errors import RankLost, UsageError
+from hvd_train.launch import launcher, slurm
+from hvd_train.world import horovod_world
+from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, hvd
+from hvd_train.world.world import Place, Reduction
+
+
+class FourRanks(HorovodWorld):
+    """Rank 1 of four, on a host with two; nobody else is there."""
+
+    def _meet(self) -> Place:
+        return Place(1, 4, 1, 2, 0)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> FourRanks:
+    """A world without Horovod's background thread, started by nobody."""
+    for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
+        monkeypatch.setenv(name, "set by a test")
+    monkeypatch.setattr(hvd, "mpi_enabled", lambda: False)
+    return FourRanks()
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [("connection closed\nby peer", "connection closed"), ("", "a collective operation failed")],
+)
+def test_an_error_of_horovod_is_a_lost_rank_in_one_line(message: str, line: str) -> None:
+    """The user reads the first line; the whole error is its cause."""
+    with pytest.raises(RankLost) as lost, horovod_world.as_rank_lost():
+        raise HorovodInternalError(message)
+    assert str(lost.value) == line
+    assert isinstance(lost.value.__cause__, HorovodInternalError)
+
+
+def test_a_rank_that_is_lost_while_tensors_are_sent_is_a_lost_rank(
+    world: FourRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be it found by a sum, by its wait, or by a hook in a backward pass."""
+
+    def broken(*arguments: Any, **named: Any) -> int:
+        raise HorovodInternalError("connection reset")
+
+    monkeypatch.setattr(hvd, "synchronize", broken)
+    monkeypatch.setattr(hvd, "grouped_allreduce_async_", broken)
+    with monkeypatch.context() as until_sent:
+        until_sent.setattr(hvd, "allreduce_async_", broken)
+        with pytest.raises(RankLost, match="connection reset"):
+            world.start_sum(torch.ones(1), "x")
+    monkeypatch.setattr(hvd, "allreduce_async_", lambda tensor, name, op: 1)
+    wait = world.start_sum(torch.ones(1), "x")
+    with pytest.raises(RankLost, match="connection reset"):
+        wait()
+    with pytest.raises(RankLost, match="connection reset"):
+        horovod_world._sums_by(Reduction())([torch.ones(1)], "gradients")
+
+
+@pytest.mark.parametrize(
+    ("reduction", "op", "before", "after"),
+    [
+        (Reduction(), hvd.Sum, 1.0, 1.0),
+        (Reduction(predivide=8.0), hvd.Sum, 0.125, 8.0),
+        (Reduction(adasum=True), hvd.Adasum, 1.0, 1.0),
+    ],
+)
+def test_gradients_are_reduced_as_the_settings_say(
+    monkeypatch: pytest.MonkeyPatch, reduction: Reduction, op: Any, before: float, after: float
+) -> None:
+    """Summed as they are, divided before and multiplied after it, or by Adasum."""
+    calls = []
+    monkeypatch.setattr(hvd, "grouped_allreduce_async_", lambda tensors, **named: calls.append(named) or 7)
+    assert horovod_world._sums_by(reduction)([torch.ones(1)], "gradients") == 7
+    assert calls == [{"name": "gradients", "op": op, "prescale_factor": before, "postscale_factor": after}]
+
+
+def test_adasum_says_what_it_needs(world: FourRanks) -> None:
+    """A power of two of ranks, and MPI; before anything is wrapped."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match="--reduction adasum needs MPI"):
+        world.wrap(optimizer, model, Reduction(adasum=True))
+    world.place = Place(0, 6)
+    with pytest.raises(UsageError, match="not on 6"):
+        world.wrap(optimizer, model, Reduction(adasum=True))
+
+
+def test_the_transport_is_named_with_the_one_that_coordinates_it(
+    world: FourRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build with NCCL still sums tensors of the CPU by Gloo or MPI."""
+    monkeypatch.setattr(hvd, "nccl_built", lambda: True)
+    assert world.transport(torch.device("cpu")) == "Gloo"
+    assert world.transport(torch.device("cuda")) == "NCCL, with Gloo"
+    monkeypatch.setattr(hvd, "mpi_enabled", lambda: True)
+    assert world.transport(torch.device("cuda")) == "NCCL, with MPI"
+
+
+def test_a_timeline_begins_and_ends_where_all_ranks_are_ready_for_it(
+    world: FourRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """Horovod fails where it is asked for one that it has not prepared."""
+    calls: list[str] = []
+    monkeypatch.setattr(hvd, "start_timeline", calls.append)
+    monkeypatch.setattr(hvd, "stop_timeline", lambda: calls.append("stop"))
+    world.timeline(tmp_path)
+    monkeypatch.setenv(launcher.TIMELINE, launcher.ON_DEMAND)
+    world.timeline(tmp_path)
+    world.timeline(None)
+    assert calls == [str(tmp_path), "stop"]
+
+
+def test_changes_of_hosts_are_reported_while_somebody_listens() -> None:
+    """Twice within a second, too; and not any more when the block is over."""
+    reports: list[int] = []
+    manager = horovod_world.notification_manager
+    with horovod_world.host_changes_reported(lambda: reports.append(1)):
+        manager.handle_hosts_updated(1, None)
+        manager.handle_hosts_updated(1, None)
+    manager.handle_hosts_updated(2, None)
+    assert reports == [1, 1]
+
+
+def test_a_port_that_is_in_use_under_srun_is_said_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs on a node may come to one port."""
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        variables = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "localhost", "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+        for name, value in {**variables, "HOROVOD_RANK": "0"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(slurm, "variables", lambda environ: {**variables, "HOROVOD_RANK": "0"})
+        with pytest.raises(UsageError, match=rf"port {port}, .* export {slurm.PORT}=N"):
+            horovod_world._rendezvous_of_srun()

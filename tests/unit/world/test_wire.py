@@ -1,0 +1,49 @@
+"""What is sent in place of values and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hvd_train.world.wire import InMemoryOrder, packed, unpacked
+
+
+def test_a_value_comes_back_as_it_was() -> None:
+    """Nested values with tensors in them, bit for bit, by way of one flat tensor of bytes."""
+    value = {"pair": (1, 0.1), "tensor": torch.arange(6.0).view(2, 3), "none": None}
+    payload = packed(value)
+    assert (payload.dtype, payload.dim()) == (torch.uint8, 1)
+    got = unpacked(payload)
+    assert (got["pair"], got["none"]) == (value["pair"], None)
+    assert torch.equal(got["tensor"], value["tensor"])
+
+
+class Cast:
+    """Horovod's compressions, without Horovod."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        return tensor.to(self.dtype), tensor.dtype
+
+    def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
+        raise AssertionError("not asked: the sum is written into the gradient")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_gradient_in_channels_last_travels_in_one_piece(dtype: torch.dtype) -> None:
+    """What is sent is contiguous, whatever order the gradient has; the sum arrives in the gradient's own order."""
+    gradient = torch.arange(48.0).view(2, 3, 2, 4).to(memory_format=torch.channels_last)
+    expected = 2 * gradient
+    compression = InMemoryOrder(Cast(dtype))
+    sent, context = compression.compress(gradient)
+    assert (sent.is_contiguous(), sent.dtype, sent.shape) == (True, dtype, (48,))
+    sent += sent.clone()
+    result = compression.decompress(sent, context)
+    assert result is gradient
+    assert torch.equal(gradient, expected)
+    assert gradient.is_contiguous(memory_format=torch.channels_last)
