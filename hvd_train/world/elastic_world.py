@@ -15,7 +15,7 @@ from hvd_train.elastic import orphans
 from hvd_train.errors import RankLost
 from hvd_train.launch import launcher
 from hvd_train.world import heartbeat, horovod_world
-from hvd_train.world.world import Place, Request, WorldChanged, already_in_sync
+from hvd_train.world.world import Place, Request, already_in_sync
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
         self._has_had_rank = False
-        self._hosts_changed = False  # as Horovod's own driver says, which answers no heartbeat
+        self._state: horovod_world.ElasticState | None = None
         orphans.kill_predecessor(os.environ)
         self._heartbeat = heartbeat.Heartbeat(os.environ)
         super().__init__(facts=facts)
@@ -46,33 +46,24 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
     @override
     def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        # As `hvd.elastic.run` does, but a survivor of a fault keeps its live weights, which are those after some whole
-        # step, and every new world begins with `sync` (Horovod skips it where hosts were only removed, issue #3399).
-        self._hosts_changed = False
+        self._state = horovod_world.ElasticState(sync, self._forget_step)
         self._join()
-        with horovod_world.host_changes_reported(self._note_host_change):
-            while True:
-                try:
-                    with horovod_world.as_rank_lost():
-                        sync()
-                        return body()
-                except RankLost:
-                    for optimizer in self._optimizers.values():
-                        optimizer.forget_step()
-                except WorldChanged:
-                    pass
-                self._hosts_changed = False  # before the ranks meet: afterwards it may be news again
-                horovod_world.stop()
-                self._join()
+        return horovod_world.run_elastic(self._state, body, self._join_again)
 
     @override
     def requested(self) -> Request:
-        request = self._heartbeat.requested
-        return "change" if self._hosts_changed and request == "train" else request
+        hosts_changed = self._state is not None and self._state.hosts_changed
+        return "change" if hosts_changed and self._heartbeat.requested == "train" else self._heartbeat.requested
 
-    def _note_host_change(self) -> None:
-        # Horovod's own state compares times in whole seconds, and so forgets the second of two changes in one.
-        self._hosts_changed = True
+    def _forget_step(self) -> None:
+        for optimizer in self._optimizers.values():
+            optimizer.forget_step()
+
+    def _join_again(self) -> None:
+        assert self._state is not None
+        self._state.hosts_changed = False  # before the ranks meet: afterwards it may be news again
+        horovod_world.stop()
+        self._join()
 
     def _join(self) -> None:
         """Meet the other ranks, which sets `place`.

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import horovod.torch as hvd
 import torch
-from horovod.common.elastic import notification_manager
-from horovod.common.exceptions import HorovodInternalError
+from horovod.common.elastic import State, run_fn
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -29,6 +29,7 @@ from hvd_train.world.world import (
     Reduction,
     Request,
     World,
+    WorldChanged,
     already_in_sync,
     fill_missing_gradients,
     together,
@@ -223,25 +224,63 @@ def as_rank_lost() -> Iterator[None]:
         raise RankLost(str(error).splitlines()[0] if str(error) else "a collective operation failed") from error
 
 
-@contextmanager
-def host_changes_reported(report: Callable[[], None]) -> Iterator[None]:
-    """Inside this block call `report`, from a thread of Horovod's, when its driver says that hosts came or went."""
-    listener = _HostListener(report)
-    notification_manager.init()
-    notification_manager.register_listener(listener)
-    try:
-        yield
-    finally:
-        notification_manager.remove_listener(listener)
+class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
+    """The state object that `hvd.elastic` works with, around a state of ours.
 
+    A survivor of a fault keeps its live weights, which are those after some whole step, so nothing is copied and
+    nothing is restored; and every new world begins with `sync`, which Horovod skips where hosts were only removed (its
+    issue #3399).
+    """
 
-class _HostListener:
-    def __init__(self, report: Callable[[], None]) -> None:
-        self._report = report
+    def __init__(self, sync: Callable[[], None], forget_step: Callable[[], None]) -> None:
+        super().__init__(bcast_object=None, get_rank=hvd.rank)
+        self._sync, self._forget_step = sync, forget_step
+        self.hosts_changed = False
+        """Whether Horovod's driver has said so since the ranks met. (Ours answers heartbeats instead.)"""
 
     def on_hosts_updated(self, timestamp: int, update_res: object) -> None:
-        """Report a change. This is the method that Horovod calls."""
-        self._report()
+        """Note a change, in a thread of Horovod's.
+
+        Horovod's own method compares times in whole seconds, and so forgets the second of two changes in one.
+        """
+        self.hosts_changed = True
+
+    def on_reset(self) -> None:
+        """Do nothing: Horovod's own method would drop the changes that were reported since the ranks left."""
+
+    def save(self) -> None:
+        """Do nothing: the live weights are the copy."""
+
+    def restore(self) -> None:
+        """Drop what the broken step has left; the step itself has undone what it had touched of the model."""
+        self._forget_step()
+
+    def sync(self) -> None:
+        """Bring all ranks to one state."""
+        try:
+            self._sync()
+        except RankLost as error:
+            raise HorovodInternalError(str(error)) from error
+
+
+def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[], None]) -> T:
+    """Run `body` by the loop of `hvd.elastic`: again in each new world, after `rejoin` and the state's `sync`.
+
+    A RankLost or a WorldChanged of the body, on all ranks after the same step, leads into the next world; any other
+    error ends the loop. Raises RankLost where `rejoin` does.
+    """
+
+    def in_one_world(_: ElasticState) -> T:
+        try:
+            return body()
+        except RankLost as error:
+            raise HorovodInternalError(str(error)) from error
+        except WorldChanged:
+            raise HostsUpdatedInterrupt(skip_sync=False) from None
+
+    run: Callable[[ElasticState], T] = run_fn(in_one_world, rejoin)
+    with as_rank_lost():
+        return run(state)
 
 
 def _sums_by(reduction: Reduction) -> StartSums:

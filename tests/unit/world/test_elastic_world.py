@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from horovod.common.elastic import notification_manager
 
 from hvd_train.errors import RankLost
 from hvd_train.world import elastic_world, heartbeat, horovod_world
@@ -119,14 +120,14 @@ def test_a_change_is_requested_until_the_ranks_meet(starts: list[Place | Excepti
     def body() -> None:
         requests.append(world.requested())
         if len(requests) == 1:
-            horovod_world.notification_manager.handle_hosts_updated(1, None)
+            notification_manager.handle_hosts_updated(1, None)
             requests.append(world.requested())
             raise WorldChanged
 
     world.run(body)
     assert requests == ["train", "change", "train"]
-    world._heartbeat.requested = "stop"
-    world._note_host_change()
+    assert world._state is not None
+    world._heartbeat.requested, world._state.hosts_changed = "stop", True
     assert world.requested() == "stop"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from horovod.common.elastic import State, notification_manager
 from torch import nn
 
 from hvd_train.errors import RankLost, UsageError
@@ -120,15 +121,23 @@ def test_a_timeline_begins_and_ends_where_all_ranks_are_ready_for_it(
     assert calls == [str(tmp_path), "stop"]
 
 
-def test_changes_of_hosts_are_reported_while_somebody_listens() -> None:
-    """Twice within a second, too; and not any more when the block is over."""
-    reports: list[int] = []
-    manager = horovod_world.notification_manager
-    with horovod_world.host_changes_reported(lambda: reports.append(1)):
-        manager.handle_hosts_updated(1, None)
-        manager.handle_hosts_updated(1, None)
-    manager.handle_hosts_updated(2, None)
-    assert reports == [1, 1]
+def test_the_state_object_of_hvd_elastic_notes_changes_and_keeps_live_weights() -> None:
+    """Two changes within a second are one wish to change, and a fault restores nothing but drops the broken step."""
+    calls: list[str] = []
+    state = horovod_world.ElasticState(lambda: calls.append("sync"), lambda: calls.append("forget"))
+    assert isinstance(state, State)
+    notification_manager.register_listener(state)
+    try:
+        notification_manager.handle_hosts_updated(1, None)
+        notification_manager.handle_hosts_updated(1, None)
+    finally:
+        notification_manager.remove_listener(state)
+    assert state.hosts_changed
+    state.on_reset()
+    assert state.hosts_changed
+    state.sync()
+    state.restore()
+    assert calls == ["sync", "forget"]
 
 
 def test_a_port_that_is_in_use_under_srun_is_said_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
