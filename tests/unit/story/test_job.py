@@ -24,6 +24,6 @@ def test_the_time_limit_counts_from_the_start_of_the_job(monkeypatch: pytest.Mon
 
 def test_a_change_of_world_counts_from_the_fault() -> None:
     """What this rank had waited when it reported, and the time since."""
-    change = Change((Member("h1", 1),), (Member("h1", 1),), "a rank was lost", waited=2.0, step=7, steps_lost=0)
+    change = Change((Member("h1", 1),), (Member("h1", 1),), "a rank was lost", waited_s=2.0, step=7, steps_lost=0)
     arrival = Arrival(change, time.perf_counter() - 3.0)
     assert 5.0 <= arrival.seconds() < 65.0
