@@ -25,15 +25,15 @@ def plots(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Chart]:
     def column(name: str) -> list[float | None]:
         return [row[name] for row in rows]
 
-    speed, share = Axis("throughput", "images/s", log=len(workers) > 1), Axis("efficiency", form="share")
+    speed, share = Axis("throughput", "images/s", log=len(workers) > 1), Axis("efficiency", number_format="share")
     return {
         "throughput": Chart(
             f"Throughput ({mode} scaling)", over, speed, lines(measured=column("images_per_second"), ideal=ideal)
         ),
         "efficiency": Chart(f"Scaling efficiency ({mode})", over, share, lines(measured=column("efficiency"))),
         "epoch_time": Chart(
-            "Time of an epoch", over, Axis("time", form="duration"), lines(training=column("epoch_seconds"))
+            "Time of an epoch", over, Axis("time", number_format="duration"), lines(training=column("epoch_seconds"))
         ),
         "loss": Chart("Loss", over, Axis("loss"), lines(best_validation=column("val_loss"), test=column("test_loss"))),
-        "top1": Chart("Top-1", over, Axis("top-1", form="share"), lines(top1=column("top1"))),
+        "top1": Chart("Top-1", over, Axis("top-1", number_format="share"), lines(top1=column("top1"))),
     }

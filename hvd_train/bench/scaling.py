@@ -30,7 +30,7 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import horovodrun, hosts
 from hvd_train.numerals import whole_number
 from hvd_train.progress import order, schedule
-from hvd_train.report.charts import png
+from hvd_train.report.drawing import png
 from hvd_train.run_files import durable, run_folder
 
 MODES, CONTROLLERS = ("weak", "strong"), ("gloo", "mpi")

@@ -21,7 +21,7 @@ from hvd_train.bench.scaling import Row, Size
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.progress.clock import PHASES
-from hvd_train.report import charts
+from hvd_train.report import drawing
 from hvd_train.run_files import durable
 from hvd_train.settings.data import DataConfig
 from hvd_train.world.world import LocalWorld
@@ -160,7 +160,7 @@ def test_plots_of_whatever_rows() -> None:
         [Row(1, images_per_second=10.0, efficiency=1.0, epoch_seconds=1.0), Row(2, failed="why"), Row(4, top1=0.5)],
     ):
         for chart in plots([dataclasses.asdict(row) for row in rows], "weak").values():
-            assert charts.png(chart).startswith(b"\x89PNG")
+            assert drawing.png(chart).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
