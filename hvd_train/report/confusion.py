@@ -69,7 +69,7 @@ def _confused_classes(predictions: Predictions) -> Markup:
     right = sum(count for (truth, predicted), count in counts.items() if truth == predicted)
     score = f"{right:,} of {total:,} validation images right" + (f" ({right / total:.2%})" if total else "")
     if len(classes) <= _MOST_CLASSES:
-        text = f"{score}, by the best weights. Rows: what an image is; columns: what the model said."
+        text = f"{score}, by the best weights. Rows: what an image is; columns: what the model predicted."
         numbers = range(len(classes))
         matrix = [[counts.get((truth, predicted), 0) for predicted in numbers] for truth in numbers]
         return page.paragraph(text) + page.matrix(classes, matrix)
@@ -83,7 +83,7 @@ def _worst_images(images: Iterable[MisclassifiedImage]) -> Markup:
     captioned = [
         (
             image.png,
-            f"is {image.truth}, said {image.predicted} ({image.confidence:.0%} sure), loss {image.loss:.2f}, "
+            f"is {image.truth}, predicted {image.predicted} ({image.confidence:.0%} sure), loss {image.loss:.2f}, "
             f"no. {image.sample}",
         )
         for image in images

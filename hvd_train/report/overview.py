@@ -11,7 +11,10 @@ from hvd_train.config import Config
 from hvd_train.report import page
 from hvd_train.run_files.history import History, number, whole
 
-_ENDINGS = {"broke off": "broke off (killed or failed)", "unknown": "no word of its end; it ran on another machine"}
+_ENDINGS = {
+    "broke off": "broke off (killed or failed)",
+    "unknown": "ran on another machine; it has not reported its end",
+}
 
 
 def summary(runs: Sequence[History], names: Sequence[str]) -> Markup:
@@ -39,9 +42,9 @@ def configuration(runs: Sequence[History], names: Sequence[str]) -> Markup:
     pieces = []
     if len(runs) > 1:
         pieces += [
-            page.heading("What differs among the runs"),
+            page.heading("What differs between the runs"),
             page.table(["setting", *names], differing) if differing else page.paragraph("Nothing."),
-            page.heading("What all have"),
+            page.heading("What all runs share"),
         ]
     if chosen:
         pieces.append(page.table(["setting", "value"], chosen))
@@ -53,11 +56,11 @@ def environment(runs: Sequence[History], names: Sequence[str]) -> Markup:
     """Return versions, hosts, device and command of the runs: first what differs, then what all share."""
     facts = [_flattened(run.environment) for run in runs]
     differing, shared = _compared(facts)
-    pieces = [page.gaps((name, "not written down") for name, of_run in zip(names, facts, strict=True) if not of_run)]
+    pieces = [page.gaps((name, "not recorded") for name, of_run in zip(names, facts, strict=True) if not of_run)]
     if differing:
-        pieces.append(page.table(["of", *names], differing))
+        pieces.append(page.table(["fact", *names], differing))
     if shared:
-        pieces.append(page.table(["of all" if len(runs) > 1 else "fact", "value"], shared))
+        pieces.append(page.table(["fact of all runs" if len(runs) > 1 else "fact", "value"], shared))
     return Markup().join(pieces)
 
 

@@ -52,7 +52,7 @@ def read(path: Path) -> Scaling:
 def section(scalings: Sequence[Scaling]) -> Markup:
     """Return a table and charts of each measurement."""
     if not scalings:
-        return page.paragraph("No measured scaling: name the folder of a `hvd-train bench scaling`, too.")
+        return page.paragraph("No measured scaling: name the folder of a `hvd-train bench scaling` as well.")
     return Markup().join(_table_and_charts(scaling) for scaling in scalings)
 
 

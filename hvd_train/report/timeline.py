@@ -17,11 +17,11 @@ _MOST_EVENTS, _MOST_CHANGES = 60, 10
 def learning(runs: Sequence[History], names: Sequence[str], keys: Sequence[str]) -> Markup:
     """Return the learning curves over epochs, samples or time. `keys` are the short names that fit into a chart."""
     notes = page.gaps(
-        (name, "no validation, so the curves are those of training")
+        (name, "no validation: the curves show training only")
         for run, name in zip(runs, names, strict=True)
         if run.epochs and not curves.evaluations(run)
     )
-    text = "Training: means of the logged steps, with the random changes to images. Validation: every sample once."
+    text = "Training: means of the logged steps, with random augmentation. Validation: every sample once."
     legend = page.paragraph(" · ".join(names)) if names != keys and len(runs) > 1 else Markup()
     choices = [(axis, curves.learning(runs, keys, axis)) for axis in curves.AXES]
     return page.paragraph(text) + legend + notes + page.tabs(choices)
@@ -29,7 +29,7 @@ def learning(runs: Sequence[History], names: Sequence[str], keys: Sequence[str])
 
 def throughput(runs: Sequence[History], names: Sequence[str], keys: Sequence[str]) -> Markup:
     """Return images/s over time, and a table of the changes of the world with what each has cost."""
-    text = "Between two logged steps of an epoch, waiting for another world included, evaluation not."
+    text = "Between two logged steps of an epoch; waiting for a new world counts, evaluation does not."
     return page.paragraph(text) + page.figures(curves.throughput(runs, keys)) + _changes_of_world(runs, names)
 
 
@@ -46,7 +46,7 @@ def phases(runs: Sequence[History], names: Sequence[str]) -> Markup:
             (f"{1e3 * split[phase]:.2f} ms · {split[phase] / total:.0%}", split[phase] / total) for phase in PHASES
         ]
         rows.append((name, [(f"{1e3 * total:.2f} ms", 0.0), *cells]))
-    text = "Means of the sampled steps on rank 0: `reduction` is what backward did not hide."
+    text = "Means of the sampled steps on rank 0: `reduction` is the part that the backward pass did not hide."
     table = page.paragraph(text) + page.shares(["run", "step", *PHASES], rows) if rows else Markup()
     return table + page.gaps(gaps)
 
@@ -57,7 +57,7 @@ def events(runs: Sequence[History], names: Sequence[str]) -> Markup:
     for run, name in zip(runs, names, strict=True):
         rows = [[page.written_duration(event["elapsed"]), str(event.get("message", ""))] for event in run.events]
         more = len(rows) - _MOST_EVENTS
-        body = page.table(["after", "event"], rows[:_MOST_EVENTS]) if rows else page.gap("no events written down")
+        body = page.table(["after", "event"], rows[:_MOST_EVENTS]) if rows else page.gap("no events recorded")
         if more > 0:
             body += page.paragraph(f"and {more} more, in {run.path / run_folder.METRICS}")
         pieces.append(page.details(f"{name}: {len(rows)} events", body) if len(runs) > 1 else body)

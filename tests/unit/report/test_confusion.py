@@ -24,7 +24,7 @@ def test_predictions_and_their_absence() -> None:
         section(compose([read(path)], [], {path: predictions(count)}, NOW), "Predictions") for count in (3, 40)
     )
     assert few.count('class="right"') == 3
-    assert "is one, said two (75% sure), loss 2.50, no. 17" in few
+    assert "is one, predicted two (75% sure), loss 2.50, no. 17" in few
     assert "matrix" not in many
     assert '<th scope="row">class 39</th><td>class 38</td><td>39</td>' in many
     none = compose([read(path)], [], {path: "no predictions: no weights"}, NOW)

@@ -14,7 +14,7 @@ def test_differences_among_runs() -> None:
     one = write(Path("runs/digits-1"), whole_run(), learning_rate=0.1)
     other = write(Path("runs/digits-2"), whole_run(), learning_rate=0.025)
     part = section(composed(one, other), "Configuration")
-    differs, _, same = part.partition("What all have")
+    differs, _, same = part.partition("What all runs share")
     assert re.findall(r'<th scope="row">(.*?)</th>', differs) == ["learning_rate"]
     assert "<td>0.1</td><td>0.025</td>" in differs
     assert "global_batch_size" in same
