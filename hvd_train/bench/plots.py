@@ -1,4 +1,4 @@
-"""The scaling table as charts, from the rows of a scaling.json."""
+"""The charts of a scaling table, made from the rows of a scaling.json."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hvd_train.report.charts import Axis, Chart, Series, styled
 
 
 def plots(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Chart]:
-    """Charts over the number of workers, by the name of their file."""
+    """Return charts over the number of workers, by the names of their files without ending."""
     workers = [row["workers"] for row in rows]
     over = Axis("workers", log=len(workers) > 1, ticks=tuple(workers))
     base = next((row for row in rows if row["images_per_second"]), None)
-    # What every worker would add, did it work as fast as one of the smallest size.
+    # The speed if every worker were as fast as one of the smallest size.
     ideal = [base["images_per_second"] / base["workers"] * count if base else None for count in workers]
 
-    def lines(**named: Sequence[float | None]) -> tuple[Series, ...]:
+    def lines(**columns: Sequence[float | None]) -> tuple[Series, ...]:
         return tuple(
             styled(number, name.replace("_", " "), workers, values)
-            for number, (name, values) in enumerate(named.items())
+            for number, (name, values) in enumerate(columns.items())
         )
 
     def column(name: str) -> list[float | None]:
