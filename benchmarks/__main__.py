@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other, and docs/benchmarks.md: `make bench`; the ratios alone: `make bench-quick`."""
+"""Run all benchmarks and write docs/benchmarks.md (`make bench`), or show the ratios only (`make bench-quick`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.speed import ENVIRONMENT, LAUNCHERS, ROOT
 RECORDS = "benchmarks/records"
 STEP = "hvd-train bench throughput digits --model resnet18 --image-size 32 --batch-size 30"
 CONVNET = "hvd-train bench throughput digits --batch-size 30"
-# In the order of the page. Those of clusters make network namespaces, as root.
+# In the order of the page. Those with several hosts make network namespaces, which needs root.
 FULL = {
     "speed": "python -m benchmarks.speed",
     "own": f"python -m benchmarks.own_cost --json {RECORDS}/own-cost.json",
@@ -29,7 +29,7 @@ FULL = {
     "startup": f"python -m benchmarks.startup --json {RECORDS}/startup.json",
     "order": f"python -m benchmarks.order --json {RECORDS}/order.json",
 }
-# Nothing is recorded: a few turns show the ratio, not its interval.
+# These record nothing: a few turns show the ratio, but not its interval.
 QUICK = [
     "python -m benchmarks.speed --quick",
     "python -m benchmarks.own_cost --starts 1 --epochs 5",
@@ -43,12 +43,12 @@ QUICK = [
 
 
 def main() -> int:
-    """Run them; how many failed."""
+    """Run the benchmarks and return how many of them failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="the ratios, in less than five minutes; no record, no page"
+        "--quick", action="store_true", help="show the ratios in less than five minutes; write no record and no page"
     )
-    parser.add_argument("--only", nargs="+", choices=FULL, default=list(FULL), help="of the full ones")
+    parser.add_argument("--only", nargs="+", choices=FULL, default=list(FULL), help="of the full benchmarks, run these")
     options = parser.parse_args()
     failed = 0
     for line in QUICK if options.quick else [*[FULL[name] for name in options.only], "python -m benchmarks.page"]:

@@ -1,11 +1,11 @@
-"""What our users would write otherwise, as simply as they would: the other side of `benchmarks.speed`.
+"""The programs that users would write without us, as simply as they would: `benchmarks.speed` compares with them.
 
     horovodrun -np 2 python -m benchmarks.bare horovod NETWORK BATCH
     torchrun --nproc-per-node 2 -m benchmarks.bare ddp NETWORK BATCH
     horovodrun -np 2 python -m benchmarks.bare example NETWORK BATCH
 
-`horovod` and `ddp` are loops over a data set in memory. `example` is written as Horovod's published examples are: a
-DataLoader with transforms by sample, and an average over all ranks of each batch's loss and accuracy.
+`horovod` and `ddp` are loops over a data set in memory. `example` follows Horovod's published examples: a DataLoader
+with transforms of each sample, and the average over all ranks of each batch's loss and accuracy.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LEARNING_RATE = 0.02
 
 
 def images_and_labels(size: int) -> tuple[Tensor, Tensor]:
-    """The digits that hvd_train trains on, as [1437, 1, size, size] from 0 to 1, and their classes."""
+    """Return the digits that hvd_train trains on, [1437, 1, size, size] from 0 to 1, and their classes, [1437]."""
     digits = load_digits()
     images = torch.from_numpy(digits.images[:1437]).float()[:, None] / 16
     return nn.functional.interpolate(images, size=size), torch.from_numpy(digits.target[:1437])
 
 
 def batches(count: int, batch: int, rank: int, size: int) -> Iterator[Tensor]:
-    """This rank's part of each global batch, epoch after epoch."""
+    """Yield the indices of this rank's part of each global batch, epoch after epoch without an end."""
     epoch = 0
     while True:
         order = torch.randperm(count, generator=torch.Generator().manual_seed(epoch))
@@ -45,7 +45,7 @@ def batches(count: int, batch: int, rank: int, size: int) -> Iterator[Tensor]:
 def loop(
     model: nn.Module, optimizer: torch.optim.Optimizer, size: int, batch: int, rank: int, ranks: int
 ) -> Iterator[None]:
-    """Train for ever, a step at a time."""
+    """Train without an end; yield after each step. `batch` is the number of images on each rank."""
     images, labels = images_and_labels(size)
     for samples in batches(len(images), batch, rank, ranks):
         optimizer.zero_grad()
@@ -56,7 +56,7 @@ def loop(
 
 
 def horovod(network: nn.Module, size: int, batch: int) -> Iterator[None]:
-    """DistributedOptimizer, and nothing else of Horovod's but the broadcast at the start."""
+    """Train with Horovod's DistributedOptimizer and the broadcast at the start, and nothing else of Horovod."""
     import horovod.torch as hvd
 
     hvd.init()
@@ -70,7 +70,7 @@ def horovod(network: nn.Module, size: int, batch: int) -> Iterator[None]:
 
 
 def ddp(network: nn.Module, size: int, batch: int) -> Iterator[None]:
-    """DistributedDataParallel over Gloo."""
+    """Train with DistributedDataParallel over Gloo."""
     torch.distributed.init_process_group("gloo")
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
@@ -79,7 +79,7 @@ def ddp(network: nn.Module, size: int, batch: int) -> Iterator[None]:
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):
-    """One image at a time, through transforms."""
+    """The digits one image at a time, through transforms."""
 
     def __init__(self, size: int) -> None:
         from torchvision.transforms import v2
@@ -95,7 +95,7 @@ class Digits(Dataset[tuple[Tensor, Tensor]]):
 
 
 def example(network: nn.Module, size: int, batch: int) -> Iterator[None]:
-    """After Horovod's pytorch_mnist.py and pytorch_imagenet_resnet50.py."""
+    """Train as Horovod's pytorch_mnist.py and pytorch_imagenet_resnet50.py do."""
     import horovod.torch as hvd
 
     hvd.init()
@@ -123,8 +123,8 @@ def example(network: nn.Module, size: int, batch: int) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    way, name, batch_size = sys.argv[1:]
+    program, name, batch_size = sys.argv[1:]
     torch.manual_seed(0)
     programs = {"horovod": horovod, "ddp": ddp, "example": example}
-    for _ in programs[way](getattr(networks, name)(10), networks.IMAGE_SIZES[name], int(batch_size)):
+    for _ in programs[program](getattr(networks, name)(10), networks.IMAGE_SIZES[name], int(batch_size)):
         pass

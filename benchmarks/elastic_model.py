@@ -1,4 +1,4 @@
-"""What both sides of `benchmarks.recovery` train: a small network whose step takes as long as one on a GPU might."""
+"""The small network that both sides of `benchmarks.recovery` train; its step takes as long as one on a GPU might."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STEP_S = 0.05
 
 
 def network(num_classes: int = 10) -> nn.Module:
-    """Digits to classes; each forward pass in training takes `STEP_S` without keeping a core busy."""
+    """Return a network for the digits whose training pass takes `STEP_S` seconds and leaves the cores free."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_classes))
     model.register_forward_hook(lambda module, *_: time.sleep(STEP_S) if module.training else None)
     return model

@@ -1,4 +1,4 @@
-"""What the programs of a comparison train on the digits, gated (`benchmarks.turns`)."""
+"""The networks that compared programs train on the digits, each gated so that they take turns (`benchmarks.turns`)."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ IMAGE_SIZES = {"convnet": 8, "resnet18": 32, "resnet50": 32}
 
 
 class Grey(nn.Module):
-    """Takes images of one channel to three equal ones."""
+    """Repeats the one channel of images three times."""
 
     def forward(self, images: Tensor) -> Tensor:  # noqa: D102
         return images.expand(-1, 3, -1, -1)
 
 
 def _of_torchvision(name: str, num_classes: int) -> nn.Module:
-    from torchvision import models  # here, as it brings torch's compiler: seconds that the small network does without
+    from torchvision import models  # here, since it imports torch's compiler, which costs seconds
 
     return nn.Sequential(Grey(), getattr(models, name)(num_classes=num_classes))
 
 
 def waiting(num_classes: int) -> nn.Module:
-    """A small network whose forward pass takes 50 ms without a core, as one on a GPU might."""
+    """Return a small network whose forward pass takes 50 ms and leaves the cores free, as one on a GPU might."""
     model = digits_convnet(num_classes)
     model.register_forward_hook(lambda model, *_: time.sleep(0.05) if model.training else None)
     return gated(model)
 
 
 def convnet(num_classes: int) -> nn.Module:
-    """The digits recipe's own, 0.09 million parameters."""
+    """Return the digits recipe's own network, with 0.09 million parameters."""
     return gated(digits_convnet(num_classes))
 
 
 def resnet18(num_classes: int) -> nn.Module:
-    """11.2 million parameters with 10 classes."""
+    """Return torchvision's ResNet-18: 11.2 million parameters with 10 classes."""
     return gated(_of_torchvision("resnet18", num_classes))
 
 
 def resnet50(num_classes: int) -> nn.Module:
-    """23.5 million parameters with 10 classes."""
+    """Return torchvision's ResNet-50: 23.5 million parameters with 10 classes."""
     return gated(_of_torchvision("resnet50", num_classes))
 
 
 def vgg11(num_classes: int) -> nn.Module:
-    """128.8 million parameters with 10 classes."""
+    """Return torchvision's VGG-11: 128.8 million parameters with 10 classes."""
     return gated(_of_torchvision("vgg11", num_classes))

@@ -25,7 +25,7 @@ Nothing on this page ran on a GPU or on several machines.
 
 @dataclass(frozen=True)
 class Section:
-    """What a record has measured, in words."""
+    """A section of the page: its title, the name of its record, and what was measured."""
 
     title: str
     record: str
@@ -34,7 +34,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table."""
+    """A line of a table: what was measured, its value, the aim and whether it is met."""
 
     what: str
     value: str
@@ -124,16 +124,16 @@ SECTIONS = [
 
 
 def rows_of(name: str, record: dict[str, Any]) -> list[Row]:
-    """The lines of a record's table."""
+    """Return the lines of a record's table."""
     if name == "ready-commits":
         share = record["commit_share_of_time"]
         return [Row("a commit a minute, share of the time", f"{share:.2%}", "under 1%", verdict(share < 0.01))]
     if name == "ready-elastic":
         return list(_measured(record["elastic_over_static"]))
     if name == "wire-accuracy":
-        found = record["top1_of_seeds"].items()
         rows = [
-            Row(wire, f"{statistics.median(tops):.2%} ({min(tops):.2%} to {max(tops):.2%})") for wire, tops in found
+            Row(wire, f"{statistics.median(scores):.2%} ({min(scores):.2%} to {max(scores):.2%})")
+            for wire, scores in record["top1_of_seeds"].items()
         ]
         low, high = record["interval"]
         difference = f"{record['difference']:.2%} ({low:.2%} to {high:.2%})"
@@ -152,7 +152,7 @@ def rows_of(name: str, record: dict[str, Any]) -> list[Row]:
 
 
 def remark(name: str, record: dict[str, Any]) -> str:
-    """Why an aim is not met, with the numbers that show it; of a step's own cost, what it goes into."""
+    """Return why an aim is not met, with the numbers that show it, or where the time of a step's own cost goes."""
     missed = any(row.verdict == "not met" for row in rows_of(name, record))
     if name == "input" and missed:
         spent = record["quality 90"]["microseconds_per_image"]
@@ -192,16 +192,16 @@ def remark(name: str, record: dict[str, Any]) -> str:
 def _inputs(record: dict[str, Any]) -> Iterator[Row]:
     for quality in (name for name in record if name.startswith("quality ")):
         files = f"JPEG of {record[quality]['bytes_per_file'] / 1000:.0f} KB"
-        found = {f"{files}, {kind}": value for kind, value in record[quality].items()}
-        yield from _measured({kind: value for kind, value in found.items() if isinstance(value, dict)})
+        comparisons = {kind: value for kind, value in record[quality].items() if isinstance(value, dict)}
+        yield from _measured({f"{files}, {kind}": value for kind, value in comparisons.items()})
     yield from _measured({"in memory": record["memory"]})
 
 
 def _measured(record: dict[str, Any]) -> Iterator[Row]:
-    """Whatever in a record has an aim."""
-    for what, found in record.items():
+    """Yield a line for everything in a record that has an aim, a median or a ratio."""
+    for what, result in record.items():
         entries = (
-            found if isinstance(found, list) else [{"comparison": what, **found}] if isinstance(found, dict) else []
+            result if isinstance(result, list) else [{"comparison": what, **result}] if isinstance(result, dict) else []
         )
         for entry in entries:
             if isinstance(entry, dict) and ("aim" in entry or "median" in entry or "ratio" in entry):
@@ -214,17 +214,20 @@ def _measured(record: dict[str, Any]) -> Iterator[Row]:
 
 
 def value(number: float, interval: list[float] | None) -> str:
-    """A number with its interval."""
+    """Write a number with its interval."""
     return f"{number:.3g}" + (f" ({interval[0]:.3g} to {interval[1]:.3g})" if interval else "")
 
 
 def verdict(met: bool) -> str:
-    """In a word."""
+    """Write whether an aim is met."""
     return "met" if met else "not met"
 
 
 def _source(record: dict[str, Any]) -> str:
-    """The command, the day and the machine; records of `hvd-train bench` say the last two in their own way."""
+    """Write the command, the day, the machine and, where it is known, the commit of a record.
+
+    Records of `hvd-train bench` have other keys for the machine.
+    """
     machine = record.get("machine") or {
         "cores": record["hardware"]["cores"],
         "torch": record["versions"]["torch"],
@@ -234,7 +237,7 @@ def _source(record: dict[str, Any]) -> str:
 
 
 def page() -> str:
-    """The whole text."""
+    """Return the text of docs/benchmarks.md. Records that are not there are left out."""
     parts = [HEAD]
     for section in SECTIONS:
         path = RECORDS / f"{section.record}.json"

@@ -30,8 +30,8 @@ entries = 0
 
 
 @hvd.elastic.run
-def train(state):  # type: ignore[no-untyped-def]  # as its users write it
-    """Train on from the state."""
+def train(state):  # type: ignore[no-untyped-def]  # untyped, as users write it
+    """Train, beginning or going on at the state."""
     global entries
     entries += 1
     while state.epoch < 100_000:

@@ -1,14 +1,14 @@
-"""What it costs to be ready for a fault, while none happens: commits at the default cadence, and an elastic world.
+"""The cost of being ready for faults while none happens: commits at the default cadence, and an elastic world.
 
     python -m benchmarks.ready commits       about 3 minutes on 2 cores
     python -m benchmarks.ready elastic       about 20 minutes
     ... --quick                              half a minute each; no record
 
-ResNet-50 (23.5 million parameters with 10 classes), SGD with momentum, 2 ranks, 32 images of 32 pixels a step. A
-commit's cost is what the ten steps after it take longer than the ten after those, in one run; the default cadence has
-one a minute.
+ResNet-50 (23.5 million parameters with 10 classes), SGD with momentum, 2 ranks, 32 images of 32 pixels a step. The
+cost of a commit is the time by which the ten steps after it take longer than the next ten; the default cadence has one
+commit a minute.
 Elastic against static: the same training in turns (`benchmarks.turns`), with steps of 50 ms that leave the cores free,
-as those on a GPU do, and with that ResNet-50, which leaves nothing free. The records go to
+as those on a GPU do, and with that ResNet-50, which keeps all cores busy. The records go to
 benchmarks/records/ready-*.json.
 """
 
@@ -34,7 +34,7 @@ from hvd_train.settings.run import RunConfig
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(sys.executable).parent
 COMMIT_STEPS = 20
-NETWORKS = {"waiting": 10, "resnet50": 3}  # of benchmarks.networks, with the steps of a turn, about a second
+NETWORKS = {"waiting": 10, "resnet50": 3}  # of benchmarks.networks, and the steps of a turn, which last about a second
 AIM = 1.01
 ENVIRONMENT = {
     **os.environ,
@@ -49,36 +49,36 @@ LAUNCHERS = {
 
 
 def training(model: str, epochs: int) -> list[str]:
-    """The arguments of `hvd-train train`, with no commit by time."""
+    """Return the arguments of `hvd-train train` for a training that makes no commit by time."""
     line = f"--data digits --model {model} --image-size 32 --global-batch-size 32 --batch-size 16 --augment none "
     line += f"--device cpu --epochs {epochs} --eval-epochs 1000 --log-steps 1 --output-dir run "
-    # A rate at which nothing diverges, however long it is trained.
+    # At this learning rate nothing diverges, however long it is trained.
     return [*line.split(), "--commit-seconds", "1000000", "--learning-rate", "0.001"]
 
 
 def step_times(steps: int, commit_steps: int) -> list[float]:
-    """Seconds of each step from the second on, by the times in metrics.jsonl."""
+    """Return the seconds of each step from the second on, by the times in metrics.jsonl."""
     line = [*training("resnet50", -(-steps // 45)), "--commit-steps", str(commit_steps)]
     with tempfile.TemporaryDirectory(prefix="ready-") as folder:
         subprocess.run([*LAUNCHERS["static"], *line], cwd=folder, env=ENVIRONMENT, check=True)
         lines = map(json.loads, (Path(folder) / "run/metrics.jsonl").read_text().splitlines())
-        times = [found["time"] for found in lines if found["kind"] == "step"]
+        times = [record["time"] for record in lines if record["kind"] == "step"]
     return [after - before for before, after in pairwise(times)]
 
 
 def commit_cost(steps: int, every: int) -> list[float]:
-    """Seconds that each commit has cost."""
+    """Return the seconds that each commit has cost, in a run of `steps` steps with a commit after every `every`."""
     times = step_times(steps, every)
     half = every // 2
     costs = []
     for commit in range(every, len(times) - every, every):
-        after = times[commit - 1 : commit - 1 + every]  # times[n] is that of step n + 2
+        after = times[commit - 1 : commit - 1 + every]  # times[n] is the time of step n + 2
         costs.append(sum(after[:half]) - half * statistics.median(after[half:]))
     return costs
 
 
 def measure_commits(steps: int, every: int) -> dict[str, Any]:
-    """What a commit costs, and its share of the time at the default cadence."""
+    """Return the cost of a commit, and its share of the time at the default cadence."""
     cadence = RunConfig().commit_seconds
     assert cadence is not None
     costs = commit_cost(steps, every)
@@ -92,22 +92,28 @@ def measure_commits(steps: int, every: int) -> dict[str, Any]:
 
 
 def measure_elastic(networks: Mapping[str, int], starts: int, turns: int, warm_up: int = 3) -> dict[str, Any]:
-    """Seconds per step of an elastic world over those of a static one, in turns, in so many starts of both."""
-    found = {}
+    """Return the seconds per step of an elastic world over those of a static one.
+
+    `networks` gives the steps of a turn for each network; both worlds are started `starts` times and take `turns` turns
+    in each start.
+    """
+    measured = {}
     for network, steps in networks.items():
-        every = [_one_start(network, steps, turns, warm_up, static_first=bool(number % 2)) for number in range(starts)]
-        whole = over_starts(every)
-        low, high = whole["interval"]
-        found[network] = {**whole, "aim": f"at most {AIM}", "verdict": at_most(AIM, (low, high))}
+        results = [
+            _one_start(network, steps, turns, warm_up, static_first=bool(number % 2)) for number in range(starts)
+        ]
+        summary = over_starts(results)
+        low, high = summary["interval"]
+        measured[network] = {**summary, "aim": f"at most {AIM}", "verdict": at_most(AIM, (low, high))}
         print(
-            f"{network}: elastic over static {whole['median']} ({low} to {high}), {found[network]['verdict']}",
+            f"{network}: elastic over static {summary['median']} ({low} to {high}), {measured[network]['verdict']}",
             flush=True,
         )
-    return {"elastic_over_static": found}
+    return {"elastic_over_static": measured}
 
 
 def _one_start(network: str, steps: int, turns: int, warm_up: int, *, static_first: bool) -> dict[str, Any]:
-    """As `benchmarks.turns.compare`, elastic before static."""
+    """Start both worlds once and return what `benchmarks.turns.compare` measures, elastic over static."""
     line = training(f"benchmarks.networks:{network}", 100_000)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ready-")))
@@ -119,24 +125,24 @@ def _one_start(network: str, steps: int, turns: int, warm_up: int, *, static_fir
 
 
 def main() -> None:
-    """Measure, and write the record."""
+    """Measure and, unless --quick is given, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["commits", "elastic"])
-    parser.add_argument("--steps", type=int, default=320, help="of the run with commits (default: 320)")
-    parser.add_argument("--starts", type=int, default=8, help="of an elastic and a static training (default: 8)")
-    parser.add_argument("--turns", type=int, default=25, help="of each in each start (default: 25)")
-    parser.add_argument("--quick", action="store_true", help="a few steps, and no record")
+    parser.add_argument("subject", choices=["commits", "elastic"])
+    parser.add_argument("--steps", type=int, default=320, help="steps of the run with commits (default: 320)")
+    parser.add_argument("--starts", type=int, default=8, help="starts of each of the two trainings (default: 8)")
+    parser.add_argument("--turns", type=int, default=25, help="turns of each training in each start (default: 25)")
+    parser.add_argument("--quick", action="store_true", help="take a few steps and write no record")
     options = parser.parse_args()
-    if options.what == "commits":
+    if options.subject == "commits":
         steps, every = (45, 14) if options.quick else (options.steps, COMMIT_STEPS)
-        found = measure_commits(steps, every)
+        measured = measure_commits(steps, every)
     elif options.quick:
-        found = measure_elastic({"waiting": 20}, starts=1, turns=3, warm_up=1)
+        measured = measure_elastic({"waiting": 20}, starts=1, turns=3, warm_up=1)
     else:
-        found = measure_elastic(NETWORKS, options.starts, options.turns)
+        measured = measure_elastic(NETWORKS, options.starts, options.turns)
     if not options.quick:
-        record = {**about("benchmarks.ready", sys.argv[1:]), **found}
-        (RECORDS / f"ready-{options.what}.json").write_text(json.dumps(record, indent=1) + "\n")
+        record = {**about("benchmarks.ready", sys.argv[1:]), **measured}
+        (RECORDS / f"ready-{options.subject}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

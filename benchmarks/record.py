@@ -1,4 +1,4 @@
-"""Where records of measurements go, and what each says of itself."""
+"""The records of the benchmarks: where they lie, how they were made, and whether an aim is met."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ RECORDS = Path(__file__).parent / "records"
 
 
 def about(module: str, options: Sequence[str]) -> dict[str, Any]:
-    """The command, the day, the machine and the commit."""
+    """Return the command, the day, the machine and the commit of a measurement.
+
+    Raises subprocess.CalledProcessError outside of a clone with git.
+    """
     revision = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(revision, cwd=RECORDS, capture_output=True, text=True, check=True)
     return {
@@ -28,12 +31,12 @@ def about(module: str, options: Sequence[str]) -> dict[str, Any]:
 
 
 def at_least(aim: float, interval: Sequence[float]) -> str:
-    """What is said of such an aim: only a whole interval is on one side of it."""
+    """Return whether values are at least `aim`: met or not met only where the whole interval is on one side of it."""
     low, high = interval
     return "met" if low >= aim else "not met" if high < aim else "not told apart"
 
 
 def at_most(aim: float, interval: Sequence[float]) -> str:
-    """As `at_least`, of the other side."""
+    """Return whether values are at most `aim`: met or not met only where the whole interval is on one side of it."""
     low, high = interval
     return "met" if high <= aim else "not met" if low > aim else "not told apart"

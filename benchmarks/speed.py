@@ -1,12 +1,13 @@
-"""Our loop beside what users would write otherwise, as ratios of images per second on 2 ranks of this machine.
+"""Our loop beside the programs that users would write without us: ratios of images per second on 2 ranks.
 
     python -m benchmarks.speed               all comparisons, about 25 minutes on 2 cores
     python -m benchmarks.speed --quick       each started once, about 2 minutes
 
-Each is two running trainings that take turns (`benchmarks.turns`), with the same network, batch and number of threads,
-without augmentation, evaluation or commits. Both are started several times: another start of the same two programs
-moves the ratio of their steps by 6% (where their memory lies, where their threads run), more than what is to be
-measured, and turns within a start agree with each other. The record goes to benchmarks/records/speed.json.
+A comparison is two running trainings that take turns (`benchmarks.turns`), with the same network, batch and number of
+threads, without augmentation, evaluation or commits. Both are started several times: turns within a start agree with
+each other, but another start of the same two programs moves the ratio of their steps by 6% (their memory lies and their
+threads run elsewhere), which is more than the difference to be measured. The record goes to
+benchmarks/records/speed.json.
 """
 
 from __future__ import annotations
@@ -40,34 +41,33 @@ BATCHES = {"convnet": 30, "resnet18": 30}  # per rank, so that no rank is idle i
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ours under one launcher against another program under its own."""
+    """Our loop under one launcher against another program under a launcher of its own."""
 
     network: str
     ours: str
     other: str
-    others: str
-    """Launcher of the other one."""
+    other_launcher: str
     aim: float
-    """Least ratio of images per second, ours over the other's."""
-    more: int = 1
-    """Times as many starts as others have, for a ratio that is close to its aim."""
+    """The least ratio of images per second, ours over the other's."""
+    times_starts: int = 1
+    """By how much the number of starts is multiplied: a ratio close to its aim needs more."""
 
     @property
     def name(self) -> str:
-        """As in docs/benchmarks.md."""
-        return f"{self.network}: ours ({self.ours}) over {self.other} ({self.others})"
+        """The name of the comparison in docs/benchmarks.md."""
+        return f"{self.network}: ours ({self.ours}) over {self.other} ({self.other_launcher})"
 
 
 COMPARISONS = [
-    *(Comparison("convnet", way, "horovod", way, 0.98, more=2) for way in ("gloo", "mpi")),
-    *(Comparison("resnet18", way, "horovod", way, 0.98) for way in ("gloo", "mpi")),
-    *(Comparison("resnet18", way, "ddp", "torchrun", 1.0) for way in ("gloo", "mpi")),
+    *(Comparison("convnet", launcher, "horovod", launcher, 0.98, times_starts=2) for launcher in ("gloo", "mpi")),
+    *(Comparison("resnet18", launcher, "horovod", launcher, 0.98) for launcher in ("gloo", "mpi")),
+    *(Comparison("resnet18", launcher, "ddp", "torchrun", 1.0) for launcher in ("gloo", "mpi")),
     Comparison("convnet", "gloo", "example", "gloo", 1.3),
 ]
 
 
 def ours(model: str, batch: int, launcher: str, *, ranks: int = RANKS, epochs: int = 1_000_000) -> list[str]:
-    """The command of our training of a module's function, with so many images on each rank."""
+    """Return the command that trains `model`, a `module:function`, with our loop and `batch` images on each rank."""
     line = f"train --data digits --model {model} --global-batch-size {ranks * batch} "
     line += f"--batch-size {batch} --augment none --device cpu --epochs {epochs} --eval-epochs 1000000 "
     line += "--log-steps 100 --output-dir run --commit-seconds 1000000 --learning-rate 0.02 --weight-decay 0"
@@ -75,29 +75,29 @@ def ours(model: str, batch: int, launcher: str, *, ranks: int = RANKS, epochs: i
 
 
 def _ours(comparison: Comparison) -> list[str]:
-    """The command of ours."""
+    """Return the command of our side of a comparison."""
     size = [] if comparison.network == "convnet" else ["--image-size", "32"]
     command = ours(f"benchmarks.networks:{comparison.network}", BATCHES[comparison.network], comparison.ours)
     return [*command, *size]
 
 
 def other(comparison: Comparison) -> list[str]:
-    """The command of the other one."""
-    python = [] if comparison.others == "torchrun" else ["python"]
-    what = ["-m", "benchmarks.bare", comparison.other, comparison.network, str(BATCHES[comparison.network])]
-    return [*LAUNCHERS[comparison.others], *python, *what]
+    """Return the command of the other side of a comparison."""
+    python = [] if comparison.other_launcher == "torchrun" else ["python"]
+    program = ["-m", "benchmarks.bare", comparison.other, comparison.network, str(BATCHES[comparison.network])]
+    return [*LAUNCHERS[comparison.other_launcher], *python, *program]
 
 
 def measure(comparison: Comparison, starts: int, turns: int, seconds: float) -> dict[str, Any]:
-    """Start both so many times, and each time let them take so many turns of about so many seconds."""
-    found = [_one_start(comparison, turns, seconds, ours_first=bool(number % 2)) for number in range(starts)]
-    whole = over_starts(found)
-    times = dict(zip(("other", "ours"), whole["seconds_per_step"], strict=True))
+    """Start both sides `starts` times, each time for `turns` turns of about `seconds`, and return the result."""
+    results = [_one_start(comparison, turns, seconds, ours_first=bool(start % 2)) for start in range(starts)]
+    summary = over_starts(results)
+    times = dict(zip(("other", "ours"), summary["seconds_per_step"], strict=True))
     shown = {
-        **whole,
+        **summary,
         "seconds_per_step": times,
         "aim": f"at least {comparison.aim}",
-        "verdict": at_least(comparison.aim, whole["interval"]),
+        "verdict": at_least(comparison.aim, summary["interval"]),
     }
     print(
         f"{comparison.name}: {shown['median']} ({shown['interval'][0]} to {shown['interval'][1]}), {shown['aim']}: "
@@ -108,7 +108,7 @@ def measure(comparison: Comparison, starts: int, turns: int, seconds: float) -> 
 
 
 def _one_start(comparison: Comparison, turns: int, seconds: float, *, ours_first: bool) -> dict[str, Any]:
-    """As `benchmarks.turns.compare`, the other one before ours."""
+    """Start both sides once and return what `benchmarks.turns.compare` measures, the other side over ours."""
     commands = {"ours": _ours(comparison), "other": other(comparison)}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="speed-")))
@@ -116,27 +116,26 @@ def _one_start(comparison: Comparison, turns: int, seconds: float, *, ours_first
             name: stack.enter_context(started(command, folder / name, RANKS, ENVIRONMENT))
             for name, command in sorted(commands.items(), reverse=ours_first)
         }
-        mine = programs["ours"]
-        mine.turn(5)
-        steps = max(3, round(seconds / mine.turn(5)))
-        return compare(programs["other"], mine, turns=turns, steps=steps, warm_up=1)
+        programs["ours"].turn(5)
+        steps = max(3, round(seconds / programs["ours"].turn(5)))
+        return compare(programs["other"], programs["ours"], turns=turns, steps=steps, warm_up=1)
 
 
 def main() -> None:
-    """Measure, and write the record."""
+    """Measure and, if all comparisons were made in full, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--starts", type=int, default=8, help="of each pair of programs (default: 8)")
-    parser.add_argument("--turns", type=int, default=5, help="of each program in each start (default: 5)")
-    parser.add_argument("--only", default="", help="comparisons whose name has this in it")
+    parser.add_argument("--quick", action="store_true", help="start each pair once, and write no record")
+    parser.add_argument("--starts", type=int, default=8, help="starts of each pair of programs (default: 8)")
+    parser.add_argument("--turns", type=int, default=5, help="turns of each program in each start (default: 5)")
+    parser.add_argument("--only", default="", help="only comparisons whose name contains this; write no record")
     options = parser.parse_args()
     starts, turns, seconds = (1, 3, 0.3) if options.quick else (options.starts, options.turns, 1.0)
     chosen = [comparison for comparison in COMPARISONS if options.only in comparison.name]
-    found = [
-        measure(comparison, starts if options.quick else starts * comparison.more, turns, seconds)
+    comparisons = [
+        measure(comparison, starts if options.quick else starts * comparison.times_starts, turns, seconds)
         for comparison in chosen
     ]
-    record = {**about("benchmarks.speed", sys.argv[1:]), "comparisons": found}
+    record = {**about("benchmarks.speed", sys.argv[1:]), "comparisons": comparisons}
     if not options.only and not options.quick:
         (RECORDS / "speed.json").write_text(json.dumps(record, indent=1) + "\n")
 

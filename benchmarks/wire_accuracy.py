@@ -1,8 +1,8 @@
-"""fp16 on the wire against fp32: what the digits recipe comes to on two ranks.
+"""Gradients as fp16 against fp32: the top-1 that the digits recipe reaches on two ranks.
 
     python -m benchmarks.wire_accuracy --json benchmarks/records/wire-accuracy.json       about 3 minutes on 2 cores
 
-The recipe as it is, all its epochs, once with each kind of gradients on the wire for each of the seeds.
+The recipe is trained unchanged, for all its epochs, once with each format of gradients for each seed.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ WIRES = {"fp32": "none", "fp16": "fp16"}
 
 
 def top1(compression: str, seed: int) -> float:
-    """Of the last epoch, on the held-out images."""
+    """Train once and return the top-1 of the last epoch on the held-out images."""
     with tempfile.TemporaryDirectory(prefix="wire-") as folder:
         line = f"train digits --device cpu --compression {compression} --seed {seed} --output-dir run"
         command = [*LAUNCHERS["gloo"], "hvd-train", *line.split()]
         subprocess.run(command, cwd=folder, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
-        found: float = json.loads((Path(folder) / "run/summary.json").read_text())["top1"]
-    return found
+        score: float = json.loads((Path(folder) / "run/summary.json").read_text())["top1"]
+    return score
 
 
 def main() -> None:
-    """Measure, print, and write the record."""
+    """Measure, print and, if asked to, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=7, help="so many, from 0 on (default: 7)")
-    parser.add_argument("--json", type=Path, help="where the record goes")
+    parser.add_argument("--seeds", type=int, default=7, help="how many seeds, from 0 on (default: 7)")
+    parser.add_argument("--json", type=Path, help="the file that takes the record")
     options = parser.parse_args()
-    found = {wire: [top1(way, seed) for seed in range(options.seeds)] for wire, way in WIRES.items()}
-    differences = [half - full for full, half in zip(found["fp32"], found["fp16"], strict=True)]
+    scores = {wire: [top1(compression, seed) for seed in range(options.seeds)] for wire, compression in WIRES.items()}
+    differences = [half - full for full, half in zip(scores["fp32"], scores["fp16"], strict=True)]
     low, high = interval(differences)
     facts = {
-        "top1_of_seeds": found,
+        "top1_of_seeds": scores,
         "difference": statistics.median(differences),
         "interval": [low, high],
         "aim": "equal",

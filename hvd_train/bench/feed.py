@@ -1,4 +1,4 @@
-"""The batches of a training, epoch after epoch without an end, for what is measured over a time."""
+"""The batches of a training, epoch after epoch without an end, for measurements that last as long as they are told."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_train.world.world import Place
 
 
 def batches(loader: Loader, config: Config, cut: Cut, place: Place) -> Iterator[Batch]:
-    """This rank's part of each step, in the order of the training."""
+    """Yield this rank's part of the global batch of each step, in the order in which training takes them."""
     for epoch in itertools.count():
         order = order_of(config.seed, epoch, loader.num_samples, config.data.repeated_augmentation)
         yield from loader.load(epoch, assignments(order, 0, cut, place.rank, place.size))

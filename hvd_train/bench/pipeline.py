@@ -1,19 +1,18 @@
-"""How many images a second the input gives without a model, and which stage of their way limits it.
+"""How many images a second the input gives without a model, and which stage on their way limits it.
 
-Two measurements. The pipeline as a training has it, with its loader processes; and every stage by itself: the same
-code in one process on one core, which tells at the end of each stage that it is there.
+There are two measurements: the whole pipeline as training has it, with its loader processes; and each stage by itself,
+by the same code in one process on one core, which marks the end of each stage.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from hvd_train.bench import feed
-from hvd_train.bench.record import estimate, written
+from hvd_train.bench.record import Record, estimate, written
 from hvd_train.config import Config
 from hvd_train.data.batches import Batch
 from hvd_train.data.dataset import Arrays
@@ -24,11 +23,11 @@ from hvd_train.world.world import Place, World, barrier, together
 
 WARM_UP_S = 1.0
 IN_TRAINING_PROCESS = ("transfer", "prepare")
-"""Stages of whole batches, which the training process has to do itself."""
+"""Stages that take whole batches and so run in the training process, not in the loader processes."""
 
 
 class Laps:
-    """Seconds of each stage, from one mark to the next."""
+    """Adds up the seconds of each stage: each mark gives the time since the last one to a stage."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -36,20 +35,23 @@ class Laps:
         self._last = time.perf_counter()
 
     def mark(self, stage: str) -> None:
-        """What has happened since the last mark was this."""
+        """Count the time since the last mark as this stage's, work that the device still had to do included."""
         synchronize(self._device)
         now = time.perf_counter()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
 
     def restart(self) -> None:
-        """Forget all, and begin now."""
+        """Forget all seconds so far and begin now."""
         self.seconds.clear()
         self._last = time.perf_counter()
 
 
-def measure(config: Config, world: World, *, seconds: float, repetitions: int) -> dict[str, Any]:
-    """Run the input of a training for so many times so many seconds. All ranks get the same record."""
+def measure(config: Config, world: World, *, seconds: float, repetitions: int) -> Record:
+    """Run the input of a training `repetitions` times for so many seconds and return the record, which all ranks get.
+
+    Raises UsageError where the data cannot be had, as training does.
+    """
     place = world.place
     parts = together(world, lambda: build(config, place, None, None))
     speeds = world.gather(whole(parts, config, world, seconds=seconds, repetitions=repetitions))
@@ -71,10 +73,10 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
         "stages": [
             {
                 "stage": stage,
-                "microseconds_per_image": round(took * 1e6, 3),
-                "images_per_second_per_core": round(1 / took, 3),
+                "microseconds_per_image": round(per_image * 1e6, 3),
+                "images_per_second_per_core": round(1 / per_image, 3),
             }
-            for stage, took in stages.items()
+            for stage, per_image in stages.items()
         ],
         "num_samples": parts.train_loader.num_samples,
         "repetitions": repetitions,
@@ -84,7 +86,7 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
 
 
 def whole(parts: Parts, config: Config, world: World, *, seconds: float, repetitions: int) -> list[float]:
-    """Images per second of this rank, with the loader processes that a training has, for each repetition."""
+    """Return this rank's images per second in each repetition, with the loader processes that training has."""
     try:
         parts.train_loader.start()
         batches = _batches(parts, config, world.place)
@@ -92,15 +94,15 @@ def whole(parts: Parts, config: Config, world: World, *, seconds: float, repetit
         speeds = []
         for _ in range(repetitions):
             barrier(world)
-            images, took = _take(batches, seconds, parts.device)
-            speeds.append(images / took)
+            images, passed = _take(batches, seconds, parts.device)
+            speeds.append(images / passed)
         return speeds
     finally:
         parts.train_loader.close()
 
 
 def stage_seconds(parts: Parts, config: Config, seconds: float) -> dict[str, float]:
-    """Seconds of each stage per image, in this process and on one core (or on the device)."""
+    """Return the seconds that an image takes at each stage, in this process and on one core (or on the device)."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a loader process
     laps = Laps(parts.device)
@@ -117,17 +119,20 @@ def stage_seconds(parts: Parts, config: Config, seconds: float) -> dict[str, flo
 
 
 def limiting(stages: dict[str, float], workers: int, num_cores: int) -> str:
-    """The slowest stage on the slower side: the loader processes of a rank (if it has any), or its training process."""
-    here = {stage: took for stage, took in stages.items() if stage in IN_TRAINING_PROCESS}
-    there = {stage: took for stage, took in stages.items() if stage not in IN_TRAINING_PROCESS}
+    """Return the slowest stage on the slower side: that of a rank's loader processes, or that of its training process.
+
+    `stages` are seconds per image, `workers` the loader processes of a rank, which share `num_cores` cores.
+    """
+    in_training = {stage: spent for stage, spent in stages.items() if stage in IN_TRAINING_PROCESS}
+    in_loaders = {stage: spent for stage, spent in stages.items() if stage not in IN_TRAINING_PROCESS}
     at_once = min(workers, num_cores)
     if at_once:
-        stages = here if sum(here.values()) > sum(there.values()) / at_once else there
+        stages = in_training if sum(in_training.values()) > sum(in_loaders.values()) / at_once else in_loaders
     return max(stages, key=lambda stage: stages[stage])
 
 
-def table(record: dict[str, Any]) -> str:
-    """The record for people."""
+def table(record: Record) -> str:
+    """Write the record as a table for people."""
     processes = record["loader_processes_per_worker"]
     made_by = f"{processes} loader processes a rank" if processes else "the training process"
     interval = record["images_per_second_interval"]
@@ -140,9 +145,11 @@ def table(record: dict[str, Any]) -> str:
         f"{'stage':<16}{'us per image':>14}{'images/s a core':>17}",
     ]
     for stage in record["stages"]:
-        took = stage["microseconds_per_image"]
+        microseconds = stage["microseconds_per_image"]
         mark = "  <- limits" if stage["stage"] == record["limited_by"] else ""
-        lines.append(f"{stage['stage']:<16}{written(took):>14}{stage['images_per_second_per_core']:>17,.0f}{mark}")
+        lines.append(
+            f"{stage['stage']:<16}{written(microseconds):>14}{stage['images_per_second_per_core']:>17,.0f}{mark}"
+        )
     return "\n".join(lines)
 
 
@@ -152,7 +159,7 @@ def _batches(parts: Parts, config: Config, place: Place) -> Iterator[Batch]:
 
 
 def _take(batches: Iterator[Batch], seconds: float, device: torch.device) -> tuple[int, float]:
-    """Images of this rank within about so many seconds, and how many those were."""
+    """Take batches for about `seconds`; return this rank's images in them and the seconds that really passed."""
     images, started = 0, time.perf_counter()
     while True:
         images += sum(len(micro.targets) for micro in next(batches).micro_batches)

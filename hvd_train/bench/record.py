@@ -1,4 +1,4 @@
-"""What each measurement says of itself: means with their intervals, versions, hardware, the command. No torch."""
+"""What every measurement records about itself: means with their intervals, versions, hardware, command. No torch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from typing import Any
 from hvd_train.errors import UsageError
 from hvd_train.run_files import durable, machine
 
+Record = dict[str, Any]
+"""The result of a measurement as JSON has it; docs/measuring.md explains its keys."""
+
 # Student's t for 95%, by degrees of freedom from 1 on; beyond the table it is 1.96 + 2.4 / degrees, to 0.3%.
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -28,21 +31,21 @@ _T = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of repetitions and half the width of its 95% interval (NaN: one repetition says nothing of it)."""
+    """The mean of repetitions and half the width of its 95% interval (NaN where there was one repetition only)."""
 
     mean: float
     half_width: float
 
     @property
     def interval(self) -> list[float] | None:
-        """Its ends, for JSON."""
+        """The two ends of the interval, for JSON; None where it is not known."""
         if math.isnan(self.half_width):
             return None
         return [round(self.mean - self.half_width, 6), round(self.mean + self.half_width, 6)]
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and 95% interval by Student's t: repetitions are few, and how much they scatter is known from them alone."""
+    """Return the mean and its 95% interval by Student's t, since the few values alone tell how much they scatter."""
     if len(values) < 2:
         return Estimate(statistics.fmean(values), math.nan)
     degrees = len(values) - 1
@@ -51,13 +54,13 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def written(value: float, like: float | None = None) -> str:
-    """A number with at least three digits, or with as many after the point as another one has so."""
+    """Write a number with at least three digits, or with as many decimals as `like` would have."""
     size = abs(value if like is None else like)
     return f"{value:,.{max(0, 2 - math.floor(math.log10(size))) if size else 0}f}"
 
 
-def about(tool: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """What was typed and when, the versions, and the hardware of this host."""
+def about(tool: str, arguments: Sequence[str]) -> Record:
+    """Return the command, the day, the versions and the hardware of this host."""
     return {
         "bench": tool,
         "command": shlex.join(["hvd-train", "bench", tool, *arguments]),
@@ -74,9 +77,9 @@ def about(tool: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def check_target(path: Path | None, tool: str) -> None:
-    """Raise UsageError where a record cannot be written there, before anything is measured.
+    """Check, before anything is measured, that a record of this tool can be written to `path`.
 
-    An earlier record of the same tool is replaced; nothing else is.
+    An earlier record of the same tool may be replaced, nothing else. Raises UsageError where it cannot be written.
     """
     if path is None:
         return
@@ -87,11 +90,11 @@ def check_target(path: Path | None, tool: str) -> None:
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"--json {path}: the folder {path.parent} cannot be written to; name another")
     if path.exists() and not is_of(tool, path):
-        raise UsageError(f"--json {path} is there and no record of `hvd-train bench {tool}`; name another file")
+        raise UsageError(f"--json {path} exists and is no record of `hvd-train bench {tool}`; name another file")
 
 
-def write(path: Path, record: dict[str, Any]) -> None:
-    """Write it whole. Raises UsageError where that cannot be done."""
+def write(path: Path, record: Record) -> None:
+    """Write the record, whole or not at all. Raises UsageError where it cannot be written."""
     try:
         durable.write_text(path, json.dumps(record, indent=1) + "\n")
     except OSError as error:
@@ -99,22 +102,22 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 
 def is_of(tool: str, path: Path) -> bool:
-    """Whether this file is a record of that tool."""
+    """Return whether a file is a record of this tool."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and found.get("bench") == tool
+    return isinstance(record, dict) and record.get("bench") == tool
 
 
 def _gpus() -> list[str]:
-    """Their names, by the driver's own program: torch would make a context on each."""
+    """Return the names of this host's GPUs, from the driver's own program: torch would make a context on each."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
-    words = [program, "--query-gpu=name", "--format=csv,noheader"]
+    command = [program, "--query-gpu=name", "--format=csv,noheader"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return []
     return done.stdout.splitlines() if done.returncode == 0 else []

@@ -1,15 +1,17 @@
-"""How many images a training takes in a second, and where the time of its steps goes: the real step, nothing written.
+"""How many images a second a training takes, and where the time of its steps goes.
 
-What a training does between its steps (metrics, commits, evaluations) is left out.
+The step is the real one, but nothing is written. What a training does between its steps (metrics, commits, evaluations)
+is left out.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hvd_train.bench import feed
-from hvd_train.bench.record import estimate, written
+from hvd_train.bench.record import Record, estimate, written
 from hvd_train.config import Config
 from hvd_train.data.batches import Ahead
 from hvd_train.errors import UsageError
@@ -25,10 +27,20 @@ _IMAGE_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32}
 _LEARNING_RATE = 1e-6  # random labels are not to be learnt: with a real one some networks diverge, and skip the update
 
 
-def without_files(config: Config, *, own_data: bool) -> Config:
-    """Without weights from files: the speed is that of any. Without `own_data` on random images, too.
+@dataclass(frozen=True)
+class Repetition:
+    """Some steps in a row: the images of all ranks in them, this rank's seconds, and seconds per step by phase."""
 
-    These live on the device, are of the size of the config's own images, and their epoch does not end.
+    images: int
+    seconds: float
+    split: dict[str, float]
+
+
+def without_files(config: Config, *, own_data: bool) -> Config:
+    """Return the config without weights from a file, since the speed is that of any weights.
+
+    Unless `own_data` is set it trains on random images, too. These live on the device, have the size of the config's
+    own images, and their epoch does not end.
     """
     config = config.replace(weights=None)
     if own_data:
@@ -46,76 +58,109 @@ def without_files(config: Config, *, own_data: bool) -> Config:
     )
 
 
-def measure(config: Config, world: World, *, steps: int, repetitions: int) -> dict[str, Any]:
-    """Take steps, and say how long they took. All ranks get the same record. Raises UsageError as training does."""
-    parts, optimizer = world.prepare(lambda: warm_parts(config, world, None, None))
-    state = together(world, lambda: fresh_state(config, world, parts, optimizer))
-    if freeze.apply(config.model, state.model, 0):
-        world.regroup(state.optimizer)
-    split = split_on(parts.device)
-    step = build_step(config, world, parts, split)
-    batches = Ahead(feed.batches(parts.train_loader, config, state.cut, world.place), split.mark)
-    optim.set_learning_rate(state.optimizer, _LEARNING_RATE)
+def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Record:
+    """Take steps, time them and return the record, which all ranks get.
 
-    def take(count: int) -> int:
-        """Take so many steps; the images of all ranks in them."""
-        images = 0
-        for _ in range(count):
-            batch = next(batches)
-            result = step.take(state, batch, Votes(), want_norm=False, meanwhile=batches.prepare)
-            state.count_step(result.totals, skipped=result.skipped)
-            images += batch.size
-            split.mark("other")
-        return images
-
+    Raises UsageError where every step is skipped, and what training raises where it cannot start.
+    """
+    training = Training(config, world)
     try:
-        take(WARM_UP)
-        skipped_before = state.progress.skipped
-        images, seconds, splits = [], [], []
-        for _ in range(repetitions):
-            barrier(world)
-            synchronize(parts.device)
-            split.take()
-            split.restart()
-            started = time.perf_counter()
-            images.append(take(steps))
-            synchronize(parts.device)
-            seconds.append(time.perf_counter() - started)
-            splits.append(split.take() or {})
+        training.take(WARM_UP)
+        skipped_before = training.state.progress.skipped
+        measured = [training.timed(steps) for _ in range(repetitions)]
     finally:
-        parts.train_loader.close()
-    skipped = state.progress.skipped - skipped_before
+        training.close()
+    skipped = training.state.progress.skipped - skipped_before
     if skipped == steps * repetitions:
         raise UsageError("every step was skipped, its loss or gradient is not finite: there is no training to measure")
-    slowest = [max(of_ranks) for of_ranks in zip(*world.gather(seconds), strict=True)]
-    speed = estimate([count / took for count, took in zip(images, slowest, strict=True)])
-    size = world.place.size
-    mean_step = sum(slowest) / (steps * repetitions)
     return {
-        "images_per_second": round(speed.mean, 3),
-        "images_per_second_interval": speed.interval,
-        "images_per_second_per_worker": round(speed.mean / size, 3),
-        "images_per_second_of_repetitions": [round(n / took, 3) for n, took in zip(images, slowest, strict=True)],
-        "seconds_per_step": round(mean_step, 6),
-        "split": {phase: round(sum(of[phase] for of in splits) / repetitions, 6) for phase in PHASES},
-        "workers": size,
-        "device": parts.device.type,
-        "controller": world.transport(parts.device),
-        "global_batch_size": state.cut.global_batch,
-        "batch_size": state.cut.micro_batch,
+        **_speeds(world, measured, steps),
+        **training.facts(),
         "steps": steps,
         "repetitions": repetitions,
         "warm_up_steps": WARM_UP,
         "skipped_steps": skipped,
-        "compression": "fp16" if uses_fp16_wire(config, parts.device) else "none",
-        "channels_last": uses_channels_last(config, parts.device),
-        "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
         "config": config.as_dict(),
     }
 
 
-def table(record: dict[str, Any]) -> str:
-    """The record for people."""
+class Training:
+    """A training without files, epochs and evaluations: it takes steps, as many as it is asked for."""
+
+    def __init__(self, config: Config, world: World) -> None:
+        """Raises UsageError where the model or the data cannot be had."""
+        parts, optimizer = world.prepare(lambda: warm_parts(config, world, None, None))
+        self.state = together(world, lambda: fresh_state(config, world, parts, optimizer))
+        if freeze.apply(config.model, self.state.model, 0):
+            world.regroup(self.state.optimizer)
+        self._config, self._world, self._parts = config, world, parts
+        self._split = split_on(parts.device)
+        self._step = build_step(config, world, parts, self._split)
+        batches = feed.batches(parts.train_loader, config, self.state.cut, world.place)
+        self._batches = Ahead(batches, self._split.mark)
+        optim.set_learning_rate(self.state.optimizer, _LEARNING_RATE)
+
+    def take(self, steps: int) -> int:
+        """Take so many steps and return the images of all ranks in them. A GPU may still be at work afterwards."""
+        images = 0
+        for _ in range(steps):
+            batch = next(self._batches)
+            result = self._step.take(self.state, batch, Votes(), want_norm=False, meanwhile=self._batches.prepare)
+            self.state.count_step(result.totals, skipped=result.skipped)
+            images += batch.size
+            self._split.mark("other")
+        return images
+
+    def timed(self, steps: int) -> Repetition:
+        """Take so many steps, which all ranks begin together, to their end on the device, and time them."""
+        barrier(self._world)
+        synchronize(self._parts.device)
+        self._split.take()
+        self._split.restart()
+        started = time.perf_counter()
+        images = self.take(steps)
+        synchronize(self._parts.device)
+        seconds = time.perf_counter() - started
+        return Repetition(images, seconds, self._split.take() or {})
+
+    def facts(self) -> Record:
+        """Return on what and how this training runs."""
+        device, cut = self._parts.device, self.state.cut
+        return {
+            "workers": self._world.place.size,
+            "device": device.type,
+            "controller": self._world.transport(device),
+            "global_batch_size": cut.global_batch,
+            "batch_size": cut.micro_batch,
+            "compression": "fp16" if uses_fp16_wire(self._config, device) else "none",
+            "channels_last": uses_channels_last(self._config, device),
+            "parameters": sum(parameter.numel() for parameter in self._parts.model.parameters()),
+        }
+
+    def close(self) -> None:
+        """End the loader processes."""
+        self._parts.train_loader.close()
+
+
+def _speeds(world: World, measured: Sequence[Repetition], steps: int) -> Record:
+    """Return the numbers of the record: images per second by the slowest rank, and this rank's split of a step."""
+    seconds = world.gather([repetition.seconds for repetition in measured])
+    slowest = [max(of_ranks) for of_ranks in zip(*seconds, strict=True)]
+    speeds = [repetition.images / longest for repetition, longest in zip(measured, slowest, strict=True)]
+    speed = estimate(speeds)
+    splits = [repetition.split for repetition in measured]
+    return {
+        "images_per_second": round(speed.mean, 3),
+        "images_per_second_interval": speed.interval,
+        "images_per_second_per_worker": round(speed.mean / world.place.size, 3),
+        "images_per_second_of_repetitions": [round(images_per_second, 3) for images_per_second in speeds],
+        "seconds_per_step": round(sum(slowest) / (steps * len(measured)), 6),
+        "split": {phase: round(sum(split[phase] for split in splits) / len(splits), 6) for phase in PHASES},
+    }
+
+
+def table(record: Record) -> str:
+    """Write the record as a table for people."""
     settings, interval = record["config"], record["images_per_second_interval"]
     spread = "" if interval is None else f" (95%: {interval[0]:,.1f} to {interval[1]:,.1f})"
     data, size = settings["data"]["data"], settings["data"]["image_size"]

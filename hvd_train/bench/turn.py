@@ -1,4 +1,4 @@
-"""A turn of `hvd-train tune`: what a step takes in a job of its own, with the settings that its environment holds."""
+"""A turn of `hvd-train tune`: a job that times its steps with the settings of Horovod in its environment."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from hvd_train.step import Step, Votes
 from hvd_train.world.world import World, barrier
 
 _WARM_UP_STEPS = 5
-_ASK_EVERY, _MOST_STEPS = 10, 2000  # steps: whether autotune has finished, and when it will not
+_ASK_EVERY, _MOST_STEPS = 10, 2000  # steps between looks at autotune's log, and after which it counts as endless
 
 
 def take(config: Config, turn_s: float) -> None:
-    """Take a turn on each rank; rank 0 says what came of it."""
+    """Take a turn of about `turn_s` seconds on this rank; rank 0 prints the result as JSON.
+
+    Raises UsageError where the config, the model or the data cannot be used.
+    """
     check(config)
     config = stand_in(config)
     with tempfile.TemporaryDirectory(prefix="hvd-train-tune-") as folder:
@@ -42,7 +45,10 @@ def take(config: Config, turn_s: float) -> None:
 
 
 def stand_in(config: Config) -> Config:
-    """The training with images of noise where its own would have to be read, and nothing that only takes time."""
+    """Return the config without what does not matter to a step: weights, loader processes, compilation, own images.
+
+    Unless the data are the digits, which are small, noise of the same size takes their place.
+    """
     data = config.data
     changes: dict[str, Any] = {"learning_rate": 1e-6, "workers": 0, "workers_per_host": None, "compile": False}
     if data.data != "digits":
@@ -53,7 +59,7 @@ def stand_in(config: Config) -> Config:
 
 
 class Steps:
-    """Takes optimizer steps, always with the same batch, so that no loader has a part in them."""
+    """Takes optimizer steps, always with the same batch, so that no loader takes part in them."""
 
     def __init__(self, config: Config, world: World) -> None:
         parts, optimizer = warm_parts(config, world, None, None)
@@ -66,7 +72,7 @@ class Steps:
         parts.train_loader.close()
 
     def __call__(self, count: int) -> None:
-        """So many, to their end: a GPU works later than it is asked to."""
+        """Take `count` steps and wait until the device has finished them."""
         for _ in range(count):
             self._step.take(self._state, self._batch, Votes(), want_norm=False)
         if self._device.type == "cuda":
@@ -74,22 +80,23 @@ class Steps:
 
 
 def _seconds(world: World, steps: Steps, turn_s: float) -> dict[str, float]:
-    """Of a step, by the slowest rank."""
+    """Return the seconds that a step takes on the slowest rank, as the result of a turn."""
 
     def timed(count: int) -> float:
         barrier(world)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         steps(count)
-        return max(world.gather(time.perf_counter() - begun)) / count
+        return max(world.gather(time.perf_counter() - started)) / count
 
     steps(_WARM_UP_STEPS)
     return {"seconds": timed(max(3, round(turn_s / timed(3))))}
 
 
 def _proposal(world: World, steps: Steps, log: Path) -> dict[str, str] | None:
+    """Take steps until autotune has finished and return its proposal, or None where it does not finish."""
     for _ in range(_MOST_STEPS // _ASK_EVERY):
         steps(_ASK_EVERY)
-        found = world.broadcast(tune.proposal(log) if world.place.rank == 0 else None, 0)
-        if found is not None:
-            return found
+        proposed = world.broadcast(tune.proposal(log) if world.place.rank == 0 else None, 0)
+        if proposed is not None:
+            return proposed
     return None

@@ -9,10 +9,11 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hvd_train import recipes
 from hvd_train.bench import record
+from hvd_train.bench.record import Record
 from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
 from hvd_train.console import PROGRAM
@@ -22,8 +23,6 @@ from hvd_train.launch import hosts, launcher, roll_call
 
 if TYPE_CHECKING:
     from hvd_train.world.world import World
-
-Measurement = dict[str, Any]
 
 USAGE = """\
   bench TOOL ...           measure: throughput, allreduce, input, scaling (`hvd-train bench` says more)
@@ -139,8 +138,8 @@ def _measure(
     arguments: list[str],
     path: Path | None,
     config: Config,
-    measure: Callable[[World], Measurement],
-    table: Callable[[Measurement], str],
+    measure: Callable[[World], Record],
+    table: Callable[[Record], str],
 ) -> int:
     """Measure in the world that the launcher has made; rank 0 prints the table and writes the record to `path`."""
     from hvd_train.run import check, connect

@@ -14,7 +14,7 @@ from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 
 if TYPE_CHECKING:
-    from hvd_train.report import report
+    from hvd_train.report.confusion import Predictions
 
 USAGE = """\
   report RUN [RUN ...] [--output FILE.html] [--no-predictions]
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
 
     report.check_output(options.output)
     runs, scalings = report.open_all(options.runs)
-    predictions: dict[Path, report.Predictions | str] = {
+    predictions: dict[Path, Predictions | str] = {
         run.path: _predicted(run.path, options.device) if options.predictions else "left out: --no-predictions"
         for run in runs
     }
@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _predicted(run: Path, device: str) -> report.Predictions | str:
+def _predicted(run: Path, device: str) -> Predictions | str:
     """Return a run's predictions, or why there are none: a page is worth having without them."""
     from hvd_train.report.predictions import predict  # imports torch
 

@@ -1,10 +1,11 @@
-"""What a run's best weights say of its validation set: what they confuse, and get most wrong."""
+"""What a run's best weights predict on its validation set: what they confuse, and get most wrong."""
 
 from __future__ import annotations
 
 import heapq
 import io
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,25 +16,40 @@ from torch import Tensor
 from hvd_train.data.dataset import DataSet
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import Cut, InSequence, assignments
-from hvd_train.report.report import Missed, Predictions
+from hvd_train.report.confusion import MisclassifiedImage, Predictions
 from hvd_train.run import trained_parts
 from hvd_train.step import Step
 from hvd_train.world.world import LocalWorld, Place
 
 _WORST = 12
-_SIDE = 96  # pixels of a picture in the page: small ones are shown with pixels of that many
+_SIDE = 96  # pixels: a larger picture is made smaller for the page
+
+
+@dataclass(frozen=True)
+class _Mistake:
+    """A misclassified image, as the model has taken it."""
+
+    loss: float
+    sample: int
+    image: Tensor
+    truth: int
+    predicted: int
+    confidence: float
 
 
 @torch.no_grad()
 def predict(run: Path, device: str) -> Predictions:
-    """Every validation image once. Raises UsageError where the weights, the data or the model cannot be had."""
+    """Return what the best weights of a run folder predict for every validation image, each taken once.
+
+    Raises UsageError where the weights, the data or the model cannot be had.
+    """
     config, parts = trained_parts(run, Place(), device)
     loader, data = parts.val_loader, parts.data
     if loader is None:
         raise UsageError("its data set has no validation set")
     model = parts.model.eval()
     counts: Counter[tuple[int, int]] = Counter()
-    worst: list[tuple[float, int, Tensor, int, int, float]] = []
+    worst: list[_Mistake] = []
     size = config.batch.eval_batch_size
     autocast = Step(config, LocalWorld(), model, parts.device).autocast()
     try:
@@ -42,27 +58,46 @@ def predict(run: Path, device: str) -> Predictions:
                 with autocast:
                     logits = model(micro.inputs).float()
                 losses = F.cross_entropy(logits, micro.targets, reduction="none").cpu()
-                truth, sure, said = micro.targets.cpu(), *(t.cpu() for t in logits.softmax(1).max(1))
-                counts.update(zip(truth.tolist(), said.tolist(), strict=True))
+                confidences, predicted = (values.cpu() for values in logits.softmax(1).max(1))
+                truth = micro.targets.cpu()
+                counts.update(zip(truth.tolist(), predicted.tolist(), strict=True))
                 for index in losses.topk(min(_WORST, len(losses))).indices.tolist():
-                    if said[index] != truth[index]:
-                        facts = int(truth[index]), int(said[index]), float(sure[index])
-                        sample = int(micro.samples[index])
-                        worst.append((float(losses[index]), sample, micro.inputs[index].cpu(), *facts))
-                worst = heapq.nlargest(_WORST, worst, key=lambda entry: entry[:2])
+                    if predicted[index] != truth[index]:
+                        worst.append(
+                            _Mistake(
+                                float(losses[index]),
+                                int(micro.samples[index]),
+                                micro.inputs[index].cpu(),
+                                int(truth[index]),
+                                int(predicted[index]),
+                                float(confidences[index]),
+                            )
+                        )
+                worst = heapq.nlargest(_WORST, worst, key=lambda mistake: (mistake.loss, mistake.sample))
     finally:
         for each in (parts.train_loader, parts.val_loader, parts.test_loader):
             if each is not None:
                 each.close()
-    missed = [
-        Missed(_png(image, data), data.classes[truth], data.classes[said], sure, loss, sample)
-        for loss, sample, image, truth, said, sure in worst
-    ]
-    return Predictions(data.classes, counts, tuple(missed))
+    return Predictions(data.classes, counts, tuple(_shown(mistake, data) for mistake in worst))
+
+
+def _shown(mistake: _Mistake, data: DataSet) -> MisclassifiedImage:
+    return MisclassifiedImage(
+        _png(mistake.image, data),
+        data.classes[mistake.truth],
+        data.classes[mistake.predicted],
+        mistake.confidence,
+        mistake.loss,
+        mistake.sample,
+    )
 
 
 def _png(image: Tensor, data: DataSet) -> bytes:
-    """An image as the model has seen it, with values of 0 to 1 again where it is known how they were changed."""
+    """Return a normalised image [channels, height, width] as a PNG file.
+
+    Its values are brought back to 0 to 1 by the data set's mean and standard deviation or, where it has none, by the
+    least and the largest value of the image.
+    """
     values = image.float()
     if data.mean:
         mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (data.mean, data.std))

@@ -1,4 +1,4 @@
-"""What a training would see: a picture of an augmented batch with its labels, and each rank's share of the classes."""
+"""`hvd-train show-data`: a picture of the first training images with labels, and the classes that each rank takes."""
 
 from __future__ import annotations
 
@@ -21,27 +21,33 @@ from hvd_train.step import SLOT
 from hvd_train.world.world import Place
 
 _SIDE, _LABEL = 96, 14  # pixels of an image in the picture, and of the line below it
-_MOST, _COLUMNS = 64, 8
+_MOST_IMAGES, _COLUMNS = 64, 8
 
 
 @dataclass(frozen=True)
-class Shown:
-    """The picture's file, and how many samples of each class each rank takes in the first epoch."""
+class Preview:
+    """The file of the picture, and how many samples of each class each rank takes in the first epoch.
+
+    `rank_counts[rank][i]` is the number of samples of `classes[i]`. As a string it is a table of them.
+    """
 
     path: Path
     classes: tuple[str, ...]
-    of_ranks: tuple[Counter[int], ...]
+    rank_counts: tuple[Counter[int], ...]
 
     def __str__(self) -> str:
         width = max(map(len, self.classes))
-        lines = [f"{'':{width}}  " + "  ".join(f"{f'rank {rank}':>8}" for rank in range(len(self.of_ranks)))]
+        lines = [f"{'':{width}}  " + "  ".join(f"{f'rank {rank}':>8}" for rank in range(len(self.rank_counts)))]
         for number, name in enumerate(self.classes):
-            lines.append(f"{name:{width}}  " + "  ".join(f"{counts[number]:8,}" for counts in self.of_ranks))
+            lines.append(f"{name:{width}}  " + "  ".join(f"{counts[number]:8,}" for counts in self.rank_counts))
         return "\n".join([*lines, f"picture: {self.path}"])
 
 
-def show(config: Config, ranks: int, path: Path) -> Shown:
-    """Draw the first images of a training on so many ranks. Raises UsageError where it could not start."""
+def show(config: Config, ranks: int, path: Path) -> Preview:
+    """Draw the first images of a training, count the classes that each of `ranks` ranks takes, and return both.
+
+    Raises UsageError where the training could not start, or where `path` cannot be written as a picture.
+    """
     parts = build(config, Place(), None, None)
     num_samples = parts.train_loader.num_samples
     cut = order.choose_cut(config.batch, ranks, num_samples)
@@ -52,21 +58,21 @@ def show(config: Config, ranks: int, path: Path) -> Shown:
         parts.train_loader.close()
     try:
         _grid(images, names).save(path)
-    except (OSError, ValueError) as error:  # ValueError: an ending that is no format of pictures
+    except (OSError, ValueError) as error:  # ValueError: the ending names no format of pictures
         raise UsageError(f"--output {path}: {error}") from None
-    counts = []
+    rank_counts = []
     labels = _labels(parts.data)
     for rank in range(ranks):
-        taken: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for assignment in order.assignments(epoch, 0, cut, rank, ranks):
             for slot in assignment.slots:
-                taken.update(labels[torch.from_numpy(slot.indices % num_samples)].tolist())
-        counts.append(taken)
-    return Shown(path, parts.data.classes, tuple(counts))
+                counts.update(labels[torch.from_numpy(slot.indices % num_samples)].tolist())
+        rank_counts.append(counts)
+    return Preview(path, parts.data.classes, tuple(rank_counts))
 
 
 def _first_images(config: Config, parts: Parts, cut: order.Cut, epoch: order.Order) -> tuple[Tensor, list[str]]:
-    """Images as the model takes them, but with values from 0 to 1, and what stands below each."""
+    """Return images [count, channels, height, width] as the model takes them, but from 0 to 1, and their labels."""
     mix = mixer(config.data, len(parts.data.classes))
     images: list[Tensor] = []
     names: list[str] = []
@@ -76,20 +82,20 @@ def _first_images(config: Config, parts: Parts, cut: order.Cut, epoch: order.Ord
             mixed, targets = mix(micro.inputs, micro.targets)
             images += list(mixed)
             names += [_name(target, parts.data.classes) for target in targets]
-        if len(images) >= _MOST:
+        if len(images) >= _MOST_IMAGES:
             break
-    stacked = torch.stack(images[:_MOST]).float().cpu()
+    stacked = torch.stack(images[:_MOST_IMAGES]).float().cpu()
     if parts.data.mean:
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (parts.data.mean, parts.data.std))
         stacked = stacked * std + mean
-    return stacked.clamp(0, 1), names[:_MOST]
+    return stacked.clamp(0, 1), names[:_MOST_IMAGES]
 
 
 def _name(target: Tensor, classes: tuple[str, ...]) -> str:
     if target.dim() == 0:
         return classes[int(target)]
-    shares, found = target.topk(2)
-    return " ".join(f"{classes[int(n)]} {share:.0%}" for share, n in zip(shares, found, strict=True) if share > 0)
+    shares, numbers = target.topk(2)
+    return " ".join(f"{classes[int(n)]} {share:.0%}" for share, n in zip(shares, numbers, strict=True) if share > 0)
 
 
 def _grid(images: Tensor, names: list[str]) -> Image.Image:
@@ -105,7 +111,7 @@ def _grid(images: Tensor, names: list[str]) -> Image.Image:
 
 
 def _labels(data: DataSet) -> Tensor:
-    """The class of each training sample, without reading images where it is known otherwise."""
+    """Return the class of each training sample, [samples]; images are read only where nothing else has their class."""
     train = data.train
     if isinstance(train, Items):
         train = train.arrays

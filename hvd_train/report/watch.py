@@ -1,4 +1,4 @@
-"""`hvd-train watch`: a run as it stands, in the terminal, from its files."""
+"""`hvd-train watch`: the present state of a run in the terminal, read from its files."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ from hvd_train.progress.clock import duration
 from hvd_train.run_files.history import History, number, read, speeds, thinned
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_WIDTH, _EVENTS, _RECENT = 40, 5, 10
-_READING_SHARE = 0.1  # of the time, however long the file has grown
-_SILENCE_S = 60.0  # without a line that long is worth a word
-_ENDS = {signal.SIGINT, signal.SIGTERM}
+_WIDTH, _MOST_EVENTS, _RECENT_LINES = 40, 5, 10
+_READING_SHARE = 0.1  # of the time may go into reading, however long the file has grown
+_SILENCE_S = 60.0  # a run that has written nothing for longer is said to be silent
+_END_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _STATES = {
     "running": "running",
     "finished": "finished",
     "stopped": "stopped; the same command goes on from there",
-    "broke off": "broke off: no process trains in it, and it has not said why",
-    "unknown": "on another machine, without a word of its end so far",
+    "broke off": "broke off: no process is training in it, and it has not reported why",
+    "unknown": "on another machine; it has not reported its end",
 }
 
 
 def watch(path: Path, *, once: bool, interval_s: float) -> None:
-    """Show a run until it has ended; `once`: as it stands now.
+    """Show a run until it ends, or its present state where `once` is set.
 
-    Raises UsageError where there is none. SIGINT and SIGTERM do what they always do, when the terminal is as it was.
+    It is read again every `interval_s` seconds at most. SIGINT and SIGTERM do what they always do, after the terminal
+    has been restored. Raises UsageError where there is no run at `path`.
     """
     history = read(path)
     console = Console(highlight=False)
     if once:
         console.print(view(history, time.time()))
         return
-    # Signals are taken between two pictures: one that comes while rich writes would leave the terminal without cursor.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    # Signals wait until a picture is complete: one that came while rich writes would leave the terminal without cursor.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
     received = None
     try:
         with Live(view(history, time.time()), console=console, auto_refresh=False) as live:
@@ -53,7 +54,7 @@ def watch(path: Path, *, once: bool, interval_s: float) -> None:
                 live.update(view(history, time.time()), refresh=True)
                 took = time.monotonic() - started
                 if not history.ended:
-                    received = signal.sigtimedwait(_ENDS, max(interval_s, took / _READING_SHARE))
+                    received = signal.sigtimedwait(_END_SIGNALS, max(interval_s, took / _READING_SHARE))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if received is not None:
@@ -61,7 +62,7 @@ def watch(path: Path, *, once: bool, interval_s: float) -> None:
 
 
 def view(history: History, now: float) -> RenderableType:
-    """What there is to see of a run at a time (seconds since 1970)."""
+    """Return the picture of a run; `now`, in seconds since 1970, tells how long it has been silent."""
     facts = Table.grid(padding=(0, 2))
     facts.add_row("state", Text(_state(history, now)))
     settings = history.settings
@@ -81,13 +82,13 @@ def view(history: History, now: float) -> RenderableType:
     parts: list[RenderableType] = [facts]
     parts += [Text(f"missing: {gap}", style="dim") for gap in history.gaps]
     parts += [
-        Text(f"{duration(event['elapsed']):>8}  {event.get('message', '')}") for event in history.events[-_EVENTS:]
+        Text(f"{duration(event['elapsed']):>8}  {event.get('message', '')}") for event in history.events[-_MOST_EVENTS:]
     ]
     return Panel(Group(*parts), title=Text(history.name), title_align="left")
 
 
 def sparkline(values: Sequence[float | None], width: int = _WIDTH) -> str:
-    """A line of blocks, the lowest value lowest; a blank where there is none."""
+    """Return a curve of at most `width` block letters, from the lowest value to the highest; a gap is a blank."""
     _, means = thinned(values, values, width)
     known = [value for value in means if value is not None]
     if not known:
@@ -98,18 +99,21 @@ def sparkline(values: Sequence[float | None], width: int = _WIDTH) -> str:
 
 
 def seconds_left(history: History) -> float | None:
-    """By the speed of the last few lines, without the evaluations to come; None where there is nothing to go by."""
+    """Estimate how long training still takes, by its recent speed and without the evaluations to come.
+
+    None where the run has ended, or where its speed or its length is not known.
+    """
     total, done = _samples(history)
     speed = _recent_speed(history)
     return max(0.0, total - done) / speed if history.state == "running" and total and speed else None
 
 
 def _state(history: History, now: float) -> str:
-    words = _STATES[history.state]
+    text = _STATES[history.state]
     if history.state == "finished" and history.summary.get("why") not in (None, "done"):
-        words += f": {history.summary['why']}"
+        text += f": {history.summary['why']}"
     silent = now - history.last_write if history.last_write is not None else 0.0
-    return f"{words}; last word {duration(silent)} ago" if not history.ended and silent > _SILENCE_S else words
+    return f"{text}; last heard of {duration(silent)} ago" if not history.ended and silent > _SILENCE_S else text
 
 
 def _world(history: History) -> str:
@@ -118,36 +122,36 @@ def _world(history: History) -> str:
 
 
 def _samples(history: History) -> tuple[float, float]:
-    """How many samples the whole run takes (0: not known), and how many it has taken."""
-    each = history.samples_per_epoch or 0
+    """Return how many samples the whole run takes (0 where that is not known) and how many it has taken."""
+    per_epoch = history.samples_per_epoch or 0
     steps = max((number(step, "samples") or 0.0 for step in history.steps), default=0.0)
     epochs = max((number(epoch, "epoch") or 0.0 for epoch in history.epochs), default=0.0)
-    return float(each * (history.num_epochs or 0)), max(steps, epochs * each)
+    return float(per_epoch * (history.num_epochs or 0)), max(steps, epochs * per_epoch)
 
 
 def _progress(history: History) -> RenderableType:
     total, done = _samples(history)
     epoch = max((int(number(r, "epoch") or 0) for r in (*history.steps, *history.epochs)), default=0)
     step = max((int(number(r, "step") or 0) for r in (*history.steps, *history.epochs)), default=0)
-    words = f"epoch {epoch} of {history.num_epochs or '?'}, step {step:,}"
+    text = f"epoch {epoch} of {history.num_epochs or '?'}, step {step:,}"
     if not total:
-        return Text(words)
+        return Text(text)
     row = Table.grid(padding=(0, 1))
-    row.add_row(ProgressBar(total, done, width=_WIDTH), Text(f"{min(1.0, done / total):.0%}, {words}"))
+    row.add_row(ProgressBar(total, done, width=_WIDTH), Text(f"{min(1.0, done / total):.0%}, {text}"))
     return row
 
 
 def _recent_speed(history: History) -> float | None:
-    """Over the last few lines."""
-    _, recent = speeds(replace(history, steps=history.steps[-_RECENT:]), 1)
+    """Return images/s over the last few lines of the run; None where they do not tell."""
+    _, recent = speeds(replace(history, steps=history.steps[-_RECENT_LINES:]), 1)
     return recent[0] if recent else None
 
 
 def _speed(history: History) -> str:
     speed = _recent_speed(history)
-    words = f"{speed:,.0f} images/s" if speed else "not known yet"
+    text = f"{speed:,.0f} images/s" if speed else "not known yet"
     left = seconds_left(history)
-    return f"{words}, {duration(history.seconds)} so far" + (f", about {duration(round(left))} left" if left else "")
+    return f"{text}, {duration(history.seconds)} so far" + (f", about {duration(round(left))} left" if left else "")
 
 
 def _curve(values: Sequence[float | None], form: str) -> str:

@@ -105,8 +105,8 @@ def test_the_matrix_is_what_evaluate_says(trained: Path, pages: dict[str, Path])
     summary = json.loads((trained / "summary.json").read_text())
     assert total == 360
     assert right / total == pytest.approx(summary["best_top1"])
-    assert [one.loss for one in found.missed] == sorted((one.loss for one in found.missed), reverse=True)
-    assert all(one.truth != one.said for one in found.missed)
+    assert [one.loss for one in found.worst] == sorted((one.loss for one in found.worst), reverse=True)
+    assert all(one.truth != one.predicted for one in found.worst)
     assert f"{right:,} of 360 validation images right" in pages["one"].read_text()
 
 

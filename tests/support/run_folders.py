@@ -67,6 +67,20 @@ def whole_run(epochs: int = 3) -> list[dict[str, Any]]:
     return [*lines, event("end", epochs * 10 + 1, "done: top-1 60.00%")]
 
 
+def elastic_run() -> list[dict[str, Any]]:
+    """All lines of an elastic run: a rank is lost, the same ranks recover, the run is stopped and goes on."""
+    facts = {"why": "a rank was lost", "seconds": 3.5, "steps_lost": 0}
+    return [
+        *(start(), step(1), step(2), step(3)),
+        event("world", 7, step=4, previous_size=3, world_size=2, **facts),
+        *(step(4, 7.1), step(5, 8)),
+        event("world", 9, step=6, previous_size=2, world_size=2, **facts),
+        *(step(number, 3.1 + number) for number in range(6, 11)),
+        event("end", 13.5, "stopped by SIGINT at step 10, committed"),
+        *(start(500), step(11, 501), step(12, 502)),
+    ]
+
+
 def write(path: Path, lines: list[dict[str, Any]], *, torn: str = "", summary: bool = False, **settings: Any) -> Path:
     """Write a run folder with these lines of metrics, and `torn` as the beginning of one more; return its path."""
     path.mkdir(parents=True)

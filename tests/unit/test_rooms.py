@@ -17,8 +17,9 @@ NO_TORCH = [
     "progress.order", "progress.schedule", "progress.clock", "progress.stop",
     "run_files.durable", "run_files.run_folder", "run_files.machine", "run_files.history",
     "profiling.trace",
-    "report.charts", "report.curves", "report.page", "report.report", "report.watch",
-    "bench.plots", "bench.record", "bench.scaling", "bench.tune",
+    "report.charts", "report.confusion", "report.curves", "report.drawing", "report.overview", "report.page",
+    "report.report", "report.scaling", "report.ticks", "report.timeline", "report.watch",
+    "bench.plots", "bench.record", "bench.scaling", "bench.scaling_job", "bench.scaling_table", "bench.tune",
     "cli",
 ]  # fmt: skip
 NO_TORCH_ROOMS = ("settings", "launch", "elastic", "doctor", "commands")

@@ -29,7 +29,7 @@ class Known(Ranks):
     chance: random.Random = field(default_factory=lambda: random.Random(2))
 
     def seconds(self, settings: Settings) -> float:
-        """Of a step."""
+        """The time of a step, which is known here."""
         return (self.factor if settings == AUTOTUNED else 1.0) * self.chance.uniform(0.95, 1.05)
 
     def autotuned(self) -> dict[str, str]:

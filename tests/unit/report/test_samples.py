@@ -41,8 +41,8 @@ def test_each_rank_has_its_share() -> None:
     shown = show(config, 3, Path("seen.png"))
     train = sources.open_data(config.data, config.seed).train
     assert isinstance(train, Arrays)
-    assert sum(shown.of_ranks, Counter()) == Counter(train.labels.tolist())
-    assert min(counts.total() for counts in shown.of_ranks) > 300
+    assert sum(shown.rank_counts, Counter()) == Counter(train.labels.tolist())
+    assert min(counts.total() for counts in shown.rank_counts) > 300
     assert [line.split()[0] for line in str(shown).splitlines()[1:-1]] == list(train_classes())
 
 

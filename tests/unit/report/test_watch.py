@@ -49,7 +49,7 @@ def test_a_running_run_says_when_it_will_end(monkeypatch: pytest.MonkeyPatch) ->
     assert seconds_left(run) == pytest.approx(20)
     assert "33%, epoch 1 of 3, step 10" in shown(Path("run"))
     assert "about 20 s left" in shown(Path("run"))
-    assert "last word 5:00 ago" in shown(Path("run"), START + 310)
+    assert "last heard of 5:00 ago" in shown(Path("run"), START + 310)
 
 
 def test_gaps_and_changes_are_shown() -> None:
