@@ -15,6 +15,7 @@ import hvd_train
 
 PACKAGE = Path(hvd_train.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
+Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 BEGIN, END = "<!-- rooms: begin -->", "<!-- rooms: end -->"
 
 # From the bottom up: a room imports only from those before it. A name with modules beside it stands for these modules
@@ -140,8 +141,24 @@ def page() -> str:
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
 
 
+def measures() -> str:
+    """Return three lines about the size of the code: the longest file, the longest function, the docstrings."""
+    texts = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    lines, path = max((len(text.splitlines()), path.name) for path, text in texts.items())
+    nodes = [node for text in texts.values() for node in ast.walk(ast.parse(text))]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    length, function = max(((node.end_lineno or 0) - node.lineno + 1, node.name) for node in functions)
+    documented = (ast.get_docstring(node) for node in nodes if isinstance(node, Documented))
+    words = [len(text.split()) for text in documented if text]
+    return (
+        f"longest file: {path}, {lines} lines\nlongest function: {function}, {length} lines\n"
+        f"{len(words)} docstrings of {sum(words) / len(words):.1f} words, {sum(count <= 5 for count in words)} of them "
+        "have five words or fewer"
+    )
+
+
 def main() -> None:
-    """Print the rooms and the imports between them, or renew the page."""
+    """Print the rooms, the imports between them and the size of the code, or renew the page."""
     if sys.argv[1:] == ["--write"]:
         PAGE.write_text(page(), encoding="utf-8")
         return
@@ -152,6 +169,7 @@ def main() -> None:
         listed = ", ".join(f"{to} {down[to]}" for to in ROOMS if to in down)
         print(f"{room:15} {size:3} modules, {pairs[room, room]:3} imports inside; imports from: {listed or 'nothing'}")
     between = sum(count for (source, to), count in pairs.items() if source != to)
+    print(measures())
     print(f"{between} imports between rooms, {len(upward())} of them upward; circle: {circle() or 'none'}")
 
 
