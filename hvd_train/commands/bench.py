@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hvd_train import recipes
-from hvd_train.bench import record
-from hvd_train.bench.record import Record
 from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
 from hvd_train.console import PROGRAM
@@ -22,6 +20,7 @@ from hvd_train.flags import parse_flags, take, take_number
 from hvd_train.launch import hosts, launcher, roll_call
 
 if TYPE_CHECKING:
+    from hvd_train.bench.record import Record
     from hvd_train.world.world import World
 
 USAGE = """\
@@ -142,6 +141,7 @@ def _measure(
     table: Callable[[Record], str],
 ) -> int:
     """Measure in the world that the launcher has made; rank 0 prints the table and writes the record to `path`."""
+    from hvd_train.bench import record
     from hvd_train.run import check, connect
     from hvd_train.world.world import together
 
@@ -166,7 +166,7 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
     mode, rest = take(rest, "--mode", "weak or strong")
     controller, rest = take(rest, "--controller", "gloo or mpi")
     config = parse_train(rest, "bench scaling")
-    from hvd_train.bench import scaling
+    from hvd_train.bench import record, scaling
 
     if numbers is None:
         raise UsageError("bench scaling needs numbers of workers: --np 1,2,4")

@@ -12,18 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from hvd_train.console import PROGRAM
-from hvd_train.doctor import cluster, doctor
-from hvd_train.doctor.findings import Finding, Verdict
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 from hvd_train.launch import hosts, launcher
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hvd_train.doctor.findings import Finding, Verdict
 
 USAGE = """\
   doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster
@@ -60,6 +59,11 @@ def run(arguments: list[str]) -> int:
             f"the doctor starts its ranks itself, but {launched.launcher} has started this process: "
             f"type `{PROGRAM} doctor` without a launcher"
         )
+    from rich.console import Console  # slow to import, and so is the room
+    from rich.text import Text
+
+    from hvd_train.doctor import cluster, doctor
+
     console = Console(highlight=False)
     with _ended_by_sigterm(), Console(stderr=True).status("looking") as status:
 
@@ -107,6 +111,9 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 def table(findings: list[Finding]) -> Table:
     """Lay the findings out for a terminal: one row each, with its advice below; text wraps and nothing is cut off."""
+    from rich.table import Table
+    from rich.text import Text
+
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)

@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
 from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, UsageError
@@ -186,6 +183,9 @@ def _printing_to(path: Path, *, speaks: bool) -> Iterator[None]:
 def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
     """Print the table, best first, write it to the sweep's folder and return the exit code."""
     rows.sort(key=lambda row: (row["failed"] is not None, -_rankable(row.get("top1")), row["name"]))
+    from rich.console import Console  # slow to import
+    from rich.table import Table
+
     table = Table("training", "best top-1", "loss", "seconds", "run")
     for row in rows:
         score = f"failed: {textwrap.shorten(row['failed'], 60)}" if row["failed"] else _score(row)
