@@ -50,7 +50,10 @@ def from_dict(values: Mapping[str, Any], source: str = "the config") -> Config:
 
 
 def _typed_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert values to the types of a dataclass's fields: YAML knows neither Path nor tuple."""
+    """Convert values to the types of a dataclass's fields: YAML knows neither Path nor tuple.
+
+    Raises UsageError for a name that is no field, and for a value of another type.
+    """
     hints = get_type_hints(cls)
     typed = {}
     for name, value in values.items():

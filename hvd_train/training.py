@@ -65,7 +65,9 @@ class Training:
     def _meet(self) -> None:
         """Come to one state with all ranks: that of the rank that has done most steps. Digests prove that it is one.
 
-        Where no rank has a state that can be trusted, it is that of the newest checkpoint, or a fresh one.
+        Where no rank has a state that can be trusted, it is that of the newest checkpoint, or a fresh one. Raises
+        ReplicasDiffer where the survivors differ and there is no checkpoint, UsageError where rank 0 cannot have the
+        run folder, and RankLost where another rank is gone.
         """
         config, world = self._config, self._world
         # Made once, whatever befalls the first meeting: an optimizer that is wrapped twice sums twice.

@@ -113,7 +113,10 @@ def train_all(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
 
 
 def _run_by_mpi(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
-    """Split the ranks into groups of `workers`, train a trial at a time on each and return the exit code."""
+    """Split the ranks into groups of `workers`, train a trial at a time on each and return the exit code.
+
+    Raises UsageError without mpi4py, and where the launcher has started fewer ranks than `workers`.
+    """
     try:
         from mpi4py import MPI
     except ImportError:

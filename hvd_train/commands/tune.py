@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _turn(arguments: list[str]) -> int:
-    """Measure one turn on one of the ranks that `tune` has started."""
+    """Measure one turn on one of the ranks that `tune` has started. Raises UsageError where it has not."""
     seconds = os.environ.get(tune.TURN)
     if seconds is None:
         raise UsageError(f"tune starts the ranks by itself, many times: type `{PROGRAM} tune --np N`")

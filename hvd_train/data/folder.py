@@ -98,7 +98,10 @@ class ImageFolder(Staged):
 
     @override
     def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
-        """Return an item, as above, and call `mark` after "read", "decode" and "augment"."""
+        """Return an item and call `mark` after "read", "decode" and "augment".
+
+        Raises UsageError, naming the file, where it cannot be read.
+        """
         path = self.path(index)
         try:
             data = path.read_bytes()

@@ -48,7 +48,10 @@ def open_data(config: DataConfig, seed: int, own: OwnData | None = None) -> Data
 
 
 def _apply_augmentation(config: DataConfig, data: DataSet) -> DataSet:
-    """Return the data set with the random changes that the config adds or takes away; class folders have their own."""
+    """Return the data set with the random changes that the config adds or takes away; class folders have their own.
+
+    Raises UsageError where the data are of a kind that cannot be changed so.
+    """
     if config.augment == "none":
         data = replace(data, augment=None, transforms=tuple)
     if config.augment in ("standard", "none") and not config.random_erasing:

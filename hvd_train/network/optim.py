@@ -98,7 +98,10 @@ def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str
 
 
 def _of_timm(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
-    """Return LARS (You, Gitman and Ginsburg, arXiv 1708.03888) or LAMB (You et al., arXiv 1904.00962)."""
+    """Return LARS (You, Gitman and Ginsburg, arXiv 1708.03888) or LAMB (You et al., arXiv 1904.00962).
+
+    Raises UsageError where timm is not installed.
+    """
     try:
         from timm.optim.lamb import Lamb
         from timm.optim.lars import Lars

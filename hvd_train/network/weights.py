@@ -66,7 +66,10 @@ def _names(model: str) -> list[str]:
 
 
 def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
-    """Return torchvision's weights; the ranks of a host fetch the file once, into torch's own folder for such files."""
+    """Return torchvision's weights; the ranks of a host fetch the file once, into torch's own folder for such files.
+
+    Raises UsageError where it cannot be fetched.
+    """
     from filelock import FileLock
     from torchvision.models import get_model_weights
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,16 @@ def test_the_page_shows_the_rooms_that_the_code_has() -> None:
 def test_one_module_on_each_side_imports_horovod() -> None:
     """What Horovod is asked for is asked in one place in the worker, and in one at the launcher."""
     assert {module for module in rooms.modules() if "horovod" in rooms.imported_by(module)} == HOROVOD
+
+
+def test_every_library_that_is_imported_is_a_declared_dependency() -> None:
+    """What another library happens to bring along today may be gone tomorrow; Horovod comes from our own builder."""
+    called = {"PIL": "pillow", "sklearn": "scikit-learn", "typing_extensions": "typing-extensions", "yaml": "pyyaml"}
+    declared = set(re.findall(r'"([a-z0-9-]+)(?:>=[0-9.]+)?"', (PACKAGE.parent / "pyproject.toml").read_text()))
+    ours = {module.split(".")[0] for module in rooms.modules()} | set(ROOMS) | {"hvd_train", "settings"}
+    imported = {target.split(".")[0] for module in rooms.modules() for target in rooms.imported_by(module)} - ours
+    libraries = {called.get(name, name) for name in imported - sys.stdlib_module_names - {"horovod"}}
+    assert libraries - declared == set()
 
 
 @pytest.mark.parametrize("package", ["horovod_build", "environment_setup"])
