@@ -16,12 +16,13 @@ ROOT = Path(__file__).parents[2]
 ROOM = ROOT / "tests" / "parallel"
 
 
+ALONE = pytest.param("gloo", 1, marks=pytest.mark.slow)
 MPI = pytest.param("mpi", 2, marks=pytest.mark.slow)
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("controller", "size"), [("gloo", 1), ("gloo", 2), ("gloo", 3), MPI])
+@pytest.mark.parametrize(("controller", "size"), [ALONE, ("gloo", 2), ("gloo", 3), MPI])
 def test_the_parallel_room_passes_on_every_rank(controller: str, size: int, tmp_path: Path) -> None:
     """The contract and the equivalence of rank numbers hold on Horovod; each rank runs each test."""
     programs = Path(sys.executable).parent

@@ -143,8 +143,15 @@ def test_bad_input_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> Non
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("launcher", ["gloo", "mpi"])
-@pytest.mark.parametrize("case", ["flag", "batch"])
+@pytest.mark.parametrize(
+    ("case", "launcher"),
+    [
+        ("flag", "gloo"),
+        ("flag", "mpi"),
+        ("batch", "gloo"),
+        pytest.param("batch", "mpi", marks=pytest.mark.slow),  # Open MPI takes seconds to end its ranks
+    ],
+)
 def test_bad_input_on_two_ranks_is_told_once(case: str, launcher: str, tmp_path: Path) -> None:
     """Two ranks with the same bad setting print one line, and the launcher ends with exit code 2."""
     arguments, hint = BAD[case]
