@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
+from hvd_train.network.digest import digest_of, tensors_in
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
 from hvd_train.run_files.ledger import Entry
@@ -155,11 +155,12 @@ class TrainState:
     def digest(self) -> str:
         """Return a fingerprint of weights, buffers, optimizer state and progress; only equal states have the same."""
         values = (self.progress, self.cut, self.totals, self.best, self.last, self.scaler.state_dict())
-        fingerprint = hashlib.blake2b(repr(values).encode(), digest_size=16)
-        averaged = {} if self.average is None else self.average.state_dict()
-        for tensor in _tensors([self.model.state_dict(), averaged, self.optimizer.state_dict()["state"]]):
-            fingerprint.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return fingerprint.hexdigest()
+        tensors = {
+            "model": self.model.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict()["state"],
+        }
+        return digest_of(repr(values), tensors_in(tensors))
 
 
 def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
@@ -212,14 +213,3 @@ def check_same_shapes(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) 
     shown = ", ".join(f"{name} {other.get(name, 'absent')} for {shapes.get(name, 'absent')}" for name in wrong[:3])
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     raise UsageError(f"the checkpoint is of another model: {shown}{more}; start it with the same --model and --data")
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
