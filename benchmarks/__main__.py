@@ -26,6 +26,7 @@ FULL = {
     "commits": "python -m benchmarks.ready commits",
     "elastic": "python -m benchmarks.ready elastic",
     "recovery": "python -m benchmarks.recovery",
+    "size": f"python -m benchmarks.at_size --json {RECORDS}/at-size.json",
     "startup": f"python -m benchmarks.startup --json {RECORDS}/startup.json",
     "order": f"python -m benchmarks.order --json {RECORDS}/order.json",
 }

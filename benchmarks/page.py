@@ -109,6 +109,12 @@ SECTIONS = [
         "([elastic.md](elastic.md)).",
     ),
     Section(
+        "Surviving at size",
+        "at-size",
+        "What a change of world and a commit wait for: the digest of a state of 2 GB, and the files of a run of "
+        "ImageNet (5,005 steps of 256 samples an epoch) with `--ledger`, as a new rank 0 opens them.",
+    ),
+    Section(
         "Start-up",
         "startup",
         "From `horovodrun -np 2` to the end of the first step, beside `import torch` alone in the same turn. "

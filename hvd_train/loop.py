@@ -7,7 +7,7 @@ import math
 from torch import nn
 
 from hvd_train import checkpoint
-from hvd_train.data.batches import Ahead, Batch, Loader
+from hvd_train.data.batches import Ahead, Loader
 from hvd_train.errors import Diverged
 from hvd_train.goals import better, reason_to_end
 from hvd_train.job import Job
@@ -57,15 +57,13 @@ def train(job: Job) -> bool:
 
             # one optimizer step of all ranks; while the gradients travel, the next batch is prepared
             log = (state.progress.step + 1) % config.run.log_steps == 0
-            entry = ledger_entry(job, batch) if config.run.ledger else None
             result = job.step.take(state, batch, wishes(job), want_norm=log, meanwhile=batches.prepare)
 
             # count it, show it, write it down
             state.count_step(result.totals, skipped=result.skipped)
             clocks.stopwatch.step(batch.size)
-            if entry is not None:
-                state.took(entry)
-                journal.took(entry)
+            if result.fingerprint is not None:
+                account_for(job, result.totals.count, result.fingerprint)
             take_down(job, result, learning_rate, log=log)
             if state.progress.skipped_in_row >= config.precision.max_skipped_steps:
                 give_up(job, result)
@@ -100,16 +98,16 @@ def wishes(job: Job) -> Votes:
     )
 
 
-def ledger_entry(job: Job, batch: Batch) -> Entry:
-    """Return the ledger's entry for the step that is about to be taken: the samples of all ranks.
+def account_for(job: Job, count: int, fingerprint: int) -> None:
+    """Write into the ledger which `count` positions of the epoch's order the step had, and what its ranks took.
 
-    The ranks exchange them before the step, so that an entry of a finished step is never missing for a lost rank.
+    The fingerprint of the samples has come with the gradients, so all ranks that have finished a step have its entry.
     """
-    num_samples = job.parts.train_loader.num_samples
-    mine = [int(sample) % num_samples for micro in batch.micro_batches for sample in micro.samples]
-    samples = [sample for of_rank in job.world.gather(mine) for sample in of_rank]
-    progress = job.state.progress
-    return Entry(progress.epoch, progress.step + 1, job.world.place.size, tuple(samples))
+    state, num_samples = job.state, job.parts.train_loader.num_samples
+    progress = state.progress
+    positions = progress.cursor - count, progress.cursor
+    step = Entry(progress.epoch, (progress.step, progress.step), job.world.place.size, positions, fingerprint)
+    job.output.journal.took(state.took(step, num_samples))
 
 
 def take_down(job: Job, result: StepResult, learning_rate: float, *, log: bool) -> None:

@@ -132,7 +132,7 @@ class Output:
     def close(self) -> None:
         """Finish what is being written and give up the folder."""
         self.store.close()
-        self.journal.close()
+        self.journal.close(complete=self._folder is not None and self._folder.held())
         if self._folder is not None:
             self._folder.release()
         self._folder, self.journal, self.store = None, SilentJournal(), NoStore()

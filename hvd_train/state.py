@@ -19,7 +19,7 @@ from hvd_train.network import optim
 from hvd_train.network.digest import digest_of, tensors_in
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
-from hvd_train.run_files.ledger import Entry
+from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.run_files.records import EpochRecord, StepRecord
 from hvd_train.world.world import World
 
@@ -75,7 +75,9 @@ class TrainState:
     best: Evaluation | None = None
     last: Evaluation | None = None
     recent: list[Entry] = field(default_factory=list)
-    """The entries of the ledger, if one is kept, whose lines may not be on disk yet: those of the current epoch."""
+    """The entries of the ledger, if one is kept, whose lines may not be on disk yet: those of the current epoch.
+
+    There are about a hundred at most, whatever the number of steps."""
     last_step: StepRecord | None = None
     """The last record of a step: the rank that was to write it may be gone, or may not have seen the step end."""
     last_epoch: EpochRecord | None = None
@@ -100,14 +102,14 @@ class TrainState:
         if math.isfinite(totals.loss):
             self.totals += totals
 
-    def took(self, entry: Entry) -> None:
+    def took(self, step: Entry, num_samples: int) -> Entry:
         """Remember the ledger's entry of a step, so that no line is lost with the rank that was to write it.
 
-        All ranks have begun this step, so the lines of the epoch before it are on disk, and are forgotten here.
+        Returns the entry that the step is part of now; an epoch has `num_samples` positions. All ranks have begun this
+        step, so the lines of the epoch before it are on disk, and are forgotten here.
         """
-        if self.recent and self.recent[0].epoch < entry.epoch:
-            self.recent = []
-        self.recent.append(entry)
+        self.recent = extended(self.recent, step, num_samples)
+        return self.recent[-1]
 
     def snapshot(self) -> Snapshot:
         """Return a copy of the state in host memory, which later steps do not touch."""
@@ -144,7 +146,8 @@ class TrainState:
         self.progress = Progress(**snapshot["progress"])
         self.totals = Totals(**snapshot["totals"])
         self.best, self.last = (Evaluation(**e) if e else None for e in (snapshot["best"], snapshot["last"]))
-        self.recent = [Entry(**{**e, "samples": tuple(e["samples"])}) for e in snapshot["recent"]]
+        # Those of version 0.1.0 list samples; it wrote each at once, and they need not be written again.
+        self.recent = [Entry(**entry) for entry in snapshot["recent"] if "samples" not in entry]
         last_step, last_epoch = snapshot.get("last_step"), snapshot.get("last_epoch")  # checkpoints of old have none
         self.last_step = StepRecord(**last_step) if last_step else None
         self.last_epoch = EpochRecord(**last_epoch) if last_epoch else None

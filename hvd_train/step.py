@@ -21,6 +21,7 @@ from hvd_train.network.device import seed
 from hvd_train.network.normalization import RunningStatistics
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
+from hvd_train.progress.fingerprint import fingerprint, from_bytes, in_bytes
 from hvd_train.progress.metrics import NUM_SUMS, Totals, sums_of
 from hvd_train.state import TrainState
 from hvd_train.world.world import World
@@ -62,6 +63,8 @@ class StepResult:
     """The 2-norm of the whole gradient before it was clipped, if it was asked for."""
     skipped: bool = False
     """Whether loss or gradient was not finite, so that nothing has changed."""
+    fingerprint: int | None = None
+    """The fingerprint (`progress.fingerprint`) of the samples that all ranks took, where the run keeps a ledger."""
     not_finite: tuple[int, ...] = ()
     """This rank's samples whose loss is not finite, after a skipped step."""
 
@@ -102,6 +105,7 @@ class Step:
         self._label_smoothing = config.optimizer.label_smoothing
         self._clip_norm = config.optimizer.clip_norm
         self._adasum = config.optimizer.reduction == "adasum"
+        self._ledger = config.run.ledger
         self._mix = mix
         self._empty = None if together is None else empty_like(together)
         self._statistics = RunningStatistics(model)
@@ -164,9 +168,10 @@ class Step:
         if outcomes:
             sums = reduce(operator.add, [outcome.sums for outcome in outcomes])
         wishes = _constant((float(votes.stop), float(votes.commit), float(votes.change)), self._device)
+        words = [sums, wishes, *([self._fingerprint(batch)] if self._ledger else [])]
         # In memory of its own: the sum over the ranks comes into it.
-        message = torch.cat([sums, wishes, *self._statistics.changes])
-        num_words = len(sums) + len(wishes)
+        message = torch.cat([*words, *self._statistics.changes])
+        num_words = sum(map(len, words))
         pending = self._world.sum_with_gradients(optimizer, message)
         if outcomes:
             self._backward(loss, scaler, share)
@@ -176,7 +181,7 @@ class Step:
         with self._world.reduced(optimizer):
             answer = pending()
             # The last word of other ranks: from here on the step cannot break.
-            totals, agreed = _read(answer[:num_words], batch.size)
+            totals, agreed, taken = _read(answer[:num_words], batch.size)
             self._mark("reduction")
             scaler.unscale_(optimizer)
             norm = self._clip(parameters)
@@ -189,7 +194,7 @@ class Step:
             scaler.update()
         self._mark("optimizer")
         not_finite = self._not_finite(batch, outcomes) if skipped else ()
-        return StepResult(totals, agreed, norm if want_norm else None, skipped, not_finite)
+        return StepResult(totals, agreed, norm if want_norm else None, skipped, taken, not_finite)
 
     def _forward(self, model: nn.Module, micro: MicroBatch, step: int, outcomes: list[_Outcome]) -> Tensor:
         """Return the loss of one slot, summed over its samples, and add what is kept of the pass to `outcomes`.
@@ -222,6 +227,11 @@ class Step:
             return batch.micro_batches
         missing = -(-batch.num_slots // self._world.place.size) - len(batch.micro_batches)
         return (*batch.micro_batches, *[self._empty] * missing)
+
+    def _fingerprint(self, batch: Batch) -> Tensor:
+        """Return the fingerprint of the samples that have come from this rank's loader, as numbers that add up."""
+        samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in batch.micro_batches]])
+        return torch.tensor(in_bytes(fingerprint(samples)), device=self._device)
 
     def _losses(self, logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
         return F.cross_entropy(logits, targets, reduction=reduction, label_smoothing=self._label_smoothing)
@@ -258,7 +268,12 @@ def _constant(value: float | tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(value, device=device)
 
 
-def _read(answer: Tensor, count: int) -> tuple[Totals, Votes]:
-    """Return the sums over `count` samples and what the ranks want, from the numbers that travelled as one tensor."""
-    *sums, stop, commit, change = answer.tolist()
-    return Totals.of(sums, count), Votes(stop > 0, commit > 0, change > 0)
+def _read(answer: Tensor, count: int) -> tuple[Totals, Votes, int | None]:
+    """Return the sums over `count` samples, what the ranks want, and the fingerprint of all samples if there is one.
+
+    `answer` are the numbers that travelled as one tensor.
+    """
+    numbers = answer.tolist()
+    stop, commit, change, *taken = numbers[NUM_SUMS:]
+    votes = Votes(stop > 0, commit > 0, change > 0)
+    return Totals.of(numbers[:NUM_SUMS], count), votes, from_bytes(taken) if taken else None

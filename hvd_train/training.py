@@ -154,6 +154,7 @@ class Training:
             world_size=job.world.place.size,
             num_samples=job.parts.train_loader.num_samples,
             repeated_augmentation=job.config.data.repeated_augmentation,
+            seed=job.config.seed,
         )
         job.output.write_surroundings(self._membership.hosts, gpu_name(job.parts.device))
         if job.state.progress.step == 0:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,11 +16,12 @@ from typing import Any, Protocol, TextIO
 from typing_extensions import override
 
 from hvd_train.elastic.members import Change
-from hvd_train.run_files import durable
 from hvd_train.run_files.display import Display, LineDisplay, TerminalDisplay
-from hvd_train.run_files.ledger import Entry, LedgerFile
+from hvd_train.run_files.ledger import Entry
+from hvd_train.run_files.ledger_file import LedgerFile
 from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
 from hvd_train.run_files.run_folder import METRICS
+from hvd_train.run_files.tail import lines_backwards
 
 
 class Journal(Protocol):
@@ -50,13 +52,16 @@ class Journal(Protocol):
         """
 
     def took(self, entry: Entry) -> None:
-        """Write which samples a finished step took, where the run keeps a ledger."""
+        """Write which samples finished steps took, where the run keeps a ledger: one more step has joined the entry."""
 
     def event(self, name: str, message: str, **facts: Any) -> None:
         """Show a message to the user, and write it with machine-readable facts under a name for its kind."""
 
-    def close(self) -> None:
-        """Close the files; nothing is reported after this."""
+    def close(self, *, complete: bool = True) -> None:
+        """Close the files; nothing is reported after this.
+
+        The ledger is `complete` up to the last step then, unless another process has taken over the run folder.
+        """
 
 
 class SilentJournal(Journal):
@@ -95,7 +100,7 @@ class SilentJournal(Journal):
         pass
 
     @override
-    def close(self) -> None:
+    def close(self, *, complete: bool = True) -> None:
         pass
 
 
@@ -173,7 +178,7 @@ class RunJournal(Journal):
 
     @override
     def took(self, entry: Entry) -> None:
-        self._in_ledger(lambda ledger: ledger.write(entry))
+        self._in_ledger(lambda ledger: ledger.took(entry))
 
     @override
     def event(self, name: str, message: str, **facts: Any) -> None:
@@ -181,7 +186,9 @@ class RunJournal(Journal):
         self._write("event", {"name": name, "message": message, **facts})
 
     @override
-    def close(self) -> None:
+    def close(self, *, complete: bool = True) -> None:
+        if complete:
+            self._in_ledger(LedgerFile.complete)
         self._display.close()
         self._board.close()
         if self._lines is not None:
@@ -217,21 +224,38 @@ def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int]:
     """Remove from metrics.jsonl what comes after `step`, and a torn last line; return the last step and epoch in it.
 
     An epoch whose last step is done, but which a stop or a crash kept from its end, ends again and is then written
-    again: its old line goes, too. Raises OSError where the file cannot be written.
+    again: its old line goes, too. Only the end of the file is read, back to the record of an earlier step: whatever
+    stands before that is of earlier steps as well. Raises OSError where the file cannot be written.
     """
     if not path.exists():
         return step, epochs_done  # the run goes on in another folder than the one it began in
-    kept = []
-    last = {"step": 0, "epoch": 0}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # torn when the process was killed
-        ends_again = record["kind"] == "epoch" and record["epoch"] > epochs_done
-        if record.get("step", 0) <= step and not ends_again:
-            kept.append(line + "\n")
-            if record["kind"] in last:
-                last[record["kind"]] = record[record["kind"]]
-    durable.write_text(path, "".join(kept))
-    return last["step"], last["epoch"]
+    last_step = last_epoch = 0
+    kept = list[bytes]()  # of the lines from `begin` on, the last one first
+    with open(path, "r+b") as file:
+        begin = 0
+        for offset, line in lines_backwards(file):
+            begin = offset
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # torn when the process was killed
+            kind = record["kind"]
+            ends_again = kind == "epoch" and record["epoch"] > epochs_done
+            if record.get("step", 0) <= step and not ends_again:
+                kept.append(line.rstrip(b"\n") + b"\n")
+                if kind == "step":
+                    last_step = max(last_step, record["step"])
+                if kind in ("step", "epoch"):  # the record of an epoch comes before that of a step of the next one
+                    last_epoch = max(last_epoch, record["epoch"] - (kind == "step"))
+            if kind == "step" and record["step"] < step:
+                break
+        tail = b"".join(reversed(kept))
+        file.seek(begin)
+        if file.read() != tail:
+            # In this order: whatever moment the process is killed in, no line that is kept is lost.
+            file.seek(begin)
+            file.write(tail)
+            file.flush()
+            os.ftruncate(file.fileno(), begin + len(tail))
+            os.fsync(file.fileno())
+    return last_step, last_epoch

@@ -1,68 +1,117 @@
-"""The ledger: which samples each finished step took, in ledger.jsonl of the run folder, for anyone to audit."""
+"""The ledger: which samples finished steps took, in ledger.jsonl of the run folder, for anyone to audit.
+
+A line stands for some steps in a row. It says which positions of their epoch's order were theirs, and has a fingerprint
+of the samples that the loaders of all ranks really delivered. So the file is small however large the training set is,
+and the fingerprints of an epoch add up to that of all samples only where each of them came once.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+import numpy as np
 
 from hvd_train.errors import UsageError
-from hvd_train.run_files import durable
+from hvd_train.progress.fingerprint import added, fingerprint, of_all
+from hvd_train.progress.order import Indices, order_of
 from hvd_train.run_files.run_folder import METRICS
 
 LEDGER = "ledger.jsonl"
+_LINES_PER_EPOCH = 100  # if the world stays as it is
+_AT_ONCE = 1 << 20  # samples that an audit looks up at once
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The samples of a finished step.
+    """Finished steps in a row, of one epoch and in worlds of one size."""
 
-    `epoch` counts from 0, `step` from 1 over the whole run; `samples` are indices into the training set, of all ranks
-    together.
-    """
+    epoch: int
+    """Counted from 0."""
+    steps: tuple[int, int]
+    """The first and the last of them, counted from 1 over the whole run."""
+    world_size: int
+    positions: tuple[int, int]
+    """The positions of the epoch's order that were theirs: the first one, and the one after the last."""
+    fingerprint: int
+    """The fingerprint (`progress.fingerprint`) of the samples that all ranks took in them."""
+
+    def line(self) -> str:
+        """Return the entry as a line of ledger.jsonl, with its line end."""
+        return json.dumps({**vars(self), "fingerprint": f"{self.fingerprint:016x}"}) + "\n"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A finished step as version 0.1.0 wrote it: with the number of each sample that any rank took."""
 
     epoch: int
     step: int
     world_size: int
     samples: tuple[int, ...]
 
-    def line(self) -> str:
-        """Return the entry as a line of ledger.jsonl, with its line end."""
-        values = {"epoch": self.epoch, "step": self.step, "world_size": self.world_size, "samples": [*self.samples]}
-        return json.dumps(values) + "\n"
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The first and the last step, as an `Entry` has them."""
+        return self.step, self.step
 
 
-class LedgerFile:
-    """The ledger.jsonl of a run that trains, open for writing."""
+def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[Entry]:
+    """Return the entries of an epoch of `num_samples` positions with one more step; a new epoch begins with it alone.
 
-    def __init__(self, folder: Path, step: int) -> None:
-        """Open the ledger in `folder` and remove entries after `step`: the run goes on there, so they did not happen.
+    Steps are joined while the world size is the same and they begin in the same hundredth of the epoch. So the entries
+    follow from the steps, and are the same whichever rank makes them.
+    """
+    if not entries or entries[-1].epoch != step.epoch:
+        return [step]
+    *others, last = entries
+    end = last.world_size, last.steps[1] + 1, last.positions[1]
+    goes_on = end == (step.world_size, step.steps[0], step.positions[0])
+    hundredths = {entry.positions[0] * _LINES_PER_EPOCH // num_samples for entry in (last, step)}
+    if not goes_on or len(hundredths) > 1:
+        return [*entries, step]
+    joined = replace(
+        last,
+        steps=(last.steps[0], step.steps[1]),
+        positions=(last.positions[0], step.positions[1]),
+        fingerprint=added([last.fingerprint, step.fingerprint]),
+    )
+    return [*others, joined]
 
-        Raises OSError where the file cannot be written, and UsageError where it holds something else than entries.
-        """
-        path = folder / LEDGER
-        entries = [entry for entry in read(path) if entry.step <= step] if path.exists() else []
-        durable.write_text(path, "".join(entry.line() for entry in entries))
-        self._file: TextIO = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # until close
-        self._last_step = entries[-1].step if entries else 0
 
-    def write(self, entry: Entry) -> None:
-        """Append the entry of a step, unless the ledger has it already. Raises OSError."""
-        if entry.step > self._last_step:
-            self._file.write(entry.line())
-            self._last_step = entry.step
+def parse(line: str | bytes, source: str) -> Entry | Listed:
+    """Return the entry in a line. Raises UsageError, naming `source`, where it holds none."""
+    try:
+        values: dict[str, Any] = json.loads(line)
+        epoch, world_size = int(values["epoch"]), int(values["world_size"])
+        if "samples" in values:
+            return Listed(epoch, int(values["step"]), world_size, tuple(map(int, values["samples"])))
+        (first, last), (start, stop) = values["steps"], values["positions"]
+        return Entry(
+            epoch, (int(first), int(last)), world_size, (int(start), int(stop)), int(values["fingerprint"], 16)
+        )
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{source} is not a step of a ledger") from None
 
-    def sync(self) -> None:
-        """Force the entries to disk, where they outlive a power failure. Raises OSError."""
-        os.fsync(self._file.fileno())
 
-    def close(self) -> None:
-        """Close the file. Raises OSError."""
-        self._file.close()
+def read(path: Path) -> Iterator[Entry | Listed]:
+    """Yield the entries of a ledger, without a torn last line: a killed process leaves one.
+
+    Raises UsageError where another line is not an entry, and OSError where the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                entry = parse(line, f"{path}: line {number}")
+            except UsageError:
+                if line.endswith(b"\n"):
+                    raise
+                return
+            yield entry
 
 
 @dataclass(frozen=True)
@@ -96,81 +145,190 @@ def audit(folder: Path) -> Audit:
     """Check the ledger of a run folder.
 
     Raises UsageError where there is no ledger, where a line of it is not an entry, or where metrics.jsonl does not say
-    how many samples the training set has.
+    how many samples the training set has, and by which seed they are ordered.
     """
     path = folder / LEDGER
     if not path.exists():
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
-    entries = list(read(path))
     start = _start_event(folder)
-    return audit_entries(entries, int(start["num_samples"]), int(start.get("repeated_augmentation", 1)))
+    repetitions = int(start.get("repeated_augmentation", 1))
+    return audit_entries(read(path), int(start["num_samples"]), repetitions, start.get("seed"))
 
 
-def audit_entries(entries: Sequence[Entry], num_samples: int, repetitions: int = 1) -> Audit:
+def audit_entries(
+    entries: Iterable[Entry | Listed], num_samples: int, repetitions: int = 1, seed: int | None = None
+) -> Audit:
     """Check entries: each step comes once and in order, and in each finished epoch each sample comes exactly once.
 
     In the last epoch, which may be unfinished, a sample may be missing, but must not come twice. With repeated
-    augmentation `repetitions` epochs are judged as one round, in which each sample comes `repetitions` times.
+    augmentation `repetitions` epochs are judged as one round, in which each sample comes `repetitions` times. `seed` is
+    that of the order; runs of version 0.1.0 can be judged without it. Raises UsageError where it is missing.
     """
-    faults = []
-    steps = [entry.step for entry in entries]
-    if steps != list(range(1, len(steps) + 1)):
-        wrong = next(number for number, step in enumerate(steps, 1) if number != step)
-        faults.append(f"line {wrong} is of step {steps[wrong - 1]}")
-    finished = 0
-    last_round = max((entry.epoch for entry in entries), default=-1) // repetitions
-    for number in range(last_round + 1):
-        counts = Counter(
-            sample for entry in entries if entry.epoch // repetitions == number for sample in entry.samples
-        )
-        first = number * repetitions
-        name = f"epoch {number}" if repetitions == 1 else f"epochs {first} to {first + repetitions - 1}"
-        too_often = sum(count > repetitions for count in counts.values())
-        unknown = sum(sample >= num_samples for sample in counts)
-        too_rare = sum(counts[sample] < repetitions for sample in range(num_samples))
-        if too_often or unknown:
-            faults.append(f"{name}: {too_often} samples more than {_times(repetitions)}, {unknown} that do not exist")
-        if too_rare and number < last_round:
-            faults.append(
-                f"{name}: {too_rare} samples {'never' if repetitions == 1 else f'less than {_times(repetitions)}'}"
+    judge = _Judge(num_samples, repetitions, seed)
+    for entry in entries:
+        judge.take(entry)
+    return judge.verdict()
+
+
+@dataclass(frozen=True)
+class _Count:
+    """How often the samples of a round came."""
+
+    too_often: int
+    too_rarely: int
+    unknown: int
+    taken: int
+    """Samples in all, or positions that they came from."""
+
+
+class _Judge:
+    """Takes the entries of a ledger one by one. What it holds of them is one round: the epochs that are judged as one.
+
+    In a finished round the fingerprints must add up to that of all samples, which they do whatever the order was. Else,
+    as in an unfinished round, each is compared with that of the samples at the entry's positions; a permutation has
+    each sample at one position, so that each counts once if each position does.
+    """
+
+    def __init__(self, num_samples: int, repetitions: int, seed: int | None) -> None:
+        self._num_samples, self._repetitions, self._seed = num_samples, repetitions, seed
+        self._faults: list[str] = []
+        self._world_sizes: set[int] = set()
+        self._lines = self._steps = self._last_step = self._finished = self._round = 0
+        self._in_order = True
+        self._entries: list[Entry] = []
+        self._listed: list[Listed] = []
+
+    def take(self, entry: Entry | Listed) -> None:
+        """Take the next entry."""
+        self._lines += 1
+        first, last = entry.steps
+        if first != self._last_step + 1 and self._in_order:
+            self._in_order = False
+            self._faults.append(f"line {self._lines} is of step {first}")
+        self._last_step, self._steps = last, self._steps + last - first + 1
+        self._world_sizes.add(entry.world_size)
+        number = entry.epoch // self._repetitions
+        if number < self._round:
+            self._faults.append(f"line {self._lines} is of epoch {entry.epoch}, after a later one")
+            return
+        while self._round < number:
+            self._end_round(is_last=False)
+        if isinstance(entry, Entry):
+            self._entries.append(entry)
+        else:
+            self._listed.append(entry)
+
+    def verdict(self) -> Audit:
+        """Return what all entries prove. Nothing can be taken after it."""
+        self._end_round(is_last=True)
+        sizes = tuple(sorted(self._world_sizes))
+        return Audit(self._finished, self._steps, self._num_samples, sizes, tuple(self._faults), self._repetitions)
+
+    def _end_round(self, *, is_last: bool) -> None:
+        times, epoch = self._repetitions, self._round * self._repetitions
+        name = f"epoch {epoch}" if times == 1 else f"epochs {epoch} to {epoch + times - 1}"
+        count = self._count_samples() if self._listed else self._count_positions()
+        if not self._adds_up(count):
+            self._faults += [
+                f"{_named(entry.steps)}: not the samples that stand at positions {entry.positions[0]} to "
+                f"{entry.positions[1] - 1} of epoch {entry.epoch}"
+                for entry in self._entries
+                if not self._took_its_own(entry)
+            ]
+        if count.too_often or count.unknown:
+            self._faults.append(
+                f"{name}: {count.too_often} samples more than {_times(times)}, {count.unknown} that do not exist"
             )
-        if not too_rare:
-            finished += repetitions
-        elif number == last_round and repetitions > 1:
-            finished += counts.total() // num_samples
-    sizes = tuple(sorted({entry.world_size for entry in entries}))
-    return Audit(finished, len(entries), num_samples, sizes, tuple(faults), repetitions)
+        if count.too_rarely and not is_last:
+            self._faults.append(
+                f"{name}: {count.too_rarely} samples {'never' if times == 1 else f'less than {_times(times)}'}"
+            )
+        if not count.too_rarely:
+            self._finished += times
+        elif is_last and times > 1:
+            self._finished += count.taken // self._num_samples
+        self._round += 1
+        self._entries, self._listed = [], []
+
+    def _count_positions(self) -> _Count:
+        """Count the positions of the round that entries name, each of which stands for a sample."""
+        often = rarely = unknown = taken = 0
+        for epoch in range(self._round * self._repetitions, (self._round + 1) * self._repetitions):
+            reached = 0
+            for start, stop in sorted(entry.positions for entry in self._entries if entry.epoch == epoch):
+                often += max(0, min(reached, stop) - start)
+                rarely += max(0, start - reached)
+                reached = max(reached, stop)
+                taken += stop - start
+            rarely += max(0, self._num_samples - reached)
+            unknown += max(0, reached - self._num_samples)
+        return _Count(min(often, self._num_samples), min(rarely, self._num_samples), unknown, taken)
+
+    def _count_samples(self) -> _Count:
+        """Count the samples of a round in which steps list theirs; the others' are those at their positions."""
+        counts = np.zeros(self._num_samples, dtype=np.int64)
+        unknown, taken = set[int](), 0
+        for of_step in self._listed:
+            samples = np.array(of_step.samples, dtype=np.int64)
+            known = (samples >= 0) & (samples < self._num_samples)
+            unknown.update(samples[~known].tolist())
+            np.add.at(counts, samples[known], 1)
+            taken += len(samples)
+        for entry in self._entries:
+            for samples in self._samples_of(entry):
+                np.add.at(counts, samples % self._num_samples, 1)
+                taken += len(samples)
+        too_often, too_rarely = (counts > self._repetitions).sum(), (counts < self._repetitions).sum()
+        return _Count(int(too_often), int(too_rarely), len(unknown), taken)
+
+    def _adds_up(self, count: _Count) -> bool:
+        """Return whether the round is finished, and its fingerprints are together that of all samples."""
+        if self._listed or count.too_often or count.too_rarely or count.unknown:
+            return False
+        return added(entry.fingerprint for entry in self._entries) == self._fingerprint_of_all
+
+    @cached_property
+    def _fingerprint_of_all(self) -> int:
+        return of_all(self._num_samples * self._repetitions)
+
+    def _took_its_own(self, entry: Entry) -> bool:
+        """Return whether the steps of an entry took the samples that stand at its positions."""
+        return added(fingerprint(samples) for samples in self._samples_of(entry)) == entry.fingerprint
+
+    def _samples_of(self, entry: Entry) -> Iterator[Indices]:
+        """Yield the numbers of the samples that stand at an entry's positions, as many at once as memory can hold."""
+        if self._seed is None:
+            raise UsageError(f"{METRICS} does not say the seed of the order: the ledger cannot be judged")
+        order = order_of(self._seed, entry.epoch, self._num_samples, self._repetitions)
+        start, stop = entry.positions
+        for begin in range(start, stop, _AT_ONCE):
+            yield order[begin : min(begin + _AT_ONCE, stop)]
+
+
+def _named(steps: tuple[int, int]) -> str:
+    first, last = steps
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def read(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a ledger, without a torn last line: a killed process leaves one.
-
-    Raises UsageError where another line is not an entry, and OSError where the file cannot be read.
-    """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
-        try:
-            values: dict[str, Any] = json.loads(line)
-            entry = Entry(values["epoch"], values["step"], values["world_size"], tuple(values["samples"]))
-        except (ValueError, KeyError, TypeError):
-            if number == len(lines) and not line.endswith("\n"):
-                return
-            raise UsageError(f"{path}: line {number} is not a step of a ledger") from None
-        yield entry
-
-
 def _start_event(folder: Path) -> dict[str, Any]:
-    """Return the first "start" event of metrics.jsonl that has num_samples. Raises UsageError where there is none."""
+    """Return the last "start" event of metrics.jsonl with num_samples. Raises UsageError where there is none."""
     path = folder / METRICS
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and record.get("name") == "start" and "num_samples" in record:
-            return record
-    raise UsageError(f"{path} does not say how many samples the training set has: the ledger cannot be judged")
+    found: dict[str, Any] | None = None
+    if path.exists():
+        with open(path, "rb") as file:
+            for line in file:
+                if b'"start"' not in line:
+                    continue
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(record, dict) and record.get("name") == "start" and "num_samples" in record:
+                    found = record
+    if found is None:
+        raise UsageError(f"{path} does not say how many samples the training set has: the ledger cannot be judged")
+    return found

@@ -40,7 +40,7 @@ class RunConfig:
     max_time: str | None = free(None)
     """Commit and stop after this time, as in 2h30m, 90m or 45s; the same command goes on from there."""
     ledger: bool = free(False)
-    """Write the samples of each step to ledger.jsonl, for `hvd-train audit`."""
+    """Write what each step took to ledger.jsonl, for `hvd-train audit`."""
     eval_epochs: int = free(1)
     """Epochs from one evaluation to the next (the last epoch is always evaluated)."""
     tuned: Path | None = free(None)

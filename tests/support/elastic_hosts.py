@@ -68,9 +68,12 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """The number of finished steps."""
+        """The number of finished steps that the ledger has."""
         path = self.folder / "run" / "ledger.jsonl"
-        return len(path.read_bytes().splitlines()) if path.exists() else 0
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        whole = [line for line in lines if line.endswith(b"\n")]
+        last: int = json.loads(whole[-1])["steps"][1] if whole else 0
+        return last
 
     @property
     def changes(self) -> list[dict[str, Any]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hvd_train.run_files import journal as journals
 from hvd_train.run_files.display import LineDisplay
 from hvd_train.run_files.journal import RunJournal, SilentJournal
 from hvd_train.run_files.ledger import Entry
@@ -161,17 +163,94 @@ def test_only_ranks_that_write_leave_files() -> None:
     journal.begin(1, 10)
     journal.step(step_record(1))
     journal.epoch(epoch_record(1, 1))
-    journal.took(Entry(0, 1, 1, (0,)))
+    journal.took(Entry(0, (1, 1), 1, (0, 1), 7))
     journal.event("note", "hello")
     journal.close()
     assert list(Path().iterdir()) == []
 
 
 def test_the_ledger_is_kept_where_it_is_asked_for() -> None:
-    """A run without --ledger has no ledger.jsonl; with it, each step has a line."""
+    """A run without --ledger has no ledger.jsonl; with it, no step is missing when the journal is closed."""
     for ledger, files in ((False, 0), (True, 1)):
         journal = RunJournal(Path(), 0, 0, live=False, ledger=ledger)
-        journal.took(Entry(0, 1, 2, (3, 1)))
+        journal.took(Entry(0, (1, 1), 2, (0, 10), 7))
+        journal.took(Entry(0, (1, 2), 2, (0, 20), 8))
         journal.close()
         assert len(list(Path().glob("ledger.jsonl"))) == files
-    assert json.loads(Path("ledger.jsonl").read_text())["samples"] == [3, 1]
+    assert json.loads(Path("ledger.jsonl").read_text())["steps"] == [1, 2]
+
+
+def test_a_folder_that_is_another_process_s_gets_no_entry() -> None:
+    """A former rank 0 that was stopped or cut off adds nothing to the ledger that its successor writes."""
+    journal = RunJournal(Path(), 0, 0, live=False, ledger=True)
+    journal.took(Entry(0, (1, 1), 2, (0, 10), 7))
+    journal.close(complete=False)
+    assert Path("ledger.jsonl").read_text() == ""
+
+
+def test_an_epoch_that_is_over_is_in_the_ledger() -> None:
+    """Its last steps do not wait for the first one of the next epoch, before which the evaluation comes."""
+    journal = RunJournal(Path(), 0, 0, live=False, ledger=True)
+    journal.took(Entry(0, (1, 2), 2, (0, 20), 7))
+    journal.epoch(epoch_record(1, 2))
+    assert json.loads(Path("ledger.jsonl").read_text())["steps"] == [1, 2]
+    journal.close()
+
+
+@pytest.mark.parametrize(("step", "epochs_done"), [(90_000, 89), (89_990, 89), (89_000, 88)])
+def test_opening_reads_the_end_of_the_records_only(
+    step: int, epochs_done: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 90 epochs as after one: of the 14 MB no more than what comes after the step, rounded up to 64 KB."""
+    with Path("metrics.jsonl").open("w") as file:
+        for number in range(1, 90_001):
+            epoch = -(-number // 1000)
+            file.write(json.dumps({"kind": "step", "step": number, "epoch": epoch, "loss": 0.1, "x": "y" * 80}) + "\n")
+            if number % 1000 == 0:
+                file.write(json.dumps({"kind": "epoch", "step": number, "epoch": epoch}) + "\n")
+    parsed = []
+    loads = json.loads
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "loads", lambda line: parsed.append(line) or loads(line))
+        assert journals._forget_after(Path("metrics.jsonl"), step, epochs_done) == (step, epochs_done)
+    assert len(parsed) <= 90_000 - step + 5
+    steps = [line["step"] for line in lines() if line["kind"] == "step"]
+    assert (steps[0], steps[-1], len(steps)) == (1, step, step)
+
+
+def test_messages_without_a_step_stay() -> None:
+    """Also those that came after the step which the run goes on from, in the order in which they came."""
+    journal = RunJournal(Path(), 0, 0, live=False)
+    for number in range(1, 6):
+        journal.step(step_record(number))
+        journal.event("note", f"after {number}")
+    journal.close()
+    resumed(2, 0, 3)
+    assert [line.get("message", line.get("step")) for line in lines()] == [
+        *(1, "after 1", 2, "after 2", "after 3", "after 4", "after 5", 3),
+    ]
+
+
+def test_a_process_that_is_killed_while_it_cuts_the_records_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is written first; what is left behind it goes when the file is opened again."""
+    journal = RunJournal(Path(), 0, 0, live=False)
+    for number in range(1, 6):
+        journal.step(step_record(number))
+        journal.event("note", f"after {number}")
+    journal.close()
+
+    class Killed(BaseException):
+        pass
+
+    def dies(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", dies)
+        with pytest.raises(Killed):
+            RunJournal(Path(), 2, 0, live=False)
+    resumed(2, 0, 3)
+    found = [line.get("message", line.get("step")) for line in lines()]
+    assert found[:3] == [1, "after 1", 2]
+    assert {f"after {number}" for number in range(1, 6)} <= set(found)
+    assert [number for number in found if isinstance(number, int)] == [1, 2, 3]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from hvd_train import checkpoint
+from hvd_train import checkpoint, loop
+from hvd_train.data import loader
+from hvd_train.data.array_loader import ArrayLoader
+from hvd_train.data.batches import Batch
 from hvd_train.errors import Diverged, UsageError
-from hvd_train.progress.order import order_of
+from hvd_train.progress.order import Assignment, Cut, Order, assignments, order_of
+from hvd_train.run_files.ledger import audit
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.runs import equal, small_config, trained
@@ -109,7 +115,7 @@ def test_too_many_in_a_row_end_the_run(ranks: int) -> None:
     with pytest.raises(Diverged) as told:
         run_ranks(ranks, lambda world: trained(world, config, lambda _: own_generator(OfSamples())))
     lines = [json.loads(line) for line in Path("run/ledger.jsonl").read_text().splitlines()]
-    samples = lines[7]["samples"]
+    samples = order_of(config.seed, 0, 190, 1)[slice(*lines[7]["positions"])]
     message = str(told.value)
     assert "3 steps in a row were skipped; in the last one, step 8, the loss is not finite" in message
     if ranks == 1:
@@ -141,8 +147,43 @@ def test_steps_before_a_sample_that_cannot_be_read_are_done() -> None:
     with pytest.raises(UsageError, match="cannot read sample 1"):
         trained(LocalWorld(), config, data=lambda _: data)
     entries = [json.loads(line) for line in Path("run/ledger.jsonl").read_text().splitlines()]
-    assert [entry["step"] for entry in entries] == list(range(1, whole + 1))
+    assert [entry["steps"] for entry in entries] == [[step, step] for step in range(1, whole + 1)]
     assert [record["step"] for record in records("step")] == list(range(1, whole + 1))
+
+
+class Deviates(ArrayLoader):
+    """A loader that delivers a sample in place of another, once in the second epoch."""
+
+    @override
+    def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
+        for number, batch in enumerate(super().load(epoch, work)):
+            for micro in batch.micro_batches:
+                if (epoch, number) == (1, 3) and micro.number == 1:
+                    micro.samples[2] = (micro.samples[2] + 1) % 190
+            yield batch
+
+
+@pytest.mark.parametrize("epochs", [2, 3])
+def test_a_loader_that_delivers_another_sample_is_found(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger has what came, not what was asked for, in an epoch under way as in one that is done."""
+    monkeypatch.setattr(loader, "ArrayLoader", Deviates)
+    config = small_config(epochs=epochs, ledger=True)
+    run_ranks(2, lambda world: trained(world, config))
+    assert audit(Path("run")).faults == ("step 14: not the samples that stand at positions 60 to 79 of epoch 1",)
+
+
+def test_ranks_that_take_the_same_slots_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that count twice, and others that do not at all, whatever the number of samples says."""
+
+    def same_for_all(order: Order, cursor: int, cut: Cut, rank: int, size: int) -> Iterator[Assignment]:
+        for number, assignment in enumerate(assignments(order, cursor, cut, 0, size)):
+            mine = next(itertools.islice(assignments(order, cursor, cut, rank, size), number, None))
+            yield assignment if number == 5 else mine
+
+    monkeypatch.setattr(loop, "assignments", same_for_all)
+    config = small_config(epochs=1, ledger=True, batch_size=5)
+    run_ranks(2, lambda world: trained(world, config))
+    assert audit(Path("run")).faults == ("step 6: not the samples that stand at positions 100 to 119 of epoch 0",)
 
 
 def test_the_same_command_again_gives_up_at_once() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hvd_train import Config
 from hvd_train.data.batches import Batch, MicroBatch
 from hvd_train.errors import RankLost
+from hvd_train.progress.fingerprint import fingerprint
 from hvd_train.progress.order import Cut
 from hvd_train.state import TrainState, to_host
 from hvd_train.step import Step, StepResult, Votes
@@ -188,6 +189,19 @@ def test_a_wish_of_any_rank_is_the_wish_of_all(wish: Votes) -> None:
         return step.take(state_of(world, model), batch(8, 4, world.place.rank, 3), mine, want_norm=False).agreed
 
     assert run_ranks(3, body) == [wish] * 3
+
+
+@pytest.mark.parametrize("make", [runs.convnet, runs.batch_norm])
+def test_all_ranks_know_what_all_have_taken(make: object) -> None:
+    """Where the run keeps a ledger, the fingerprint of all samples comes with the gradients, also to an idle rank."""
+
+    def body(world: ThreadWorld, *, ledger: bool) -> int | None:
+        model = own_generator(make(10))  # type: ignore[operator]
+        part = batch(8, 4, world.place.rank, 3)
+        return take(Config().replace(ledger=ledger), world, state_of(world, model), part).fingerprint
+
+    assert run_ranks(3, lambda world: body(world, ledger=True)) == [fingerprint(np.array([0, 1, 2, 3] * 2))] * 3
+    assert run_ranks(3, lambda world: body(world, ledger=False)) == [None] * 3
 
 
 def test_dropout_belongs_to_the_slot() -> None:
