@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hvd_train.data import array_loader
 from hvd_train.data.array_loader import ArrayLoader
-from hvd_train.data.augment import Augment
+from hvd_train.data.augment import Augment, crop_and_flip
 from hvd_train.data.batches import Batch
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.prepare import Prepare
@@ -94,3 +94,14 @@ def test_drawing_random_numbers_is_counted_with_what_they_are_for() -> None:
     loader.watch(stages.append)
     list(loader.load(0, assignments(EpochOrder(0, 0, 8), 0, Cut(8, 8), 0, 1)))
     assert stages == ["augment", "read", "prepare", "augment", "prepare"]
+
+
+def test_augmentation_differs_from_epoch_to_epoch() -> None:
+    """The same sample of the same set is shifted in another way in the next epoch."""
+    prepare = Prepare(PLAIN_DATA, CPU, image_size=None, augment=crop_and_flip(padding=2), colour=False)
+    images = torch.arange(16 * 64.0).view(16, 1, 8, 8)
+    loader = ArrayLoader(Arrays(images, torch.arange(16), 16), prepare, CPU, seed=0)
+    work = list(assignments(EpochOrder(0, 0, 16), 0, Cut(16, 16), 0, 1))
+    first, again, next_epoch = (flat(list(loader.load(epoch, work))) for epoch in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, next_epoch)

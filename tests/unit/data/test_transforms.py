@@ -78,3 +78,12 @@ def test_cutmix_shares_are_those_of_the_area() -> None:
     assert 0 < kept < 1
     assert float(shares[2, 2]) == pytest.approx(kept)
     assert float(shares[2, 1]) == pytest.approx(1 - kept)
+
+
+def test_both_mixes_take_turns() -> None:
+    """Where mixup and cutmix are asked for, some micro-batches are blended and others are patched."""
+    mix = Mix(DataConfig(mixup=1.0, cutmix=1.0), 2)
+    images, targets = torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)]), torch.arange(2)
+    torch.manual_seed(0)
+    patched = {set(mix(images, targets)[0].unique().tolist()) <= {0.0, 1.0} for _ in range(20)}
+    assert patched == {True, False}

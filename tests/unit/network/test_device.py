@@ -100,3 +100,21 @@ def test_the_seed_decides_random_numbers() -> None:
         draws.append(torch.rand(3))
     assert torch.equal(draws[0], draws[2])
     assert not torch.equal(draws[0], draws[1])
+
+
+def test_deterministic_means_that_torch_refuses_what_is_not() -> None:
+    """Asked for, it holds on a CPU as well."""
+    try:
+        device.choose_device(Config().replace(device="cpu", deterministic=True), Place())
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_gpu_draws_by_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout on a GPU draws from a generator of its own."""
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
+    device.seed(torch.device("cpu"), 3)
+    device.seed(torch.device("cuda", 0), 5)
+    assert seeds == [5]

@@ -144,3 +144,14 @@ def test_settings_that_cannot_be(settings: dict[str, Any], reason: str) -> None:
 def test_a_pattern_freezes_what_it_names() -> None:
     """And nothing else."""
     assert freeze.frozen(ModelConfig(freeze="[01].*"), runs.batch_norm(10), 0) == {"0.weight", "1.weight", "1.bias"}
+
+
+def test_a_change_of_what_is_trained_is_told_once() -> None:
+    """Horovod makes its groups of gradients anew then; a parameter that is frozen keeps no gradient of before."""
+    model = runs.batch_norm(10)
+    config = Config().replace(freeze="backbone", unfreeze=("1:1.*",)).model
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert [freeze.apply(config, model, epoch) for epoch in (0, 0, 1, 1)] == [True, False, True, False]
+    with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert with_gradient == {"5.weight", "5.bias"}

@@ -100,3 +100,15 @@ def test_stopped_and_resumed() -> None:
     trained(StoppingWorld(7), config, runs.batch_norm)
     _, weights = trained(LocalWorld(), config, runs.batch_norm)
     assert equal(weights, expected)
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_statistics_move_by_the_momentum_of_the_layer(momentum: float | None) -> None:
+    """None is the plain mean over all batches, as torch has it."""
+    plain = nn.BatchNorm2d(3, momentum=momentum)
+    module = synchronised(nn.BatchNorm2d(3, momentum=momentum), LocalWorld())
+    for number in range(3):
+        part = images() - 50 + number
+        plain(part), module(part)
+    for name, expected in plain.named_buffers():
+        torch.testing.assert_close(dict(module.named_buffers())[name], expected, atol=1e-5, rtol=1e-5)

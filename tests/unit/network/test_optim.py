@@ -142,3 +142,11 @@ def test_only_what_is_trained_is_optimized() -> None:
     model.bias.requires_grad_(False)
     with pytest.raises(UsageError, match="no parameter to train"):
         optim.build(OptimizerConfig(), model)
+
+
+def test_the_learning_rate_is_that_of_every_group() -> None:
+    """Parameters without weight decay follow the schedule as well."""
+    optimizer = optim.build(OptimizerConfig(decay_of="weights"), nn.Sequential(nn.Linear(2, 2)))
+    assert len(optimizer.param_groups) == 2
+    optim.set_learning_rate(optimizer, 0.125)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]

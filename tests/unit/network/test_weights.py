@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
+from urllib.response import addinfourl
 
 import pytest
 import torch
@@ -121,3 +124,34 @@ def test_a_run_starts_from_them_and_says_so(capsys: pytest.CaptureFixture[str]) 
     _, found = trained(LocalWorld(), config, runs.convnet)
     assert runs.largest_difference(found, dict(source.state_dict())) < 1e-6
     assert "starting from the weights ./weights.pt\n" in capsys.readouterr().out
+
+
+def test_a_file_with_tensors_of_a_head_that_the_model_lacks() -> None:
+    """A second layer in the head of the file is no part of the model: it is said, and nothing is loaded."""
+    target = resnet18(num_classes=10)
+    torch.save({**target.state_dict(), "fc.second.weight": torch.ones(2)}, "w.pt")
+    with pytest.raises(UsageError, match=r"do not fit --model resnet18: fc.second.weight \(2 for nothing\)"):
+        weights.start_from("./w.pt", target, "resnet18", 10)
+
+
+def test_auxiliary_classifiers_of_a_file_are_left_out() -> None:
+    """torchvision's files have them for GoogLeNet, whose models here do not."""
+    source, target = runs.convnet(10), runs.convnet(10)
+    torch.save({**source.state_dict(), "aux1.fc.weight": torch.ones(2), "aux2.fc.weight": torch.ones(2)}, "w.pt")
+    weights.start_from("./w.pt", target, "googlenet", 10)
+    assert equal(dict(source.state_dict()), dict(target.state_dict()))
+    with pytest.raises(UsageError, match="aux1.fc.weight"):
+        weights.start_from("./w.pt", target, "mine", 10)
+
+
+def test_a_damaged_download_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is fetched must have the digest that its name ends with; a server in between may cut it short."""
+    monkeypatch.setenv("TORCH_HOME", "home")
+    served = Path(saved(resnet18(num_classes=1000), "served.pt")).read_bytes()
+
+    def fetch(request: object, **named: object) -> addinfourl:
+        return addinfourl(io.BytesIO(served), Message(), "https://example.org")
+
+    monkeypatch.setattr(torch.hub, "urlopen", fetch)
+    with pytest.raises(UsageError, match=r"cannot fetch .* \(invalid hash value"):
+        weights.start_from("IMAGENET1K_V1", resnet18(num_classes=10), "resnet18", 10)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+from torch import nn
 
 from hvd_train import recipes
+from hvd_train.data.dataset import DataSet
 from hvd_train.errors import UsageError
-from hvd_train.report.predictions import predict
+from hvd_train.report.predictions import _png, predict
 from hvd_train.run import train
 from tests.support.run_folders import start, write
 
@@ -34,3 +40,43 @@ def test_a_run_without_weights_has_no_predictions() -> None:
     write(Path("run"), [start()])
     with pytest.raises(UsageError, match=r"model-best\.pt"):
         predict(Path("run"), "cpu")
+
+
+def always_the_first(num_classes: int) -> nn.Module:
+    """A model that takes every image for class 0, and in training mode for class 1."""
+
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(()))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            """The logits: the darker an image, the surer."""
+            logits = torch.zeros(len(images), num_classes)
+            logits[:, int(self.training)] = 100 - images.mean((1, 2, 3))
+            return logits + self.weight
+
+    return First()
+
+
+def test_what_is_predicted_for_which_truth() -> None:
+    """Of every class all images but the right ones are mistakes; the worst come first, whatever batch they are in."""
+    model = "tests.unit.report.test_predictions:always_the_first"
+    small = {"epochs": 1, "device": "cpu", "workers": 0, "output_dir": Path("run"), "model": model}
+    train(recipes.digits().replace(**small, learning_rate=1e-9, eval_batch_size=7))
+    predictions = predict(Path("run"), "cpu")
+    assert {predicted for _, predicted in predictions.counts} == {0}
+    assert len({truth for truth, _ in predictions.counts}) == 10
+    assert all(image.predicted == "0" != image.truth for image in predictions.worst)
+    settings = Path("run/config.yaml")
+    settings.write_text(settings.read_text().replace("eval_batch_size: 7", "eval_batch_size: 360"))
+    at_once = predict(Path("run"), "cpu")
+    assert [image.sample for image in predictions.worst] == [image.sample for image in at_once.worst]
+
+
+def test_a_picture_has_the_colours_of_the_image() -> None:
+    """The mean and the standard deviation by which the model sees it are taken back."""
+    data = DataSet((), None, ("a",), channels=1, mean=(0.5,), std=(0.25,))  # type: ignore[arg-type]
+    values = torch.tensor([[[0.2, 0.4], [0.6, 0.8]]])
+    shown = Image.open(io.BytesIO(_png((values - 0.5) / 0.25, data)))
+    assert np.asarray(shown)[:, :, 0].tolist() == [[51, 102], [153, 204]]

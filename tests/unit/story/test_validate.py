@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -62,3 +62,38 @@ def test_scores_as_json_have_no_nan() -> None:
     values = scores(torch.eye(2), [0, 0], 2).as_dict()
     text = json.dumps(values, allow_nan=False)
     assert json.loads(text)["per_class"] == {"a": 0.5, "b": None}
+
+
+def evaluated(model: nn.Module, images: Tensor, labels: Tensor, autocast: AbstractContextManager[object]) -> Scores:
+    """Scores of a model on images as they are, one at a time."""
+    data = Arrays(images, labels, len(labels))
+    whole = DataSet(data, data, ("a", "b"), channels=1)
+    loader = ArrayLoader(data, Prepare(whole, CPU, image_size=None, augment=None, colour=False), CPU, seed=0)
+    return evaluate(model, loader, LocalWorld(), micro_batch=1, classes=("a", "b"), device=CPU, autocast=autocast)
+
+
+def test_layers_that_were_in_evaluation_mode_stay_there() -> None:
+    """A frozen batch norm must not begin to learn statistics because of an evaluation."""
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(2), nn.Dropout()).train()
+    model[1].eval()
+    evaluated(model, torch.rand(3, 1, 1, 2), torch.tensor([0, 1, 0]), nullcontext())
+    assert [module.training for module in model.modules()] == [True, True, False, True]
+
+
+def test_small_losses_count_beside_a_large_one() -> None:
+    """One loss of 2^24 and a hundred of log 2: in float32 each of the small ones would be rounded away."""
+    large, count = 2.0**24, 100
+    logits = torch.zeros(1 + count, 1, 1, 2)
+    logits[0, 0, 0, 1] = large
+    found = evaluated(Table(), logits, torch.zeros(1 + count, dtype=torch.long), nullcontext())
+    assert found.loss * (1 + count) - large == pytest.approx(count * math.log(2.0), rel=1e-6)
+
+
+def test_evaluation_has_the_arithmetic_that_it_is_given() -> None:
+    """Layers compute in the number format of the context."""
+    seen = []
+    linear = nn.Linear(2, 2)
+    linear.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    model = nn.Sequential(nn.Flatten(), linear)
+    evaluated(model, torch.rand(2, 1, 1, 2), torch.tensor([0, 1]), torch.autocast("cpu", dtype=torch.bfloat16))
+    assert seen == [torch.bfloat16] * 2

@@ -70,3 +70,13 @@ def test_epochs_that_would_see_some_samples_more_often() -> None:
     """Epochs that repeated augmentation cannot fill evenly are refused, with the number to type."""
     with pytest.raises(UsageError, match=r"--epochs 5 is not a multiple of --repeated-augmentation 4.*type --epochs 8"):
         Config().replace(epochs=5, repeated_augmentation=4)
+
+
+def test_what_may_differ_when_a_run_goes_on() -> None:
+    """Where, how often and how long, but nothing that decides which model comes out."""
+    changed = Config().replace(
+        commit_steps=7, log_steps=3, epochs=Config().schedule.epochs + 1, patience=4, workers=3, device="cpu"
+    )
+    assert [line.split()[0] for line in changed.differences(Config())] == ["epochs:"]
+    for settings in ({"seed": 1}, {"clip_norm": 1.0}, {"precision": "bf16"}, {"learning_rate": 0.5}):
+        assert len(Config().replace(**settings).differences(Config())) == 1, settings

@@ -136,3 +136,19 @@ def test_an_error_of_the_body_ends_the_run(starts: list[Place | Exception]) -> N
     starts.append(Place(0, 2))
     with pytest.raises(KeyError):
         ElasticWorld().run(lambda: {}["missing"])
+
+
+def test_a_change_that_has_happened_is_not_requested_again(starts: list[Place | Exception]) -> None:
+    """What the driver has asked for with the last heartbeat is fulfilled when the ranks meet."""
+    world, requests = ElasticWorld(), list[str]()
+    starts += [Place(0, 2), Place(0, 3)]
+
+    def body() -> None:
+        requests.append(world.requested())
+        if len(requests) == 1:
+            world._heartbeat.requested = "change"
+            requests.append(world.requested())
+            raise WorldChanged
+
+    world.run(body)
+    assert requests == ["train", "change", "train"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any
 
@@ -11,9 +12,9 @@ from horovod.common.elastic import State, notification_manager
 from torch import nn
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import launcher, slurm
+from hvd_train.launch import launcher, mpi_roll_call, slurm
 from hvd_train.world import horovod_world
-from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, hvd
+from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, RankGroup, hvd
 from hvd_train.world.world import Place, Reduction
 
 
@@ -152,3 +153,42 @@ def test_a_port_that_is_in_use_under_srun_is_said_with_what_to_type(monkeypatch:
         monkeypatch.setattr(slurm, "variables", lambda environ: {**variables, "HOROVOD_RANK": "0"})
         with pytest.raises(UsageError, match=rf"port {port}, .* export {slurm.PORT}=N"):
             horovod_world._rendezvous_of_srun()
+
+
+def test_horovods_defaults_that_would_change_a_result_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums in a fixed order, and an end for ranks that wait for one that hangs; what the user has set stays."""
+    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "7")
+    monkeypatch.delenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
+    monkeypatch.setenv("HOROVOD_DISABLE_GROUP_FUSION", "0")
+    monkeypatch.delenv("HOROVOD_DISABLE_GROUP_FUSION")
+    FourRanks()
+    assert os.environ["HOROVOD_DISABLE_GROUP_FUSION"] == "1"
+    assert os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "600"
+    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "7")
+    FourRanks()
+    assert os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "7"
+
+
+def test_a_part_of_a_job_keeps_the_places_of_the_whole_job_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every part of a sweep would take GPU 0."""
+    for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
+        monkeypatch.setenv(name, "set by a test")
+    monkeypatch.setattr(mpi_roll_call, "call", lambda communicator, facts: None)
+    monkeypatch.setattr(horovod_world, "start", lambda communicator: Place(0, 2, 0, 2, 0))
+    place = HorovodWorld(RankGroup(None, local_rank=2, local_size=4)).place
+    assert place == Place(0, 2, 2, 4, 0)
+
+
+def test_mpi_is_finished_by_the_world_that_has_started_it(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Horovod leaves it open, and Open MPI takes a process without the call for one that has failed."""
+    ended: list[str] = []
+
+    class Mpi:
+        def Finalize(self) -> None:  # noqa: N802  # as mpi4py calls it
+            ended.append("MPI")
+
+    monkeypatch.setattr(horovod_world, "stop", lambda: ended.append("Horovod"))
+    world.close()
+    world._mpi = Mpi()
+    world.close()
+    assert ended == ["Horovod", "Horovod", "MPI"]

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from hvd_train.errors import UsageError
+from hvd_train.settings.schedule import ScheduleConfig
 from tests.support.refused import assert_refused
 
 
@@ -25,3 +27,10 @@ from tests.support.refused import assert_refused
 def test_values_that_cannot_be_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
     """The message names the flag, the value and what it must be."""
     assert_refused(changes, message)
+
+
+def test_the_whole_run_may_be_warm_up() -> None:
+    """As many epochs of warm-up as there are epochs, and no fraction more."""
+    assert ScheduleConfig(epochs=5, warmup_epochs=5).warmup_epochs == 5
+    with pytest.raises(UsageError, match="longer than the whole run"):
+        ScheduleConfig(epochs=5, warmup_epochs=5.5)

@@ -1,0 +1,99 @@
+"""The order of what a step does, and what its random numbers depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hvd_train import Config
+from hvd_train.data.batches import Batch
+from hvd_train.state import Progress, to_host
+from hvd_train.world.world import LocalWorld
+from tests.support import runs
+from tests.support.runs import equal
+from tests.support.worlds import own_generator
+from tests.unit.story.test_step import batch, by_hand, state_of, take
+
+
+class Draws(nn.Module):
+    """Notes a random number of each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.numbers = nn.Linear(64, 10), list[float]()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The logits."""
+        self.numbers.append(float(torch.rand(())))
+        logits: Tensor = self.linear(images.flatten(1))
+        return logits
+
+
+class OneLogit(nn.Module):
+    """Its second class is impossible: a sample of it has an infinite loss, and gradients that are finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The logits."""
+        return torch.stack([self.weight * images[:, 0, 0, 0], torch.full((len(images),), -torch.inf)], 1)
+
+
+def draws(seed: int, step: int) -> list[float]:
+    """Return the random number of each of the four slots of a step."""
+    model = Draws()
+    state = state_of(LocalWorld(), model)
+    state.progress = Progress(step=step)
+    take(Config().replace(seed=seed), LocalWorld(), state, batch(8, 2))
+    return model.numbers
+
+
+def test_random_numbers_depend_on_seed_step_and_slot() -> None:
+    """They are the same when the step is taken again, and differ between slots, steps and seeds."""
+    first = draws(0, 0)
+    assert draws(0, 0) == first
+    assert len({*first, *draws(0, 1), *draws(1, 0)}) == 12
+
+
+@pytest.mark.parametrize("scale", [1024.0, 65536.0])
+def test_gradients_are_clipped_at_their_true_size(scale: float) -> None:
+    """A loss scale, which multiplies every gradient, changes neither the norm nor the clipped step."""
+    model = own_generator(runs.convnet(10))
+    state = state_of(LocalWorld(), model, scale=scale)
+    result = take(Config().replace(clip_norm=0.1), LocalWorld(), state, batch(8, 8), norm=True)
+    expected, norm = by_hand(8, 0.1)
+    assert result.gradient_norm == pytest.approx(norm, rel=1e-5)
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-6, atol=1e-7)
+
+
+def test_adasum_gets_the_mean_gradient_of_each_rank() -> None:
+    """It combines means; half of a global batch gives the mean over that half, and no half of it."""
+    config = Config().replace(reduction="adasum")
+    alone = take(config, LocalWorld(), state_of(LocalWorld(), own_generator(runs.convnet(10))), batch(4, 4), norm=True)
+    half = dataclasses.replace(batch(8, 4), micro_batches=batch(8, 4).micro_batches[:1])
+    model = own_generator(runs.convnet(10))
+    inputs, targets = half.micro_batches[0].inputs, half.micro_batches[0].targets
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    found = take(config, LocalWorld(), state_of(LocalWorld(), own_generator(runs.convnet(10))), half, norm=True)
+    assert alone.gradient_norm is not None
+    assert found.gradient_norm == pytest.approx(float(norm), rel=1e-5)
+
+
+def test_a_loss_that_is_not_finite_skips_the_step_though_its_gradient_is_finite() -> None:
+    """The samples are named, and no weight changes."""
+    model = OneLogit()
+    state = state_of(LocalWorld(), model)
+    before = to_host(model.state_dict())
+    part = batch(4, 4)
+    part = Batch(4, 1, (dataclasses.replace(part.micro_batches[0], targets=torch.tensor([0, 1, 0, 0])),))
+    result = take(Config(), LocalWorld(), state, part)
+    assert result.skipped
+    assert result.not_finite == (1,)
+    assert equal(to_host(model.state_dict()), before)
