@@ -140,7 +140,7 @@ def test_auxiliary_classifiers_of_a_file_are_left_out() -> None:
     torch.save({**source.state_dict(), "aux1.fc.weight": torch.ones(2), "aux2.fc.weight": torch.ones(2)}, "w.pt")
     weights.start_from("./w.pt", target, "googlenet", 10)
     assert equal(dict(source.state_dict()), dict(target.state_dict()))
-    with pytest.raises(UsageError, match="aux1.fc.weight"):
+    with pytest.raises(UsageError, match=r"aux1\.fc\.weight"):
         weights.start_from("./w.pt", target, "mine", 10)
 
 
