@@ -48,6 +48,12 @@ class Diverged(HvdTrainError):
     exit_code = 6
 
 
+class StateLost(HvdTrainError):
+    """All ranks that had a whole state are gone, and what this process holds is half of it; another can start anew."""
+
+    exit_code = 7
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a name that is not in `known`: it suggests the nearest one, or else lists the first twelve.
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hvd_train.elastic.members import Member, RankReport, change_between
+from hvd_train.elastic.members import Holds, Member, RankReport, change_between
 from hvd_train.errors import FaultRepeats, RankLost
 from hvd_train.job import Arrival
 from hvd_train.state import TrainState
@@ -27,8 +27,13 @@ class Membership:
 
     @property
     def has_trained(self) -> bool:
-        """Whether this process has been in a world of this training, so that its state is one of all ranks."""
+        """Whether this process has been in a world of this training."""
         return self._report.has_trained
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the state in memory is one of all ranks after some step, so that it may be sent and committed."""
+        return self._report.holds == "whole"
 
     @property
     def hosts(self) -> list[str]:
@@ -42,12 +47,22 @@ class Membership:
         # What comes from here on is counted by each rank itself: computing the digest, waiting for newcomers.
         self._reported_at = time.perf_counter()
         waited_s, progress = self._reported_at - self._left_at, state.progress
-        return replace(self._report, epoch=progress.epoch, step=progress.step, digest=state.digest(), waited_s=waited_s)
+        digest = state.digest() if self.has_state else ""
+        return replace(self._report, epoch=progress.epoch, step=progress.step, digest=digest, waited_s=waited_s)
+
+    def distrust_state(self) -> None:
+        """Note that survivors of one step have been found to differ, until all ranks have come to one state."""
+        self._report = replace(self._report, holds="distrusted")
+
+    def lose_state(self, run_dir: Path | None) -> None:
+        """Note that another state is about to take the place of this rank's, until all of it is there and proven."""
+        holds: Holds = "torn" if self._report.holds == "fresh" else self._report.holds
+        self._report = replace(self._report, holds=holds, run_dir=run_dir)
 
     def join(self, reports: Sequence[RankReport], run_dir: Path | None, step: int) -> Arrival | None:
         """Take part in the world of these ranks, which go on after `step` steps; None where it is their first."""
         members = tuple(report.member for report in reports)
-        self._report = replace(self._report, has_trained=True, previous_members=members, run_dir=run_dir)
+        self._report = replace(self._report, has_trained=True, holds="whole", previous_members=members, run_dir=run_dir)
         change = change_between(reports, step)
         return Arrival(change, self._reported_at) if change else None
 

@@ -113,11 +113,16 @@ class TrainState:
 
     def snapshot(self) -> Snapshot:
         """Return a copy of the state in host memory, which later steps do not touch."""
+        live = self.live()
+        return {**live, **{name: to_host(live[name]) for name in ("model", "average", "optimizer", "scaler")}}
+
+    def live(self) -> Snapshot:
+        """Return the state as `snapshot` does, but with the tensors themselves, which later steps change."""
         return {
-            "model": to_host(self.model.state_dict()),
-            "average": None if self.average is None else to_host(self.average.state_dict()),
-            "optimizer": to_host(self.optimizer.state_dict()),
-            "scaler": to_host(self.scaler.state_dict()),
+            "model": self.model.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
             "cut": dataclasses.asdict(self.cut),
             "progress": dataclasses.asdict(self.progress),
             "totals": dataclasses.asdict(self.totals),
@@ -140,6 +145,13 @@ class TrainState:
         except ValueError as error:
             raise UsageError(f"the checkpoint is of another optimizer: {error}") from None
         optim.match_memory_format(self.optimizer)
+        self.load_values(snapshot)
+        if self.average is not None:
+            self.average.load_state_dict(snapshot["average"])
+        self.model.load_state_dict(snapshot["model"])
+
+    def load_values(self, snapshot: Snapshot) -> None:
+        """Take over from a snapshot all but the tensors of model, moving average and optimizer."""
         if snapshot["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(snapshot["scaler"])
         self.cut = Cut(**snapshot["cut"])
@@ -151,9 +163,6 @@ class TrainState:
         last_step, last_epoch = snapshot.get("last_step"), snapshot.get("last_epoch")  # checkpoints of old have none
         self.last_step = StepRecord(**last_step) if last_step else None
         self.last_epoch = EpochRecord(**last_epoch) if last_epoch else None
-        if self.average is not None:
-            self.average.load_state_dict(snapshot["average"])
-        self.model.load_state_dict(snapshot["model"])
 
     def digest(self) -> str:
         """Return a fingerprint of weights, buffers, optimizer state and progress; only equal states have the same."""
@@ -172,17 +181,6 @@ def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
     if snapshot["average"] is not None:
         weights = {name: snapshot["average"][f"module.{name}"] for name in weights}
     return weights
-
-
-def synchronize(state: TrainState, world: World, root: int) -> None:
-    """Give every rank the state of rank `root`, and prove that all are equal.
-
-    Raises ReplicasDiffer where they are not, RankLost where a rank is gone.
-    """
-    snapshot = world.broadcast(state.snapshot() if world.place.rank == root else None, root)
-    if snapshot is not None and world.place.rank != root:
-        state.load(snapshot)
-    confirm_equal(state, world)
 
 
 def confirm_equal(state: TrainState, world: World) -> None:

@@ -6,12 +6,12 @@ import copy
 from dataclasses import replace
 from pathlib import Path
 
-from hvd_train import checkpoint, loop
+from hvd_train import checkpoint, loop, transfer
 from hvd_train import state as states
 from hvd_train.config import Config
 from hvd_train.data.sources import OwnData
 from hvd_train.elastic.members import most_advanced, survivors_differ
-from hvd_train.errors import Diverged, HvdTrainError, RankLost, ReplicasDiffer
+from hvd_train.errors import Diverged, HvdTrainError, RankLost, ReplicasDiffer, StateLost
 from hvd_train.job import Arrival, Clocks, Job
 from hvd_train.membership import Membership
 from hvd_train.network.device import gpu_name, split_on
@@ -47,7 +47,7 @@ class Training:
         except RankLost as error:
             raise self._committed(error) from error
         except SystemExit:  # the job goes on without this process, or not at all
-            if self._state is not None:
+            if self._state is not None and self._membership.has_state:
                 self._output.commit_last(self._state)
             raise
         except HvdTrainError as error:
@@ -77,19 +77,27 @@ class Training:
 
         # Who is here, and how far? Survivors of one step with different weights cannot be trusted.
         reports = world.gather(self._membership.report(state))
-        survivors = [report for report in reports if report.has_trained]
-        from_disk = survivors_differ(reports) or not survivors
-        known_dir = next((report.run_dir for report in survivors if report.run_dir), None)
+        if differ := survivors_differ(reports):
+            self._membership.distrust_state()
+        from_disk = differ or not any(report.survives for report in reports)
+        known_dir = next((report.run_dir for report in reports if report.run_dir), None)
 
         # Rank 0 takes the run folder and, if need be, the state from the newest checkpoint in it.
         claim: Claim | None = together(world, lambda: self._claim(known_dir, from_disk=from_disk))
         run_dir, loaded = world.broadcast((claim.folder.path, claim.loaded) if claim else None, 0) or (None, False)
-        if survivors and from_disk and not loaded:
+        root = 0 if loaded else most_advanced(reports)
+        if differ and not loaded:
             raise ReplicasDiffer("the survivors of a fault hold different weights, and there is no checkpoint yet")
+        if from_disk and not loaded and reports[root].holds != "fresh":
+            raise StateLost("the ranks that had trained are gone, and there is no checkpoint yet; start again")
 
-        # All ranks take the state of one of them; nothing is sent where all hold the same already.
+        # All ranks take the state of one of them; nothing is sent where all hold the same already. A survivor that is
+        # behind keeps its own until it has all of the other: it may be needed if the root is lost meanwhile.
         if from_disk or len({report.digest for report in reports}) > 1:
-            states.synchronize(state, world, 0 if from_disk else most_advanced(reports))
+            agrees = not from_disk and reports[world.place.rank].digest == reports[root].digest
+            if world.place.rank != root and not self._membership.has_state:
+                self._membership.lose_state(run_dir)
+            transfer.synchronize(state, world, root, keep=self._membership.has_state and not agrees)
         if config.batch.on_resize == "per-worker":
             state.cut = self._cut()
         self._arrival = self._membership.join(reports, run_dir, state.progress.step)
@@ -198,7 +206,7 @@ class Training:
 
     def _committed(self, error: RankLost) -> RankLost:
         """Commit, and return the error that says so: the weights here are whole, so no finished step is lost."""
-        if self._state is None or not self._membership.has_trained:
+        if self._state is None or not self._membership.has_state:
             return error
         if self._output.path is None:
             kept = "done, and for rank 0 to commit; the same command goes on from the last commit"

@@ -9,6 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+Holds = Literal["whole", "fresh", "torn", "distrusted"]
+"""What a rank has in memory: a state of all ranks after some step; the one before the first step, as it was built; a
+mixture of that and another rank's, which was lost while it was sending; or a state of a meeting in which survivors of
+one step turned out to differ. From the last two no training can go on."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,13 @@ class RankReport:
     member: Member
     has_trained: bool = False
     """Whether this process has been in a world of this training before; a newcomer has not."""
+    holds: Holds = "fresh"
+    """What the rank has in memory, as far as it knows."""
     epoch: int = 0
     step: int = 0
     """Steps done since the run began."""
     digest: str = ""
-    """Digest of the rank's training state in memory; empty on a newcomer."""
+    """Digest of the rank's training state in memory; empty unless it is whole."""
     previous_members: tuple[Member, ...] = ()
     """Members of the world that the rank was in before."""
     reason: str = ""
@@ -42,6 +50,11 @@ class RankReport:
     """Seconds since it left."""
     run_dir: Path | None = None
     """The run folder; None where the rank does not know it yet."""
+
+    @property
+    def survives(self) -> bool:
+        """Whether the rank brings a state with it from which training can go on."""
+        return self.holds == "whole"
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -84,18 +97,23 @@ class Change:
 
 
 def most_advanced(reports: Sequence[RankReport]) -> int:
-    """Return the first of the ranks that have done the most steps; newcomers come last."""
-    return max(range(len(reports)), key=lambda rank: (reports[rank].has_trained, *reports[rank].progress, -rank))
+    """Return the first of the ranks that have done the most steps and have their state; fresh ones come after them."""
+
+    def standing(rank: int) -> tuple[bool, bool, tuple[int, int], int]:
+        report = reports[rank]
+        return report.survives, report.holds == "fresh", report.progress, -rank
+
+    return max(range(len(reports)), key=standing)
 
 
 def survivors_differ(reports: Sequence[RankReport]) -> bool:
-    """Return whether survivors that are equally far hold different weights.
+    """Return whether survivors that are equally far hold different weights, or did when ranks met before.
 
     Then a reduction that broke was reported as complete to one of them, and none of them can be trusted (patch C6 in
-    docs/building.md).
+    docs/building.md). A rank that has heard of this tells those that were lost to that meeting before they had.
     """
-    survivors = [report for report in reports if report.has_trained]
-    return any(
+    survivors = [report for report in reports if report.survives]
+    return any(report.holds == "distrusted" for report in reports) or any(
         one.progress == other.progress and one.digest != other.digest for one in survivors for other in survivors
     )
 
@@ -105,15 +123,15 @@ def change_between(reports: Sequence[RankReport], step: int) -> Change | None:
 
     `step` is the number of steps done that the new world goes on from.
     """
-    survivors = [report for report in reports if report.has_trained]
-    if not survivors:
+    trained = [report for report in reports if report.has_trained]
+    if not trained:
         return None
-    leader = reports[most_advanced(reports)]
+    leader = max(trained, key=lambda report: report.progress)
     return Change(
         before=leader.previous_members,
         after=tuple(report.member for report in reports),
         reason=leader.reason,
-        waited_s=max(report.waited_s for report in survivors),
+        waited_s=max(report.waited_s for report in trained),
         step=step,
         steps_lost=leader.step - step,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import launcher, mpi_roll_call, roll_call, slurm
 from hvd_train.world import mpi, time_slices
 from hvd_train.world.grouped_optimizer import GroupedOptimizer, StartSums
-from hvd_train.world.wire import InMemoryOrder, packed, unpacked
+from hvd_train.world.wire import MOST_BYTES, InMemoryOrder, Piece, packed, pieces, unpacked
 from hvd_train.world.world import (
     PendingSum,
     Place,
@@ -33,9 +34,12 @@ from hvd_train.world.world import (
     already_in_sync,
     fill_missing_gradients,
     together,
+    unwatched,
 )
 
 T = TypeVar("T")
+
+_PIECES_UNDER_WAY = 4  # while one is on its way, the ranks agree on the next ones, which takes as long on a fast link
 
 
 @dataclass(frozen=True)
@@ -98,18 +102,49 @@ class HorovodWorld(World):
         payload = packed(value) if is_root else torch.empty(0, dtype=torch.uint8)
         with as_rank_lost():
             size = hvd.broadcast(torch.tensor([payload.numel()]), root, name="hvd_train.broadcast.size")
-            if not is_root:
-                payload = torch.empty(int(size), dtype=torch.uint8)
-            hvd.broadcast_(payload, root, name="hvd_train.broadcast")
+        if not is_root:
+            payload = torch.empty(int(size), dtype=torch.uint8)
+        self.broadcast_tensors([payload], root)
         return value if is_root else unpacked(payload)
+
+    @override
+    def broadcast_tensors(
+        self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
+    ) -> None:
+        is_root = self.place.rank == root
+        under_way: deque[tuple[int, Piece, Tensor]] = deque()
+
+        def wait_for_first() -> None:
+            handle, piece, payload = under_way.popleft()
+            _wait(handle)
+            if not is_root:
+                piece.arrived(payload)
+            arrived(piece.num_bytes)
+
+        for number, piece in enumerate(pieces(tensors)):
+            if len(under_way) == _PIECES_UNDER_WAY:
+                wait_for_first()
+            payload = piece.outgoing() if is_root else piece.room()
+            with as_rank_lost():
+                name = f"hvd_train.tensors.{number % _PIECES_UNDER_WAY}"
+                under_way.append((hvd.broadcast_async_(payload, root, name=name), piece, payload))
+        while under_way:
+            wait_for_first()
 
     @override
     def gather(self, value: T) -> list[T]:
         payload = packed(value)
         with as_rank_lost():
-            sizes = hvd.allgather(torch.tensor([payload.numel()]), name="hvd_train.gather.size")
-            payloads = hvd.allgather(payload, name="hvd_train.gather")
-        return [unpacked(part) for part in payloads.split(sizes.tolist())]
+            sizes: list[int] = hvd.allgather(torch.tensor([payload.numel()]), name="hvd_train.gather.size").tolist()
+            # In rounds, to each of which every rank gives its next bytes: one, unless the values are large.
+            share = MOST_BYTES // self.place.size
+            of_ranks: list[list[Tensor]] = [[] for _ in sizes]
+            for begin in range(0, max(sizes), share):
+                parts = hvd.allgather(payload[begin : begin + share], name="hvd_train.gather")
+                lengths = [min(max(size - begin, 0), share) for size in sizes]
+                for of_rank, part in zip(of_ranks, parts.split(lengths), strict=True):
+                    of_rank.append(part)
+        return [unpacked(torch.cat(of_rank)) for of_rank in of_ranks]
 
     @override
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:

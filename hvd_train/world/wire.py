@@ -1,8 +1,9 @@
-"""What is sent in place of Python values and gradients: one flat tensor for each."""
+"""What is sent in place of Python values, gradients and a whole training state: flat tensors."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,60 @@ def packed(value: Any) -> Tensor:
 def unpacked(payload: Tensor) -> Any:
     """Return the value that `packed` has made `payload` of, which lies on the CPU."""
     return pickle.loads(payload.numpy().data)  # noqa: S301  # from a rank of this job
+
+
+# Horovod hands a length to Gloo and MPI as an int: of 4.2 GiB in one broadcast 0.2 GiB arrive, and it reports success.
+# And Gloo's time limit is for a whole message: on a slow link only a short one is not taken for a lost rank.
+MOST_BYTES = 4 << 20
+"""The most that one operation carries. A shorter piece takes longer to agree on than to send over a fast link."""
+
+
+class Piece:
+    """Some bytes of one tensor, or several small tensors together, as they travel in one operation."""
+
+    def __init__(self, parts: list[Tensor]) -> None:
+        self._parts = parts  # flat views of bytes, in memory of their owners
+        self.num_bytes = sum(part.numel() for part in parts)
+
+    @property
+    def _is_sent_from_its_place(self) -> bool:
+        return len(self._parts) == 1 and self._parts[0].device.type == "cpu"
+
+    def outgoing(self) -> Tensor:
+        """Return the bytes to send, uint8 in host memory: the tensor's own memory where one tensor has them all."""
+        return self._parts[0] if self._is_sent_from_its_place else torch.cat([part.cpu() for part in self._parts])
+
+    def room(self) -> Tensor:
+        """Return the memory to receive into, uint8 on the host: the tensor's own where that is possible."""
+        return self._parts[0] if self._is_sent_from_its_place else torch.empty(self.num_bytes, dtype=torch.uint8)
+
+    def arrived(self, room: Tensor) -> None:
+        """Put what has arrived in `room` where it belongs."""
+        if not self._is_sent_from_its_place:
+            for part, received in zip(
+                self._parts, torch.split(room, [part.numel() for part in self._parts]), strict=True
+            ):
+                part.copy_(received)
+
+
+def pieces(tensors: Iterable[Tensor], most_bytes: int = MOST_BYTES) -> Iterator[Piece]:
+    """Yield the bytes of tensors in their order, each tensor's as they lie in memory, in pieces of at most so many.
+
+    A tensor has no gaps in memory, in whatever order of dimensions. On ranks whose tensors have the same shapes, types
+    and orders in memory the pieces are the same.
+    """
+    parts, num_bytes = list[Tensor](), 0
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            continue
+        for part in torch.split(_as_it_lies(tensor.detach()).view(torch.uint8), most_bytes):
+            if parts and num_bytes + part.numel() > most_bytes:
+                yield Piece(parts)
+                parts, num_bytes = [], 0
+            parts.append(part)
+            num_bytes += part.numel()
+    if parts:
+        yield Piece(parts)
 
 
 class Compression(Protocol):

@@ -5,7 +5,7 @@ Everything above this room is written against `World`; what Horovod adds is in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +63,10 @@ def already_in_sync() -> None:
     """Do nothing: what `World.run` calls where ranks have no state to bring together."""
 
 
+def unwatched(num_bytes: int) -> None:
+    """Do nothing: what `World.broadcast_tensors` tells where nobody asks."""
+
+
 class World(Protocol):
     """A group of processes that train one model. Every rank calls each operation in the same order.
 
@@ -85,7 +89,17 @@ class World(Protocol):
     def broadcast(self, value: T, root: int) -> T:
         """Return on every rank the `value` that rank `root` has passed; what the others pass is ignored.
 
-        The value is pickled; tensors in it must be on the CPU.
+        The value is pickled; tensors in it must be on the CPU. A large one is better sent by `broadcast_tensors`.
+        """
+
+    def broadcast_tensors(
+        self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
+    ) -> None:
+        """Fill the `tensors` of every rank with those of rank `root`, of any total size, without a copy of them.
+
+        All ranks pass as many tensors, of the same shapes, types and orders in memory, which have no gaps; those on
+        GPUs travel by way of the host. `arrived` is told the number of further bytes that are through. After a
+        RankLost the tensors of the other ranks may hold any mixture of their own values and the root's.
         """
 
     def gather(self, value: T) -> list[T]:
@@ -165,6 +179,12 @@ class LocalWorld(World):
     @override
     def broadcast(self, value: T, root: int) -> T:
         return value
+
+    @override
+    def broadcast_tensors(
+        self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
+    ) -> None:
+        pass
 
     @override
     def gather(self, value: T) -> list[T]:

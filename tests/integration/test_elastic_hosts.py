@@ -198,17 +198,26 @@ def test_a_rank_that_is_a_step_behind(hosts: Hosts, tmp_path: Path, expected: We
     assert running.changes
 
 
-def test_a_newcomer_dies_while_it_is_given_the_state(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """If a newcomer dies while it gets the state, the others go on, and another one takes its place."""
+def test_a_newcomer_is_given_a_state_that_takes_long(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """It takes longer than an operation may, and no longer than its bytes need: no fault, no lost step, a line to read.
+
+    If a newcomer dies half-way, the others go on, and another one takes its place.
+    """
     on_demand.pace(tmp_path, 0.5)
-    on_demand.order(tmp_path, "load", "h3", "die")
-    with job(hosts, tmp_path, listed=("h1", "h2"), training=arguments(model=OBEDIENT)) as running:
+    hosts.limit("h3", megabit=40)
+    limit = ["HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS=2"]
+    training = arguments(model="tests.support.on_demand:weighty")
+    with job(hosts, tmp_path, listed=("h1", "h2"), training=training, environment=limit) as running:
         running.after(5)
         running.list(*ALL)
-        wait_for("h3 to be given it", lambda: on_demand.obeyed(tmp_path, "load", "h3"), limit_s=150)
+        wait_for("a part to be sent", lambda: "sending the state to 2 ranks" in running.output, limit_s=150)
+        running.worker("h3").kill()
         running.reaches(3)
         on_demand.pace(tmp_path, 0)
         running.completes(expected)
+    (joined,) = [change for change in running.changes if change["world_size"] == 3]
+    assert joined["why"] == "hosts came or went"
+    assert joined["seconds"] > 5  # 26 MB at 40 Mbit/s
 
 
 def test_rank_0_dies_while_it_writes_a_checkpoint(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:

@@ -22,7 +22,9 @@ PROMISES = [
     "test_sums_may_be_awaited_in_another_order_than_they_were_started",
     "test_a_sum_keeps_type_and_shape_and_goes_on_step_after_step",
     "test_broadcast_gives_every_rank_the_nested_value_of_any_root",
+    "test_tensors_of_any_root_fill_those_of_all_ranks",
     "test_gather_gives_all_values_in_the_order_of_ranks",
+    "test_values_larger_than_one_operation_carries_arrive_whole",
     "test_gradients_become_the_sum_over_all_ranks_whatever_number_of_passes_each_makes",
     "test_passes_may_change_from_step_to_step",
     "test_a_parameter_without_a_gradient_gets_zeros",
@@ -102,6 +104,25 @@ def test_broadcast_gives_every_rank_the_nested_value_of_any_root(on_ranks: OnRan
     on_ranks(body)
 
 
+def test_tensors_of_any_root_fill_those_of_all_ranks(on_ranks: OnRanks) -> None:
+    """Bit for bit and in place, whatever their types, sizes and orders in memory; the bytes are counted."""
+
+    def body(world: World) -> None:
+        for root in range(world.place.size):
+            tensors = _of_many_kinds(world.place.rank)
+            places = [tensor.data_ptr() for tensor in tensors]
+            counts = [0]
+            world.broadcast_tensors(tensors, root, counts.append)
+            for got, want in zip(tensors, _of_many_kinds(root), strict=True):
+                assert torch.equal(got, want)
+                assert got.stride() == want.stride()
+            assert [tensor.data_ptr() for tensor in tensors] == places
+            if world.place.size > 1:
+                assert sum(counts) == sum(tensor.nbytes for tensor in tensors)
+
+    on_ranks(body)
+
+
 def test_gather_gives_all_values_in_the_order_of_ranks(on_ranks: OnRanks) -> None:
     """Every rank gets the values of all, of different length and kind, errors too."""
 
@@ -112,6 +133,18 @@ def test_gather_gives_all_values_in_the_order_of_ranks(on_ranks: OnRanks) -> Non
         assert errors[:-1] == [None] * (size - 1)
         assert errors[-1].args == ("last",)
         barrier(world)
+
+    on_ranks(body)
+
+
+def test_values_larger_than_one_operation_carries_arrive_whole(on_ranks: OnRanks) -> None:
+    """They travel in pieces: of values of different length, too, nothing is left out or mixed up."""
+
+    def body(world: World) -> None:
+        rank, size = world.place.rank, world.place.size
+        million = list(range(2_000_000))
+        assert world.broadcast(million if rank == size - 1 else None, size - 1) == million
+        assert world.gather(million[rank : rank * 1_500_000]) == [million[r : r * 1_500_000] for r in range(size)]
 
     on_ranks(body)
 
@@ -277,6 +310,24 @@ def test_all_ranks_name_the_same_transport(on_ranks: OnRanks) -> None:
 
 def _equal(got: object, want: object) -> None:
     assert got == want
+
+
+def _of_many_kinds(seed: int) -> list[Tensor]:
+    """Tensors that share pieces and one that is split, with no element like that of another seed."""
+    numbers = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5) * 5 + seed
+    kinds = [
+        numbers.float().to(memory_format=torch.channels_last),
+        numbers.double().transpose(0, 1),
+        numbers.bfloat16(),
+    ]
+    kinds += [
+        torch.tensor(seed + 0.5),
+        torch.empty(0, 3),
+        torch.tensor([seed % 2 == 0]),
+        torch.zeros((), dtype=torch.int64),
+    ]
+    kinds += [torch.arange(3_000_001, dtype=torch.int32) + seed, torch.nn.Parameter(numbers[0].half())]
+    return kinds
 
 
 def _weights(dtype: torch.dtype = torch.float64) -> nn.Sequential:

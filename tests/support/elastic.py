@@ -167,6 +167,8 @@ class Job:
 class ElasticThreadWorld(ThreadWorld):
     """One worker of an elastic job."""
 
+    most_bytes = 2000  # the state of a test's model travels in several pieces, and a fault can come between them
+
     def __init__(self, job: Job, number: int) -> None:
         super().__init__(0, Meeting(1))
         self._job, self._number = job, number

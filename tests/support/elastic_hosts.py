@@ -146,13 +146,14 @@ def job(
     *options: str,
     listed: tuple[str, ...] = ALL,
     training: list[str] | None = None,
+    environment: Sequence[str] = (),
 ) -> Iterator[Job]:
     """Train on the listed hosts; processes that are left at the end are killed."""
     list_hosts(folder, listed)
     script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *(training or arguments())]
-    environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1"]
-    environment += [f"PYTHONPATH={ROOT}", "PYTHONFAULTHANDLER=1"]
-    with started(hosts.inside("h1", folder, *environment, *script), folder, folder / "output.txt") as launcher:
+    own = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", "PYTHONFAULTHANDLER=1"]
+    line = hosts.inside("h1", folder, "env", *own, f"PYTHONPATH={ROOT}", *environment, *script)
+    with started(line, folder, folder / "output.txt") as launcher:
         yield Job(hosts, folder, launcher)
 
 

@@ -120,6 +120,13 @@ class Hosts:
         """Connect a host's network again."""
         self._on_switch("link", "set", f"p{name[1:]}", "up")
 
+    def limit(self, name: str, megabit: float) -> None:
+        """Let a host send and receive no more than so many Mbit/s."""
+        rate = f"root tbf rate {megabit}mbit burst 128kb latency 200ms".split()
+        _run("nsenter", "-t", str(self._init(name)), "-n", "tc", "qdisc", "replace", "dev", "eth0", *rate)
+        port = ["tc", "qdisc", "replace", "dev", f"p{name[1:]}", *rate]
+        _run("nsenter", "-t", str(self.switch), "-n", *port)
+
     def _init(self, name: str) -> int:
         return psutil.Process(self.inits[name].pid).children()[0].pid
 

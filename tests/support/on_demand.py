@@ -18,7 +18,7 @@ from tests.support.runs import smooth
 
 
 def obedient(num_classes: int) -> nn.Module:
-    """Return the model `smooth`, which looks for orders when built, in forward passes and when it gets a state.
+    """Return the model `smooth`, which looks for orders when built, in forward passes and when its state is read.
 
     It also looks between a step's last message from other ranks and its first change of a weight ("update").
     """
@@ -26,7 +26,6 @@ def obedient(num_classes: int) -> nn.Module:
     model = smooth(num_classes)
     model.register_forward_pre_hook(lambda *_: _obey("forward"))
     model.register_forward_hook(_take_time)
-    model.register_load_state_dict_pre_hook(lambda *_: _obey("load"))
     model.register_state_dict_pre_hook(lambda *_: _obey("state"))
     register_optimizer_step_pre_hook(lambda *_: _obey("update"))
     return model
@@ -36,6 +35,13 @@ def heavy(num_classes: int) -> nn.Module:
     """Return the model `smooth` with a ballast of 100 MB, so that writing a checkpoint takes a while."""
     model = smooth(num_classes)
     model.register_buffer("ballast", torch.zeros(25, 2**20))
+    return model
+
+
+def weighty(num_classes: int) -> nn.Module:
+    """Return the model `obedient` with a ballast of 25 MB of distinct numbers, which takes a while on a slow link."""
+    model = obedient(num_classes)
+    model.register_buffer("ballast", torch.arange(25 * 2**18, dtype=torch.int32))
     return model
 
 

@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "run_files": (),
     "profiling": (),
     "the story": (
-        *("state", "checkpoint", "step", "validate", "parts", "output", "job", "goals", "loop"),
+        *("state", "transfer", "checkpoint", "step", "validate", "parts", "output", "job", "goals", "loop"),
         *("membership", "result", "training", "run", "export"),
     ),
     "report": (),

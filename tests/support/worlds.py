@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from hvd_train.errors import RankLost
 from hvd_train.progress.metrics import NUM_SUMS
+from hvd_train.world.wire import MOST_BYTES, pieces
 from hvd_train.world.world import (
     LocalWorld,
     PendingSum,
@@ -33,6 +34,7 @@ from hvd_train.world.world import (
     already_in_sync,
     fill_missing_gradients,
     together,
+    unwatched,
 )
 
 T = TypeVar("T")
@@ -95,6 +97,9 @@ class Meeting:
 class ThreadWorld(World):
     """One rank of a group of threads. Sums are added in the order of ranks, so they are equal to the last bit."""
 
+    most_bytes = MOST_BYTES
+    """The most that one exchange of tensors carries."""
+
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.place = Place(rank, meeting.size, rank, meeting.size, 0)
         self._meeting = meeting
@@ -123,6 +128,17 @@ class ThreadWorld(World):
     def broadcast(self, value: T, root: int) -> T:
         result: T = self._exchange("broadcast", value if self.place.rank == root else None)[root]
         return result
+
+    @override
+    def broadcast_tensors(
+        self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
+    ) -> None:
+        is_root = self.place.rank == root
+        for piece in pieces(tensors, self.most_bytes):
+            payload = self._exchange("tensors", piece.outgoing() if is_root else None)[root]
+            if not is_root:
+                piece.arrived(piece.room().copy_(payload))
+            arrived(piece.num_bytes)
 
     @override
     def gather(self, value: T) -> list[T]:
@@ -197,7 +213,9 @@ class ThreadWorld(World):
         return [pickle.loads(data) for data in self._meeting.take(self._give(name, pickle.dumps(value)))]
 
 
-def run_ranks(size: int, body: Callable[[ThreadWorld], T], faults: Sequence[Fault] = ()) -> list[T | Killed]:
+def run_ranks(
+    size: int, body: Callable[[ThreadWorld], T], faults: Sequence[Fault] = (), kind: type[ThreadWorld] | None = None
+) -> list[T | Killed]:
     """What `body` returns on each of `size` ranks (Killed for one that a fault took).
 
     The error that came first is raised again here; the other ranks get RankLost from it and end.
@@ -208,7 +226,7 @@ def run_ranks(size: int, body: Callable[[ThreadWorld], T], faults: Sequence[Faul
 
     def live(rank: int) -> None:
         try:
-            results[rank] = body(ThreadWorld(rank, meeting))
+            results[rank] = body((kind or ThreadWorld)(rank, meeting))
         except Killed as error:
             results[rank] = error
             meeting.break_up(f"lost {error}")

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from hvd_train.elastic.members import Member, RankReport, change_between, most_advanced, survivors_differ
+from hvd_train.elastic.members import Holds, Member, RankReport, change_between, most_advanced, survivors_differ
 
 A, B, C = (Member(host, 1) for host in "abc")
 
 
-def survivor(member: Member, step: int, epoch: int = 0, digest: str = "x") -> RankReport:
+def survivor(member: Member, step: int, epoch: int = 0, digest: str = "x", holds: Holds = "whole") -> RankReport:
     """A survivor of the world of a and b."""
     return RankReport(
-        member, True, epoch, step, digest, previous_members=(A, B), reason="a rank was lost", waited_s=0.5
+        member,
+        True,
+        holds,
+        epoch,
+        step,
+        digest,
+        previous_members=(A, B),
+        reason="a rank was lost",
+        waited_s=0.5,
     )
 
 
@@ -20,12 +28,20 @@ def test_whoever_has_done_most_gives_its_state() -> None:
     assert most_advanced([survivor(A, 7), survivor(B, 7)]) == 0
     assert most_advanced([survivor(A, 7), survivor(B, 7, epoch=1)]) == 1
     assert most_advanced([RankReport(C), survivor(B, 0)]) == 1
+    assert most_advanced([RankReport(C, holds="torn"), survivor(B, 0)]) == 1
+    assert most_advanced([RankReport(C, holds="torn"), RankReport(B)]) == 1
 
 
 def test_survivors_of_one_step_with_other_weights_are_not_trusted() -> None:
     """A broken reduction was reported as done to one of them; one step apart they may differ."""
     assert survivors_differ([survivor(A, 7), survivor(B, 7, digest="y")])
     assert not survivors_differ([survivor(A, 7), survivor(B, 6, digest="y"), RankReport(C)])
+
+
+def test_survivors_that_differed_are_not_trusted_at_the_next_meeting_either() -> None:
+    """One of them has meanwhile loaded the last commit, another was lost to that meeting before it heard of it."""
+    assert survivors_differ([survivor(A, 5, holds="distrusted"), survivor(B, 7)])
+    assert not survivors_differ([survivor(A, 5), survivor(B, 7), RankReport(C, holds="torn")])
 
 
 def test_a_change_names_who_left_and_who_came() -> None:

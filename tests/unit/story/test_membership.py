@@ -50,6 +50,25 @@ def test_a_survivor_reports_how_far_it_is_and_with_which_weights(state: TrainSta
     assert membership.hosts == [socket.gethostname()]
 
 
+def test_a_state_counts_again_when_all_ranks_have_come_to_one(state: TrainState, tmp_path: Path) -> None:
+    """Half received or distrusted, it is neither sent nor committed until then, whatever happens in between."""
+    newcomer, survivor = Membership(), Membership()
+    newcomer.lose_state(tmp_path)
+    report = newcomer.report(state)
+    assert (report.holds, report.digest, report.run_dir) == ("torn", "", tmp_path)
+    survivor.join([survivor.report(state)], None, 0)
+    assert survivor.has_state
+    survivor.distrust_state()
+    survivor.lose_state(tmp_path)
+    report = survivor.report(state)
+    assert (report.holds, report.digest, report.has_trained) == ("distrusted", "", True)
+    for one in (newcomer, survivor):
+        assert not one.has_state
+        one.join([report], tmp_path, 0)
+        assert one.has_state
+        assert one.report(state).holds == "whole"
+
+
 def test_a_step_that_breaks_again_and_again_ends_the_job() -> None:
     """Five times in a row at one step; a step that is done in between starts the count anew."""
     membership, lost = Membership(), RankLost("connection reset")

@@ -10,8 +10,7 @@ from hvd_train.network import optim
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
 from hvd_train.settings.optimizer import OptimizerConfig
-from hvd_train.state import Evaluation, Progress, Snapshot, TrainState, confirm_equal, synchronize
-from hvd_train.world.world import LocalWorld
+from hvd_train.state import Evaluation, Progress, Snapshot, TrainState, confirm_equal
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
@@ -116,26 +115,6 @@ def test_the_digest_changes_with_the_progress() -> None:
     before = state.digest()
     state.progress = state.progress.after_step(1)
     assert state.digest() != before
-
-
-@pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_all_ranks_take_the_state_of_any_one_of_them(ahead: int) -> None:
-    """Whichever rank it is, the others get its weights, optimizer and progress, bit for bit."""
-
-    def body(world: ThreadWorld) -> tuple[str, int]:
-        rank = world.place.rank
-        state = state_after(4 if rank == ahead else rank % 2, seed=rank)
-        synchronize(state, world, ahead)
-        return state.digest(), state.progress.step
-
-    assert set(run_ranks(3, body)) == {(state_after(4, seed=ahead).digest(), 4)}
-
-
-def test_alone_there_is_nothing_to_synchronize() -> None:
-    """The world of one keeps its state."""
-    state = state_after(2)
-    synchronize(state, LocalWorld(), 0)
-    assert state.digest() == state_after(2).digest()
 
 
 def test_a_rank_that_deviates_is_named() -> None:

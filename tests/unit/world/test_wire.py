@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hvd_train.world.wire import InMemoryOrder, packed, unpacked
+from hvd_train.world.wire import MOST_BYTES, InMemoryOrder, packed, pieces, unpacked
 
 
 def test_a_value_comes_back_as_it_was() -> None:
@@ -47,3 +47,26 @@ def test_a_gradient_in_channels_last_travels_in_one_piece(dtype: torch.dtype) ->
     assert result is gradient
     assert torch.equal(gradient, expected)
     assert gradient.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_large_tensor_is_split_and_small_ones_travel_together() -> None:
+    """So that no operation carries more than a slow link takes within its limit, nor many carry next to nothing."""
+    large, small = torch.arange(25, dtype=torch.uint8), [torch.full((3,), n, dtype=torch.uint8) for n in range(4)]
+    sizes = [piece.num_bytes for piece in pieces([large, *small], most_bytes=10)]
+    assert sizes == [10, 10, 8, 9]
+    sent = [piece.outgoing() for piece in pieces([large, *small], most_bytes=10)]
+    assert torch.equal(torch.cat(sent), torch.cat([large, *small]))
+
+
+def test_a_large_tensor_is_sent_from_its_own_memory_and_received_into_it() -> None:
+    """A state of many gigabytes has no second copy, on either side."""
+    tensor = torch.zeros(8, 3, 4, 4).to(memory_format=torch.channels_last)
+    own = range(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
+    for piece in pieces([tensor], most_bytes=512):
+        assert piece.outgoing().data_ptr() in own
+        assert piece.room().data_ptr() in own
+
+
+def test_an_operation_carries_what_a_slow_link_takes_within_its_limit() -> None:
+    """Each piece has the 5 s of an operation for itself: 8 Mbit/s will do."""
+    assert MOST_BYTES * 8 / 8e6 < 5

@@ -1,0 +1,44 @@
+"""`python -m tests.support.large_state GIB`, by a launcher: rank 1 gets a state of this size from the last rank.
+
+A state of distinct numbers, so that a piece that is missing or in another's place is seen.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import torch
+from torch import nn
+
+from hvd_train.progress.order import Cut
+from hvd_train.state import Progress, TrainState
+from hvd_train.transfer import synchronize
+from hvd_train.world.horovod_world import HorovodWorld
+
+
+def main(gib: float) -> None:
+    """Send the state to rank 0; each rank prints what it has then, and the most memory that it ever had."""
+    world = HorovodWorld()
+    root = world.place.size - 1
+    count = int(gib * 2**30) // 4
+    model = nn.Linear(2, 1)
+    if world.place.rank == root:
+        model.register_buffer("large", torch.arange(count, dtype=torch.int32))
+    else:
+        model.register_buffer("large", torch.zeros(count, dtype=torch.int32))
+    state = TrainState(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", enabled=False), Cut(1, 1)
+    )
+    if world.place.rank == root:
+        state.progress = Progress(step=7)
+    synchronize(state, world, root)
+    large = model.get_buffer("large")
+    samples = [int(large[place]) == place for place in (0, 2**29 + 1, min(2**30 + 1, count - 2), count - 1)]
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / large.nbytes
+    print(f"rank {world.place.rank}: step {state.progress.step}, {all(samples)}, memory {most:.2f} times", flush=True)
+    world.close()
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

@@ -1,0 +1,201 @@
+"""How the state of one rank becomes that of all: bit for bit, in place, and never half of it unnoticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from hvd_train import transfer
+from hvd_train.errors import RankLost, UsageError
+from hvd_train.network import optim
+from hvd_train.settings.optimizer import OptimizerConfig
+from hvd_train.state import Evaluation, TrainState
+from hvd_train.transfer import synchronize
+from hvd_train.world.world import LocalWorld
+from tests.support import runs
+from tests.support.worlds import Killed, ThreadWorld, own_generator, run_ranks
+from tests.unit.story.test_state import scaler, state_after, step
+
+
+class SmallPieces(ThreadWorld):
+    """Threads among whom a state travels in many pieces."""
+
+    most_bytes = 500
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("keep", [False, True])
+def test_all_ranks_take_the_state_of_any_one_of_them(ahead: int, keep: bool) -> None:
+    """Whichever rank it is, the others get its weights, optimizer and progress, bit for bit, and go on alike."""
+
+    def body(world: ThreadWorld) -> tuple[str, int, str]:
+        rank = world.place.rank
+        state = state_after(4 if rank == ahead else rank % 2, seed=rank)
+        state.best = Evaluation(rank, 0.5, 0.5, 0.5)
+        synchronize(state, world, ahead, keep=keep)
+        taken = state.digest(), state.progress.step
+        step(state, 9)
+        return *taken, state.digest()
+
+    ((digest, steps, after),) = set(run_ranks(3, body, kind=SmallPieces))
+    expected = state_after(4, seed=ahead)
+    expected.best = Evaluation(ahead, 0.5, 0.5, 0.5)
+    assert (digest, steps) == (expected.digest(), 4)
+    step(expected, 9)
+    assert after == expected.digest()
+
+
+def test_alone_there_is_nothing_to_synchronize() -> None:
+    """The world of one keeps its state."""
+    state = state_after(2)
+    synchronize(state, LocalWorld(), 0)
+    assert state.digest() == state_after(2).digest()
+
+
+def settings(name: str) -> Callable[[], TrainState]:
+    """States of one training, with what each setting adds to them."""
+
+    def fresh() -> TrainState:
+        model: torch.nn.Module = own_generator(torch.nn.Conv2d(3, 4, 3))
+        if name == "channels last":
+            model = model.to(memory_format=torch.channels_last)
+        config = OptimizerConfig(optimizer="sgd" if name == "sgd" else "adamw", ema_decay=0.9)
+        optimizer = optim.build(config, model)
+        if name == "amsgrad":
+            optimizer = torch.optim.Adam(model.parameters(), amsgrad=True, capturable=False)
+        if name == "lbfgs":
+            optimizer = torch.optim.LBFGS(model.parameters())
+        if name == "gap":
+            model.register_buffer("every_other", torch.zeros(8)[::2])
+        average = optim.moving_average(config, model) if name == "average" else None
+        from hvd_train.progress.order import Cut
+
+        return TrainState(model, optimizer, scaler(), Cut(20, 4), average=average)
+
+    return fresh
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "amsgrad", "lbfgs", "channels last", "average", "gap"])
+def test_what_a_state_may_be_made_of(name: str) -> None:
+    """A newcomer's optimizer has no moments yet; it gets those of the root, of any kind and order in memory."""
+    fresh = settings(name)
+
+    def stepped(state: TrainState, number: int) -> None:
+        def loss() -> torch.Tensor:
+            state.model.zero_grad()
+            images = torch.cos(torch.arange(2 * 75.0).view(2, 3, 5, 5) * (number + 1))
+            value = state.model(images).square().mean()
+            value.backward()
+            return value
+
+        loss()
+        state.optimizer.step(loss) if name == "lbfgs" else state.optimizer.step()
+        for buffer in state.model.buffers():
+            buffer += number
+        if state.average is not None:
+            state.average.update_parameters(state.model)
+        state.progress = state.progress.after_step(20)
+
+    def body(world: ThreadWorld) -> tuple[str, str]:
+        state = fresh()
+        for number in range(3 if world.place.rank == 1 else 0):
+            stepped(state, number)
+        synchronize(state, world, 1)
+        taken = state.digest()
+        stepped(state, 5)
+        return taken, state.digest()
+
+    assert len(set(run_ranks(2, body, kind=SmallPieces))) == 1
+
+
+def test_a_state_is_received_in_the_memory_it_is_for() -> None:
+    """A state of many gigabytes has no second copy: neither the parameters nor moments that are there move."""
+
+    def body(world: ThreadWorld) -> bool:
+        state = state_after(2, seed=world.place.rank)
+
+        def places() -> list[int]:
+            moments = [value for values in state.optimizer.state.values() for value in values.values()]
+            return [tensor.data_ptr() for tensor in (*state.model.parameters(), *moments)]
+
+        before = places()
+        synchronize(state, world, 0)
+        return places() == before
+
+    assert run_ranks(2, body) == [True, True]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_who_is_behind_keeps_its_state_until_it_has_the_other(keep: bool) -> None:
+    """The sender dies half-way: with `keep` every bit is as before, and a rank that held the same is so anyway."""
+
+    class Dying(SmallPieces):
+        def _exchange(self, name: str, value: object) -> list[object]:
+            if name == "tensors" and self._turns[name] == 7 and self.place.rank == 0:
+                raise Killed("half-way")
+            return super()._exchange(name, value)
+
+    def body(world: ThreadWorld) -> tuple[bool, int]:
+        state = state_after(3 if world.place.rank == 1 else 4)
+        before = state.digest()
+        with pytest.raises(RankLost):
+            synchronize(state, world, 0, keep=keep and world.place.rank == 1)
+        return state.digest() == before, state.progress.step
+
+    _, behind, same = run_ranks(3, body, kind=Dying)
+    assert behind == (keep, 3)
+    assert same == (True, 4)
+
+
+def test_a_state_of_another_model_is_refused_before_anything_is_changed() -> None:
+    """The tensors that differ are named."""
+
+    def body(world: ThreadWorld) -> None:
+        state = state_after(1)
+        if world.place.rank == 0:
+            other = own_generator(runs.convnet(10))
+            state = TrainState(other, torch.optim.AdamW(other.parameters()), scaler(), state.cut)
+        before = state.digest()
+        try:
+            synchronize(state, world, 0)
+        finally:
+            assert state.digest() == before
+
+    with pytest.raises(UsageError, match=r"of another model: 0\.bias \(8,\) for absent"):
+        run_ranks(2, body)
+
+
+def test_a_state_of_another_optimizer_is_refused() -> None:
+    """Different parameter groups are an error of use, not a traceback."""
+
+    def body(world: ThreadWorld) -> None:
+        state = state_after(1)
+        if world.place.rank == 0:
+            state.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+        synchronize(state, world, 0)
+
+    with pytest.raises(UsageError, match="of another optimizer"):
+        run_ranks(2, body)
+
+
+def test_the_user_is_told_how_far_a_long_transfer_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the root alone, at a calm pace, and not at all where it is over in a moment."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    for seconds, num_bytes in ((1.0, 0.1), (2.5, 0.3), (2.0, 0.2), (9.0, 0.6)):
+        if now[0] == 100.0:
+            told = transfer._Told(int(4.5e9), 2)
+        now[0] += seconds
+        told(int(num_bytes * 1e9))
+    assert capsys.readouterr().err.splitlines() == [
+        "hvd-train: sending the state to 2 ranks: 0.4 of 4.5 GB after 4 s",
+        "hvd-train: sending the state to 2 ranks: 1.2 of 4.5 GB after 14 s",
+    ]
+    told = transfer._Told(int(35e6), 1)
+    now[0] += 2.9
+    told(int(35e6))
+    assert capsys.readouterr().err == ""
