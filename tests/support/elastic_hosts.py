@@ -60,7 +60,7 @@ def list_hosts(folder: Path, lines: Sequence[str]) -> None:
 
 @dataclass
 class Job:
-    """A training under way that was started on h1."""
+    """A training under way that was started on a host, h1 unless a test says otherwise."""
 
     hosts: Hosts
     folder: Path
@@ -143,13 +143,14 @@ def job(
     *options: str,
     listed: tuple[str, ...] = ALL,
     training: list[str] | None = None,
+    start_on: str = "h1",
 ) -> Iterator[Job]:
     """Train on the listed hosts; processes that are left at the end are killed."""
     list_hosts(folder, listed)
     script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *(training or arguments())]
     environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1"]
     environment += [f"PYTHONPATH={ROOT}", "PYTHONFAULTHANDLER=1"]
-    with started(hosts.inside("h1", folder, *environment, *script), folder, folder / "output.txt") as launcher:
+    with started(hosts.inside(start_on, folder, *environment, *script), folder, folder / "output.txt") as launcher:
         yield Job(hosts, folder, launcher)
 
 
