@@ -12,7 +12,7 @@ from typing import Protocol, cast
 from hvd_train._version import __version__
 from hvd_train.console import PROGRAM
 from hvd_train.errors import HvdTrainError, unknown_name
-from hvd_train.launch import last_word, rank_log
+from hvd_train.launch import exit_code, rank_log
 from hvd_train.launch.error_report import report_once
 
 COMMANDS = (
@@ -33,7 +33,7 @@ class Command(Protocol):
 def main() -> None:
     """Run the command that was typed and exit with its code; this is the console entry point."""
     rank_log.whole_lines()
-    with last_word.said_to_driver(os.environ):
+    with exit_code.told_to_driver(os.environ):
         sys.exit(run(sys.argv[1:]))
 
 

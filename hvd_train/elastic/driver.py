@@ -29,7 +29,7 @@ from hvd_train.elastic.discovery import HostCommand
 from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.ranks import RankAssignment
 from hvd_train.elastic.roster import Roster
-from hvd_train.launch.last_word import EXIT_CODE
+from hvd_train.launch.exit_code import EXIT_CODE
 
 # What the environment of a worker holds unless the user sets something else.
 DEFAULTS = {

@@ -1,4 +1,4 @@
-"""The last word of an elastic worker: the exit code with which it is about to end.
+"""The exit code with which an elastic worker is about to end, as its last word to the driver.
 
 The driver reads exit codes from the worker's process, on another host from its ssh; where that ssh has failed, this is
 all it learns. No torch.
@@ -17,7 +17,7 @@ _ANSWER_S = 2.0
 
 
 @contextmanager
-def said_to_driver(environ: Mapping[str, str]) -> Iterator[None]:
+def told_to_driver(environ: Mapping[str, str]) -> Iterator[None]:
     """Tell our driver the exit code with which the block ends: that of its SystemExit, or 1 for any other error.
 
     Outside elastic jobs, after a block without an error, or where the driver does not answer, nothing is said.
