@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from hvd_train.elastic.dispatcher import Dispatcher
+from hvd_train.elastic.dispatcher import _LAST_COMMIT_S, Dispatcher
 from hvd_train.elastic.ranks import RankAssignment
 from hvd_train.elastic.roster import Finish, Roster
 from hvd_train.launch.launcher import GOES_ON, REPLACES, SLOT, WORKER
@@ -201,13 +201,23 @@ def test_a_job_that_is_over_waits_for_a_followed_worker_until_it_is_silent(two: 
     assert two.end() == Finish(1, "stopped")
 
 
-def test_a_signal_to_one_worker_is_a_change_and_to_all_a_stop(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_to_one_worker_is_a_change_and_to_all_a_stop(
+    two: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The one that leaves gets no rank, and has the time for its last commit before it is ended."""
+    timers, timer = list[float](), threading.Timer
+
+    def noted(seconds: float, function: Callable[[], None]) -> threading.Timer:
+        timers.append(seconds)
+        return timer(seconds, function)
+
+    monkeypatch.setattr(threading, "Timer", noted)
     first, second = sorted(ranks.worker for ranks in two.started)
     two.ask(first, second)
     assert two.dispatcher.told_to_end(second) == "change"
     assert two.dispatcher.heartbeat_received(first) == "change"
     assert two.ask(second) == {second: None}
+    assert timers == [_LAST_COMMIT_S]
     assert "worker b[0] is taken out: it was told to end by a signal" in capsys.readouterr().err
     two.exit_codes[second] = 143
     assert two.ask(first)[first] is not None

@@ -350,6 +350,15 @@ def test_where_all_are_told_to_end_so_does_the_job() -> None:
     play.end(two, 143)
     assert play.finish == Finish(143, "stopped, and committed")
 
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.tell_to_end(one, two)
+    play.ask(one, two)  # a fault has come before the stop
+    assert sorted(play.taken_out) == [one, two]
+    play.end(one, 143)
+    play.end(two, 143)
+    assert play.finish == Finish(143, "stopped, and committed")
+
 
 def test_one_that_dies_while_another_leaves_does_not_end_the_job() -> None:
     """The commit of the one that left is what new workers go on from."""
