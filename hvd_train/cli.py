@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Protocol, cast
 from hvd_train._version import __version__
 from hvd_train.console import PROGRAM
 from hvd_train.errors import HvdTrainError, unknown_name
-from hvd_train.launch import rank_log
+from hvd_train.launch import exit_code, rank_log
 from hvd_train.launch.error_report import report_once
 
 COMMANDS = (
@@ -32,7 +33,8 @@ class Command(Protocol):
 def main() -> None:
     """Run the command that was typed and exit with its code; this is the console entry point."""
     rank_log.whole_lines()
-    sys.exit(run(sys.argv[1:]))
+    with exit_code.told_to_driver(os.environ):
+        sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:

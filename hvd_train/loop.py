@@ -90,10 +90,11 @@ def wishes(job: Job) -> Votes:
     """Return what this rank wants to happen after the step that is about to be taken."""
     every = job.config.run.commit_steps
     by_steps = every is not None and (job.state.progress.step + 1) % every == 0
-    request = job.world.requested()
+    told_to_end = job.stop.received is not None
+    request = job.world.requested(told_to_end=told_to_end)
     return Votes(
-        stop=job.stop.received is not None or job.clocks.time_limit.due or request == "stop",
-        commit=by_steps or job.clocks.commit_timer.due,
+        stop=job.clocks.time_limit.due or request == "stop",
+        commit=by_steps or job.clocks.commit_timer.due or (told_to_end and request == "change"),
         change=request == "change",
     )
 

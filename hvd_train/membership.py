@@ -40,6 +40,11 @@ class Membership:
         """The host of each rank in the world that was joined last."""
         return [member.host for member in self._report.previous_members]
 
+    @property
+    def run_dir(self) -> Path | None:
+        """The run folder of the world that was joined last; None before, or where that has none."""
+        return self._report.run_dir
+
     def report(self, state: TrainState) -> RankReport:
         """Return what this rank says when all meet: how far it is, with which weights, and how long it has waited."""
         if not self.has_trained:

@@ -13,6 +13,7 @@ from hvd_train.data.sources import OwnData
 from hvd_train.elastic.members import most_advanced, survivors_differ
 from hvd_train.errors import Diverged, HvdTrainError, RankLost, ReplicasDiffer, StateLost
 from hvd_train.job import Arrival, Clocks, Job
+from hvd_train.last_commit import commit_for_all
 from hvd_train.membership import Membership
 from hvd_train.network.device import gpu_name, split_on
 from hvd_train.network.models import Builder
@@ -24,7 +25,7 @@ from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, result_of, summary
 from hvd_train.state import TrainState
 from hvd_train.validate import Scores
-from hvd_train.world.world import World, WorldChanged, together
+from hvd_train.world.world import DriverLost, World, WorldChanged, together
 
 
 class Training:
@@ -49,6 +50,8 @@ class Training:
         except SystemExit:  # the job goes on without this process, or not at all
             if self._state is not None and self._membership.has_state:
                 self._output.commit_last(self._state)
+            if self._stop.received is not None:
+                raise SystemExit(128 + self._stop.received) from None
             raise
         except HvdTrainError as error:
             if self._membership.has_trained and not isinstance(error, Diverged):
@@ -208,7 +211,10 @@ class Training:
         """Commit, and return the error that says so: the weights here are whole, so no finished step is lost."""
         if self._state is None or not self._membership.has_state:
             return error
-        if self._output.path is None:
+        run_dir = self._membership.run_dir
+        if isinstance(error, DriverLost) and self._output.path is None and run_dir is not None:
+            kept = commit_for_all(self._output, self._config, self._state, run_dir)
+        elif self._output.path is None:
             kept = "done, and for rank 0 to commit; the same command goes on from the last commit"
         elif self._output.commit_last(self._state):
             kept = "committed; the same command goes on from there"

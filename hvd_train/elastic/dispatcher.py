@@ -6,14 +6,19 @@ number that the worker was started with.
 | request                           | when                                 | answer                                    |
 |-----------------------------------|--------------------------------------|-------------------------------------------|
 | GET heartbeat/N                   | every second, from its start on      | `train`, `change`, `stop` or `end`        |
+| GET leaving/N                     | instead, once a signal told it to end| the same                                  |
 | PUT facts/N                       | once, when it has built all it needs |                                           |
 | GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
 | GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
 | GET may_ask/N                     | when it has left its world           | `ask` or `end`                            |
 | GET rank_and_size/HOST:LOCAL_RANK | then, by Horovod's core              | as for its first rank                     |
+| PUT exit_code/N                   | as its last word                     |                                           |
 
 The answer `change` asks a member to leave its world after the next step, `stop` asks it to commit and end, and `end`
 tells a worker that the job has given it up. The driver waits for heartbeats, but never asks a worker anything.
+
+The end of a worker is that of its process, on another host that of the ssh which runs it. An ssh that fails by itself
+says nothing about the worker: from then on its heartbeats do, and its last word.
 docs/change-of-world.md follows one change through the code.
 """
 
@@ -31,7 +36,7 @@ from hvd_train.console import say
 from hvd_train.elastic import orphans
 from hvd_train.elastic.discovery import Discovery
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks, starting
-from hvd_train.elastic.roster import COMMITTED, Command, End, Finish, FormWorld, Roster, Start, Worker
+from hvd_train.elastic.roster import COMMITTED, SILENT_S, Command, End, Finish, FormWorld, Roster, Start, Worker
 from hvd_train.launch import roll_call
 from hvd_train.launch.launcher import GOES_ON, JOB, REPLACES, SLOT, SUPERVISOR, WORKER
 
@@ -39,6 +44,7 @@ _TICK_S = 0.1
 _QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
 _MEETING_S = 1.0  # a worker that leaves does so when the others have met: its exit takes a core while they need it
 _LEAVE_S = 5.0  # how long a worker that was told to go has to do so by itself
+_SSH_FAILED = 255  # the exit code of ssh where it, not the command that it runs, has failed
 
 RunWorker = Callable[[RankAssignment, list[threading.Event]], tuple[int, float]]
 """Runs a worker's process until it ends or an event is set; returns its exit code and the time when it ended."""
@@ -55,6 +61,10 @@ class WorkerProcess:
     """Whether it waits for a rank."""
     problem: str = ""
     """Why it cannot join this job; empty where it can."""
+    heard_at: float | None = None
+    """When its last heartbeat came; None before the first."""
+    exit_code: int | None = None
+    """The exit code that it has announced as its last word."""
 
 
 class Dispatcher:
@@ -157,14 +167,31 @@ class Dispatcher:
     def heartbeat_received(self, number: int) -> str:
         """Note that a worker is alive, and return what it is to do: train, change, stop or end."""
         with self._changed:
-            self._last_heartbeat = time.monotonic()
+            now = self._last_heartbeat = time.monotonic()
+            process = self._processes.get(number)
+            if process is not None:
+                process.heard_at = now
             if self._interrupted.is_set():
                 return "stop"
-            worker = self._roster.worker(number)
-            if worker is None or self._processes[number].end.is_set():
+            if process is None or process.end.is_set():
                 return "end"
-            self._roster.heartbeat_received(number, time.monotonic())
+            self._roster.heartbeat_received(number, now)
+            if self._roster.wants_stop():
+                return "stop"
             return "change" if self._roster.wants_change() else "train"
+
+    def told_to_end(self, number: int) -> str:
+        """Note that a signal has told a worker to end, and return what it is to do, as for a heartbeat."""
+        with self._changed:
+            self._roster.told_to_end(number)
+        return self.heartbeat_received(number)
+
+    def exit_code_received(self, number: int, exit_code: int) -> None:
+        """Note the last word of a worker, which is about to end: its exit code."""
+        with self._changed:
+            if (process := self._processes.get(number)) is not None:
+                process.exit_code = exit_code
+                self._changed.notify_all()
 
     def may_ask(self, number: int) -> str:
         """Return whether a worker that has left its world may ask for its next rank ("ask") or was given up ("end")."""
@@ -240,12 +267,29 @@ class Dispatcher:
         process = self._processes[worker.number]
         local_size = self._roster.hosts.get(worker.host, 1)
         exit_code, _ = self._run_worker(starting(worker, local_size, self._environment_of(worker)), [process.end])
+        if exit_code == _SSH_FAILED and not process.end.is_set() and process.heard_at is not None:
+            exit_code = self._follow(worker, process)
         with self._changed:
             if self._finish is None and exit_code not in (0, *COMMITTED) and not process.end.is_set():
                 say(f"worker {worker} ended with exit code {exit_code}")
             self._processes.pop(worker.number).waiting = False
             self._roster.worker_exited(worker.number, exit_code, time.monotonic())
             self._changed.notify_all()
+
+    def _follow(self, worker: Worker, process: WorkerProcess) -> int:
+        """Wait until a worker whose ssh has failed is silent or has said its last word, and return its exit code.
+
+        Silence does not prove that it has ended, but its successor in the slot ends it before all else.
+        """
+        with self._changed:
+            if process.exit_code is None and not self._interrupted.is_set():
+                say(f"the ssh to worker {worker} has failed; its heartbeats still come, so it stays, unheard")
+            while process.exit_code is None and process.heard_at is not None:
+                is_ending = process.end.is_set() or self._interrupted.is_set()
+                if time.monotonic() - process.heard_at > (_QUIET_S if is_ending else SILENT_S):
+                    break
+                self._changed.wait(_TICK_S)
+            return _SSH_FAILED if process.exit_code is None else process.exit_code
 
     def _environment_of(self, worker: Worker) -> dict[str, str]:
         slot = (worker.host, worker.slot)
@@ -268,7 +312,8 @@ class Dispatcher:
             orphans.kill_worker(str(number), self._name)
         if process.waiting:  # it leaves by itself when it hears that there is no rank for it
             process.waiting = False
-            timer = threading.Timer(_LEAVE_S, process.end.set)
+            # A second signal would end it at once, be it in the middle of its last commit.
+            timer = threading.Timer(_LAST_COMMIT_S if command.worker.told_to_end else _LEAVE_S, process.end.set)
             timer.daemon = True
             timer.start()
         else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from hvd_train.elastic.discovery import HostCommand
 from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.ranks import RankAssignment
 from hvd_train.elastic.roster import Roster
+from hvd_train.launch.exit_code import EXIT_CODE
 
 # What the environment of a worker holds unless the user sets something else.
 DEFAULTS = {
@@ -39,6 +41,12 @@ DEFAULTS = {
 }
 # So ssh itself notices that a host is gone, and nothing asks for a password.
 SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=1 -o ServerAliveCountMax=3"
+
+# What ssh runs on another host. The shell outlives the worker and reports its end: ssh returns 255 for a command that a
+# signal has ended, as it does where it fails itself. It tells so in the exit code alone, not in a line that repeats the
+# whole command. And the loss of the ssh, after which sshd may send SIGHUP, is not to end the worker.
+_WATCHED = "trap '' HUP; trap : INT TERM; exec 3>&2 2>/dev/null; ({script}) 2>&3 3>&-; exit $?"
+_CHANGE_FOLDER = "> /dev/null 2>&1 ; "  # how Horovod's script begins; the worker itself comes after it
 
 
 class Driver:
@@ -145,6 +153,7 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
         dispatcher = driver.dispatcher
         answers = {
             "heartbeat": dispatcher.heartbeat_received,
+            "leaving": dispatcher.told_to_end,
             "may_ask": dispatcher.may_ask,
             "problem": dispatcher.problem_of,
         }
@@ -165,6 +174,8 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
             def _put_value(self, scope: str, key: str, value: bytes) -> None:
                 if scope == "facts":
                     dispatcher.facts_received(int(key), json.loads(value))
+                elif scope == EXIT_CODE:
+                    dispatcher.exit_code_received(int(key), int(value))
                 else:
                     super()._put_value(scope, key, value)
 
@@ -174,8 +185,11 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
 
 
 def _with_our_options(get_remote_command: Callable[..., str]) -> Callable[..., str]:
-    def replacement(*arguments: Any, **named: Any) -> str:
-        return get_remote_command(*arguments, **named).replace("ssh ", f"ssh {SSH_OPTIONS} ", 1)
+    def replacement(local_command: str, *arguments: Any, **named: Any) -> str:
+        (script,) = shlex.split(local_command)  # Horovod passes it as one word
+        script = script.replace(_CHANGE_FOLDER, f"{_CHANGE_FOLDER}exec ", 1)
+        watched = shlex.quote(f"sh -c {shlex.quote(_WATCHED.format(script=script))}")
+        return get_remote_command(watched, *arguments, **named).replace("ssh ", f"ssh {SSH_OPTIONS} ", 1)
 
     return replacement
 
@@ -234,7 +248,7 @@ REPLACEMENTS = (
         "get_remote_command",
         "local_command host port identity_file timeout_s",
         _with_our_options,
-        why="Horovod's ssh would wait for minutes for a host that is gone, and ask for passwords.",
+        why="Horovod's ssh would wait for minutes for a host that is gone, ask for passwords, and hide exit codes.",
     ),
 )
 

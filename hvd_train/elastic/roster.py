@@ -5,6 +5,9 @@ happens (hosts found, a worker that asks for a rank, a heartbeat, a worker's exi
 worker, end one, form a world of these workers, finish the job.
 
 - A slot without a worker gets one; where workers fail to start, the next attempt waits longer and longer.
+- A worker that was told to end by a signal leaves after the next step, and the others go on without it, or wait for
+  others where they are too few. Its host is about to go, so its slot stays empty for minutes, unless the host is listed
+  anew. Where all members were told, they commit and the job ends.
 - A new worker imports and builds while the others train. Once it asks for a rank, the members are told to leave their
   world after the next step, and all that ask form the next world. Survivors come first and keep their order.
 - After a fault the survivors ask for a rank. The next world forms as soon as every survivor has asked; a member that is
@@ -28,13 +31,15 @@ SILENT_S = 10.0  # a worker sends a heartbeat every second: after so long withou
 SILENT_WHILE_MEETING_S = 3.0  # the others miss a member: whoever is silent at that moment is the one
 REPORT_S = 20.0  # from the first survivor that asks for a rank to the last
 BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
+TOLD_TO_END_S = 300.0  # a slot whose worker was told to end stays empty: spot hosts go within two minutes
 STEADY_S = 60.0  # a worker that ran for so long did not fail to start
 
 # Exit codes of a worker that end the whole job: wrong settings; replicas that differ, a step that breaks in every
 # world, a loss that stays not finite; and a commit before the end, on a signal or because the time was up.
 WRONG_SETTINGS = 2
 UNRECOVERABLE = (4, 5, 6)
-COMMITTED = (75, 130, 138, 143)
+STOPPED = (130, 138, 143)  # by a signal to the worker
+COMMITTED = (75, *STOPPED)
 _ENDED_BY_COMMAND = -1  # in place of the exit code, which says nothing about a worker that was told to end
 
 
@@ -62,6 +67,8 @@ class Worker:
     heard_at: float
     """When its last heartbeat or request came."""
     stage: Stage = Stage.STARTING
+    told_to_end: bool = False
+    """Whether a signal has told it to end: it leaves after the next step, and the others go on."""
 
     def __str__(self) -> str:
         return f"{self.host}[{self.slot}]"
@@ -163,16 +170,24 @@ class Roster:
         if (worker := self.worker(number)) is not None:
             worker.heard_at = now
 
+    def told_to_end(self, number: int) -> None:
+        """Note that a signal has told a worker to end."""
+        if (worker := self.worker(number)) is not None:
+            worker.told_to_end = True
+
     def worker_exited(self, number: int, exit_code: int, now: float) -> None:
         """Note that a worker's process has ended."""
         worker = self.worker(number)
         if worker is None:
             return
         self._workers.remove(worker)
-        self._exit_codes[worker] = _ENDED_BY_COMMAND if worker.stage is Stage.ENDING else exit_code
+        is_ending = worker.stage is Stage.ENDING
+        self._exit_codes[worker] = _ENDED_BY_COMMAND if is_ending and not worker.told_to_end else exit_code
         slot = self._slots.setdefault((worker.host, worker.slot), _SlotRecord())
         slot.failures = 1 if now - worker.started_at >= STEADY_S else slot.failures + 1
         slot.not_before = now + min(BACK_OFF_S * 2 ** (slot.failures - 1), LONGEST_BACK_OFF_S)
+        if worker.told_to_end or (exit_code in STOPPED and not is_ending):
+            slot.not_before = now + TOLD_TO_END_S
         if exit_code in UNRECOVERABLE:
             self._finish = Finish(exit_code, f"{worker} ended with exit code {exit_code}")
         elif exit_code == WRONG_SETTINGS and not self.worlds_formed:
@@ -186,7 +201,7 @@ class Roster:
         """Return what to do now; the roster takes it as done."""
         if self._finish is not None:
             return [*self._end_all("the job is over"), self._finish]
-        ended = [*self._end_unresponsive(now), *self._end_unlisted_newcomers()]
+        ended = [*self._end_unresponsive(now), *self._end_unlisted_newcomers(), *self._end_those_told_to()]
         return [*ended, *self._start_missing(now), *self._form_world(now)]
 
     def wants_change(self) -> bool:
@@ -194,12 +209,19 @@ class Roster:
         members = self._members()
         if not members or any(worker.stage is not Stage.TRAINING for worker in members):
             return False
+        if any(worker.told_to_end for worker in members):
+            return True
         staying = [worker for worker in members if self._is_listed(worker)]
         ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
         room = self.max_workers - len(staying)
         if len(staying) + min(room, len(ready)) < self.min_workers:
             return False
         return len(staying) < len(members) or (bool(ready) and room > 0)
+
+    def wants_stop(self) -> bool:
+        """Return whether members should commit and end the job: all of them were told to end."""
+        members = self._members()
+        return bool(members) and all(worker.told_to_end for worker in members)
 
     def worker(self, number: int) -> Worker | None:
         """Return the worker with this number, or None where it has exited."""
@@ -242,6 +264,12 @@ class Roster:
         """End newcomers whose host is no longer listed; members leave after the next step, together with the others."""
         unlisted = [worker for worker in self._in(Stage.STARTING, Stage.READY) if not self._is_listed(worker)]
         return [self._end(worker, "its host is no longer listed") for worker in unlisted]
+
+    def _end_those_told_to(self) -> list[End]:
+        """End members that were told to end and have left their world: they wait for no other one."""
+        reason = "it was told to end by a signal, so its host may be about to go; no worker is started in its slot for "
+        reason += f"{TOLD_TO_END_S / 60:.0f} minutes, unless the host is listed anew"
+        return [self._end(worker, reason) for worker in self._in(Stage.MEETING) if worker.told_to_end]
 
     def _start_missing(self, now: float) -> list[Start]:
         commands = []
@@ -289,10 +317,12 @@ class Roster:
     def _end_of_world(self) -> Finish | None:
         """Return how the job finishes now that no member is left, or None where new workers are to go on.
 
-        A commit by any member ends the job; so does rank 0 with exit code 0.
+        A commit by any member ends the job; so does rank 0 with exit code 0. Members that a signal has told to leave
+        speak for the job only where all were told.
         """
+        asked = [worker for worker in self.world if not worker.told_to_end] or self.world
         # A member that was told to end may still be running.
-        exit_codes = [self._exit_codes.get(worker, _ENDED_BY_COMMAND) for worker in self.world]
+        exit_codes = [self._exit_codes.get(worker, _ENDED_BY_COMMAND) for worker in asked]
         committed = [code for code in exit_codes if code in COMMITTED]
         if committed:
             return Finish(committed[0], "stopped, and committed")

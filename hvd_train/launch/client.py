@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import urllib.request
 from collections.abc import Mapping
 
@@ -12,8 +13,8 @@ ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -> str:
     """Return what the server has under `path` ("SCOPE/KEY"); some answers come only when the server has one to give.
 
-    Raises OSError where the server does not answer within `timeout_s` seconds (None: wait for ever), and HTTPError, an
-    OSError with a `code`, where it refuses.
+    Raises OSError where the server does not answer within `timeout_s` seconds (None: wait for ever) or where its answer
+    is garbled, and HTTPError, an OSError with a `code`, where it refuses.
     """
     return _request(environ, path, None, timeout_s)
 
@@ -26,6 +27,9 @@ def put(environ: Mapping[str, str], path: str, text: str, timeout_s: float | Non
 def _request(environ: Mapping[str, str], path: str, data: bytes | None, timeout_s: float | None) -> str:
     url = f"http://{environ[ADDRESS]}:{environ[PORT]}/{path}"
     request = urllib.request.Request(url, data, method="GET" if data is None else "PUT")  # http, as the line above says
-    with _DIRECT.open(request, timeout=timeout_s) as answer:
-        text: str = answer.read().decode()
+    try:
+        with _DIRECT.open(request, timeout=timeout_s) as answer:
+            text: str = answer.read().decode()
+    except (http.client.HTTPException, ValueError) as error:  # no HTTP, cut short, or not UTF-8
+        raise ConnectionError(f"the answer from {environ[ADDRESS]}:{environ[PORT]} is garbled ({error!r})") from error
     return text

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TypeVar
 
@@ -15,10 +17,11 @@ from hvd_train.elastic import orphans
 from hvd_train.errors import RankLost
 from hvd_train.launch import launcher
 from hvd_train.world import heartbeat, horovod_world
-from hvd_train.world.world import Place, Request, already_in_sync
+from hvd_train.world.world import DriverLost, Place, Request, already_in_sync
 
 T = TypeVar("T")
 
+_DRIVER_CHECK_S = 0.5
 _JOIN_ATTEMPTS = 5  # a peer may die while all meet again, and another after it
 
 
@@ -30,7 +33,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
     """
 
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
-        self._has_had_rank = False
+        self._has_had_rank = self._core_hangs = False
         self._state: horovod_world.ElasticState | None = None
         orphans.kill_predecessor(os.environ)
         self._heartbeat = heartbeat.Heartbeat(os.environ)
@@ -47,13 +50,24 @@ class ElasticWorld(horovod_world.HorovodWorld):
     @override
     def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
         self._state = horovod_world.ElasticState(sync, self._forget_step)
-        self._join()
-        return horovod_world.run_elastic(self._state, body, self._join_again)
+        try:
+            self._join()
+            return horovod_world.run_elastic(self._state, body, self._join_again)
+        finally:
+            self._heartbeat.training_left()
 
     @override
-    def requested(self) -> Request:
+    def requested(self, *, told_to_end: bool = False) -> Request:
+        if told_to_end:
+            self._heartbeat.told_to_end()
         hosts_changed = self._state is not None and self._state.hosts_changed
         return "change" if hosts_changed and self._heartbeat.requested == "train" else self._heartbeat.requested
+
+    @override
+    def close(self) -> None:
+        self._heartbeat.all_written()
+        if not self._core_hangs:
+            super().close()
 
     def _forget_step(self) -> None:
         for optimizer in self._optimizers.values():
@@ -68,8 +82,8 @@ class ElasticWorld(horovod_world.HorovodWorld):
     def _join(self) -> None:
         """Meet the other ranks, which sets `place`.
 
-        Raises RankLost where they cannot be reached, UsageError where this worker is not like the others, SystemExit
-        where the job goes on without it.
+        Raises RankLost where they cannot be reached, DriverLost where the driver cannot, UsageError where this worker
+        is not like the others, SystemExit where the job goes on without it.
         """
         begun = time.monotonic()
         for attempt in range(_JOIN_ATTEMPTS):
@@ -93,4 +107,21 @@ class ElasticWorld(horovod_world.HorovodWorld):
         else:
             heartbeat.wait_for_first_rank(os.environ, self._facts)
             self._has_had_rank = True
-        return horovod_world.start()
+        return self._start_core()
+
+    def _start_core(self) -> Place:
+        """Start Horovod in a thread of its own: its core waits for the driver without a limit, also for a dead one."""
+        outcome: Future[Place] = Future()
+
+        def start() -> None:
+            try:
+                outcome.set_result(horovod_world.start())
+            except BaseException as error:  # noqa: BLE001  # raised again below, in the thread that waits
+                outcome.set_exception(error)
+
+        threading.Thread(target=start, daemon=True, name="meeting").start()
+        while not wait([outcome], _DRIVER_CHECK_S).done:
+            if self._heartbeat.driver_gone:
+                self._core_hangs = True
+                raise DriverLost("the driver is gone, and with it the way to meet the other ranks")
+        return outcome.result()

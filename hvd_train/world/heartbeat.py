@@ -11,60 +11,122 @@ from collections.abc import Mapping, MutableMapping
 from hvd_train.errors import UsageError
 from hvd_train.launch import client
 from hvd_train.launch.launcher import WORKER
-from hvd_train.world.world import Request
+from hvd_train.world.world import DriverLost, Request
 
 _EVERY_S = 1.0
 _ANSWER_S = 2.0
 GONE_S = 10.0  # after so long without an answer the driver counts as gone, or out of reach
-_COMMIT_S = 30.0  # the time that this process then has for its last commit
+GONE_WHILE_LEAVING_S = 3.0  # where this process was told to end: it may soon be killed, or its driver has been
+_COMMIT_S = 30.0  # the time that this process then has to come to its last commit
+_WRITE_S = 600.0  # and the time for writing it
+_ANSWERS = ("train", "change", "stop", "end")
 _RANK_AND_SIZE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
 class Heartbeat:
     """Tells our driver once a second, from a thread of its own, that this worker is alive.
 
-    `requested` is what the driver answered last: "train", "change" or "stop". It becomes "stop" where the driver has
-    not answered for `GONE_S` seconds. The process ends where it goes on without a driver for longer than a last commit
-    takes, and where the driver answers that the job has given it up. Under Horovod's own driver nothing is sent.
+    `requested` is what the job asks of it: "train", "change" or "stop". That is what the driver has answered last;
+    "change" from the moment on when it answers that the job has given this worker up, and "stop" where it has not
+    answered for `GONE_S` seconds. In these two cases the worker commits what it can and ends; the process is ended
+    where that takes too long. Under Horovod's own driver nothing is sent.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.requested: Request = "train"
-        if WORKER in environ:
+        self._has_driver = WORKER in environ
+        self._told_to_end = self._given_up = False
+        self._wake = threading.Event()
+        self._all_was_well = time.monotonic()
+        self._patience_s = GONE_S + _COMMIT_S
+        if self._has_driver:
             threading.Thread(target=self._beat, args=(dict(environ),), daemon=True, name="heartbeat").start()
+
+    @property
+    def driver_gone(self) -> bool:
+        """Whether the driver has not answered for so long that it counts as gone."""
+        return self._has_driver and time.monotonic() - self._all_was_well > GONE_S and not self._given_up
+
+    def told_to_end(self) -> None:
+        """Tell the driver at once that this worker was told to end by a signal; the driver answers how it is to.
+
+        Under Horovod's own driver all workers stop.
+        """
+        if not self._has_driver:
+            self.requested = "stop"
+        elif not self._told_to_end:
+            self._told_to_end = True
+            self._wake.set()
 
     def world_formed(self) -> None:
         """Note that the ranks have met: the change that was requested until now has happened."""
         if self.requested == "change":
             self.requested = "train"  # a further change is requested again with the next beat
 
+    def training_left(self) -> None:
+        """Note that this worker trains no more: whatever it still has to write, it may take its time for."""
+        self._patience_s = time.monotonic() - self._all_was_well + _WRITE_S
+
+    def all_written(self) -> None:
+        """Note that this process has nothing left to do but to end."""
+        self._patience_s = time.monotonic() - self._all_was_well + _COMMIT_S
+
     def _beat(self, environ: Mapping[str, str]) -> None:
-        answered = time.monotonic()
+        self._all_was_well = time.monotonic()
         while True:
-            try:
-                answer = client.get(environ, f"heartbeat/{environ[WORKER]}", _ANSWER_S)
-            except OSError:
-                silence = time.monotonic() - answered
-                if silence > GONE_S:
-                    self.requested = "stop"
-                if silence > GONE_S + _COMMIT_S:
-                    os._exit(1)
-            else:
-                answered = time.monotonic()
-                if answer == "end":
-                    os._exit(1)
-                if self.requested != "stop":
-                    self.requested = "change" if answer == "change" else "stop" if answer == "stop" else "train"
-            time.sleep(_EVERY_S)
+            self._hear(_answer(environ, "leaving" if self._told_to_end else "heartbeat"))
+            if time.monotonic() - self._all_was_well > self._patience_s:
+                os._exit(1)
+            self._pause()
+
+    def _hear(self, answer: str | None) -> None:
+        now_given_up = answer == "end" and not self._given_up
+        self._given_up = self._given_up or now_given_up
+        if now_given_up or (answer is not None and not self._given_up):
+            self._all_was_well = time.monotonic()
+        silence_s = time.monotonic() - self._all_was_well
+        if self.requested == "stop":
+            return
+        if self._given_up:  # others may go on without this one: its wish to stop must not be theirs
+            self.requested = "change"
+        elif answer == "stop" or silence_s > (GONE_WHILE_LEAVING_S if self._told_to_end else GONE_S):
+            self.requested = "stop"
+        elif answer is not None:
+            self.requested = "change" if answer == "change" else "train"
+
+    def _pause(self) -> None:
+        self._wake.wait(_EVERY_S)
+        self._wake.clear()
+
+
+def _answer(environ: Mapping[str, str], scope: str) -> str | None:
+    """Return what the driver answers to a beat, None where it does not."""
+    try:
+        answer = client.get(environ, f"{scope}/{environ[WORKER]}", _ANSWER_S)
+    except OSError:
+        return None
+    return answer if answer in _ANSWERS else None
 
 
 def announce_rejoining(environ: Mapping[str, str]) -> None:
     """Tell our driver that this worker leaves its world, and that Horovod's core is about to ask for its next rank.
 
     The core asks by host and local rank, which may be another process's by now: a worker that was silent for a while
-    has been replaced. Raises SystemExit (0) in such a worker, OSError where the driver cannot be reached.
+    has been replaced. A driver that is out of reach is asked again for `GONE_S` seconds. Raises SystemExit (0) in a
+    worker that has been given up, DriverLost where the driver is gone.
     """
-    if WORKER in environ and client.get(environ, f"may_ask/{environ[WORKER]}") == "end":
+    if WORKER not in environ:
+        return
+    deadline = time.monotonic() + GONE_S
+    while True:
+        try:
+            answer = client.get(environ, f"may_ask/{environ[WORKER]}", _ANSWER_S)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise DriverLost(f"the driver has not answered for {GONE_S:.0f} s ({error})") from error
+            time.sleep(_EVERY_S)
+    if answer == "end":
         raise SystemExit(0)
 
 

@@ -217,8 +217,8 @@ class HorovodWorld(World):
                 hvd.start_timeline(str(path))
 
     @override
-    def requested(self) -> Request:
-        return "train"  # these ranks stay as they are, and signals come by themselves
+    def requested(self, *, told_to_end: bool = False) -> Request:
+        return "stop" if told_to_end else "train"  # these ranks stay as they are: one cannot leave alone
 
     @override
     def transport(self, device: torch.device) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from hvd_train.errors import HvdTrainError
+from hvd_train.errors import HvdTrainError, RankLost
 
 T = TypeVar("T")
 PendingSum = Callable[[], Tensor]
@@ -53,6 +53,10 @@ class Reduction:
     """Gradients are divided by this before they are summed, and multiplied by it afterwards."""
     groups: int | None = None
     """The number of groups in which gradients travel; None makes groups of about 25 MB."""
+
+
+class DriverLost(RankLost):
+    """Raised in an elastic job whose driver is gone, and with it every way to another world."""
 
 
 class WorldChanged(Exception):
@@ -152,8 +156,12 @@ class World(Protocol):
         while the ranks compute.
         """
 
-    def requested(self) -> Request:
-        """Return what the job asks of this rank. Neither waits nor communicates: it is called before each step."""
+    def requested(self, *, told_to_end: bool = False) -> Request:
+        """Return what the job asks of this rank. Neither waits nor communicates: it is called before each step.
+
+        `told_to_end`: whether a signal has told this rank to end. In a fixed world all ranks stop then, while an
+        elastic job lets this one go, unless all of its ranks were told.
+        """
 
     def transport(self, device: torch.device) -> str:
         """Return the names of the libraries that sums of tensors on `device` go by, for records of measurements."""
@@ -226,8 +234,8 @@ class LocalWorld(World):
         pass
 
     @override
-    def requested(self) -> Request:
-        return "train"
+    def requested(self, *, told_to_end: bool = False) -> Request:
+        return "stop" if told_to_end else "train"
 
     @override
     def transport(self, device: torch.device) -> str:

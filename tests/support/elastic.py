@@ -43,6 +43,14 @@ class Hosts:
 
 
 @dataclass(frozen=True)
+class Tell:
+    """Before this step (from 1, over the whole run) a signal tells this rank to end."""
+
+    step: int
+    rank: int
+
+
+@dataclass(frozen=True)
 class Unheard:
     """The reductions of this step are done on all ranks but this one, which hears of a fault in their place."""
 
@@ -68,7 +76,7 @@ class KillMeeting:
     exchange: int = 1
 
 
-Event = Kill | Hosts | Unheard | UnheardSum | KillMeeting
+Event = Kill | Hosts | Tell | Unheard | UnheardSum | KillMeeting
 
 
 @dataclass
@@ -193,9 +201,13 @@ class ElasticThreadWorld(ThreadWorld):
                 self.leave("changed")
 
     @override
-    def requested(self) -> Request:
-        with self._job.changed:
-            return "change" if self._job.roster.wants_change() else "train"
+    def requested(self, *, told_to_end: bool = False) -> Request:
+        job = self._job
+        with job.changed:
+            if (event := Tell(job.steps + 1, self.place.rank)) in job.events:
+                job.events.remove(event)
+                job.roster.told_to_end(self._number)
+            return "stop" if job.roster.wants_stop() else "change" if job.roster.wants_change() else "train"
 
     @override
     @contextmanager

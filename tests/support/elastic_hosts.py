@@ -60,7 +60,7 @@ def list_hosts(folder: Path, lines: Sequence[str]) -> None:
 
 @dataclass
 class Job:
-    """A training under way that was started on h1."""
+    """A training under way that was started on a host, h1 unless a test says otherwise."""
 
     hosts: Hosts
     folder: Path
@@ -147,12 +147,13 @@ def job(
     listed: tuple[str, ...] = ALL,
     training: list[str] | None = None,
     environment: Sequence[str] = (),
+    start_on: str = "h1",
 ) -> Iterator[Job]:
     """Train on the listed hosts; processes that are left at the end are killed."""
     list_hosts(folder, listed)
     script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *(training or arguments())]
     own = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", "PYTHONFAULTHANDLER=1"]
-    line = hosts.inside("h1", folder, "env", *own, f"PYTHONPATH={ROOT}", *environment, *script)
+    line = hosts.inside(start_on, folder, "env", *own, f"PYTHONPATH={ROOT}", *environment, *script)
     with started(line, folder, folder / "output.txt") as launcher:
         yield Job(hosts, folder, launcher)
 

@@ -101,6 +101,13 @@ class Hosts:
             if len(words) > 2 and Path(words[1]).name == "hvd-train" and words[2] == "train"
         ]
 
+    def signal_all(self, name: str, number: int) -> None:
+        """Send a signal to all processes of a host but its first, as a shutdown does before it cuts the power."""
+        for process, _ in list(self.processes(name)):
+            if process.pid != self._init(name):
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+
     def kill(self, name: str) -> None:
         """Kill a host; the kernel closes its connections."""
         host = self.inits.pop(name)

@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "profiling": (),
     "the story": (
         *("state", "transfer", "checkpoint", "step", "validate", "parts", "output", "job", "goals", "loop"),
-        *("membership", "result", "training", "run", "export"),
+        *("membership", "last_commit", "result", "training", "run", "export"),
     ),
     "report": (),
     "bench": (),

@@ -188,8 +188,8 @@ class ThreadWorld(World):
         pass
 
     @override
-    def requested(self) -> Request:
-        return "train"
+    def requested(self, *, told_to_end: bool = False) -> Request:
+        return "stop" if told_to_end else "train"
 
     @override
     def transport(self, device: torch.device) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from hvd_train.elastic.dispatcher import Dispatcher
+from hvd_train.elastic.dispatcher import _LAST_COMMIT_S, Dispatcher
 from hvd_train.elastic.ranks import RankAssignment
 from hvd_train.elastic.roster import Finish, Roster
 from hvd_train.launch.launcher import GOES_ON, REPLACES, SLOT, WORKER
@@ -148,3 +148,79 @@ def test_after_a_signal_all_are_told_to_stop(two: Job) -> None:
     two.interrupted.set()
     assert [two.dispatcher.heartbeat_received(number) for number in numbers] == ["stop", "stop"]
     assert two.end() == Finish(1, "stopped")
+
+
+def test_a_worker_whose_ssh_has_failed_stays_while_its_heart_beats(
+    two: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its driver's network may have been away; only when it is silent it is gone, and its slot gets another worker."""
+    first, second = sorted(ranks.worker for ranks in two.started)
+    two.ask(first, second)
+    two.dispatcher.heartbeat_received(second)
+    two.exit_codes[second] = 255
+    wait_for("a word about it", lambda: "its heartbeats still come" in capsys.readouterr().err)
+    assert two.dispatcher.heartbeat_received(second) == "train"
+    assert two.dispatcher.may_ask(second) == "ask"
+    monkeypatch.setattr("hvd_train.elastic.dispatcher.SILENT_S", 0.1)
+    wait_for("its successor", lambda: len(two.started) == 3)
+    assert two.started[2].environment[REPLACES] == str(second)
+    assert two.dispatcher.heartbeat_received(second) == "end"
+
+
+def test_the_last_word_of_a_worker_whose_ssh_has_failed_is_its_exit_code(two: Job) -> None:
+    """Before or after the ssh fails: a job that is done is not started again."""
+    first, second = sorted(ranks.worker for ranks in two.started)
+    two.ask(first, second)
+    for number in (first, second):
+        two.dispatcher.heartbeat_received(number)
+    two.dispatcher.exit_code_received(first, 0)
+    two.exit_codes[first] = two.exit_codes[second] = 255
+    two.dispatcher.exit_code_received(second, 0)
+    assert two.end() == Finish(0, "done")
+    two.dispatcher.exit_code_received(first, 1)  # of nobody any more
+
+
+def test_an_ssh_that_fails_before_the_first_heartbeat_is_a_failed_start(
+    two: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The host may be unreachable; the next attempt comes in its time."""
+    number = two.started[0].worker
+    two.exit_codes[number] = 255
+    wait_for("the next attempt", lambda: len(two.started) == 3)
+    assert "ended with exit code 255" in capsys.readouterr().err
+
+
+def test_a_job_that_is_over_waits_for_a_followed_worker_until_it_is_silent(two: Job) -> None:
+    """And not for ever; meanwhile it is told to end."""
+    first, second = sorted(ranks.worker for ranks in two.started)
+    two.ask(first, second)
+    two.dispatcher.heartbeat_received(second)
+    two.exit_codes[second] = 255
+    two.interrupted.set()
+    assert two.dispatcher.heartbeat_received(second) == "stop"
+    assert two.end() == Finish(1, "stopped")
+
+
+def test_a_signal_to_one_worker_is_a_change_and_to_all_a_stop(
+    two: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that leaves gets no rank, and has the time for its last commit before it is ended."""
+    timers, timer = list[float](), threading.Timer
+
+    def noted(seconds: float, function: Callable[[], None]) -> threading.Timer:
+        timers.append(seconds)
+        return timer(seconds, function)
+
+    monkeypatch.setattr(threading, "Timer", noted)
+    first, second = sorted(ranks.worker for ranks in two.started)
+    two.ask(first, second)
+    assert two.dispatcher.told_to_end(second) == "change"
+    assert two.dispatcher.heartbeat_received(first) == "change"
+    assert two.ask(second) == {second: None}
+    assert timers == [_LAST_COMMIT_S]
+    assert "worker b[0] is taken out: it was told to end by a signal" in capsys.readouterr().err
+    two.exit_codes[second] = 143
+    assert two.ask(first)[first] is not None
+    assert two.dispatcher.told_to_end(first) == "stop"
+    two.exit_codes[first] = 143
+    assert two.end() == Finish(143, "stopped, and committed")

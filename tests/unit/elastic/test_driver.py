@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
+import subprocess
+import sys
 import threading
 from dataclasses import fields
 from typing import Any
@@ -16,7 +19,7 @@ from horovod.runner.elastic import rendezvous
 from horovod.runner.elastic.driver import ElasticDriver
 from horovod.runner.http.http_server import KVStoreHandler
 
-from hvd_train.elastic.driver import REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
+from hvd_train.elastic.driver import _CHANGE_FOLDER, REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks
 from hvd_train.elastic.roster import Finish, Worker
 
@@ -108,6 +111,44 @@ def test_a_workers_process_gets_our_variables_beside_horovods() -> None:
 def test_ssh_gets_our_options() -> None:
     """Before those of Horovod."""
     assert replacement_of("get_remote_command")("true", host="h2").startswith(f"ssh {SSH_OPTIONS} -o ")
+
+
+ENDS = "import os, signal, sys; print('out'); print('err', file=sys.stderr); sys.stdout.flush(); "
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("sys.exit(3)", 3),
+        ("os.kill(os.getpid(), 9)", 137),
+        ("os.kill(os.getppid(), signal.SIGTERM); sys.exit(143)", 143),
+        ("os.kill(os.getpid(), signal.SIGHUP); sys.exit(4)", 4),
+    ],
+)
+def test_what_ssh_runs_reports_how_the_worker_has_ended(end: str, code: int, shell: str) -> None:
+    """A signal, too, and though its shell got one; a lost ssh, which may send SIGHUP, does not end it."""
+    assert f"'cd {{pwd}} {_CHANGE_FOLDER}{{command}}'" in inspect.getsource(gloo_run)
+    command = f"cd / {_CHANGE_FOLDER}env A=1 {shlex.join([sys.executable, '-c', ENDS + end])}"
+    line = replacement_of("get_remote_command")(shlex.quote(command), host="h2")
+    remote = shlex.split(line)[-1]  # what the login shell on the other host is given
+    done = subprocess.run([shell, "-c", remote], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "out\n", "err\n")
+
+
+def test_requests_of_workers_come_to_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each under its name, with the number of the worker."""
+    own, heard = driver(), list[object]()
+    for name in ("heartbeat_received", "told_to_end", "may_ask", "problem_of"):
+        monkeypatch.setattr(own.dispatcher, name, lambda number, name=name: heard.append((name, number)) or "train")
+    monkeypatch.setattr(own.dispatcher, "exit_code_received", lambda *values: heard.append(values))
+    handler = replacement_of("create_rendezvous_handler")(own)
+    asked = handler.__new__(handler)
+    for scope in ("heartbeat", "leaving", "may_ask", "problem"):
+        assert asked._get_value(scope, "1007") == b"train"
+    asked._put_value("exit_code", "1007", b"143")
+    names = ("heartbeat_received", "told_to_end", "may_ask", "problem_of")
+    assert heard == [*((name, 1007) for name in names), (1007, 143)]
 
 
 @pytest.mark.parametrize("finish", [Finish(0, "done"), Finish(3, "no more workers")])

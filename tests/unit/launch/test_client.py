@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import urllib.error
 from collections.abc import Iterator
 
@@ -32,3 +34,20 @@ def test_a_server_that_is_gone_is_an_oserror() -> None:
     """As for all who look for a file or a host that is not there."""
     with pytest.raises(OSError, match="refused"):
         client.get({client.ADDRESS: "127.0.0.1", client.PORT: "1"}, "scope/name", 20)
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\ncut"])
+def test_a_garbled_answer_is_an_oserror(answer: bytes) -> None:
+    """Whoever reckons with a server that does not answer has reckoned with this."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        port = str(server.getsockname()[1])
+        with pytest.raises(OSError, match=f"the answer from 127.0.0.1:{port} is garbled"):
+            client.get({client.ADDRESS: "127.0.0.1", client.PORT: port}, "scope/name", 20)

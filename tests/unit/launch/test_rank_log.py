@@ -95,3 +95,45 @@ def test_a_line_is_written_at_once(stream: str, unbuffered: str) -> None:
     with ours, theirs:
         subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60, **{stream: theirs})
         assert ours.recv(100) == b"a line\n"
+
+
+OUTLIVES = """
+import logging, os, subprocess, sys
+from hvd_train.launch import rank_log
+logging.basicConfig(level="INFO", stream=sys.stderr)
+rank_log.whole_lines()
+{start}
+print("first", flush=True)
+sys.stdin.readline()  # by now the reader has gone
+for _ in range(3):
+    print("to nobody", flush=True)
+    print("to nobody", file=sys.stderr)
+    logging.info("to nobody")
+    sys.stdout.write("x" * 100_000)
+    os.write(1, b"from native code")
+with open("done", "w") as file:
+    file.write("done")
+"""
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["printed", "kept as well"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_goes_ends_no_rank(kept: bool, unbuffered: str, tmp_path: Path) -> None:
+    """A launcher or an ssh that is gone costs what is printed from then on, and not the rank; --log-dir keeps it."""
+    start = "from pathlib import Path; rank_log.start(Path('logs'), os.environ)" if kept else ""
+    program = OUTLIVES.format(start=start)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as rank:
+        assert rank.stdin and rank.stdout and rank.stderr
+        assert rank.stdout.readline() == "first\n"
+        rank.stdout.close()
+        rank.stderr.close()
+        rank.stdin.write("gone\n")
+        rank.stdin.flush()
+        assert rank.wait(60) == 0
+    assert (tmp_path / "done").exists()
+    if kept:
+        assert (tmp_path / "logs/rank-0.log").read_text().count("to nobody\n") == 9

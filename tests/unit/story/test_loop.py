@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,11 @@ from hvd_train.data import loader
 from hvd_train.data.array_loader import ArrayLoader
 from hvd_train.data.batches import Batch
 from hvd_train.errors import Diverged, UsageError
+from hvd_train.loop import wishes
 from hvd_train.progress.order import Assignment, Cut, Order, assignments, order_of
 from hvd_train.run_files.ledger import audit
-from hvd_train.world.world import LocalWorld
+from hvd_train.step import Votes
+from hvd_train.world.world import LocalWorld, Request
 from tests.support import runs
 from tests.support.runs import equal, small_config, trained
 from tests.support.worlds import own_generator, run_ranks
@@ -202,3 +206,37 @@ def test_a_skip_now_and_then_does_not_add_up() -> None:
     config = small_config(epochs=1, max_skipped_steps=2)
     result, _ = trained(LocalWorld(), config, lambda _: Poisoned(lambda step: step % 2 == 0, "loss"))
     assert result.finished
+
+
+class Answering(LocalWorld):
+    """A world whose job answers a signal in this way."""
+
+    def __init__(self, answer: Request) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def requested(self, *, told_to_end: bool = False) -> Request:
+        """As every job does while there was no signal."""
+        return self.answer if told_to_end else "train"
+
+
+@pytest.mark.parametrize(
+    ("answer", "votes"),
+    [
+        ("stop", Votes(stop=True, commit=False, change=False)),
+        ("change", Votes(stop=False, commit=True, change=True)),
+        ("train", Votes(stop=False, commit=False, change=False)),
+    ],
+)
+def test_the_job_says_what_comes_of_a_signal(answer: Request, votes: Votes) -> None:
+    """All stop, or this rank leaves after a step that is committed: its host may be gone soon after."""
+    job: Any = SimpleNamespace(
+        config=small_config(commit_steps=100),
+        state=SimpleNamespace(progress=SimpleNamespace(step=7)),
+        clocks=SimpleNamespace(time_limit=SimpleNamespace(due=False), commit_timer=SimpleNamespace(due=False)),
+        stop=SimpleNamespace(received=None),
+        world=Answering(answer),
+    )
+    assert wishes(job) == Votes(stop=False, commit=False, change=False)
+    job.stop.received = signal.SIGTERM
+    assert wishes(job) == votes

@@ -32,6 +32,7 @@ from tests.support.elastic import (
     Job,
     Kill,
     KillMeeting,
+    Tell,
     Unheard,
     UnheardSum,
     run_elastic,
@@ -143,11 +144,13 @@ def test_rank_0_does_not_hear_of_an_evaluation(turn: int) -> None:
         ([Hosts(5, (TWO, THREE))], (ONE, TWO), {2}),
         ([Hosts(4, (TWO, THREE)), Hosts(9, (ONE, TWO, THREE)), Hosts(15, (ONE,))], (ONE, TWO), {2, 3, 1}),
         ([Hosts(5, (("h1", 3),))], (("h1", 1),), {1, 3}),
+        ([Tell(5, 0)], (ONE, TWO, THREE), {3, 2}),
+        ([Tell(5, 1), Tell(6, 0), Kill(12, 0), Hosts(12, (ONE, TWO, THREE))], (ONE, TWO, THREE), {3, 2, 1}),
     ],
     ids=str,
 )
 def test_hosts_come_and_go(events: list[Event], hosts: tuple[tuple[str, int], ...], sizes: set[int]) -> None:
-    """Nobody's samples are lost or seen twice, also when the host of rank 0 is taken from the list."""
+    """Nobody's samples are lost or seen twice, also when the host of rank 0 is taken from the list or told to end."""
     job, folder = play(events, *hosts)
     check(job, folder, undisturbed())
     assert sizes <= set(job.sizes)

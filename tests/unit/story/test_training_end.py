@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from hvd_train import checkpoint
 from hvd_train.data.dataset import DataSet
 from hvd_train.errors import RankLost
 from hvd_train.settings.data import DataConfig
+from hvd_train.world.world import DriverLost, LocalWorld, already_in_sync
 from tests.support import runs
 from tests.support.runs import small_config, trained
 from tests.support.worlds import Fault, ThreadWorld, run_ranks
+
+T = TypeVar("T")
 
 
 def records(kind: str, run: str = "run") -> list[dict[str, Any]]:
@@ -57,3 +64,45 @@ def test_a_lost_rank_ends_what_is_not_elastic(victim: int, told: str) -> None:
             trained(world, small_config())
 
     run_ranks(2, body, [Fault(victim, step=3)])
+
+
+def test_a_survivor_of_rank_0_commits_where_nobody_else_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an elastic job whose driver is gone as well the last step is on disk, and the same command goes on from it."""
+    run = ThreadWorld.run
+
+    def runs_without_driver(world: ThreadWorld, body: Callable[[], T], sync: Callable[[], None]) -> T:
+        try:
+            return run(world, body, sync)
+        except RankLost as error:
+            raise DriverLost(str(error)) from error
+
+    monkeypatch.setattr(ThreadWorld, "run", runs_without_driver)
+    config = small_config(commit_steps=100)
+
+    def body(world: ThreadWorld) -> None:
+        with pytest.raises(RankLost, match=r"step (\d) is committed in run/checkpoints/step-0{9}\1.ckpt; the same"):
+            trained(world, config)
+
+    run_ranks(2, body, [Fault(0, step=3)])
+    (commit,) = checkpoint.committed(Path("run"))
+    result, _ = trained(LocalWorld(), config)
+    assert result.finished
+    assert any(event.get("message", "").endswith(f"step {int(commit.stem[-1])}") for event in records("event"))
+
+
+class Unwanted(LocalWorld):
+    """A world that goes on without this process, which a signal has told to end."""
+
+    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+        """Come to one state, and leave."""
+        sync()
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise SystemExit(0)
+
+
+def test_a_rank_that_leaves_by_a_signal_commits_and_says_so_in_its_exit_code() -> None:
+    """As one whose job is stopped by it."""
+    with pytest.raises(SystemExit) as left:
+        trained(Unwanted(), small_config())
+    assert left.value.code == 128 + signal.SIGTERM
+    assert len(checkpoint.committed(Path("run"))) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +13,7 @@ from hvd_train.errors import RankLost
 from hvd_train.world import elastic_world, heartbeat, horovod_world
 from hvd_train.world.elastic_world import ElasticWorld
 from hvd_train.world.horovod_world import HorovodInternalError
-from hvd_train.world.world import Place, WorldChanged
+from hvd_train.world.world import DriverLost, Place, WorldChanged
 
 
 class Optimizer:
@@ -152,3 +154,41 @@ def test_a_change_that_has_happened_is_not_requested_again(starts: list[Place | 
 
     world.run(body)
     assert requests == ["train", "change", "train"]
+
+
+def test_a_core_that_waits_for_a_dead_driver_is_left_behind(
+    starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Horovod's own request for a rank has no time limit; what is trained can still be committed, and nobody waits."""
+    never, stopped = threading.Event(), list[str]()
+
+    def start() -> Place:
+        never.wait(20)
+        raise AssertionError("the driver has answered after all")
+
+    monkeypatch.setattr(horovod_world, "start", start)
+    monkeypatch.setattr(horovod_world, "stop", lambda: stopped.append("stopped"))
+    monkeypatch.setattr(elastic_world, "_DRIVER_CHECK_S", 0.01)
+    world = ElasticWorld()
+    monkeypatch.setattr(type(world._heartbeat), "driver_gone", True)
+    with pytest.raises(DriverLost, match="the driver is gone"):
+        world.run(lambda: "never")
+    world.close()
+    assert stopped == []
+    never.set()
+
+
+def test_one_without_which_the_job_goes_on_leaves(
+    starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Horovod's core raises SystemExit where there is no rank for it."""
+    monkeypatch.setattr(horovod_world, "start", lambda: sys.exit(0))
+    with pytest.raises(SystemExit):
+        ElasticWorld().run(lambda: "never")
+
+
+def test_a_signal_is_passed_on_to_the_driver(starts: list[Place | Exception]) -> None:
+    """Without one of ours it stops all."""
+    world = ElasticWorld()
+    assert world.requested() == "train"
+    assert world.requested(told_to_end=True) == "stop"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.server
 import os
+import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,8 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import client
 from hvd_train.launch.launcher import WORKER
 from hvd_train.world import heartbeat
+from hvd_train.world.heartbeat import Heartbeat
+from hvd_train.world.world import DriverLost
 
 
 @pytest.fixture
@@ -92,19 +96,33 @@ class Exited(Exception):
     """Takes the place of the end of the process."""
 
 
-def requested_after(answers: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is requested after each beat, one second apart, to which our driver answers ("": it does not)."""
-    beat, found, now = heartbeat.Heartbeat({}), [], [0.0]
+def requested_after(
+    answers: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    before: Mapping[int, Callable[[Heartbeat], object]] | None = None,
+    scopes: list[str] | None = None,
+) -> list[str]:
+    """What is requested after each beat, one second apart, to which our driver answers ("": it does not).
+
+    `before`: what happens before the beats of these numbers (from 1). What was asked for is appended to `scopes`.
+    """
+    beat, found, now = heartbeat.Heartbeat({}), list[str](), [0.0]
+    beat._has_driver = True
 
     def get(environ: dict[str, str], path: str, timeout_s: float) -> str:
-        assert path == "heartbeat/1007"
+        scope, _, number = path.partition("/")
+        assert number == "1007"
+        if scopes is not None:
+            scopes.append(scope)
         if not answers[0]:
             raise OSError("no answer")
         return answers[0]
 
-    def sleep(seconds: float) -> None:
+    def pause() -> None:
         found.append(beat.requested)
-        now[0] += seconds
+        now[0] += 1.0
+        if (happens := (before or {}).get(len(found))) is not None:
+            happens(beat)
         answers.pop(0)
         if not answers:
             raise StopIteration
@@ -113,7 +131,8 @@ def requested_after(answers: list[str], monkeypatch: pytest.MonkeyPatch) -> list
         raise Exited(code)
 
     monkeypatch.setattr(client, "get", get)
-    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(beat, "_pause", pause)
     monkeypatch.setattr(os, "_exit", end)
     try:
         beat._beat({WORKER: "1007"})
@@ -136,10 +155,84 @@ def test_a_worker_without_a_driver_stops_and_then_ends(monkeypatch: pytest.Monke
         requested_after([""] * 60, monkeypatch)
 
 
-def test_a_worker_that_was_given_up_ends_at_the_next_beat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its slot is another process's by now."""
+def test_a_worker_that_was_given_up_leaves_its_world_and_then_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hold steps that nobody else has, so it may commit; but its wish to end must not end the others.
+
+    A stop of all that was requested before holds on. One that hangs ends after 40 s.
+    """
+    assert requested_after(["train", "end", "train"], monkeypatch) == ["train", "change", "change"]
+    assert requested_after(["stop", "end"], monkeypatch) == ["stop", "stop"]
+    assert len(requested_after([*[""] * 35, *["end"] * 40], monkeypatch)) == 75
     with pytest.raises(Exited):
-        requested_after(["train", "end"], monkeypatch)
+        requested_after(["end"] * 50, monkeypatch)
+
+
+def test_a_worker_that_writes_its_last_commit_is_not_ended_by_a_silent_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large state takes minutes; then the process has half a minute to end."""
+    left = {5: Heartbeat.training_left}
+    assert len(requested_after([""] * 500, monkeypatch, left)) == 500
+    with pytest.raises(Exited):
+        requested_after([""] * 700, monkeypatch, left)
+    with pytest.raises(Exited):
+        requested_after([""] * 250, monkeypatch, {**left, 200: Heartbeat.all_written})
+
+
+def test_a_signal_is_told_to_the_driver_which_says_what_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker leaves, or all stop; where no driver answers, all stop, soon: it may have been killed as well."""
+    told, scopes = {1: Heartbeat.told_to_end}, list[str]()
+    assert requested_after(["train", "change", "stop"], monkeypatch, told, scopes) == ["train", "change", "stop"]
+    assert scopes == ["heartbeat", "leaving", "leaving"]
+    assert requested_after(["train", *[""] * 5], monkeypatch, told) == [*["train"] * 4, "stop", "stop"]
+    without_driver = heartbeat.Heartbeat({})
+    without_driver.told_to_end()
+    assert without_driver.requested == "stop"
+
+
+def test_a_signal_is_told_at_once() -> None:
+    """The next beat does not wait for its second."""
+    beat = heartbeat.Heartbeat({})
+    beat._has_driver = True
+    beat.told_to_end()
+    begun = time.monotonic()
+    beat._pause()
+    assert time.monotonic() - begun < heartbeat._EVERY_S / 2
+
+
+@pytest.mark.parametrize("answer", [b"train", b"<html>", b"\xff\xfe", b"", None])
+def test_a_garbled_answer_is_no_answer(answer: bytes | None, driver: tuple[dict[str, str], list[str]]) -> None:
+    """Something else may listen at the driver's port, or cut its answer short: the heart beats on."""
+    environment = driver[0]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        environment["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(server.getsockname()[1])
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                head = b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % (99 if answer == b"" else len(answer or b""))
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n" if answer is None else head + answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        assert heartbeat._answer(environment, "heartbeat") == ("train" if answer == b"train" else None)
+
+
+def test_a_driver_out_of_reach_is_asked_again_before_a_worker_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login node whose network is away for seconds must not cost the workers that meet just then."""
+    failures, now = [6], [0.0]
+
+    def get(environ: dict[str, str], path: str, timeout_s: float) -> str:
+        now[0] += 1.0
+        failures[0] -= 1
+        if failures[0] >= 0:
+            raise OSError("no route to host")
+        return "ask"
+
+    monkeypatch.setattr(client, "get", get)
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    heartbeat.announce_rejoining({WORKER: "1007"})
+    failures[0] = 100
+    with pytest.raises(DriverLost, match=r"the driver has not answered for 10 s \(no route to host\)"):
+        heartbeat.announce_rejoining({WORKER: "1007"})
 
 
 def test_a_change_that_has_happened_is_not_requested_again() -> None:

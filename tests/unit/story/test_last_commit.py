@@ -1,0 +1,136 @@
+"""What becomes of the last step where the rank that writes is gone, and with it the driver of the job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvd_train import checkpoint, last_commit
+from hvd_train.last_commit import commit_for_all
+from hvd_train.output import Output
+from hvd_train.parts import fresh_state, warm_parts
+from hvd_train.progress.metrics import Totals
+from hvd_train.run_files import run_folder
+from hvd_train.run_files.ledger import Entry
+from hvd_train.run_files.run_folder import RunFolder
+from hvd_train.state import TrainState
+from hvd_train.world.world import LocalWorld, Place
+from tests.support.runs import convnet, few_digits, small_config
+
+RUN, CONFIG = Path("run"), small_config(ledger=True)
+
+
+@pytest.fixture
+def state() -> Iterator[TrainState]:
+    """The state of a survivor after seven steps, of which rank 0 has committed and written down the first five."""
+    world = LocalWorld()
+    parts, optimizer = warm_parts(CONFIG, world, convnet, few_digits)
+    state = fresh_state(CONFIG, world, parts, optimizer)
+    rank_0 = Output(CONFIG)
+    rank_0.open(rank_0.claim(state, None, from_disk=True), state, Place())
+    for step in range(1, 8):
+        step_done(state)
+        if step <= 5:
+            rank_0.journal.took(state.recent[-1])
+        if step == 5:
+            assert rank_0.commit_last(state)
+    rank_0.close()
+    yield state
+    parts.train_loader.close()
+
+
+def step_done(state: TrainState) -> None:
+    """Count one more step."""
+    state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
+    state.took(Entry(0, state.progress.step, 3, tuple(range(20))))
+
+
+def commit(state: TrainState) -> str:
+    """What a survivor says has become of its state; it gives the folder up, as its process ends then."""
+    output = Output(CONFIG)
+    try:
+        return commit_for_all(output, CONFIG, state, RUN)
+    finally:
+        output.close()
+
+
+def newest() -> int:
+    """The step of the newest checkpoint."""
+    snapshot = checkpoint.newest_good(RUN, pytest.fail)
+    assert snapshot is not None
+    return int(snapshot["progress"]["step"])
+
+
+def test_the_first_survivor_commits_and_the_second_ends_in_peace(state: TrainState) -> None:
+    """One line says which step is in which file; the ledger has the steps that the dead rank had not written."""
+    assert commit(state) == "committed in run/checkpoints/step-0000000007.ckpt; the same command goes on from there"
+    assert commit(state) == "committed by another rank; the same command goes on from there"
+    assert newest() == 7
+    events = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
+    (told,) = [event["message"] for event in events if event.get("name") == "rescued"]
+    assert told.startswith("rank 0 is gone: step 7 is committed in run/checkpoints/step-0000000007.ckpt by ")
+    assert [json.loads(line)["step"] for line in (RUN / "ledger.jsonl").read_text().splitlines()] == [*range(1, 8)]
+
+
+@pytest.mark.parametrize("ahead_comes", ["first", "last"])
+def test_the_survivor_that_has_done_more_wins(ahead_comes: str, state: TrainState) -> None:
+    """Survivors may differ by one step, and come in any order."""
+    if ahead_comes == "last":
+        commit(state)
+    step_done(state)
+    commit(state)
+    assert newest() == 8
+
+
+def test_a_damaged_commit_is_none(state: TrainState) -> None:
+    """A file of a later step that cannot be read must not keep a good one from being written."""
+    checkpoint.path_of(RUN, 9).write_bytes(b"rotten")
+    assert commit(state).startswith("committed in")
+    assert checkpoint.path_of(RUN, 7).exists()
+
+
+def held() -> RunFolder:
+    """The claim of another process on the folder."""
+    from datetime import datetime
+
+    return run_folder.claim(CONFIG, datetime.now())
+
+
+def test_a_folder_that_another_process_has_is_not_taken(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the living part of the job, from which this rank is cut off: the step is kept beside the commits."""
+    monkeypatch.setattr(last_commit, "_PATIENCE_S", 0.0)
+    other = held()
+    before = (RUN / "ledger.jsonl").read_text()
+    told = commit(state)
+    assert told.startswith("in run/checkpoints/step-0000000007-of-")
+    assert (newest(), other.held(), (RUN / "ledger.jsonl").read_text()) == (5, True, before)
+    aside, path = told.partition("`mv ")[2].partition("`")[0].split()
+    other.release()
+    Path(aside).rename(path)
+    assert newest() == 7
+
+
+def test_a_lock_that_outlives_its_host_is_waited_for(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file server gives it back after a while."""
+    other = held()
+    monkeypatch.setattr(last_commit.time, "sleep", lambda seconds: other.release())
+    assert commit(state).startswith("committed in")
+
+
+def test_the_commit_of_the_one_that_has_the_folder_is_enough(
+    state: TrainState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job goes on elsewhere: this rank ends in peace."""
+    _other = held()
+    later = checkpoint.read(checkpoint.path_of(RUN, 5))
+    monkeypatch.setattr(last_commit.time, "sleep", lambda _: checkpoint.write(checkpoint.path_of(RUN, 8), later))
+    assert commit(state).startswith("committed by another rank")
+
+
+def test_a_folder_that_is_gone_is_told(state: TrainState) -> None:
+    """With the reason."""
+    (RUN / run_folder.CONFIG).unlink()
+    assert commit(state).startswith("NOT committed: --output-dir run is not empty and not a run")
