@@ -6,6 +6,7 @@ number that the worker was started with.
 | request                           | when                                 | answer                                    |
 |-----------------------------------|--------------------------------------|-------------------------------------------|
 | GET heartbeat/N                   | every second, from its start on      | `train`, `change`, `stop` or `end`        |
+| GET lifeline/N                    | once, over a connection that it keeps| nothing                                   |
 | GET leaving/N                     | instead, once a signal told it to end| the same                                  |
 | PUT facts/N                       | once, when it has built all it needs |                                           |
 | GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
@@ -26,10 +27,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hvd_train.console import say
@@ -63,6 +66,8 @@ class WorkerProcess:
     """Why it cannot join this job; empty where it can."""
     heard_at: float | None = None
     """When its last heartbeat came; None before the first."""
+    cut_at: float | None = None
+    """When its lifeline was cut, which the end of the process does; None before."""
     exit_code: int | None = None
     """The exit code that it has announced as its last word."""
 
@@ -186,6 +191,21 @@ class Dispatcher:
             self._roster.told_to_end(number)
         return self.heartbeat_received(number)
 
+    def lifeline_opened(self, number: int, connection: socket.socket) -> None:
+        """Watch a connection that a worker keeps as long as it lives, in a thread of its own."""
+
+        def watch() -> None:
+            with suppress(OSError), connection:
+                connection.settimeout(None)
+                while connection.recv(100):
+                    pass
+            with self._changed:
+                if (process := self._processes.get(number)) is not None:
+                    process.cut_at = time.monotonic()
+                    self._changed.notify_all()
+
+        threading.Thread(target=watch, daemon=True).start()
+
     def exit_code_received(self, number: int, exit_code: int) -> None:
         """Note the last word of a worker, which is about to end: its exit code."""
         with self._changed:
@@ -279,14 +299,18 @@ class Dispatcher:
     def _follow(self, worker: Worker, process: WorkerProcess) -> int:
         """Wait until a worker whose ssh has failed is silent or has said its last word, and return its exit code.
 
-        Silence does not prove that it has ended, but its successor in the slot ends it before all else.
+        Where its lifeline is cut as well, it has died, unless a later heartbeat proves otherwise. Silence does not
+        prove that it has ended, but its successor in the slot ends it before all else.
         """
         with self._changed:
-            if process.exit_code is None and not self._interrupted.is_set():
-                say(f"the ssh to worker {worker} has failed; its heartbeats still come, so it stays, unheard")
+            failed_at, is_told = time.monotonic(), False
             while process.exit_code is None and process.heard_at is not None:
                 is_ending = process.end.is_set() or self._interrupted.is_set()
-                if time.monotonic() - process.heard_at > (_QUIET_S if is_ending else SILENT_S):
+                if process.heard_at > failed_at and not is_told and not is_ending:
+                    say(f"the ssh to worker {worker} has failed; its heartbeats still come, so it stays, unheard")
+                    is_told = True
+                is_cut = process.cut_at is not None and process.heard_at < process.cut_at
+                if is_cut or time.monotonic() - process.heard_at > (_QUIET_S if is_ending else SILENT_S):
                     break
                 self._changed.wait(_TICK_S)
             return _SSH_FAILED if process.exit_code is None else process.exit_code

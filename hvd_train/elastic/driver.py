@@ -166,6 +166,9 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
                     super().do_GET()
 
             def _get_value(self, scope: str, key: str) -> bytes | None:
+                if scope == "lifeline":
+                    dispatcher.lifeline_opened(int(key), self.connection.dup())
+                    return b""
                 if scope in answers:
                     return answers[scope](int(key)).encode()
                 value: bytes | None = super()._get_value(scope, key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import urllib.request
 from collections.abc import Mapping
 
@@ -22,6 +23,16 @@ def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -
 def put(environ: Mapping[str, str], path: str, text: str, timeout_s: float | None = None) -> None:
     """Write `text` under `path` on the server. Raises OSError as `get` does."""
     _request(environ, path, text.encode(), timeout_s)
+
+
+def hold(environ: Mapping[str, str], path: str, timeout_s: float) -> socket.socket:
+    """Return a connection over which `path` was asked for, and whose answer nobody needs: it lives as the process does.
+
+    Raises OSError where the server does not take it within `timeout_s` seconds.
+    """
+    connection = socket.create_connection((environ[ADDRESS], int(environ[PORT])), timeout_s)
+    connection.sendall(f"GET /{path} HTTP/1.0\r\n\r\n".encode())
+    return connection
 
 
 def _request(environ: Mapping[str, str], path: str, data: bytes | None, timeout_s: float | None) -> str:

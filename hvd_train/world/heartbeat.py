@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 
 from hvd_train.errors import UsageError
 from hvd_train.launch import client
@@ -40,7 +41,7 @@ class Heartbeat:
         self._all_was_well = time.monotonic()
         self._patience_s = GONE_S + _COMMIT_S
         if self._has_driver:
-            threading.Thread(target=self._beat, args=(dict(environ),), daemon=True, name="heartbeat").start()
+            threading.Thread(target=self._live, args=(dict(environ),), daemon=True, name="heartbeat").start()
 
     @property
     def driver_gone(self) -> bool:
@@ -70,6 +71,11 @@ class Heartbeat:
     def all_written(self) -> None:
         """Note that this process has nothing left to do but to end."""
         self._patience_s = time.monotonic() - self._all_was_well + _COMMIT_S
+
+    def _live(self, environ: Mapping[str, str]) -> None:
+        with suppress(OSError):  # without a lifeline the driver waits for silence
+            self._lifeline = client.hold(environ, f"lifeline/{environ[WORKER]}", _ANSWER_S)
+        self._beat(environ)
 
     def _beat(self, environ: Mapping[str, str]) -> None:
         self._all_was_well = time.monotonic()

@@ -22,6 +22,7 @@ from tests.support.launching import wait_for
 SECONDS = float(os.environ.get("CAMPAIGN_SECONDS", "1800"))
 SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
 EPOCHS = 20
+LAUNCHER = "h4"
 NO_HOSTS = cluster.missing()
 
 pytestmark = [
@@ -33,8 +34,8 @@ pytestmark = [
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Run h1, h2 and h3; the launcher is on h1, which therefore keeps its power and its network."""
-    with cluster.hosts(tmp_path / "cluster", 3, names=3) as found:
+    """Run h1, h2 and h3 for workers, all of them mortal; the launcher is on h4, which keeps its power."""
+    with cluster.hosts(tmp_path / "cluster", 4, names=4) as found:
         yield found
 
 
@@ -71,7 +72,7 @@ def abort(running: Job, chance: random.Random) -> None:
 
 def lose_host(running: Job, chance: random.Random) -> None:
     """Kill a host, with its connections closed or silent, and start it again after a while."""
-    host = chance.choice(ALL[1:])
+    host = chance.choice(ALL)
     chance.choice((running.hosts.kill, running.hosts.power_off))(host)
     time.sleep(chance.uniform(0, 10))
     running.hosts.boot(host)
@@ -79,10 +80,27 @@ def lose_host(running: Job, chance: random.Random) -> None:
 
 def unplug(running: Job, chance: random.Random) -> None:
     """Cut a host's network for a while."""
-    host = chance.choice(ALL[1:])
+    host = chance.choice(ALL)
     running.hosts.unplug(host)
     time.sleep(chance.uniform(0.2, 12))
     running.hosts.plug(host)
+
+
+def unplug_driver(running: Job, chance: random.Random) -> None:
+    """Cut the network of the launcher's host for less time than that in which workers take it for dead."""
+    running.hosts.unplug(LAUNCHER)
+    time.sleep(chance.uniform(0.2, 7))
+    running.hosts.plug(LAUNCHER)
+
+
+def tell_to_go(running: Job, chance: random.Random) -> None:
+    """Send SIGTERM to all processes of a host, as before a spot host goes, and list it anew after a while."""
+    host = chance.choice(ALL)
+    running.hosts.signal_all(host, signal.SIGTERM)
+    time.sleep(chance.uniform(2, 6))
+    running.list(*(other for other in ALL if other != host))
+    time.sleep(chance.uniform(2, 6))
+    running.list(*ALL)
 
 
 def relist(running: Job, chance: random.Random) -> None:
@@ -92,7 +110,9 @@ def relist(running: Job, chance: random.Random) -> None:
     running.list(*ALL)
 
 
-FAULTS: list[Callable[[Job, random.Random], None]] = [kill, kill_twice, stop, abort, lose_host, unplug, relist]
+FAULTS: list[Callable[[Job, random.Random], None]] = [
+    *(kill, kill_twice, stop, abort, lose_host, unplug, unplug_driver, tell_to_go, relist),
+]
 
 
 def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +128,7 @@ def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[st
         folder.mkdir()
         history = []
         on_demand.pace(folder, 0.2)
-        with job(hosts, folder, training=arguments(EPOCHS, OBEDIENT)) as running:
+        with job(hosts, folder, training=arguments(EPOCHS, OBEDIENT), start_on=LAUNCHER) as running:
             running.after(3)
             while running.launcher.poll() is None:
                 fault = chance.choice(FAULTS)

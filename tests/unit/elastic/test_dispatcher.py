@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from hvd_train.elastic.dispatcher import _LAST_COMMIT_S, Dispatcher
 from hvd_train.elastic.ranks import RankAssignment
-from hvd_train.elastic.roster import Finish, Roster
+from hvd_train.elastic.roster import SILENT_WHILE_MEETING_S, Finish, Roster
 from hvd_train.launch.launcher import GOES_ON, REPLACES, SLOT, WORKER
 from tests.support.launching import wait_for
 
@@ -158,13 +160,42 @@ def test_a_worker_whose_ssh_has_failed_stays_while_its_heart_beats(
     two.ask(first, second)
     two.dispatcher.heartbeat_received(second)
     two.exit_codes[second] = 255
-    wait_for("a word about it", lambda: "its heartbeats still come" in capsys.readouterr().err)
-    assert two.dispatcher.heartbeat_received(second) == "train"
+    printed = [""]
+
+    def told() -> bool:
+        assert two.dispatcher.heartbeat_received(second) == "train"
+        printed[0] += capsys.readouterr().err
+        return "its heartbeats still come" in printed[0]
+
+    wait_for("a word about it", told)
     assert two.dispatcher.may_ask(second) == "ask"
     monkeypatch.setattr("hvd_train.elastic.dispatcher.SILENT_S", 0.1)
     wait_for("its successor", lambda: len(two.started) == 3)
     assert two.started[2].environment[REPLACES] == str(second)
     assert two.dispatcher.heartbeat_received(second) == "end"
+
+
+@pytest.mark.parametrize("cut_first", [False, True])
+def test_a_worker_whose_ssh_and_lifeline_are_gone_is_dead_at_once(
+    two: Job, cut_first: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others need not wait for its silence; a heartbeat after the cut would prove that it lives."""
+    first, second = sorted(ranks.worker for ranks in two.started)
+    two.ask(first, second)
+    theirs, ours = socket.socketpair()
+    two.dispatcher.lifeline_opened(second, ours)
+    two.dispatcher.heartbeat_received(second)
+    if not cut_first:
+        two.exit_codes[second] = 255
+    theirs.sendall(b"what is sent counts for nothing")
+    theirs.close()
+    if cut_first:
+        wait_for("the cut", lambda: two.dispatcher._processes[second].cut_at)
+        two.exit_codes[second] = 255
+    begun = time.monotonic()
+    assert two.ask(first)[first] is not None
+    assert time.monotonic() - begun < SILENT_WHILE_MEETING_S / 2
+    assert "its heartbeats still come" not in capsys.readouterr().err
 
 
 def test_the_last_word_of_a_worker_whose_ssh_has_failed_is_its_exit_code(two: Job) -> None:

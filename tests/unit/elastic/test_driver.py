@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -17,11 +18,12 @@ from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.elastic import rendezvous
 from horovod.runner.elastic.driver import ElasticDriver
-from horovod.runner.http.http_server import KVStoreHandler
+from horovod.runner.http.http_server import KVStoreHandler, RendezvousServer
 
 from hvd_train.elastic.driver import _CHANGE_FOLDER, REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks
 from hvd_train.elastic.roster import Finish, Worker
+from hvd_train.launch import client
 
 
 class Rendezvous:
@@ -167,3 +169,26 @@ def test_how_a_job_has_ended(finish: Finish, interrupted: bool, monkeypatch: pyt
         with pytest.raises(JobFailedError, match="no more workers") as failed:
             own.get_results()
         assert failed.value.exit_code == 3
+
+
+def test_a_lifeline_outlives_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server answers and lets go of the connection; the dispatcher sees when the worker's end of it is closed."""
+    own, ended = driver(), threading.Event()
+    lines: list[socket.socket] = []
+    monkeypatch.setattr(own.dispatcher, "lifeline_opened", lambda number, line: lines.append(line))
+    server = RendezvousServer()
+    environ = {
+        client.ADDRESS: "127.0.0.1",
+        client.PORT: str(server.start(replacement_of("create_rendezvous_handler")(own))),
+    }
+    held = client.hold(environ, "lifeline/1007", 20)
+    assert held.recv(1000)
+    while held.recv(1000):
+        pass  # to the end of the answer
+    (line,) = lines
+    threading.Thread(target=lambda: ended.set() if line.recv(1) == b"" else None, daemon=True).start()
+    line.settimeout(None)
+    assert not ended.wait(0.1)
+    held.close()
+    assert ended.wait(20)
+    server.stop()

@@ -51,3 +51,18 @@ def test_a_garbled_answer_is_an_oserror(answer: bytes) -> None:
         port = str(server.getsockname()[1])
         with pytest.raises(OSError, match=f"the answer from 127.0.0.1:{port} is garbled"):
             client.get({client.ADDRESS: "127.0.0.1", client.PORT: port}, "scope/name", 20)
+
+
+def test_a_connection_is_held_as_long_as_one_wants() -> None:
+    """The server sees the request, and the end of the connection when its holder lets go of it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held = client.hold({client.ADDRESS: "127.0.0.1", client.PORT: str(server.getsockname()[1])}, "lifeline/7", 20)
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(1000) == b"GET /lifeline/7 HTTP/1.0\r\n\r\n"
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
+            connection.settimeout(20)
+            held.close()
+            assert connection.recv(1) == b""
