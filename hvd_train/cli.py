@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol, cast
 
 from hvd_train._version import __version__
@@ -33,8 +35,24 @@ class Command(Protocol):
 def main() -> None:
     """Run the command that was typed and exit with its code; this is the console entry point."""
     rank_log.whole_lines()
+    codes: list[int] = []
+    atexit.register(_leave, codes)  # registered first, so it runs last
     with exit_code.told_to_driver(os.environ):
-        sys.exit(run(sys.argv[1:]))
+        codes.append(run(sys.argv[1:]))
+        sys.exit(codes[0])
+
+
+def _leave(codes: list[int]) -> None:
+    """End the process, which has done all that it had to do, without taking the interpreter and torch apart.
+
+    That takes a second or two, in which a launcher waits for its ranks, and a signal would spoil the exit code. Where
+    `codes` is empty, the command has raised what nobody expected, and the interpreter ends in its own way.
+    """
+    if codes:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(codes[0])
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ class HvdTrainError(Exception):
     reported = False
     """Whether the user has read of the error already, from this rank or another."""
     asked_to_end = False
-    """Whether the launcher had asked this process to end before the error came."""
+    """Whether the launcher had asked this process to end before the training ended with this error."""
 
 
 class UsageError(HvdTrainError):

@@ -221,6 +221,4 @@ class Training:
         else:
             kept = "NOT committed (see above); the same command goes on from the last commit"
         step = self._state.progress.step
-        lost = RankLost(f"another rank ended or cannot be reached ({error}); step {step} is {kept}")
-        lost.asked_to_end = self._stop.received is not None
-        return lost
+        return RankLost(f"another rank ended or cannot be reached ({error}); step {step} is {kept}")

@@ -7,6 +7,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from hvd_train.errors import HvdTrainError
+
 
 class StopSignal:
     """A context manager that notes the first stop signal in `received`; a second one ends the process as usual.
@@ -26,8 +28,10 @@ class StopSignal:
                 self._previous[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object) -> None:
         self._restore()
+        if isinstance(error, HvdTrainError):  # what was noted until now comes no second time
+            error.asked_to_end = self.received is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number

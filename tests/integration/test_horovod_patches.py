@@ -256,8 +256,10 @@ def test_l1_horovodrun_ends_with_the_workers_code(
     tmp_path: Path, controller: str, what: str, code: int, message: str
 ) -> None:
     """A failed rank ends the job with its exit code and a line that names it; the others are stopped."""
-    status, errors = Job(tmp_path, controller, what).end()
+    start = time.monotonic()
+    status, errors = Job(tmp_path, controller, what, HVD_TRAIN_GRACE_SECONDS=100).end()
     assert status == code, errors
+    assert time.monotonic() - start < 100  # nobody waits longer than the workers need
     last = errors.splitlines()[-1]
     assert last == f"horovodrun: rank 1 on host localhost {message}; the other ranks were stopped"
     assert "Traceback" not in errors
@@ -266,13 +268,19 @@ def test_l1_horovodrun_ends_with_the_workers_code(
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_l1_a_signal_lets_the_workers_finish(tmp_path: Path, controller: str, signum: int, code: int) -> None:
-    """Ctrl-C on horovodrun gives each worker one SIGTERM and time to commit, and leaves no process."""
-    job = Job(tmp_path, controller, "stop")
+    """Ctrl-C is answered at once; each worker gets one SIGTERM and the time it needs to commit, and is gone then."""
+    job = Job(tmp_path, controller, "stop", HVD_TRAIN_GRACE_SECONDS=100)
     job.wait_for_workers()
+    start = time.monotonic()
     job.process.send_signal(signum)
+    name = signal.Signals(signum).name
+    assert job.process.stderr is not None
+    told = job.process.stderr.readline()
+    assert told == f"horovodrun: {name}: stopping; the ranks have 100 s to commit what they did\n"
+    assert not (tmp_path / "committed.0").exists()
     status, errors = job.end()
     assert status == code, errors
-    name = signal.Signals(signum).name
+    assert time.monotonic() - start < 50
     assert errors.splitlines()[-1] == f"horovodrun: stopped by {name}; all ranks were stopped"
     assert "Traceback" not in errors
     for rank in (0, 1):
@@ -280,9 +288,34 @@ def test_l1_a_signal_lets_the_workers_finish(tmp_path: Path, controller: str, si
         assert (tmp_path / f"committed.{rank}").exists()
 
 
-def test_l1_a_worker_that_does_not_end_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+def test_l1_a_job_that_finishes_as_the_signal_comes_has_succeeded(tmp_path: Path, controller: str) -> None:
+    """Where all workers end with 0 after Ctrl-C, horovodrun ends with 0."""
+    job = Job(tmp_path, controller, "finish")
+    job.wait_for_workers()
+    job.process.send_signal(signal.SIGINT)
+    status, errors = job.end()
+    assert status == 0, errors
+    assert (tmp_path / "committed.0").exists()
+
+
+def test_l1_workers_commit_when_their_launcher_is_killed(tmp_path: Path, controller: str) -> None:
+    """kill -9 of horovodrun: each worker gets one SIGTERM and its time to commit, and then ends."""
+    job = Job(tmp_path, controller, "stop")
+    job.wait_for_workers()
+    job.process.kill()
+    job.process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while job.living_workers() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert job.end()[0] == -signal.SIGKILL
+    for rank in (0, 1):
+        assert (tmp_path / f"term.{rank}").read_text() == f"{signal.SIGTERM.value}\n"
+        assert (tmp_path / f"committed.{rank}").exists()
+
+
+def test_l1_a_worker_that_does_not_end_is_killed_after_the_grace_time(tmp_path: Path, controller: str) -> None:
     """A worker that ignores SIGTERM gets SIGKILL after HVD_TRAIN_GRACE_SECONDS."""
-    job = Job(tmp_path, "--gloo", "ignore", HVD_TRAIN_GRACE_SECONDS=1)
+    job = Job(tmp_path, controller, "ignore", HVD_TRAIN_GRACE_SECONDS=1)
     job.wait_for_workers()
     start = time.monotonic()
     job.process.send_signal(signal.SIGINT)

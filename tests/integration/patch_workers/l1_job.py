@@ -1,7 +1,7 @@
 """L1: a worker that trains until it is stopped; WHAT says what rank 1 does to itself.
 
 Each worker writes `FOLDER/pid.RANK`, and for every SIGTERM a line to `FOLDER/term.RANK`; then it takes half a second
-to finish, as a commit does, and ends. With WHAT=ignore it does not end.
+to finish, as a commit does, and ends with 143, or with 0 where WHAT=finish. With WHAT=ignore it does not end.
 """
 
 import os
@@ -46,4 +46,4 @@ if stop:
     while time.monotonic() < end:
         time.sleep(0.02)
     (folder / f"committed.{rank}").write_text("yes")
-os._exit(0)
+os._exit(128 + signal.SIGTERM if stop and what != "finish" else 0)

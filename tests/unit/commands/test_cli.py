@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +54,20 @@ def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("hvd_train.commands.audit.run", interrupt)
     assert cli.run(["audit"]) == 128 + signal.SIGINT
+
+
+def test_a_process_that_is_done_ends_at_once(tmp_path: Path) -> None:
+    """After what was registered for its end, and without taking modules apart, which takes torch a second or two."""
+    code = (
+        "import atexit, sys\n"
+        "class Last:\n"
+        "    def __del__(self): print('taken apart')\n"
+        "last, sys.argv = Last(), ['hvd-train', 'no-such-command']\n"
+        "atexit.register(print, 'before')\n"
+        "from hvd_train import cli\n"
+        "run, cli.run = cli.run, lambda arguments: (atexit.register(print, 'registered'), run(arguments))[1]\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "registered\n")
+    assert "no-such-command" in done.stderr

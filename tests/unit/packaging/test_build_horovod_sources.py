@@ -116,3 +116,22 @@ def test_mpirun_report_is_taken_out_of_the_output(printed: str, failure: tuple[i
     report.close()
     assert report.failure == failure
     assert "".join(shown) == left
+
+
+@pytest.mark.parametrize("tag", ["", "[1,1]<stderr>:", "[1] ", "Mon Nov 23 20:35:12 2026[1,1]<stderr>:"])
+def test_notices_of_the_guards_are_taken_out_of_the_output(tag: str) -> None:
+    """What a rank printed before its end, without a line end, stays; the first rank that failed is the one at fault."""
+    shown: list[str] = []
+    report = load("horovod/runner/mpi_report.py").MpirunReport(shown.append)
+    for line in (
+        f"{tag}<horovodrun: rank 1 started 0>\n",
+        f"{tag}<horovodrun: rank 0 started 0>\n",
+        "mpirun: Forwarding signal 10 to job\n",
+        f"{tag}no line end<horovodrun: rank 1 ended 7>\n",
+        f"{tag}<horovodrun: rank 0 ended 143>\n",
+        f"{tag}<horovodrun: rank 0 ended 143>\n",
+        f"{tag}no notice\n",
+    ):
+        report.feed(line)
+    assert (report.started, report.ended, report.failure) == ({0, 1}, {1: 7, 0: 143}, (1, 7))
+    assert "".join(shown) == f"{tag}no line end\n{tag}no notice\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_train.errors import RankLost
 from hvd_train.progress.stop import StopSignal
 
 ROOT = Path(__file__).parents[3]
@@ -46,6 +47,19 @@ def test_a_second_termination_ends_the_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "noted 15\n")
+
+
+def test_an_error_says_whether_the_process_was_asked_to_end() -> None:
+    """A signal that comes after the error, while the training is closed, counts too: the launcher sends no second."""
+    errors = [RankLost("gone"), RankLost("gone, and the launcher knew")]
+    for error in errors:
+        with pytest.raises(RankLost), StopSignal():
+            try:
+                raise error
+            finally:
+                if error is errors[1]:
+                    os.kill(os.getpid(), signal.SIGTERM)
+    assert [error.asked_to_end for error in errors] == [False, True]
 
 
 def test_in_another_thread_nothing_is_touched() -> None:

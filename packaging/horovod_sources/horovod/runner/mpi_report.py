@@ -1,47 +1,70 @@
-"""Run mpirun for horovodrun and read what it reports, so that a failed job ends in one line.
+"""Run mpirun for horovodrun and read what it reports, so that a job ends at once, in one line and with the right code.
 
-Open MPI reports a failed worker on stderr, in a box of several lines between two rows of dashes. The box is taken out
-of the output and read; everything else passes through as it comes.
+Each rank has a guard (`mpi_rank.py`), which says on stderr when the rank has started and how it has ended. horovodrun
+ends the ranks through their guards, and mpirun only once all ranks have ended. Where a job fails otherwise, Open MPI
+says so in a box of several lines between two rows of dashes. Notices and boxes are taken out of the output and read;
+everything else passes through as it comes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import math
+import os
+import queue
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+from horovod.runner import mpi_rank
 from horovod.runner.common.util import hosts
-from horovod.runner.common.util.outcome import interrupted, worker_failed
+from horovod.runner.common.util.outcome import interrupted, say_stopping, worker_failed
 from horovod.runner.common.util.safe_shell_exec import GRACEFUL_TERMINATION_TIME_S
 
 _EDGE = re.compile(r"^-{20,}$")
 _REPORT = re.compile(r"Primary job +terminated normally|(mpirun|prterun|mpiexec) (detected|noticed) that")
 _EXIT = re.compile(r"Process name: +\[.*,(\d+)\].*?Exit code: +(\d+)", re.DOTALL)
 _SIGNAL = re.compile(r"process rank (\d+) .*?exited on\s+signal (\d+)", re.DOTALL)
+_NOTICE = re.compile(r"<horovodrun: rank (\d+) (started|ended) (\d+)>")
+_FORWARDING = re.compile(r"(mpirun|prterun|mpiexec): Forwarding signal \d+ to job\s*")
+_TAG = re.compile(r"([^\[]*\[[^\]]*\](<stderr>)?:?)?\s*")  # what mpirun puts before a line: time, rank, stream
+_MARGIN_S = 5.0  # for the way from horovodrun to the guards and back, and for mpirun to end
+
+
+def guarded(command: list[str]) -> list[str]:
+    """Return the command that mpirun is to start on each rank instead of `command`."""
+    grace = f"{GRACEFUL_TERMINATION_TIME_S:g}"
+    return [sys.executable, "-I", "-S", os.path.abspath(mpi_rank.__file__), grace, shlex.join(command)]
 
 
 class MpirunReport:
-    """Separates mpirun's report on a failed worker from all else that it prints on stderr.
+    """Separates the guards' notices and mpirun's report on a failed worker from all else that is printed on stderr.
 
-    `failure` is the rank and the exit code (128 + N for signal N) of the first worker reported, None before that. What
-    is no report goes to `write`, unchanged.
+    `failure` is the rank and the exit code (128 + N for signal N) of the first worker reported, None before that;
+    `started` holds the ranks that have started and `ended` the exit codes of those that have ended. What is neither
+    notice nor report goes to `write`, unchanged, until `silent` is set.
     """
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self.failure: tuple[int, int] | None = None
-        self._write = write
+        self.started: set[int] = set()
+        self.ended: dict[int, int] = {}
+        self.silent = False
+        self._show = write
         self._box: list[str] | None = None
 
     def feed(self, line: str) -> None:
         """Take one line of mpirun's stderr, with its line end."""
+        line, count = _NOTICE.subn(self._note, line)
+        if (count and _TAG.fullmatch(line)) or _FORWARDING.fullmatch(line):
+            return
         if self._box is None:
             if _EDGE.match(line.strip()):
                 self._box = [line]
@@ -51,6 +74,19 @@ class MpirunReport:
         self._box.append(line)
         if _EDGE.match(line.strip()):
             self.close()
+
+    def _note(self, match: re.Match[str]) -> str:
+        rank, what, code = int(match[1]), match[2], int(match[3])
+        self.started.add(rank)
+        if what == mpi_rank.ENDED:
+            self.ended[rank] = code
+            if code and self.failure is None:
+                self.failure = (rank, code)
+        return ""
+
+    def _write(self, text: str) -> None:
+        if not self.silent:
+            self._show(text)
 
     def close(self) -> None:
         """End the open box, which may be half of one where the output ended: read it if it is a report, or write it."""
@@ -85,18 +121,17 @@ def _end_with_parent() -> None:
 def run_mpirun(command: str, env: Mapping[str, str], settings: Any) -> None:
     """Run a shell command line that starts mpirun; return when the job has succeeded.
 
-    `settings` are horovodrun's: `hosts` and `num_proc` say on which host a rank runs. SIGINT and SIGTERM are passed on
-    to mpirun as one SIGTERM, which gives the workers HVD_TRAIN_GRACE_SECONDS to finish.
+    `settings` are horovodrun's: `hosts` and `num_proc` say on which host a rank runs. At SIGINT and SIGTERM, and where
+    a rank fails, each rank gets one SIGTERM and HVD_TRAIN_GRACE_SECONDS to finish.
 
     Raises JobFailedError where a worker failed, mpirun itself failed or a signal stopped the job.
     """
-    grace = str(math.ceil(GRACEFUL_TERMINATION_TIME_S))
     env = dict(env)
+    # The guards wait for the ranks; mpirun would wait on its own, twice, whether or not a rank is left.
     for name in ("OMPI_MCA_odls_base_sigkill_timeout", "PRTE_MCA_odls_base_sigkill_timeout"):
-        env.setdefault(name, grace)
+        env.setdefault(name, "0")
 
-    # A session of its own: Ctrl-C in a terminal reaches horovodrun alone, which passes it on once. At a second signal
-    # mpirun would kill the workers without waiting.
+    # A session of its own: Ctrl-C in a terminal reaches horovodrun alone.
     mpirun = subprocess.Popen(  # noqa: S602 - horovodrun writes mpirun's command as a line for a shell
         "exec " + command,
         shell=True,
@@ -105,15 +140,17 @@ def run_mpirun(command: str, env: Mapping[str, str], settings: Any) -> None:
         start_new_session=True,
         preexec_fn=_end_with_parent,
     )
+    news: queue.SimpleQueue[None] = queue.SimpleQueue()  # an entry for each line, each signal and mpirun's end
     received: list[int] = []
 
-    def pass_on(signum: int, frame: FrameType | None) -> None:
+    def note(signum: int, frame: FrameType | None) -> None:
+        if not received:
+            say_stopping(signum)
         received.append(signum)
-        if len(received) == 1:
-            mpirun.terminate()
+        news.put(None)
 
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, pass_on)
+        signal.signal(signum, note)
 
     report = MpirunReport(_write_stderr)
 
@@ -122,15 +159,40 @@ def run_mpirun(command: str, env: Mapping[str, str], settings: Any) -> None:
         # Line ends stay as they are: a worker may draw a progress bar with carriage returns.
         for line in io.TextIOWrapper(mpirun.stderr, encoding="utf-8", errors="replace", newline="\n"):
             report.feed(line)
+            news.put(None)
         report.close()
+
+    def wait() -> None:
+        mpirun.wait()
+        news.put(None)
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    exit_code = mpirun.wait()
-    reader.join(timeout=5)
+    threading.Thread(target=wait, daemon=True).start()
 
-    if received:
-        raise interrupted(received[0])
+    deadline: float | None = None
+    stopped_by: int | None = None
+    while mpirun.returncode is None:
+        with contextlib.suppress(queue.Empty):
+            news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        if deadline is None and (received or report.failure):
+            deadline = time.monotonic() + GRACEFUL_TERMINATION_TIME_S + _MARGIN_S
+            stopped_by = None if report.failure else received[0]
+            if len(report.started) == settings.num_proc:
+                mpirun.send_signal(signal.SIGUSR1)
+            else:
+                # Not all are there, so none has trained; and mpirun may not be ready to pass a signal on.
+                mpirun.terminate()
+        if deadline is not None and (len(report.ended) == settings.num_proc or time.monotonic() > deadline):
+            report.silent = True  # what mpirun may say about the end of the guards
+            _end(mpirun)
+    reader.join(timeout=_MARGIN_S)
+
+    if len(report.ended) == settings.num_proc and not any(report.ended.values()):
+        return  # also where a signal came as the last rank finished
+    if stopped_by is not None:
+        raise interrupted(stopped_by)
+    exit_code = mpirun.returncode
     if exit_code < 0:
         exit_code = 128 - exit_code
     if report.failure:
@@ -140,3 +202,12 @@ def run_mpirun(command: str, env: Mapping[str, str], settings: Any) -> None:
         raise worker_failed(f"rank {rank} on host {host}", exit_code)
     if exit_code != 0:
         raise worker_failed("a rank (see above)", exit_code)
+
+
+def _end(mpirun: subprocess.Popen[bytes]) -> None:
+    """End mpirun, whose ranks have ended or have had their time: a second word to the guards, or else by force."""
+    for signum in (signal.SIGUSR1, signal.SIGTERM, signal.SIGKILL):
+        mpirun.send_signal(signum)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            mpirun.wait(_MARGIN_S)
+            return

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+
+from horovod.runner.common.util.safe_shell_exec import GRACEFUL_TERMINATION_TIME_S
 
 
 class JobFailedError(RuntimeError):
@@ -31,3 +34,11 @@ def interrupted(signum: int) -> JobFailedError:
     """Return the error of a job that ended because the launcher received a signal; its exit code is 128 + N."""
     name = signal.Signals(signum).name
     return JobFailedError(f"stopped by {name}; all ranks were stopped", 128 + signum)
+
+
+def say_stopping(signum: int) -> None:
+    """Say on stderr, at once, that the job stops because the launcher received a signal. Safe in a signal handler."""
+    name = signal.Signals(signum).name
+    line = f"horovodrun: {name}: stopping; the ranks have {GRACEFUL_TERMINATION_TIME_S:g} s to commit what they did\n"
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode())
