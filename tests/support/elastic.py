@@ -94,6 +94,7 @@ class Job:
     sizes: list[int] = field(default_factory=list)
     finish: Finish | None = None
     steps: int = 0
+    """Steps that at least one worker has finished."""
 
     def now(self) -> float:
         """Seconds of the roster."""
@@ -144,17 +145,17 @@ class Job:
             self.roster.worker_exited(worker.number, code, self.now())
             self.changed.notify_all()
 
-    def begun(self, rank: int) -> None:
-        """A worker has begun the reductions of the next step. Raises Killed where it is to die."""
+    def begun(self, rank: int, step: int) -> None:
+        """A worker has begun the reductions of this step. Raises Killed where it is to die."""
         with self.changed:
-            due = [e for e in self.events if isinstance(e, (Kill, Hosts)) and e.step <= self.steps + 1]
+            due = [e for e in self.events if isinstance(e, (Kill, Hosts)) and e.step <= step]
             for event in due:
                 if isinstance(event, Hosts):
                     self.events.remove(event)
                     self.roster.hosts_found(dict(event.slots))
                 elif event.rank == rank:
                     self.events.remove(event)
-                    raise Killed(f"rank {rank} in step {self.steps + 1}")
+                    raise Killed(f"rank {rank} in step {step}")
 
     def heard(self, event: Unheard | UnheardSum) -> None:
         """A worker has what all ranks have given. Raises RankLost where it is not to hear of it."""
@@ -181,6 +182,7 @@ class ElasticThreadWorld(ThreadWorld):
         super().__init__(0, Meeting(1))
         self._job, self._number = job, number
         self._exchanges = 0
+        self._step = 1  # the one that this worker takes next; others may be about to end the one before
         self._sums: Counter[str] = Counter()
         self.wraps = 0
 
@@ -204,7 +206,7 @@ class ElasticThreadWorld(ThreadWorld):
     def requested(self, *, told_to_end: bool = False) -> Request:
         job = self._job
         with job.changed:
-            if (event := Tell(job.steps + 1, self.place.rank)) in job.events:
+            if (event := Tell(self._step, self.place.rank)) in job.events:
                 job.events.remove(event)
                 job.roster.told_to_end(self._number)
             return "stop" if job.roster.wants_stop() else "change" if job.roster.wants_change() else "train"
@@ -212,12 +214,13 @@ class ElasticThreadWorld(ThreadWorld):
     @override
     @contextmanager
     def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-        self._job.begun(self.place.rank)
+        self._job.begun(self.place.rank, self._step)
         with super().reduced(optimizer):
-            self._job.heard(Unheard(self._job.steps + 1, self.place.rank))
+            self._job.heard(Unheard(self._step, self.place.rank))
             yield
-        if self.place.rank == 0:
-            self._job.steps += 1
+        with self._job.changed:
+            self._job.steps = max(self._job.steps, self._step)
+        self._step += 1
 
     @override
     def sum(self, tensor: Tensor, name: str) -> Tensor:
@@ -251,6 +254,7 @@ class ElasticThreadWorld(ThreadWorld):
                     raise SystemExit(0)
                 job.changed.wait(1.0)
             rank, meeting = job.seats[self._number]
+            self._step = job.steps + 1  # of a world that has just formed nobody has begun a step
         self._meeting = meeting
         self._turns.clear()
         self._exchanges = 0
