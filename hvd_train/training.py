@@ -204,10 +204,13 @@ class Training:
         return result
 
     def _kept(self, error: ReplicasDiffer) -> ReplicasDiffer:
-        """Commit what rank 0 holds, and return the error that says so: what is trained is never thrown away."""
+        """Commit what rank 0 holds, and return the error that says so: what is trained is never thrown away.
+
+        All ranks wait for it: where one of them ends, launchers end the others. Raises RankLost.
+        """
         assert self._state is not None
-        self._output.commit_last(self._state)
-        return ReplicasDiffer(f"{error}; what rank 0 holds is committed")
+        kept = self._world.broadcast(self._output.commit_last(self._state), 0)
+        return ReplicasDiffer(f"{error}; what rank 0 holds is {'committed' if kept else 'NOT committed (see above)'}")
 
     def _test(self, job: Job) -> Scores | None:
         """Score the best weights on the test set, if there is one.
