@@ -116,9 +116,8 @@ def fresh_state(config: Config, world: World, parts: Parts, optimizer: Optimizer
         predivide=config.optimizer.gradient_predivide_factor,
         groups=config.optimizer.fusion_groups,
     )
-    averaged = buffers.averaged(parts.model, config.model.average_buffers)
     # It copies the model: not with Horovod's hooks on it.
-    average = optim.moving_average(config.optimizer, parts.model, averaged)
+    average = optim.moving_average(config.optimizer, parts.model, config.model.average_buffers)
     return TrainState(
         model=parts.model,
         optimizer=world.wrap(optimizer, parts.model, reduction),

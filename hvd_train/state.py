@@ -114,7 +114,8 @@ class TrainState:
     def snapshot(self) -> Snapshot:
         """Return a copy of the state in host memory, which later steps do not touch."""
         live = self.live()
-        return {**live, **{name: to_host(live[name]) for name in ("model", "average", "buffers", "optimizer", "scaler")}}
+        with_tensors = ("model", "average", "buffers", "optimizer", "scaler")
+        return {**live, **{name: to_host(live[name]) for name in with_tensors}}
 
     def live(self) -> Snapshot:
         """Return the state as `snapshot` does, but with the tensors themselves, which later steps change."""
@@ -167,7 +168,7 @@ class TrainState:
         self.last_epoch = EpochRecord(**last_epoch) if last_epoch else None
 
     def load_buffers(self, values: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take over the buffers that belong to no state_dict: those of the model, and of the average if there is one."""
+        """Take over the buffers that belong to no state_dict: first those of the model, then those of the average."""
         for module, of_module in zip((self.model, self.average), values, strict=False):
             if module is not None:
                 buffers.load(module, of_module)
@@ -203,9 +204,8 @@ class TrainState:
             parts |= {f"{key} of {names.get(id(parameter), 'a parameter')}": value for key, value in values.items()}
         parts |= {"loss scale": self.scaler.state_dict(), "progress": self.progress, "totals": self.totals}
         parts |= {"cut": self.cut, "best": self.best, "last": self.last}
-        return {
-            name: digest_of("", [("", part)]) if isinstance(part, Tensor) else repr(part) for name, part in parts.items()
-        }
+        values = {name: "" if isinstance(part, Tensor) else repr(part) for name, part in parts.items()}
+        return {name: digest_of(values[name], tensors_in(part)) for name, part in parts.items()}
 
 
 def result_in(snapshot: Snapshot) -> dict[str, Tensor]:

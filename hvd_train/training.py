@@ -105,7 +105,7 @@ class Training:
             except ReplicasDiffer as error:
                 if not from_disk:
                     self._output.open(claim, state, world.place)
-                    raise self._kept(error) from error
+                    raise self._kept(error, whole=state.digest() == reports[root].digest) from error
                 raise
         if config.batch.on_resize == "per-worker":
             state.cut = self._cut()
@@ -203,14 +203,14 @@ class Training:
         job.output.journal.event("end", ending(result))
         return result
 
-    def _kept(self, error: ReplicasDiffer) -> ReplicasDiffer:
-        """Commit what rank 0 holds, and return the error that says so: what is trained is never thrown away.
+    def _kept(self, error: ReplicasDiffer, *, whole: bool = True) -> ReplicasDiffer:
+        """Commit what rank 0 holds, if that is `whole`, and return the error that says so.
 
         All ranks wait for it: where one of them ends, launchers end the others. Raises RankLost.
         """
         assert self._state is not None
-        kept = self._world.broadcast(self._output.commit_last(self._state), 0)
-        return ReplicasDiffer(f"{error}; what rank 0 holds is {'committed' if kept else 'NOT committed (see above)'}")
+        kept = self._world.broadcast(whole and self._output.commit_last(self._state), 0)
+        return ReplicasDiffer(f"{error}; what rank 0 holds is {'committed' if kept else 'NOT committed'}")
 
     def _test(self, job: Job) -> Scores | None:
         """Score the best weights on the test set, if there is one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any, TypeVar
 
 import torch
@@ -135,12 +135,14 @@ class MovingAverage(AveragedModel):
         buffers.copy_others(model, self.module, self._averaged)
 
 
-def moving_average(config: OptimizerConfig, model: nn.Module, averaged: Set[str]) -> MovingAverage | None:
+def moving_average(config: OptimizerConfig, model: nn.Module, patterns: Sequence[str] = ()) -> MovingAverage | None:
     """Return the exponential moving average of `model`, or None without `--ema-decay`.
 
-    Its first update copies the model. The buffers that are `averaged` over slots are averaged here, too, as in
-    torchvision's training references, so that running statistics belong to the weights.
+    Its first update copies the model. The buffers that are averaged over slots (`buffers.averaged`, with these
+    `patterns`) are averaged here, too, as in torchvision's training references, so that running statistics belong to
+    the weights.
     """
+    averaged = buffers.averaged(model, patterns)
     return None if config.ema_decay is None else MovingAverage(model, config.ema_decay, averaged)
 
 

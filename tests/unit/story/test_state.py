@@ -169,7 +169,7 @@ def test_buffers_that_are_in_no_state_dict_come_along() -> None:
             torch.optim.SGD(model.parameters()),
             scaler(),
             Cut(1, 1),
-            average=optim.moving_average(OptimizerConfig(ema_decay=0.5), model, {"0.unsaved"}),
+            average=optim.moving_average(OptimizerConfig(ema_decay=0.5), model, ("0.unsaved",)),
         )
         for _ in range(2)
     )
