@@ -18,7 +18,7 @@ from hvd_train.data.prepare import Prepare
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
-from hvd_train.network import freeze, models, normalization, optim, weights
+from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.device import choose_device, loss_scaler, num_cores, uses_channels_last, uses_fp16_wire
 from hvd_train.network.models import Builder
 from hvd_train.progress import order
@@ -53,7 +53,7 @@ def warm_parts(
     """Return the parts and the optimizer: all that takes seconds to import, build or start.
 
     It needs no other rank, so that in an elastic job nobody waits for a newcomer that builds. Raises UsageError as
-    `build` does, and where weights or frozen parameters are named that the model does not have.
+    `build` does, and where weights, parameters or buffers are named that the model does not have.
     """
     parts = build(config, world.place, own_model, own_data)
     if config.model.sync_batch_norm:
@@ -62,6 +62,7 @@ def warm_parts(
         name, classes = config.model.model, len(parts.data.classes)
         parts = replace(parts, notes=(weights.start_from(config.model.weights, parts.model, name, classes),))
     freeze.prepare(config.model, parts.model)
+    buffers.averaged(parts.model, config.model.average_buffers)
     optimizer = optim.build(config.optimizer, parts.model)
     if config.precision.compile:
         parts.model.compile()
@@ -115,7 +116,8 @@ def fresh_state(config: Config, world: World, parts: Parts, optimizer: Optimizer
         predivide=config.optimizer.gradient_predivide_factor,
         groups=config.optimizer.fusion_groups,
     )
-    average = optim.moving_average(config.optimizer, parts.model)  # copies the model: not with Horovod's hooks on it
+    # It copies the model: not with Horovod's hooks on it.
+    average = optim.moving_average(config.optimizer, parts.model, config.model.average_buffers)
     return TrainState(
         model=parts.model,
         optimizer=world.wrap(optimizer, parts.model, reduction),
@@ -133,7 +135,6 @@ def build_step(config: Config, world: World, parts: Parts, split: Split) -> Step
         parts.model,
         parts.device,
         mixer(config.data, len(parts.data.classes)),
-        together=parts.example if config.model.sync_batch_norm else None,
         split=split,
     )
 

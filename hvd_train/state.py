@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from hvd_train.errors import ReplicasDiffer, UsageError
-from hvd_train.network import optim
+from hvd_train.network import buffers, optim
 from hvd_train.network.digest import digest_of, tensors_in
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
@@ -114,13 +114,15 @@ class TrainState:
     def snapshot(self) -> Snapshot:
         """Return a copy of the state in host memory, which later steps do not touch."""
         live = self.live()
-        return {**live, **{name: to_host(live[name]) for name in ("model", "average", "optimizer", "scaler")}}
+        with_tensors = ("model", "average", "buffers", "optimizer", "scaler")
+        return {**live, **{name: to_host(live[name]) for name in with_tensors}}
 
     def live(self) -> Snapshot:
         """Return the state as `snapshot` does, but with the tensors themselves, which later steps change."""
         return {
             "model": self.model.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
+            "buffers": self._other_buffers(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "cut": dataclasses.asdict(self.cut),
@@ -149,6 +151,7 @@ class TrainState:
         if self.average is not None:
             self.average.load_state_dict(snapshot["average"])
         self.model.load_state_dict(snapshot["model"])
+        self.load_buffers(snapshot.get("buffers", ()))  # checkpoints of old have none
 
     def load_values(self, snapshot: Snapshot) -> None:
         """Take over from a snapshot all but the tensors of model, moving average and optimizer."""
@@ -164,15 +167,45 @@ class TrainState:
         self.last_step = StepRecord(**last_step) if last_step else None
         self.last_epoch = EpochRecord(**last_epoch) if last_epoch else None
 
+    def load_buffers(self, values: Sequence[Mapping[str, Tensor]]) -> None:
+        """Take over the buffers that belong to no state_dict: first those of the model, then those of the average."""
+        for module, of_module in zip((self.model, self.average), values, strict=False):
+            if module is not None:
+                buffers.load(module, of_module)
+
+    def _other_buffers(self) -> list[dict[str, Tensor]]:
+        """Return the buffers of the model, and of the average, that belong to no state_dict: they change all the same.
+
+        Newcomers and resumed runs need them; the files of weights, which are plain state_dicts, do without.
+        """
+        return [buffers.not_in_state_dict(module) for module in (self.model, self.average) if module is not None]
+
     def digest(self) -> str:
         """Return a fingerprint of weights, buffers, optimizer state and progress; only equal states have the same."""
         values = (self.progress, self.cut, self.totals, self.best, self.last, self.scaler.state_dict())
         tensors = {
             "model": self.model.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
+            "buffers": self._other_buffers(),
             "optimizer": self.optimizer.state_dict()["state"],
         }
         return digest_of(repr(values), tensors_in(tensors))
+
+    def digests(self) -> dict[str, str]:
+        """Return a fingerprint of each part of the state by name: tensors of the model, and what else must be equal."""
+        parts: dict[str, Any] = {**self.model.state_dict()}
+        for module, prefix in ((self.model, ""), (self.average, "average ")):
+            if module is not None:
+                parts |= {f"{prefix}{name}": tensor for name, tensor in buffers.not_in_state_dict(module).items()}
+        if self.average is not None:
+            parts |= {f"average {name}": tensor for name, tensor in self.average.state_dict().items()}
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for parameter, values in self.optimizer.state.items():
+            parts |= {f"{key} of {names.get(id(parameter), 'a parameter')}": value for key, value in values.items()}
+        parts |= {"loss scale": self.scaler.state_dict(), "progress": self.progress, "totals": self.totals}
+        parts |= {"cut": self.cut, "best": self.best, "last": self.last}
+        values = {name: "" if isinstance(part, Tensor) else repr(part) for name, part in parts.items()}
+        return {name: digest_of(values[name], tensors_in(part)) for name, part in parts.items()}
 
 
 def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
@@ -184,14 +217,28 @@ def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
 
 
 def confirm_equal(state: TrainState, world: World) -> None:
-    """Raise ReplicasDiffer, naming the ranks, unless all hold the same state bit for bit; RankLost if one is gone."""
+    """Raise ReplicasDiffer unless all ranks hold the same state bit for bit, with the ranks and what differs in them.
+
+    Raises RankLost where a rank is gone.
+    """
     digests = world.gather(state.digest())
-    odd = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
+    odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if odd:
+        of_ranks = world.gather(state.digests())
+        found = "; ".join(f"rank {rank} in {_first_few(_differences(of_ranks[rank], of_ranks[0]))}" for rank in odd[:3])
         raise ReplicasDiffer(
-            f"ranks {', '.join(odd)} hold other weights than rank 0 at step {state.progress.step}; "
-            "this must not happen: please report it with the run's config.yaml"
+            f"ranks {', '.join(map(str, odd))} hold other weights than rank 0 at step {state.progress.step}; "
+            f"this must not happen: please report it with the run's config.yaml. They differ: {found}"
         )
+
+
+def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    return [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+
+
+def _first_few(names: list[str], most: int = 4) -> str:
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def to_host(value: Any) -> Any:

@@ -18,7 +18,8 @@ from hvd_train.config import Config
 from hvd_train.data.batches import Batch, MicroBatch
 from hvd_train.errors import RankLost
 from hvd_train.network.device import seed
-from hvd_train.network.normalization import RunningStatistics
+from hvd_train.network.normalization import sums_in_passes
+from hvd_train.network.step_buffers import StepBuffers
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.progress.fingerprint import fingerprint, from_bytes, in_bytes
@@ -82,7 +83,7 @@ class _Outcome:
 
 
 class Step:
-    """Takes optimizer steps. It holds settings and the model's running statistics, and no progress."""
+    """Takes optimizer steps. It holds settings and the values of the model's buffers, and no progress."""
 
     def __init__(
         self,
@@ -91,13 +92,11 @@ class Step:
         model: nn.Module,
         device: torch.device,
         mix: Mixer = unmixed,
-        together: Tensor | None = None,
         split: Split | None = None,
     ) -> None:
-        """`mix` blends the images of a micro-batch and their targets.
+        """`mix` blends the images of a micro-batch and their targets; `split` learns where the time goes.
 
-        `together` is an example of the model's input where its layers exchange numbers with other ranks in each pass
-        (batch norm over ranks), else None. `split` learns where the time goes.
+        Raises UsageError where the config names buffers that the model does not have.
         """
         self._mark = (split or Split()).mark
         self._world, self._device, self._seed = world, device, config.seed
@@ -107,8 +106,8 @@ class Step:
         self._adasum = config.optimizer.reduction == "adasum"
         self._ledger = config.run.ledger
         self._mix = mix
-        self._empty = None if together is None else empty_like(together)
-        self._statistics = RunningStatistics(model)
+        self._buffers = StepBuffers(model, device, config.model.average_buffers)
+        self._sums_in_passes = sums_in_passes(model, world, device)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context in which forward passes have the arithmetic that the config asks for."""
@@ -133,14 +132,18 @@ class Step:
         try:
             return self._take(state, batch, votes, want_norm, meanwhile)
         except RankLost:
-            self._statistics.undo()
+            self._buffers.undo()
             raise
+
+    def bring_together(self) -> None:
+        """Between two steps, give all ranks the buffers of rank 0 that have changed unseen. Raises RankLost."""
+        self._buffers.bring_together(self._world)
 
     def _take(
         self, state: TrainState, batch: Batch, votes: Votes, want_norm: bool, meanwhile: Callable[[], None]
     ) -> StepResult:
         model, optimizer, scaler = state.model, state.optimizer, state.scaler
-        micro_batches = self._as_many_as_others(batch)
+        micro_batches = batch.micro_batches
         # The ranks' gradients are added; Adasum wants each rank's own mean.
         divisor = batch.size
         if self._adasum:
@@ -153,7 +156,8 @@ class Step:
         for parameter in parameters:
             parameter.grad = None
         self._world.expect_passes(optimizer, len(micro_batches))
-        self._statistics.begin()
+        self._sums_in_passes.begin_step(len(micro_batches), batch.num_slots)
+        self._buffers.begin()
 
         # All slots but the last: their gradients stay on this rank, and add up.
         outcomes: list[_Outcome] = []
@@ -163,33 +167,38 @@ class Step:
         # The last slot: its backward pass sends the gradients to the other ranks as it makes them, so all that is to
         # travel with them must be there before it: the sums of all forward passes, and what this rank wants.
         for micro in micro_batches[-1:]:
+            self._sums_in_passes.begin_last_slot()
             loss = self._forward(model, micro, state.progress.step, outcomes)
         sums = _constant((0.0,) * NUM_SUMS, self._device)
         if outcomes:
             sums = reduce(operator.add, [outcome.sums for outcome in outcomes])
-        wishes = _constant((float(votes.stop), float(votes.commit), float(votes.change)), self._device)
+        flags = votes.stop, votes.commit, votes.change, self._buffers.has_news
+        wishes = _constant(tuple(map(float, flags)), self._device)
         words = [sums, wishes, *([self._fingerprint(batch)] if self._ledger else [])]
         # In memory of its own: the sum over the ranks comes into it.
-        message = torch.cat([*words, *self._statistics.changes])
+        message = torch.cat([*words, *self._buffers.changes])
         num_words = sum(map(len, words))
         pending = self._world.sum_with_gradients(optimizer, message)
         if outcomes:
             self._backward(loss, scaler, share)
+        self._sums_in_passes.end_step()
         meanwhile()
 
         # Reduce, unscale, clip, step, in this order.
         with self._world.reduced(optimizer):
             answer = pending()
-            # The last word of other ranks: from here on the step cannot break.
-            totals, agreed, taken = _read(answer[:num_words], batch.size)
+            totals, agreed, news, taken = _read(answer[:num_words], batch.size)
+            if news:
+                self._buffers.exchange_news(self._world)
+            # That was the last word of other ranks: from here on the step cannot break.
             self._mark("reduction")
             scaler.unscale_(optimizer)
             norm = self._clip(parameters)
             skipped = not (math.isfinite(totals.loss) and math.isfinite(norm))  # on all ranks: both are sums over them
             if skipped:
-                self._statistics.undo()
+                self._buffers.undo()
             else:
-                self._statistics.finish(answer[num_words:], batch.num_slots)
+                self._buffers.finish(answer[num_words:], batch.num_slots)
                 scaler.step(optimizer)
             scaler.update()
         self._mark("optimizer")
@@ -201,18 +210,15 @@ class Step:
 
         Random numbers (dropout, mixes) are those of this step and slot, on whichever rank they are drawn.
         """
-        self._statistics.begin_slot()
+        self._buffers.begin_slot()
         seed(self._device, order.key(self._seed, SLOT, step, micro.number))
-        inputs, targets = micro.inputs, micro.targets
-        if len(targets):
-            inputs, targets = self._mix(inputs, targets)
+        inputs, targets = self._mix(micro.inputs, micro.targets)
         with self.autocast():
             logits = model(inputs)
             loss = self._losses(logits, targets, "sum")
         logits = logits.detach()
         outcomes.append(_Outcome(logits, targets, sums_of(loss.detach(), logits, micro.targets)))
-        if len(targets):
-            self._statistics.end_slot()
+        self._buffers.end_slot(micro.number)
         self._mark("forward")
         return loss
 
@@ -220,13 +226,6 @@ class Step:
         """Add `share` times the gradient of a slot's loss to that of the parameters."""
         torch.autograd.backward(scaler.scale(loss), share)
         self._mark("backward")
-
-    def _as_many_as_others(self, batch: Batch) -> tuple[MicroBatch, ...]:
-        """Return this rank's micro-batches and, where ranks meet within a pass, empty ones in place of missing ones."""
-        if self._empty is None:
-            return batch.micro_batches
-        missing = -(-batch.num_slots // self._world.place.size) - len(batch.micro_batches)
-        return (*batch.micro_batches, *[self._empty] * missing)
 
     def _fingerprint(self, batch: Batch) -> Tensor:
         """Return the fingerprint of the samples that have come from this rank's loader, as numbers that add up."""
@@ -240,7 +239,7 @@ class Step:
         """Return the numbers of this rank's samples whose loss is not finite."""
         return tuple(
             int(sample)
-            for micro, outcome in zip(batch.micro_batches, outcomes, strict=False)  # empty micro-batches come last
+            for micro, outcome in zip(batch.micro_batches, outcomes, strict=True)
             for sample, loss in zip(
                 micro.samples, self._losses(outcome.logits.float(), outcome.targets, "none").tolist(), strict=True
             )
@@ -257,23 +256,19 @@ class Step:
         return norm
 
 
-def empty_like(images: Tensor) -> MicroBatch:
-    """Return a micro-batch without samples, for images [n, c, h, w] of this shape and type."""
-    return MicroBatch(-1, images[:0], torch.zeros(0, dtype=torch.long, device=images.device), np.zeros(0, np.int64))
-
-
 @cache
 def _constant(value: float | tuple[float, ...], device: torch.device) -> Tensor:
     """Return numbers that come again in each step, to be read only: making a tensor takes longer than using it."""
     return torch.tensor(value, device=device)
 
 
-def _read(answer: Tensor, count: int) -> tuple[Totals, Votes, int | None]:
-    """Return the sums over `count` samples, what the ranks want, and the fingerprint of all samples if there is one.
+def _read(answer: Tensor, count: int) -> tuple[Totals, Votes, bool, int | None]:
+    """Return what the numbers say that travelled as one tensor.
 
-    `answer` are the numbers that travelled as one tensor.
+    These are the sums over `count` samples, what the ranks want, whether one of them has news of buffers, and the
+    fingerprint of all samples if there is one.
     """
     numbers = answer.tolist()
-    stop, commit, change, *taken = numbers[NUM_SUMS:]
+    stop, commit, change, news, *taken = numbers[NUM_SUMS:]
     votes = Votes(stop > 0, commit > 0, change > 0)
-    return Totals.of(numbers[:NUM_SUMS], count), votes, from_bytes(taken) if taken else None
+    return Totals.of(numbers[:NUM_SUMS], count), votes, news > 0, from_bytes(taken) if taken else None

@@ -100,7 +100,13 @@ class Training:
             agrees = not from_disk and reports[world.place.rank].digest == reports[root].digest
             if world.place.rank != root and not self._membership.has_state:
                 self._membership.lose_state(run_dir)
-            transfer.synchronize(state, world, root, keep=self._membership.has_state and not agrees)
+            try:
+                transfer.synchronize(state, world, root, keep=self._membership.has_state and not agrees)
+            except ReplicasDiffer as error:
+                if not from_disk:
+                    self._output.open(claim, state, world.place)
+                    raise self._kept(error, whole=state.digest() == reports[root].digest) from error
+                raise
         if config.batch.on_resize == "per-worker":
             state.cut = self._cut()
         self._arrival = self._membership.join(reports, run_dir, state.progress.step)
@@ -175,7 +181,11 @@ class Training:
     def _finish(self, job: Job, *, finished: bool) -> Result:
         # What ranks do together comes first: should one be lost in it, nothing is closed yet.
         if finished:
-            states.confirm_equal(job.state, job.world)
+            try:
+                states.confirm_equal(job.state, job.world)
+            except ReplicasDiffer as error:
+                job.output.store.save_weights(checkpoint.FINAL, job.state)
+                raise self._kept(error) from error
         signals = [number for number in job.world.gather(self._stop.received) if number is not None]
         test = self._test(job) if finished else None
         if finished:
@@ -192,6 +202,15 @@ class Training:
             job.output.write_summary(summary(result, job.config))
         job.output.journal.event("end", ending(result))
         return result
+
+    def _kept(self, error: ReplicasDiffer, *, whole: bool = True) -> ReplicasDiffer:
+        """Commit what rank 0 holds, if that is `whole`, and return the error that says so.
+
+        All ranks wait for it: where one of them ends, launchers end the others. Raises RankLost.
+        """
+        assert self._state is not None
+        kept = self._world.broadcast(whole and self._output.commit_last(self._state), 0)
+        return ReplicasDiffer(f"{error}; what rank 0 holds is {'committed' if kept else 'NOT committed'}")
 
     def _test(self, job: Job) -> Scores | None:
         """Score the best weights on the test set, if there is one.

@@ -21,7 +21,7 @@ _QUIET_S = 3.0  # a transfer that takes no longer is not worth a line
 _EVERY_S = 10.0
 
 # In this order: whatever loading an optimizer does to weights is undone by the weights that come after it.
-_WITH_TENSORS = ("optimizer", "average", "model")
+_WITH_TENSORS = ("optimizer", "average", "model", "buffers")
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,15 @@ def synchronize(state: TrainState, world: World, root: int, *, keep: bool = Fals
     elif not is_root:
         _make_room(state, outline)
         live = state.live()
+        # Those in no state_dict may have another shape here, or be missing.
+        device = next(state.model.parameters()).device
+        live["buffers"] = [_filled(*both, device) for both in zip(outline["buffers"], live["buffers"], strict=True)]
     _fill([pair for name in _WITH_TENSORS for pair in _pairs(outline[name], live[name])], world, root)
     if not is_root and keep:
         state.load(live)
     elif not is_root:
         state.load_values(outline)
+        state.load_buffers(live["buffers"])
     confirm_equal(state, world)
 
 

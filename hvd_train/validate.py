@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hvd_train.data.batches import Loader
+from hvd_train.network.buffers import unchanged
 from hvd_train.progress import metrics
 from hvd_train.progress.order import Cut, InSequence, assignments
 from hvd_train.world.world import World
@@ -48,7 +49,7 @@ def evaluate(
     """Return the scores of the model in evaluation mode over the whole set of `loader`, the same on every rank.
 
     The set is cut into the same micro-batches of `micro_batch` samples for every world size, which the ranks take in
-    turn; sums are float64. Raises RankLost where a rank is gone.
+    turn; sums are float64. The model and its buffers are as before afterwards. Raises RankLost where a rank is gone.
     """
     modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
     model.eval()
@@ -57,8 +58,8 @@ def evaluate(
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     right = torch.zeros(len(classes), dtype=torch.float64, device=device)
     seen = torch.zeros_like(right)
-    for batch in loader.load(0, work):
-        for micro in batch.micro_batches:
+    with unchanged(model):
+        for micro in (micro for batch in loader.load(0, work) for micro in batch.micro_batches):
             with autocast:
                 logits = model(micro.inputs)
             losses = F.cross_entropy(logits.float(), micro.targets, reduction="none").double()

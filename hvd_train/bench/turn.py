@@ -64,8 +64,7 @@ class Steps:
     def __init__(self, config: Config, world: World) -> None:
         parts, optimizer = warm_parts(config, world, None, None)
         self._state, self._device, place = fresh_state(config, world, parts, optimizer), parts.device, world.place
-        example = parts.example if config.model.sync_batch_norm else None
-        self._step = Step(config, world, parts.model, parts.device, together=example)
+        self._step = Step(config, world, parts.model, parts.device)
         order = order_of(0, 0, parts.train_loader.num_samples, 1)
         work = assignments(order, 0, self._state.cut, place.rank, place.size)
         self._batch = next(iter(parts.train_loader.load(0, [next(work)])))

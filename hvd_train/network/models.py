@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hvd_train import plugin
 from hvd_train.errors import UsageError, unknown_name
+from hvd_train.network.buffers import unchanged
 
 DIGITS_CONVNET = "digits-convnet"
 TIMM = "timm:"
@@ -123,7 +124,7 @@ def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int) -
     model.eval()
     shape = " x ".join(map(str, example.shape[1:]))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unchanged(model):
             output = model(example)
     except (RuntimeError, ValueError, AssertionError) as error:  # torch and torchvision raise any of these
         reason = str(error).splitlines()[0]

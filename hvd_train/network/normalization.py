@@ -1,101 +1,15 @@
-"""Normalisation layers over ranks: running statistics that are equal on all, and batch norm over all their samples."""
+"""Batch norm over the samples of all ranks, and how a rank without samples takes part in it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from hvd_train.world.world import World
-
-
-class RunningStatistics:
-    """Moves the running statistics of a model's layers once a step, by the mean of what each slot changes in them.
-
-    The slots of a step, on all ranks, start from the same values, so neither the number of ranks nor the order of slots
-    matters. What no slot changes (a frozen layer) stays the same to the last bit. After a fault in the middle of a step
-    `undo` brings back the values from before it.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        layers = [m for m in model.modules() if isinstance(m, (_BatchNorm, _InstanceNorm))]
-        buffers = [buffer for layer in layers for buffer in layer.buffers(recurse=False)]
-        # One call for all buffers of a kind: a ResNet-50 has 159, and each would be a kernel of its own on a GPU.
-        self._means = _Buffers([buffer for buffer in buffers if buffer.is_floating_point()], torch.float32)
-        self._counts = _Buffers([buffer for buffer in buffers if not buffer.is_floating_point()], torch.int64)
-        self._kinds = [kind for kind in (self._means, self._counts) if kind.buffers]
-        self._begun = False
-
-    def begin(self) -> None:
-        """Note the statistics at the beginning of a step."""
-        for kind in self._kinds:
-            torch._foreach_copy_(kind.before, kind.buffers)
-            kind.change.zero_()
-        self._begun = True
-
-    def begin_slot(self) -> None:
-        """Put back the statistics from the beginning of the step, before the forward pass of a slot.
-
-        Called after the backward pass of the slot before: autograd refuses a backward pass through a layer whose
-        statistics have been written to since its forward pass.
-        """
-        for kind in self._kinds:
-            torch._foreach_copy_(kind.buffers, kind.before)
-
-    def end_slot(self) -> None:
-        """Add what the forward pass of a slot has changed to `changes`. Not called for a slot without samples."""
-        for kind in self._kinds:
-            torch._foreach_add_(kind.changes, torch._foreach_sub(kind.buffers, kind.before))
-
-    @property
-    def changes(self) -> list[Tensor]:
-        """Return the summed changes of this rank's slots: one float32 tensor of one dimension for each kind."""
-        return [kind.change for kind in self._kinds]
-
-    def finish(self, total: Tensor, num_slots: int) -> None:
-        """Apply the mean change of the `num_slots` slots of a step that has been taken.
-
-        `total` is the sum over all ranks of `changes`, joined into one tensor of one dimension.
-        """
-        self._begun = False
-        if not self._kinds:
-            return
-        parts = torch.split(total, [len(kind.change) for kind in self._kinds])
-        for kind, part in zip(self._kinds, parts, strict=True):
-            mean = part / num_slots
-            kind.step.copy_(mean.round() if kind is self._counts else mean)
-            torch._foreach_add_(kind.before, kind.steps)
-            torch._foreach_copy_(kind.buffers, kind.before)
-
-    def undo(self) -> None:
-        """Put back the statistics from the beginning of a step that is not taken, or was broken by a fault."""
-        if self._begun:
-            for kind in self._kinds:
-                torch._foreach_copy_(kind.buffers, kind.before)
-
-
-class _Buffers:
-    """The buffers of one kind, their values before a step, and this rank's changes and the final step of each.
-
-    `changes` and `steps` have one tensor for each buffer; these are views of `change` and `step`, one tensor of one
-    dimension each, so that changes travel, and are divided, in one piece.
-    """
-
-    def __init__(self, buffers: list[Tensor], dtype: torch.dtype) -> None:
-        self.buffers = buffers
-        self.before = [torch.empty_like(buffer) for buffer in buffers]
-        self.change, self.changes = _row(buffers, torch.float32)
-        self.step, self.steps = _row(buffers, dtype)
-
-
-def _row(buffers: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-    """Return zeros for all numbers of `buffers` as one tensor of one dimension, and a view of it for each buffer."""
-    sizes = [buffer.numel() for buffer in buffers]
-    row = torch.zeros(sum(sizes), dtype=dtype, device=buffers[0].device if buffers else None)
-    return row, [part.view_as(buffer) for part, buffer in zip(torch.split(row, sizes), buffers, strict=True)]
 
 
 def synchronised(model: nn.Module, world: World) -> nn.Module:
@@ -116,22 +30,87 @@ def synchronised(model: nn.Module, world: World) -> nn.Module:
 class SumOverRanks:
     """Sums tensors over the ranks of a world, which a deep copy shares: a model is copied with its layers."""
 
+    padded: int | None = None
+    """The length of all sums in a pass that some ranks have no slot in, else None."""
+
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name
 
     def __call__(self, tensor: Tensor, name: str) -> Tensor:
         """Return the sum of `tensor` over all ranks. Raises RankLost."""
-        return self._world.sum(tensor, f"{self._name}.{name}")
+        if self.padded is None:
+            return self._world.sum(tensor, f"{self._name}.{name}")
+        summed = self._world.sum(_padded(tensor, self.padded), _SHARED_NAME)
+        return summed[: len(tensor)]
 
     def __deepcopy__(self, memo: object) -> SumOverRanks:
         return self
 
 
+_SHARED_NAME = "batch_norm"
+
+
+def _padded(tensor: Tensor, length: int) -> Tensor:
+    """Return `tensor` with zeros after it, and a 1 at the end: there is more to come."""
+    row = tensor.new_zeros(length)
+    row[: len(tensor)] = tensor
+    row[-1] = 1
+    return row
+
+
+class SumsInPasses:
+    """What the layers of a model sum over ranks in each pass, and how ranks that have no slot left take part in it.
+
+    Slots are dealt out in turn, so only in the last pass of a step ranks may lack one. They do not run the model, which
+    need not work without samples (`x.view(len(x), -1)`). They add zeros to whatever the others sum, until these say
+    that it was all: in such a pass all sums have the same name and length, so that nobody needs to know which comes
+    next. Without such layers nothing is summed.
+    """
+
+    def __init__(self, sums: Sequence[SumOverRanks], longest: int, world: World, device: torch.device) -> None:
+        """`longest` is the length of the longest sum of a layer."""
+        self._sums, self._length, self._world, self._device = sums, longest + 1, world, device
+        self._some_lack_one = self._lacks_one = False
+
+    def begin_step(self, num_mine: int, num_slots: int) -> None:
+        """A step begins, with so many slots on this rank and on all ranks together."""
+        full_passes, left = divmod(num_slots, self._world.place.size)
+        self._some_lack_one = bool(self._sums) and left > 0
+        self._lacks_one = self._some_lack_one and num_mine == full_passes
+        self._pad(None)
+
+    def begin_last_slot(self) -> None:
+        """The last of this rank's slots begins: its forward pass, and later its backward pass."""
+        if self._some_lack_one and not self._lacks_one:
+            self._pad(self._length)
+
+    def end_step(self) -> None:
+        """The last of this rank's slots is done: let those who lack one go, or be one of them. Raises RankLost."""
+        if self._some_lack_one:
+            self._pad(None)
+            while self._sum_zeros()[-1] > 0:  # there is more to come; those with a slot say that it was all
+                pass
+
+    def _sum_zeros(self) -> Tensor:
+        return self._world.sum(torch.zeros(self._length, device=self._device), _SHARED_NAME)
+
+    def _pad(self, length: int | None) -> None:
+        for each in self._sums:
+            each.padded = length
+
+
+def sums_in_passes(model: nn.Module, world: World, device: torch.device) -> SumsInPasses:
+    """Return what the layers of `model`, which is on `device`, sum over the ranks of `world`."""
+    layers = [layer for layer in model.modules() if isinstance(layer, SyncBatchNorm)]
+    longest = max((2 * layer.num_features + 1 for layer in layers), default=0)
+    return SumsInPasses([layer.add for layer in layers], longest, world, device)
+
+
 class SyncBatchNorm(_BatchNorm):
     """Batch norm (Ioffe and Szegedy, arXiv 1502.03167) over the samples of all ranks, on any device.
 
-    In evaluation mode it is plain batch norm. In training every rank takes part in each forward and backward pass, with
-    an empty batch where it has no samples.
+    In evaluation mode it is plain batch norm. In training every rank takes part in each forward and backward pass:
+    with samples, with an empty batch, or without the layer (`SumsInPasses`).
     """
 
     def __init__(self, plain: _BatchNorm, add: SumOverRanks) -> None:
@@ -139,7 +118,7 @@ class SyncBatchNorm(_BatchNorm):
         for name, value in (*plain.named_parameters(recurse=False), *plain.named_buffers(recurse=False)):
             setattr(self, name, value)
         self.training = plain.training
-        self._add = add
+        self.add = add
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  # torch's name
         """Accept any number of dimensions."""
@@ -156,7 +135,7 @@ class SyncBatchNorm(_BatchNorm):
         centre = torch.zeros(self.num_features, device=input.device)
         if self.running_mean is not None:
             centre = self.running_mean.float().clone()
-        output, mean, variance, count = _SyncBatchNorm.apply(input, self.weight, self.bias, centre, self.eps, self._add)
+        output, mean, variance, count = _SyncBatchNorm.apply(input, self.weight, self.bias, centre, self.eps, self.add)
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum

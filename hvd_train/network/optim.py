@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence, Set
 from typing import Any, TypeVar
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from typing_extensions import override
 
 from hvd_train.errors import UsageError
+from hvd_train.network import buffers
 from hvd_train.settings.optimizer import OptimizerConfig
 
 T = TypeVar("T", bound=Optimizer)
@@ -115,15 +118,32 @@ def _of_timm(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict
     return built
 
 
-def moving_average(config: OptimizerConfig, model: nn.Module) -> AveragedModel | None:
-    """Return the exponential moving average of the weights and buffers of `model`, or None without `--ema-decay`.
+class MovingAverage(AveragedModel):
+    """The exponential moving average of a model's weights and of those of its buffers that have a mean over slots.
 
-    Its first update copies the model. Buffers are averaged too, as in torchvision's training references, so that
-    running statistics belong to the weights.
+    Its other buffers are those of the model: the mean of two random states or unit vectors is neither.
     """
-    if config.ema_decay is None:
-        return None
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay), use_buffers=True)  # type: ignore[no-untyped-call]
+
+    def __init__(self, model: nn.Module, decay: float, averaged: Set[str]) -> None:
+        super().__init__(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)  # type: ignore[no-untyped-call]
+        self._averaged = averaged
+
+    @override
+    def update_parameters(self, model: nn.Module) -> None:
+        """Take in the model's values of now; the first time they are copied."""
+        super().update_parameters(model)
+        buffers.copy_others(model, self.module, self._averaged)
+
+
+def moving_average(config: OptimizerConfig, model: nn.Module, patterns: Sequence[str] = ()) -> MovingAverage | None:
+    """Return the exponential moving average of `model`, or None without `--ema-decay`.
+
+    Its first update copies the model. The buffers that are averaged over slots (`buffers.averaged`, with these
+    `patterns`) are averaged here, too, as in torchvision's training references, so that running statistics belong to
+    the weights.
+    """
+    averaged = buffers.averaged(model, patterns)
+    return None if config.ema_decay is None else MovingAverage(model, config.ema_decay, averaged)
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:

@@ -21,3 +21,6 @@ class ModelConfig:
     """Batch norm over the samples of all workers, instead of those of each micro-batch."""
     unfreeze: tuple[str, ...] = ()
     """Train frozen parameters after this many epochs: EPOCH:NAMES, as in --unfreeze 5:layer4.* 10:*"""
+    average_buffers: tuple[str, ...] = ()
+    """Buffers of which a step keeps the mean over its micro-batches, as of batch norm's statistics, by names as in
+    --freeze; of all other buffers that training changes it keeps what the first micro-batch makes of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
 
 TOLERANCE = 1e-5
+KINDS = [*itertools.product((runs.convnet, runs.batch_norm, runs.dropout), ("sgd", "adamw")), (runs.remembers, "sgd")]
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +29,7 @@ def _arithmetic_alike() -> None:
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("make", [runs.convnet, runs.batch_norm, runs.dropout])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(("make", "optimizer"), KINDS)
 def test_ranks_and_one(world: World, make: Callable[[int], nn.Module], optimizer: str) -> None:
     """N ranks take the same step as one rank with the same global batch: equal weights after 50 steps to 1e-5."""
     rate = {"sgd": 0.05, "adamw": 0.003}[optimizer]

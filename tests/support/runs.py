@@ -101,6 +101,54 @@ def dropout(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, num_classes))
 
 
+class Remembers(nn.Module):
+    """Images [n, 1, 8, 8] less the mean of those before; with buffers of every kind that a forward pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1, 8, 8))
+        self.register_buffer("spread", torch.ones((), dtype=torch.float64))
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("begun", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("numbers", torch.Generator().manual_seed(5).get_state())
+        self.register_buffer("behind", torch.zeros(3))
+        self.register_buffer("unsaved", torch.zeros(8), persistent=False)
+        self.register_buffer("table", torch.arange(8.0))  # stays as it is
+        self.mean: Tensor
+        self.spread: Tensor
+        self.passes: Tensor
+        self.begun: Tensor
+        self.numbers: Tensor
+        self.behind: Tensor
+        self.unsaved: Tensor
+        self.table: Tensor
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return images of the same shape; in training each buffer but one changes, each in another way."""
+        if self.training:
+            generator = torch.Generator()
+            generator.set_state(self.numbers)
+            noise = torch.randn(8, generator=generator)
+            self.numbers = generator.get_state()  # a new tensor
+            self.mean = 0.9 * self.mean + 0.1 * images.mean(0)
+            self.spread.lerp_(images.double().var(), 0.1)  # in place
+            self.unsaved.mul_(0.9).add_(images.mean((0, 1, 2)))
+            self.behind.data.add_(images.sum().detach())  # unseen by torch's counter of versions
+            self.passes += 1
+            self.begun.fill_(True)
+            images = images + 0.01 * noise
+        scale = 1 + self.spread.float() + 0.001 * (self.passes + self.begun) + 0.0001 * self.behind[0]
+        return (images - self.mean + 0.1 * self.unsaved + 0.01 * self.table) / scale
+
+
+def remembers(num_classes: int) -> nn.Module:
+    """Return a smooth network with spectral norm, which the values of many other buffers decide about."""
+    linear = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 32))
+    for vector in linear.buffers():  # drawn from torch's default generator, which ranks that are threads share
+        vector.copy_(torch.cos(torch.arange(float(len(vector)))))
+    return nn.Sequential(Remembers(), nn.Flatten(), linear, nn.Tanh(), nn.Linear(32, num_classes))
+
+
 def deep(num_classes: int) -> nn.Module:
     """Return a network of many small parameters, of sizes that three ranks cannot share evenly."""
     hidden = [layer for width in (65, 66, 67, 68) for layer in (nn.Linear(width, width + 1), nn.Tanh())]
@@ -108,11 +156,13 @@ def deep(num_classes: int) -> nn.Module:
 
 
 def smooth(num_classes: int) -> nn.Module:
-    """Return a network without kinks: rounding stays rounding over many steps, so that runs agree to 1e-5."""
+    """Return a network without kinks: rounding stays rounding over many steps, so that runs agree to 1e-5.
+
+    One layer has spectral norm, whose buffers every forward pass changes.
+    """
+    hidden = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64))
     return own_generator(
-        nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_classes)
-        )
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), hidden, nn.Tanh(), nn.Linear(64, num_classes))
     )
 
 

@@ -83,3 +83,14 @@ def test_it_survives_the_rank_that_writes_and_reaches_newcomers() -> None:
     events = [Kill(7, rank=0), Hosts(12, (("h1", 1), ("h2", 1), ("h3", 1)))]
     run_elastic(lambda world: trained(world, config, runs.batch_norm), {"h1": 1, "h2": 1}, events, first=2)
     assert largest_difference(final("elastic"), alone()) <= 1e-5
+
+
+def test_buffers_that_have_no_mean_over_slots_are_those_of_the_model() -> None:
+    """On ranks and alone: vectors of spectral norm, counters and random states; what is averaged by name, is not."""
+    config = small_config(**SETTINGS, average_buffers=("0.mean",), output_dir=Path("two"))
+    results = run_ranks(2, lambda world: trained(world, config, runs.remembers))
+    last, found = results[0][1], final("two")
+    names = {name for name, _ in runs.remembers(10).named_buffers()} - {"0.unsaved"}
+    assert {name for name in names if not torch.equal(found[name], last[name])} == {"0.mean"}
+    trained(LocalWorld(), config.replace(output_dir=Path("alone")), runs.remembers)
+    assert largest_difference(found, final("alone")) <= 1e-5

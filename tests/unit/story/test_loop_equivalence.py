@@ -31,7 +31,7 @@ TOLERANCE = 1e-5
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("make", [runs.convnet, runs.batch_norm])
+@pytest.mark.parametrize("make", [runs.convnet, runs.batch_norm, runs.remembers])
 def test_ranks_and_one(make: Callable[[int], nn.Module], size: int) -> None:
     """N ranks take the same step as one rank with the same global batch."""
     config = small_config(clip_norm=5.0, label_smoothing=0.1)
@@ -60,6 +60,7 @@ KINDS = {
     "adamw": (ADAMW, runs.convnet, runs.few_digits),
     "batch-norm": (SGD, runs.batch_norm, runs.few_digits),
     "dropout": (ADAMW, runs.dropout, runs.few_digits),
+    "buffers": (SGD, runs.remembers, runs.few_digits),
     "map-style": (SGD, runs.convnet, runs.mapped_digits),
     "map-style, batch norm": (ADAMW, runs.batch_norm, runs.mapped_digits),
 }

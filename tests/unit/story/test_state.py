@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import nn
 
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
@@ -130,6 +133,60 @@ def test_a_rank_that_deviates_is_named() -> None:
 
     for message in run_ranks(3, body):
         assert message.startswith("ranks 2 hold other weights than rank 0 at step 1;")
+        assert message.endswith("They differ: rank 2 in 0.weight")
+
+
+DEVIATIONS: dict[str, Callable[[TrainState], None]] = {
+    "1.running_var": lambda state: state.model.get_buffer("1.running_var").add_(1),
+    "exp_avg of 5.bias": lambda state: state.optimizer.state[state.model[5].bias]["exp_avg"].add_(1),
+    "6.unsaved": lambda state: state.model.get_buffer("6.unsaved").add_(1),
+    "progress": lambda state: setattr(state, "progress", state.progress.after_step(1)),
+    "cut": lambda state: setattr(state, "cut", Cut(7, 7)),
+}
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
+def test_what_deviates_is_named(name: str) -> None:
+    """Whatever of the state it is, be it a tensor or not."""
+
+    def body(world: ThreadWorld) -> str:
+        state = state_after(1)
+        state.model.append(runs.Remembers())
+        if world.place.rank == 1:
+            DEVIATIONS[name](state)
+        with pytest.raises(ReplicasDiffer) as caught:
+            confirm_equal(state, world)
+        return str(caught.value)
+
+    assert all(message.endswith(f"They differ: rank 1 in {name}") for message in run_ranks(2, body))
+
+
+def test_buffers_that_are_in_no_state_dict_come_along() -> None:
+    """With persistent=False a file of weights lacks them, but newcomers and resumed runs have them, averaged or not."""
+    first, second = (
+        TrainState(
+            model := nn.Sequential(runs.Remembers(), nn.Linear(8, 2)),
+            torch.optim.SGD(model.parameters()),
+            scaler(),
+            Cut(1, 1),
+            average=optim.moving_average(OptimizerConfig(ema_decay=0.5), model, ("0.unsaved",)),
+        )
+        for _ in range(2)
+    )
+    for _ in range(2):
+        first.model(torch.ones(4, 1, 8, 8))
+        first.count_step(Totals(1.0, 1, 1, 4), skipped=False)
+    assert "0.unsaved" not in first.snapshot()["model"]
+    second.load(first.snapshot())
+    unsaved = [state.model.get_buffer("0.unsaved") for state in (first, second)]
+    averages = [state.result.get_buffer("0.unsaved") for state in (first, second)]
+    assert torch.equal(*unsaved)
+    assert torch.equal(*averages)
+    assert not torch.equal(unsaved[0], averages[0])
+    second.digest()
+    snapshot = first.snapshot()
+    del snapshot["buffers"]  # as in checkpoints of old
+    second.load(snapshot)
 
 
 def test_a_snapshot_of_another_model_is_refused_and_changes_nothing() -> None:

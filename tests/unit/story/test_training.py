@@ -42,7 +42,7 @@ from tests.support.worlds import Killed
 
 TOLERANCE = 1e-5
 STEPS = 20
-ONE, TWO, THREE = ((f"h{n}", 1) for n in (1, 2, 3))
+ONE, TWO, THREE, FOUR = ((f"h{n}", 1) for n in (1, 2, 3, 4))
 NUMBERS = itertools.count()
 
 
@@ -116,6 +116,16 @@ def test_deaths(events: list[Event]) -> None:
     job, folder = play(events, ONE, TWO, THREE)
     check(job, folder, undisturbed())
     assert job.sizes[:2] == [3, 2] or len(events) > 1
+
+
+@pytest.mark.parametrize("events", [[Kill(7, 0), Hosts(12, (TWO, THREE, FOUR))], [Kill(1, 1), Unheard(11, 0)]])
+def test_buffers_of_every_kind(events: list[Event]) -> None:
+    """Survivors are as one in them, and newcomers get them: with spectral norm, random states, counters, no state_dict.
+
+    Were survivors of the same step to differ in them, none could be trusted, and steps would be lost.
+    """
+    job, folder = play(events, ONE, TWO, THREE, make=runs.remembers)
+    check(job, folder, undisturbed(runs.remembers))
 
 
 @pytest.mark.parametrize("eval_epochs", [1, 2])

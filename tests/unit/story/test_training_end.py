@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import torch
+from torch import nn
 
 from hvd_train import checkpoint
 from hvd_train.data.dataset import DataSet
-from hvd_train.errors import RankLost
+from hvd_train.errors import RankLost, ReplicasDiffer
 from hvd_train.settings.data import DataConfig
+from hvd_train.state import TrainState
 from hvd_train.world.world import DriverLost, LocalWorld, already_in_sync
 from tests.support import runs
+from tests.support.elastic import Hosts, run_elastic
 from tests.support.runs import small_config, trained
 from tests.support.worlds import Fault, ThreadWorld, run_ranks
 
@@ -106,3 +110,48 @@ def test_a_rank_that_leaves_by_a_signal_commits_and_says_so_in_its_exit_code() -
         trained(Unwanted(), small_config())
     assert left.value.code == 128 + signal.SIGTERM
     assert len(checkpoint.committed(Path("run"))) == 1
+
+
+def test_what_is_trained_is_saved_where_ranks_have_come_apart() -> None:
+    """All ranks say which of them differs from rank 0 in what; rank 0 leaves its weights and a last checkpoint."""
+
+    def body(world: ThreadWorld) -> dict[str, Any]:
+        def make(num_classes: int) -> nn.Module:
+            model = runs.convnet(num_classes)
+
+            def come_apart(module: nn.Module, *_: object) -> None:
+                if world.place.rank == 1 and module.training:
+                    module.weight.data[0, 0] += 1  # type: ignore[index, operator]
+
+            model[4].register_forward_hook(come_apart)
+            built.append(model)
+            return model
+
+        built: list[nn.Module] = []
+        with pytest.raises(
+            ReplicasDiffer, match=r"ranks 1 hold .* at step 10; .* They differ: rank 1 in 4\.weight.* comm"
+        ):
+            trained(world, small_config(epochs=1), make)
+        return dict(built[0].state_dict())
+
+    of_rank_0, of_rank_1 = run_ranks(2, body)
+    assert not runs.equal(of_rank_0, of_rank_1)
+    assert runs.equal(torch.load("run/model-final.pt", weights_only=True), of_rank_0)
+    (newest, *_) = checkpoint.committed(Path("run"))
+    assert runs.equal(checkpoint.read(newest)["model"], of_rank_0)
+
+
+def test_what_is_trained_is_saved_where_a_newcomer_comes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A meeting after which the newcomer holds other weights ends the job, but not before rank 0 has committed."""
+    load = TrainState.load_values
+
+    def load_otherwise(state: TrainState, snapshot: dict[str, Any]) -> None:
+        load(state, snapshot)
+        state.model.get_parameter("4.bias").data += 1
+
+    monkeypatch.setattr(TrainState, "load_values", load_otherwise)
+    hosts = Hosts(7, (("h1", 1), ("h2", 1)))
+    with pytest.raises(ReplicasDiffer, match=r"rank 1 in 4\.bias; what rank 0 holds is committed"):
+        run_elastic(lambda world: trained(world, small_config()), {"h1": 1}, [hosts], first=1)
+    (newest,) = checkpoint.committed(Path("run"))
+    assert checkpoint.read(newest)["progress"]["step"] >= 7

@@ -69,6 +69,10 @@ def settings(name: str) -> Callable[[], TrainState]:
             optimizer = torch.optim.LBFGS(model.parameters())
         if name == "gap":
             model.register_buffer("every_other", torch.zeros(8)[::2])
+        if name in ("average", "in no state_dict"):
+            model.register_buffer("unsaved", torch.zeros(3), persistent=False)
+        if name == "in no state_dict":
+            model.register_buffer("grows", torch.zeros(0), persistent=False)
         average = optim.moving_average(config, model) if name == "average" else None
         from hvd_train.progress.order import Cut
 
@@ -77,7 +81,9 @@ def settings(name: str) -> Callable[[], TrainState]:
     return fresh
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "amsgrad", "lbfgs", "channels last", "average", "gap"])
+@pytest.mark.parametrize(
+    "name", ["sgd", "adamw", "amsgrad", "lbfgs", "channels last", "average", "gap", "in no state_dict"]
+)
 def test_what_a_state_may_be_made_of(name: str) -> None:
     """A newcomer's optimizer has no moments yet; it gets those of the root, of any kind and order in memory."""
     fresh = settings(name)
@@ -94,6 +100,8 @@ def test_what_a_state_may_be_made_of(name: str) -> None:
         state.optimizer.step(loss) if name == "lbfgs" else state.optimizer.step()
         for buffer in state.model.buffers():
             buffer += number
+        if name == "in no state_dict":
+            state.model.grows = torch.cat([state.model.get_buffer("grows"), torch.ones(1)])
         if state.average is not None:
             state.average.update_parameters(state.model)
         state.progress = state.progress.after_step(20)
