@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,15 @@ def test_a_run_that_is_stopped_has_all_its_steps_on_disk(tmp_path: Path) -> None
     assert held(tmp_path) == [(1, 5), (6, 10), (11, 13)]
     Run(tmp_path, run.recent, 13).trains_to(16)
     assert held(tmp_path) == [(1, 5), (6, 10), (11, 15)]
+
+
+def test_a_whole_epoch_outlives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its end all its lines are forced to disk: from the next step on the state does not have them any more."""
+    run, on_disk = Run(tmp_path, [], 0), []
+    monkeypatch.setattr(os, "fsync", lambda file: on_disk.append(os.pread(file, 1 << 20, 0)))
+    run.trains_to(500)
+    assert on_disk == [(tmp_path / "ledger.jsonl").read_bytes()]
+    assert held(tmp_path)[-1] == (496, 500)
 
 
 @pytest.mark.parametrize("torn", [0, 30])

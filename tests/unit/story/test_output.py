@@ -17,6 +17,7 @@ from hvd_train.output import Output, shows_bar
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.metrics import Totals
 from hvd_train.run_files import durable, run_folder
+from hvd_train.run_files.ledger import Entry
 from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld, Place
 from tests.support.runs import convnet, few_digits, small_config
@@ -95,6 +96,19 @@ def test_a_process_whose_folder_was_taken_over_commits_nothing(state: TrainState
     assert not output.commit_last(state)
     assert checkpoint.committed(Path("run")) == []
     output.close()
+
+
+@pytest.mark.parametrize(("taken", "lines"), [(True, 0), (False, 1)])
+def test_a_process_whose_folder_was_taken_over_adds_nothing_to_the_ledger(
+    taken: bool, lines: int, state: TrainState
+) -> None:
+    """Its successor writes the steps under way; a process that still has the folder does so when it closes it."""
+    output = opened(small_config(ledger=True), state)
+    output.journal.took(Entry(0, (1, 7), 1, (0, 140), 1))
+    if taken:
+        run_folder.take_over(Path("run"))
+    output.close()
+    assert len(Path("run/ledger.jsonl").read_text().splitlines()) == lines
 
 
 def test_a_full_disk_costs_the_summary_and_not_the_training(
