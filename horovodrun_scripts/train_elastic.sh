@@ -19,7 +19,8 @@
 #
 # Needs ssh without a password from here to each host, and the same hvd-train in the same place on all.
 # Ctrl-C, SIGTERM or SIGUSR1, here or to all workers, makes the job commit and end; the same command goes on from there.
-# To some of the workers, as where a spot host is told to go, it makes these leave, and the others go on.
+# So does the end of this terminal, unless under nohup. A signal to some of the workers, as where a spot host is told to
+# go, makes these leave, and the others go on.
 
 set -euo pipefail
 scripts=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")

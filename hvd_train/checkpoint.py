@@ -11,9 +11,10 @@ import io
 import json
 import pickle
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -24,7 +25,8 @@ from typing_extensions import override
 from hvd_train.errors import UsageError
 from hvd_train.network.weights import UNREADABLE
 from hvd_train.run_files import durable
-from hvd_train.state import Snapshot, TrainState, to_host
+from hvd_train.run_files.durable import Permission, always
+from hvd_train.state import Snapshot, TrainState, result_in, to_host
 
 BEST, FINAL = "model-best.pt", "model-final.pt"
 MAGIC = b"hvd_train checkpoint 1\n"
@@ -49,14 +51,21 @@ class Store(Protocol):
         the checkpoint could not be written.
         """
 
+    def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
+        """Keep this state in a checkpoint after all that is still being written, and the final weights if asked to.
+
+        The result is there when all is on disk, and says whether it is. The state may be changed meanwhile.
+        """
+
     def save_weights(self, name: str, state: TrainState) -> None:
         """Write the plain state_dict of the state's result into the file `name` of the run folder, and wait for it.
 
-        The best weights are gone with the next step: should this process die in that step, they must be on disk.
+        The best weights are gone with the next step: should this process die in that step, they must be on disk. Where
+        they do not fit, they are kept in memory, and written with a later commit.
         """
 
-    def close(self) -> bool:
-        """Wait for what is being written; return whether the last commit and all weights are on disk."""
+    def close(self) -> None:
+        """Wait for what is being written."""
 
 
 class NoStore(Store):
@@ -67,66 +76,117 @@ class NoStore(Store):
         return True
 
     @override
+    def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
+        done: Future[bool] = Future()
+        done.set_result(True)
+        return done
+
+    @override
     def save_weights(self, name: str, state: TrainState) -> None:
         pass
 
     @override
-    def close(self) -> bool:
-        return True
+    def close(self) -> None:
+        pass
 
 
 class DiskStore(Store):
     """Writes checkpoints in a thread of its own: training waits for the copy only.
 
-    A write that fails (disk full) is reported in one line and training goes on; older files are removed only
-    after a newer one is safe.
+    A write that fails (disk full) is reported in one line, as is the first one that fits again, and training goes on;
+    older files are removed only after a newer one is safe.
     """
 
-    def __init__(self, folder: Path, keep: int, config: Mapping[str, Any], report: Report) -> None:
+    def __init__(
+        self, folder: Path, keep: int, config: Mapping[str, Any], report: Report, permission: Permission = always
+    ) -> None:
+        """Prepare to write into the run folder; nothing is written where `permission`, asked for each file, says no."""
         self.folder, self._keep, self._config, self._report = folder, keep, dict(config), report
-        (folder / "checkpoints").mkdir(exist_ok=True)
-        durable.remove_partial(folder / "checkpoints")
-        durable.remove_partial(folder)
+        self._permission = permission
+        with suppress(OSError):  # what cannot be removed or made now is no reason not to train
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            durable.remove_partial(folder / "checkpoints")
+            durable.remove_partial(folder)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._last: Future[bool] | None = None
-        self._weights: dict[str, bool] = {}
+        self._unwritten: dict[str, dict[str, Tensor]] = {}
+        self._weights_lock = threading.Lock()  # best weights are written by the thread that trains
+        self._failing = False
 
     @override
     def commit(self, state: TrainState, *, wait: bool = False) -> bool:
         if self._last is not None and not self._last.done() and not wait:
             return False
-        snapshot = {**state.snapshot(), "config": self._config}
-        path = path_of(self.folder, state.progress.step)
-        self._last = self._writer.submit(self._try, path, lambda: self._write(path, snapshot))
+        snapshot = self._snapshot(state)
+        self._last = self._writer.submit(lambda: self._commit(snapshot))
         return self._last.result() if wait else True
 
     @override
-    def save_weights(self, name: str, state: TrainState) -> None:
-        weights = to_host(state.result.state_dict())
-        path = self.folder / name
-        self._weights[name] = self._try(path, lambda: write_weights(path, weights))
+    def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
+        snapshot = self._snapshot(state)
+
+        def write_all() -> bool:
+            saved = self._commit(snapshot, last=True)
+            with self._weights_lock:
+                if final_weights:
+                    self._unwritten[FINAL] = result_in(snapshot)
+                return self._write_weights(last=True) and saved
+
+        self._last = self._writer.submit(write_all)
+        return self._last
 
     @override
-    def close(self) -> bool:
-        self._writer.shutdown(wait=True)
-        return (self._last is None or self._last.result()) and all(self._weights.values())
+    def save_weights(self, name: str, state: TrainState) -> None:
+        with self._weights_lock:
+            self._unwritten[name] = to_host(state.result.state_dict())
+            self._write_weights()
 
-    def _write(self, path: Path, snapshot: Snapshot) -> None:
-        write(path, snapshot)
+    @override
+    def close(self) -> None:
+        self._writer.shutdown(wait=True)
+
+    def _snapshot(self, state: TrainState) -> Snapshot:
+        return {**state.snapshot(), "config": self._config}
+
+    def _commit(self, snapshot: Snapshot, *, last: bool = False) -> bool:
+        step = snapshot["progress"]["step"]
+        path = path_of(self.folder, step)
+        try:
+            write(path, snapshot, self._permission)
+        except OSError as error:
+            if last or not self._failing:
+                newest = next(iter(committed(self.folder)), None)
+                good = f"the newest good checkpoint is {newest.name}" if newest else "there is no checkpoint yet"
+                goes_on = "" if last else "training goes on, "
+                self._report(f"cannot write {path}: {error.strerror}; {goes_on}{good}")
+            self._failing = True
+            return False
+        if self._failing:
+            self._failing = False
+            self._report(f"commits fit again: step {step} is on disk")
         # What has a higher number was skipped as damaged when this run was resumed: it must not push out good ones.
         older = [old for old in committed(self.folder) if old.name <= path.name]
         for old in older[self._keep :]:
-            old.unlink(missing_ok=True)
-
-    def _try(self, path: Path, write_file: Callable[[], None]) -> bool:
-        try:
-            write_file()
-        except OSError as error:
-            newest = next(iter(committed(self.folder)), None)
-            last = f"the newest good checkpoint is {newest.name}" if newest else "there is no checkpoint yet"
-            self._report(f"cannot write {path}: {error.strerror}; training goes on, {last}")
-            return False
+            with suppress(OSError):
+                old.unlink(missing_ok=True)
+        if not last and self._unwritten:
+            with self._weights_lock:
+                self._write_weights(quietly=True)
         return True
+
+    def _write_weights(self, *, quietly: bool = False, last: bool = False) -> bool:
+        """Write the weights that are not on disk yet, and return whether all are there now."""
+        for name, weights in list(self._unwritten.items()):
+            path = self.folder / name
+            try:
+                write_weights(path, weights, self._permission)
+            except OSError as error:
+                if not quietly:
+                    kept = "" if last else "; it is kept in memory until it fits"
+                    self._report(f"cannot write {path}: {error.strerror}{kept}")
+            else:
+                del self._unwritten[name]
+        return not self._unwritten
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -149,12 +209,13 @@ def newest_good(folder: Path, report: Report) -> Snapshot | None:
     return None
 
 
-def write(path: Path, snapshot: Snapshot) -> None:
-    """Write a checkpoint durably. Raises OSError where the disk does not take it.
+def write(path: Path, snapshot: Snapshot, permission: Permission = always) -> None:
+    """Write a checkpoint durably. Raises OSError where the disk does not take it, or there is no `permission`.
 
     It goes into the file without a copy in between: training on the same cores pays for each.
     """
-    with durable.writing(path) as file:
+    path.parent.mkdir(exist_ok=True)
+    with durable.writing(path, permission) as file:
         file.write(MAGIC)
         file.write(b" " * _HEADER_SIZE)  # what stands here is known when all the rest is written
         payload = _Digested(file)
@@ -247,7 +308,7 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
     return weights
 
 
-def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a plain state_dict durably. Raises OSError where the disk does not take it."""
-    with durable.writing(path) as file:
+def write_weights(path: Path, weights: Mapping[str, Tensor], permission: Permission = always) -> None:
+    """Write a plain state_dict durably. Raises OSError where the disk does not take it, or there is no `permission`."""
+    with durable.writing(path, permission) as file:
         _save(weights, file)

@@ -20,11 +20,11 @@ from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
 from hvd_train.state import Evaluation
 from hvd_train.step import StepResult, Votes
 from hvd_train.validate import Scores, evaluate
-from hvd_train.world.world import WorldChanged
+from hvd_train.world.world import WorldChanged, result_of_rank_0
 
 
 def train(job: Job) -> bool:
-    """Train from where the state is to the last epoch; False where a wish to stop came first (it is committed).
+    """Train from where the state is to the last epoch; False where a wish to stop came first.
 
     Raises WorldChanged, on all ranks after the same step, where one has heard of other hosts, Diverged where step
     after step has a loss or gradient that is not finite, and RankLost where another rank is gone: no step is half done.
@@ -70,7 +70,6 @@ def train(job: Job) -> bool:
 
             # do what the ranks have agreed on
             if result.agreed.stop:
-                store.commit(state, wait=True)
                 return False
             if result.agreed.commit and store.commit(state):
                 clocks.commit_timer.reset()
@@ -139,15 +138,16 @@ def take_down(job: Job, result: StepResult, learning_rate: float, *, log: bool) 
 def give_up(job: Job, result: StepResult) -> None:
     """Commit the weights, which no skipped step has changed, and raise Diverged with what all ranks know."""
     state = job.state
-    job.output.store.commit(state, wait=True)
+    saved = result_of_rank_0(job.world, job.output.store.commit_last(state))
     num_samples = job.parts.train_loader.num_samples
     of_ranks = job.world.gather([int(sample) % num_samples for sample in result.not_finite])
     samples = [f"rank {rank}: samples {_first_few(found)}" for rank, found in enumerate(of_ranks) if found]
     cause = f"the loss is not finite ({'; '.join(samples)})" if samples else "the loss is finite, but not its gradient"
+    kept = "committed" if saved else "NOT committed (see above)"
     progress = state.progress
     raise Diverged(
         f"{progress.skipped_in_row} steps in a row were skipped; in the last one, step {progress.step}, {cause}; "
-        "the weights are those before them, and committed; try a smaller --learning-rate or --clip-norm"
+        f"the weights are those before them, and {kept}; try a smaller --learning-rate or --clip-norm"
     )
 
 

@@ -90,7 +90,8 @@ class Output:
             self._folder = claim.folder
             path, run = claim.folder.path, self._config.run
             bar = shows_bar(self._config, place)
-            journal = RunJournal(path, progress.step, progress.epoch, live=bar, ledger=run.ledger)
+            held = claim.folder.held
+            journal = RunJournal(path, progress.step, progress.epoch, live=bar, ledger=run.ledger, permission=held)
             for note in (*claim.folder.notes, *claim.notes):
                 journal.event("note", note)
             self.store = DiskStore(
@@ -98,6 +99,7 @@ class Output:
                 run.keep_checkpoints,
                 self._config.as_dict(),
                 lambda message: journal.event("checkpoint", message),
+                held,
             )
             self.journal = journal
         if state.best and (state.best.epoch, 0) == (progress.epoch, progress.cursor):
@@ -108,31 +110,33 @@ class Output:
 
         A process without which the job has gone on has lost its folder, and commits nothing.
         """
-        return self._folder is not None and self._folder.held() and self.store.commit(state, wait=True)
+        return self._folder is not None and self._folder.held() and self.store.commit_last(state).result()
 
     def write_surroundings(self, hosts: Sequence[str], gpu: str | None) -> None:
         """Write what the run runs on: the host of each rank, and the name of this rank's GPU."""
-        if self.path is None:
+        if self._folder is None or not self._folder.held():
             return
         try:
-            machine.write(self.path, hosts, gpu)
+            machine.write(self._folder.path, hosts, gpu)
         except OSError as error:
             self.journal.event("note", f"cannot write {run_folder.ENVIRONMENT}: {error.strerror}")
 
-    def write_summary(self, values: dict[str, Any]) -> None:
-        """Write how the run ended."""
-        if self.path is None:
-            return
-        path = self.path / run_folder.SUMMARY
+    def write_summary(self, values: dict[str, Any]) -> bool:
+        """Write how the run ended, and return whether that is on disk; true on a rank that does not write."""
+        if self._folder is None:
+            return True
+        path = self._folder.path / run_folder.SUMMARY
         try:
-            durable.write_text(path, json.dumps(values, indent=2) + "\n")
+            durable.write_text(path, json.dumps(values, indent=2) + "\n", self._folder.held)
         except OSError as error:
             self.journal.event("summary", f"cannot write {path}: {error.strerror}")
+            return False
+        return True
 
     def close(self) -> None:
         """Finish what is being written and give up the folder."""
         self.store.close()
-        self.journal.close(complete=self._folder is not None and self._folder.held())
+        self.journal.close()
         if self._folder is not None:
             self._folder.release()
         self._folder, self.journal, self.store = None, SilentJournal(), NoStore()

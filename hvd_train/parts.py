@@ -68,7 +68,7 @@ def warm_parts(
         parts.model.compile()
     parts.train_loader.start()
     if launcher.elastic(os.environ):
-        import torch.utils.tensorboard  # noqa: F401  # any rank may have to keep the journal from one step to the next
+        import hvd_train.run_files.board  # noqa: F401  # any rank may have to keep the journal from one step to the next
     return parts, optimizer
 
 

@@ -25,7 +25,7 @@ class Result:
     run_dir: Path | None
     finished: bool
     saved: bool
-    """Whether the last commit and the weights are on disk (true on ranks that do not write)."""
+    """Whether the last commit, the weights and the summary are on disk; the same on all ranks."""
     stopped_by: int | None
     """The number of the signal that stopped it, on whichever rank; None where no signal did."""
     epochs: int

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hvd_train import checkpoint, config_file, state
+from hvd_train import checkpoint, config_file, console, state
 from hvd_train._version import __version__, digest_of_code
 from hvd_train.config import Config
 from hvd_train.data import sources
@@ -42,12 +42,14 @@ def train(
     None); they take the place of `config.model` and `config.data`. Raises UsageError for settings or data that
     cannot be used, RankLost when another rank ends, ReplicasDiffer should the ranks come apart.
     """
+    console.outlive()
     config = _with_own_names(config, model, data)
     check(config)
     if config.run.log_dir is not None:
         rank_log.start(config.run.log_dir, os.environ)
     with (
-        StopSignal() as stop,
+        # A worker whose ssh is lost is not stopped by that: its heartbeats tell whether the job goes on.
+        StopSignal(hangup=not launcher.elastic(os.environ)) as stop,
         closing(world or connect(config)) as here,
         closing(Training(config, here, stop, model, data)) as training,
     ):

@@ -25,7 +25,7 @@ from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, result_of, summary
 from hvd_train.state import TrainState
 from hvd_train.validate import Scores
-from hvd_train.world.world import DriverLost, World, WorldChanged, together
+from hvd_train.world.world import DriverLost, World, WorldChanged, result_of_rank_0, together
 
 
 class Training:
@@ -179,7 +179,11 @@ class Training:
                 job.output.journal.event("note", note)
 
     def _finish(self, job: Job, *, finished: bool) -> Result:
-        # What ranks do together comes first: should one be lost in it, nothing is closed yet.
+        """Write what is to last, and say how the training ended; nobody leaves before all of it is on disk.
+
+        Should a rank be lost meanwhile, nothing is closed yet: in an elastic job the ranks of the next world come here
+        again, and rank 0 there writes.
+        """
         if finished:
             try:
                 states.confirm_equal(job.state, job.world)
@@ -187,19 +191,12 @@ class Training:
                 job.output.store.save_weights(checkpoint.FINAL, job.state)
                 raise self._kept(error) from error
         signals = [number for number in job.world.gather(self._stop.received) if number is not None]
+        saved = result_of_rank_0(job.world, job.output.store.commit_last(job.state, final_weights=finished))
         test = self._test(job) if finished else None
-        if finished:
-            job.output.store.save_weights(checkpoint.FINAL, job.state)
-            job.output.store.commit(job.state, wait=True)
-        result = result_of(
-            job,
-            finished=finished,
-            stopped_by=signals[0] if signals and not finished else None,
-            saved=job.output.store.close(),
-            test=test,
-        )
-        if finished:
-            job.output.write_summary(summary(result, job.config))
+        stopped_by = signals[0] if signals and not finished else None
+        result = result_of(job, finished=finished, stopped_by=stopped_by, saved=saved, test=test)
+        if finished and not job.world.broadcast(job.output.write_summary(summary(result, job.config)), 0):
+            result = replace(result, saved=False)
         job.output.journal.event("end", ending(result))
         return result
 

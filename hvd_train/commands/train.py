@@ -7,7 +7,7 @@ import gc
 import os
 from pathlib import Path
 
-from hvd_train import config_file, recipes
+from hvd_train import config_file, console, recipes
 from hvd_train.config import Config
 from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError
@@ -36,9 +36,10 @@ OF_LAUNCHERS = (
 def run(arguments: list[str]) -> int:
     """Train and return the exit code.
 
-    That is 0 for a finished run, 1 where its files could not be written, 128 + N where signal N stopped it, and 75
-    (EX_TEMPFAIL) where a time limit did. Raises UsageError for settings that cannot give a run.
+    That is 0 for a finished run, 128 + N where signal N stopped it, 75 (EX_TEMPFAIL) where a time limit did, and 74
+    (EX_IOERR) where its last files could not be written. Raises UsageError for settings that cannot give a run.
     """
+    console.outlive()
     settings = parse_train(arguments)
     roll_call.started(os.environ)
     # This imports torch, which parsing can do without. The import makes objects that live to the end; a fifth of its
@@ -52,8 +53,10 @@ def run(arguments: list[str]) -> int:
         result = train(settings)
     finally:
         gc.unfreeze()  # otherwise extensions that count the objects they leave behind complain at exit
+    if not result.saved:
+        return os.EX_IOERR
     if result.finished:
-        return 0 if result.saved else 1
+        return 0
     return 128 + result.stopped_by if result.stopped_by else os.EX_TEMPFAIL
 
 

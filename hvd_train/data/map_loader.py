@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import signal
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -52,7 +54,7 @@ class MapLoader(Loader):
         """Let each loader process read a sample."""
         first = Slot(0, np.zeros(1, dtype=np.int64))
         self._tasks.epoch, self._tasks.slots = 0, itertools.repeat(first, self._num_workers)
-        for batch in self._loader:
+        for batch in self._batches():
             if not isinstance(batch, Unreadable) and torch.is_tensor(batch[0]):
                 self._image_bytes = batch[0].nbytes
 
@@ -65,10 +67,14 @@ class MapLoader(Loader):
             self._tasks.allocate(len(first.indices) * self._image_bytes)
             slots = itertools.chain([first], slots)
         self._tasks.epoch, self._tasks.slots = epoch, slots
-        batches = iter(self._loader)
+        batches = self._batches()
         for assignment in work:
             micro_batches = tuple(self._micro_batch(slot, next(batches)) for slot in assignment.slots)
             yield Batch(assignment.size, assignment.num_slots, micro_batches)
+
+    def _batches(self) -> Iterator[Any]:
+        with _only_here():
+            return iter(self._loader)
 
     def _micro_batch(self, slot: Slot, batch: ReadBatch | Unreadable) -> MicroBatch:
         if isinstance(batch, Unreadable):
@@ -89,3 +95,16 @@ class MapLoader(Loader):
     @override
     def close(self) -> None:
         del self._loader
+
+
+@contextmanager
+def _only_here() -> Iterator[None]:
+    """Keep Ctrl-C and the end of a terminal from processes that are started inside the block.
+
+    Terminals send these to all processes of a job. The one that trains still needs the others to come to its commit.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

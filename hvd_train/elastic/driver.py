@@ -25,6 +25,7 @@ from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.elastic import discovery
 
+from hvd_train.console import outlive
 from hvd_train.elastic.discovery import HostCommand
 from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.ranks import RankAssignment
@@ -258,6 +259,7 @@ REPLACEMENTS = (
 
 def main() -> None:
     """Run horovodrun's command line; with a host discovery script the job is elastic, with our driver."""
+    outlive()  # the threads that forward what workers print would end with their console, and workers block
     for replacement in REPLACEMENTS:
         original = getattr(replacement.module, replacement.name)
         setattr(replacement.module, replacement.name, replacement.make(original))

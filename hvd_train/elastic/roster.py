@@ -35,10 +35,11 @@ TOLD_TO_END_S = 300.0  # a slot whose worker was told to end stays empty: spot h
 STEADY_S = 60.0  # a worker that ran for so long did not fail to start
 
 # Exit codes of a worker that end the whole job: wrong settings; replicas that differ, a step that breaks in every
-# world, a loss that stays not finite; and a commit before the end, on a signal or because the time was up.
+# world, a loss that stays not finite, last files that could not be written; and a commit before the end, on a signal or
+# because the time was up.
 WRONG_SETTINGS = 2
-UNRECOVERABLE = (4, 5, 6)
-STOPPED = (130, 138, 143)  # by a signal to the worker
+UNRECOVERABLE = (4, 5, 6, 74)
+STOPPED = (129, 130, 138, 143)  # by a signal to the worker
 COMMITTED = (75, *STOPPED)
 _ENDED_BY_COMMAND = -1  # in place of the exit code, which says nothing about a worker that was told to end
 

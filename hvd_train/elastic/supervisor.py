@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
-from hvd_train.console import say
+from hvd_train.console import outlive, say
 from hvd_train.elastic.roster import COMMITTED, UNRECOVERABLE, WRONG_SETTINGS
 from hvd_train.launch.launcher import GOES_ON, STARTED, SUPERVISOR
 
@@ -70,8 +70,9 @@ class _Signals:
     def __init__(self) -> None:
         self.received = False
         self._process: subprocess.Popen[bytes] | None = None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._pass_on)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
+                signal.signal(number, self._pass_on)
 
     def run(self, command: Sequence[str]) -> int:
         """Run the command and return its exit code; 128 + N where signal N ended it."""
@@ -89,13 +90,16 @@ class _Signals:
         return self.received
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        self.received = True
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM if number == signal.SIGUSR1 else number)
+        again, self.received = self.received, True
+        # At a second signal the launcher no longer waits for commits, and a terminal that is gone sends several.
+        if self._process is None or self._process.poll() is not None or (again and number == signal.SIGHUP):
+            return
+        self._process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)  # it knows no others
 
 
 def main() -> None:
     """Run the command line `[--restarts N] -- COMMAND ...`."""
+    outlive()
     parser = argparse.ArgumentParser(prog="python -m hvd_train.elastic.supervisor", description=__doc__)
     parser.add_argument("--restarts", type=int, default=10, help="attempts that may fail in a row (default: 10)")
     parser.add_argument("command", nargs="+", help="what to keep going, after --")

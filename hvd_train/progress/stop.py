@@ -13,11 +13,15 @@ from hvd_train.errors import HvdTrainError
 class StopSignal:
     """A context manager that notes the first stop signal in `received`; a second one ends the process as usual.
 
-    Stop signals are SIGINT, SIGTERM, and SIGUSR1, which batch systems can send some time before they end a job. Outside
-    the main thread, where Python allows no signal handlers, nothing is noted.
+    Stop signals are SIGINT, SIGTERM, SIGUSR1, which batch systems can send some time before they end a job, and SIGHUP,
+    which comes when a terminal or an ssh session is gone, unless it is ignored already (nohup). SIGHUP never ends the
+    process: shells and the kernel send it several times. Outside the main thread, where Python allows no signal
+    handlers, nothing is noted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, hangup: bool = True) -> None:
+        """Without `hangup`, SIGHUP is ignored inside the block."""
+        self._hangup = hangup
         self.received: int | None = None
         """The number of the signal that came first; None before any has come."""
         self._previous: dict[int, Any] = {}
@@ -26,6 +30,9 @@ class StopSignal:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 self._previous[number] = signal.signal(number, self._note)
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                handler = self._note if self._hangup else signal.SIG_IGN
+                self._previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, handler)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object) -> None:
@@ -35,7 +42,11 @@ class StopSignal:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number
+        hangup = self._previous.pop(signal.SIGHUP, None)
         self._restore()
+        if hangup is not None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            self._previous[signal.SIGHUP] = hangup
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

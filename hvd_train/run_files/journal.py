@@ -9,14 +9,17 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from typing_extensions import override
 
 from hvd_train.elastic.members import Change
+from hvd_train.run_files.appended_file import AppendedFile
 from hvd_train.run_files.display import Display, LineDisplay, TerminalDisplay
+from hvd_train.run_files.durable import Permission, always
 from hvd_train.run_files.ledger import Entry
 from hvd_train.run_files.ledger_file import LedgerFile
 from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
@@ -57,11 +60,8 @@ class Journal(Protocol):
     def event(self, name: str, message: str, **facts: Any) -> None:
         """Show a message to the user, and write it with machine-readable facts under a name for its kind."""
 
-    def close(self, *, complete: bool = True) -> None:
-        """Close the files; nothing is reported after this.
-
-        The ledger is `complete` up to the last step then, unless another process has taken over the run folder.
-        """
+    def close(self) -> None:
+        """Close the files; nothing is reported after this. The ledger is complete up to the last step then."""
 
 
 class SilentJournal(Journal):
@@ -100,28 +100,37 @@ class SilentJournal(Journal):
         pass
 
     @override
-    def close(self, *, complete: bool = True) -> None:
+    def close(self) -> None:
         pass
 
 
 class RunJournal(Journal):
-    """Writes the files of a run folder and shows progress. When the disk is full, writing ends and training goes on."""
+    """Writes the files of a run folder and shows progress. What a full disk does not take is written when it fits."""
 
-    def __init__(self, folder: Path, resumed_step: int, epochs_done: int, *, live: bool, ledger: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        resumed_step: int,
+        epochs_done: int,
+        *,
+        live: bool,
+        ledger: bool = False,
+        permission: Permission = always,
+    ) -> None:
         """Open the files of `folder`; a bar is shown where `live`, else lines, and a ledger is kept where `ledger`.
 
         The run goes on after step `resumed_step`, with `epochs_done` epochs finished: whatever the files hold beyond
-        that did not happen and is removed. Raises OSError where the files cannot be written.
+        that did not happen and is removed. Nothing is written where `permission`, which is asked for each line, says
+        no. Raises OSError where the files cannot be read.
         """
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only one rank needs it
+        from hvd_train.run_files.board import Board  # slow to import, and only one rank needs it
 
-        self._path = folder / METRICS
-        self._last_step, self._last_epoch = _forget_after(self._path, resumed_step, epochs_done)
-        self._lines: TextIO | None = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # until close
-        purge = resumed_step + 1 if resumed_step else None
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
         self._display: Display = TerminalDisplay() if live else LineDisplay()
-        self._ledger = LedgerFile(folder, resumed_step) if ledger else None
+        report, path = self._display.say, folder / METRICS
+        self._last_step, self._last_epoch = _forget_after(path, resumed_step, epochs_done)
+        self._lines = AppendedFile(path, report, permission)
+        self._board = Board(folder / "tensorboard", resumed_step, report, permission)
+        self._ledger = LedgerFile(folder, resumed_step, report, permission) if ledger else None
 
     @override
     def begin(self, epochs: int, samples_per_epoch: int) -> None:
@@ -144,19 +153,18 @@ class RunJournal(Journal):
     def step(self, record: StepRecord) -> None:
         self._last_step = record.step
         self._write("step", vars(record))
-        for name, value in vars(record).items():
-            if name not in ("epoch", "step", "samples", "split"):
-                self._plot(f"train/{name}", value, record.step)
-        for phase, seconds in (record.split or {}).items():
-            self._plot(f"seconds/{phase}", seconds, record.step)
+        shown = {name: v for name, v in vars(record).items() if name not in ("epoch", "step", "samples", "split")}
+        seconds = {f"seconds/{phase}": value for phase, value in (record.split or {}).items()}
+        self._plot({f"train/{name}": value for name, value in shown.items()} | seconds, record.step)
 
     @override
     def epoch(self, record: EpochRecord) -> None:
         self._last_epoch = record.epoch
-        self._in_ledger(LedgerFile.sync)
+        if self._ledger is not None:
+            self._ledger.sync()
         self._write("epoch", vars(record))
-        for name in ("val_loss", "val_top1", "val_top5"):
-            self._plot(name.replace("_", "/"), getattr(record, name), record.step)
+        scores = {name.replace("_", "/"): getattr(record, name) for name in ("val_loss", "val_top1", "val_top5")}
+        self._plot(scores, record.step)
         self._display.epoch(record)
 
     @override
@@ -173,12 +181,12 @@ class RunJournal(Journal):
             seconds=round(seconds, 3),
             steps_lost=change.steps_lost,
         )
-        self._plot("world/size", len(change.after), step)
-        self._plot("world/seconds_to_next_step", seconds, step)
+        self._plot({"world/size": len(change.after), "world/seconds_to_next_step": seconds}, step)
 
     @override
     def took(self, entry: Entry) -> None:
-        self._in_ledger(lambda ledger: ledger.took(entry))
+        if self._ledger is not None:
+            self._ledger.took(entry)
 
     @override
     def event(self, name: str, message: str, **facts: Any) -> None:
@@ -186,38 +194,21 @@ class RunJournal(Journal):
         self._write("event", {"name": name, "message": message, **facts})
 
     @override
-    def close(self, *, complete: bool = True) -> None:
-        if complete:
-            self._in_ledger(LedgerFile.complete)
+    def close(self) -> None:
+        for file in (self._lines, self._board, self._ledger):
+            if file is not None:
+                file.close()
         self._display.close()
-        self._board.close()
-        if self._lines is not None:
-            self._lines.close()
-        if self._ledger is not None:
-            self._ledger.close()
-
-    def _in_ledger(self, action: Callable[[LedgerFile], None]) -> None:
-        try:
-            if self._ledger is not None:
-                action(self._ledger)
-        except OSError as error:
-            self._ledger = None
-            self._display.say(f"cannot write the ledger: {error.strerror}; training goes on without it")
 
     def _write(self, kind: str, values: Mapping[str, Any]) -> None:
-        if self._lines is None:
-            return
         # JSON has no NaN and no infinity: strict readers refuse what json.dumps would write for them.
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        try:
-            self._lines.write(json.dumps({"kind": kind, "time": round(time.time(), 3), **finite}) + "\n")
-        except OSError as error:
-            self._lines = None
-            self._display.say(f"cannot write {self._path}: {error.strerror}; training goes on without it")
+        self._lines.write((json.dumps({"kind": kind, "time": round(time.time(), 3), **finite}) + "\n").encode())
 
-    def _plot(self, name: str, value: float | None, step: int) -> None:
-        if value is not None:
-            self._board.add_scalar(name, value, step)
+    def _plot(self, values: Mapping[str, float | None], step: int) -> None:
+        known = {name: value for name, value in values.items() if value is not None}
+        if known:
+            self._board.add(known, step)
 
 
 def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int]:
@@ -225,7 +216,8 @@ def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int]:
 
     An epoch whose last step is done, but which a stop or a crash kept from its end, ends again and is then written
     again: its old line goes, too. Only the end of the file is read, back to the record of an earlier step: whatever
-    stands before that is of earlier steps as well. Raises OSError where the file cannot be written.
+    stands before that is of earlier steps as well. Raises OSError where the file cannot be written at all: what is kept
+    is written in place, so that a full disk has room for it.
     """
     if not path.exists():
         return step, epochs_done  # the run goes on in another folder than the one it began in
@@ -257,5 +249,6 @@ def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int]:
             file.write(tail)
             file.flush()
             os.ftruncate(file.fileno(), begin + len(tail))
-            os.fsync(file.fileno())
+            with suppress(OSError):  # a full disk may say so here, too; the lines are cut off all the same
+                os.fsync(file.fileno())
     return last_step, last_epoch

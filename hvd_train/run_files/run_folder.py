@@ -49,11 +49,14 @@ class RunFolder:
 def take_over(path: Path) -> None:
     """End the claim of a process that the job has given up but which may still exist, stopped or cut off.
 
-    A new lock file replaces the one that the process holds. Raises OSError.
+    A new lock file replaces the one that the process holds. Raises UsageError where the folder cannot be written.
     """
     fresh = path / f"{_LOCK}-{os.getpid()}"
-    fresh.touch()
-    os.replace(fresh, path / _LOCK)
+    try:
+        fresh.touch()
+        os.replace(fresh, path / _LOCK)
+    except OSError as error:
+        raise UsageError(f"cannot take over the output folder {path}: {error.strerror}") from None
 
 
 def in_use(path: Path) -> bool:
@@ -128,8 +131,14 @@ def _reopen(path: Path, config: Config) -> RunFolder:
             "(the old run is kept aside), or name another --output-dir"
         )
     lock = _lock(path)
-    durable.write_text(path / CONFIG, config_file.dump(config))
-    return RunFolder(path, earlier=True, notes=(), _lock=lock)
+    notes = []
+    text = config_file.dump(config)
+    if (path / CONFIG).read_text(encoding="utf-8") != text:
+        try:
+            durable.write_text(path / CONFIG, text)
+        except OSError as error:  # it differs in what any run may change: no reason not to go on
+            notes.append(f"cannot write {path / CONFIG}: {error.strerror}; it stays as it is")
+    return RunFolder(path, earlier=True, notes=tuple(notes), _lock=lock)
 
 
 def _lock(path: Path) -> IO[str]:

@@ -6,6 +6,7 @@ Everything above this room is written against `World`; what Horovod adds is in `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ PendingSum = Callable[[], Tensor]
 """A sum that is under way: calling it waits for the sum and returns it."""
 Request = Literal["train", "change", "stop"]
 """What the job asks of its ranks: to go on training, to form another world since hosts came or went, or to stop."""
+
+_EXCHANGE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -277,3 +280,17 @@ def together(world: World, build: Callable[[], T]) -> T:
 def barrier(world: World) -> None:
     """Wait until every rank has called this."""
     world.gather(None)
+
+
+def result_of_rank_0(world: World, work: Future[T]) -> T:
+    """Wait until rank 0's `work` is done, and return its result on every rank; the work of other ranks is ignored.
+
+    However long that takes, ranks exchange something every second: so those that wait learn at once that rank 0 is
+    lost, and rank 0 that another is. Raises RankLost then, on rank 0 with the work still under way.
+    """
+    while True:
+        if world.place.rank == 0:
+            wait([work], timeout=_EXCHANGE_S)
+        done, result = world.broadcast((True, work.result()) if work.done() else (False, None), 0)
+        if done:
+            return result  # type: ignore[return-value]  # of work that is done

@@ -220,28 +220,30 @@ def test_a_newcomer_is_given_a_state_that_takes_long(hosts: Hosts, tmp_path: Pat
     assert joined["seconds"] > 5  # 26 MB at 40 Mbit/s
 
 
-def test_rank_0_dies_while_it_writes_a_checkpoint(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """Half a file is not a checkpoint: another rank takes over the folder and writes whole ones."""
+@pytest.mark.parametrize("unfinished", ["checkpoints/*.partial", "model-final.pt.partial"])
+def test_rank_0_dies_while_it_writes(unfinished: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """Half a file is no file: another rank takes over the folder and writes whole ones, at the very end, too."""
     training = arguments(model="tests.support.on_demand:heavy")
-    checkpoints = tmp_path / "run/checkpoints"
+    run = tmp_path / "run"
     with job(hosts, tmp_path, training=training) as running:
         running.after(15)
         writer = running.worker("h1")
 
         def caught() -> bool:
             """Stop the worker in the middle of a write; a write that ended before does not count."""
-            if list(checkpoints.glob("*.partial")):
+            if list(run.glob(unfinished)):
                 writer.suspend()
-                if list(checkpoints.glob("*.partial")):
+                if list(run.glob(unfinished)):
                     return True
                 writer.resume()
             return False
 
-        wait_for("a checkpoint under way", caught, poll_s=0.001)
+        wait_for("a file under way", caught, limit_s=120, poll_s=0.001)
         writer.kill()
         running.completes(expected)
+    assert running.output.count("on digits") == 1, "the survivors had to start again"
     assert "nothing was heard" not in running.output, "giving 100 MB to a newcomer kept the ranks from all else"
-    assert not list(checkpoints.glob("*.partial"))
+    assert not list(run.rglob("*.partial"))
     last = checkpoint.newest_good(tmp_path / "run", pytest.fail)
     assert last is not None
     assert last["progress"]["step"] == STEPS

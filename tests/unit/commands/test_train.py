@@ -159,6 +159,22 @@ def test_a_training_throws_away_what_nobody_needs(monkeypatch: pytest.MonkeyPatc
     assert collects == [True]
 
 
+@pytest.mark.parametrize(
+    ("finished", "stopped_by", "saved", "code"),
+    [
+        *[(True, None, True, 0), (False, 15, True, 143), (False, 1, True, 129), (False, None, True, 75)],
+        *[(True, None, False, 74), (False, 15, False, 74), (False, None, False, 74)],
+    ],
+)
+def test_the_exit_code_says_how_a_training_ended(
+    finished: bool, stopped_by: int | None, saved: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop whose commit is not on disk has a code of its own: the same command would not go on from there."""
+    result = SimpleNamespace(finished=finished, stopped_by=stopped_by, saved=saved)
+    monkeypatch.setattr("hvd_train.run.train", lambda _: result)
+    assert cli.run(["train"]) == code
+
+
 def test_help_lists_every_flag_with_its_text(capsys: pytest.CaptureFixture[str]) -> None:
     """The docstring of a field is its help."""
     with pytest.raises(SystemExit) as ended:

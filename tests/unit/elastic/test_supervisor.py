@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -74,4 +75,18 @@ def test_a_signal_ends_it_all() -> None:
         process.terminate()
         assert process.wait(20) == 9
     assert time.monotonic() - started < 20
+    assert Path("log").read_text() == "stopped\n"
+
+
+def test_a_terminal_that_is_gone_stops_the_job_once() -> None:
+    """Its SIGHUPs are one wish to commit and end, which the command hears as one SIGTERM."""
+    program = [sys.executable, "-m", "hvd_train.elastic.supervisor", "--", "sh", "-c"]
+    command = "trap 'echo stopped >> log; sleep 0.5; exit 143' TERM; touch up; while :; do sleep 0.1; done"
+    with subprocess.Popen([*program, command]) as process:
+        wait_for("the command to run", lambda: Path("up").exists())
+        for _ in range(3):
+            process.send_signal(signal.SIGHUP)
+        wait_for("the command to hear of it", lambda: Path("log").exists())
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(20) == 143
     assert Path("log").read_text() == "stopped\n"

@@ -99,9 +99,11 @@ def test_a_line_is_written_at_once(stream: str, unbuffered: str) -> None:
 
 OUTLIVES = """
 import logging, os, subprocess, sys
+from hvd_train import console
 from hvd_train.launch import rank_log
 logging.basicConfig(level="INFO", stream=sys.stderr)
 rank_log.whole_lines()
+console.outlive()
 {start}
 print("first", flush=True)
 sys.stdin.readline()  # by now the reader has gone

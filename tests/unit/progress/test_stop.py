@@ -17,7 +17,7 @@ from hvd_train.progress.stop import StopSignal
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_is_noted_and_not_acted_on(number: signal.Signals) -> None:
     """The first one is a wish; after the block everything is as before."""
     before = signal.getsignal(number)
@@ -60,6 +60,30 @@ def test_an_error_says_whether_the_process_was_asked_to_end() -> None:
                 if error is errors[1]:
                     os.kill(os.getpid(), signal.SIGTERM)
     assert [error.asked_to_end for error in errors] == [False, True]
+
+
+def test_hangups_never_end_the_process() -> None:
+    """A terminal that is gone says so several times, also while a commit is written that another signal wished for."""
+    before = signal.getsignal(signal.SIGHUP)
+    for first in (signal.SIGHUP, signal.SIGTERM):
+        with StopSignal() as stop:
+            os.kill(os.getpid(), first)
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.received == first
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+@pytest.mark.parametrize("why", ["nohup", "elastic"])
+def test_a_hangup_may_mean_nothing(why: str) -> None:
+    """Under nohup it is ignored already, and a worker's ssh may be lost while its job goes on."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if why == "nohup" else signal.getsignal(signal.SIGHUP)
+    try:
+        with StopSignal(hangup=why == "nohup") as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_in_another_thread_nothing_is_touched() -> None:

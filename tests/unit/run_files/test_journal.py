@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hvd_train.run_files import appended_file
 from hvd_train.run_files import journal as journals
-from hvd_train.run_files.display import LineDisplay
 from hvd_train.run_files.journal import RunJournal, SilentJournal
-from hvd_train.run_files.ledger import Entry
+from hvd_train.run_files.ledger import Entry, read
 from hvd_train.run_files.records import EpochRecord, StepRecord
+from tests.support.full_disk import no_room
 
 
 def step_record(step: int, loss: float = 0.5) -> StepRecord:
@@ -102,28 +104,61 @@ def test_events_are_kept() -> None:
     assert [line["message"] for line in lines()] == ["hello"]
 
 
-def test_a_full_disk_ends_the_writing_and_not_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line reports the full disk, and the console goes on."""
-    Path("metrics.jsonl").symlink_to("/dev/full")
-    journal = RunJournal.__new__(RunJournal)
-    journal._path, journal._display = Path("metrics.jsonl"), LineDisplay()
-    journal._lines = Path("metrics.jsonl").open("w", buffering=1)  # noqa: SIM115  # the journal closes it
+def test_what_a_full_disk_does_not_take_is_written_when_it_fits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics, TensorBoard and the ledger lack nothing afterwards; the user is told once for each of them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    class Board:
-        """No TensorBoard."""
+    monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
+    journal = RunJournal(Path(), 0, 0, live=False, ledger=True)
+    for step in range(1, 10):
+        with no_room() if 3 <= step <= 6 else nullcontext():
+            journal.took(Entry(0, (step, step), 1, (step - 1, step), step))
+            journal.step(step_record(step))
+            journal.event("note", f"step {step}")
+    journal.close()
+    assert [line["step"] for line in lines() if line["kind"] == "step"] == list(range(1, 10))
+    assert [entry.steps[0] for entry in read(Path("ledger.jsonl"))] == list(range(1, 10))
+    events = EventAccumulator("tensorboard").Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 10))
+    shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("step ")]
+    assert len(shown) == 3
+    assert all("No space left on device; what belongs there is kept until it fits" in line for line in shown)
 
-        def close(self) -> None:
-            """Nothing."""
 
-    journal._board = Board()  # type: ignore[assignment]
-    journal.event("note", "first")
-    journal.event("note", "second")
-    lines_shown = capsys.readouterr().out.splitlines()
-    assert lines_shown == [
-        "first",
-        "cannot write metrics.jsonl: No space left on device; training goes on without it",
-        "second",
-    ]
+def test_a_run_goes_on_where_the_disk_is_full_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that did not happen are removed without room for a copy, and what comes is written later."""
+    monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
+    journal = RunJournal(Path(), 0, 0, live=False, ledger=True)
+    for step in (1, 2, 3):
+        journal.took(Entry(0, (step, step), 1, (step - 1, step), step))
+        journal.step(step_record(step))
+    journal.close()
+    with no_room():
+        journal = RunJournal(Path(), 2, 0, live=False, ledger=True)
+        journal.took(Entry(0, (3, 3), 2, (2, 3), 3))
+        journal.step(step_record(3, loss=0.25))
+    assert [line["step"] for line in lines()] == [1, 2]
+    journal.close()
+    assert [line["loss"] for line in lines()] == [0.5, 0.5, 0.25]
+    assert [entry.world_size for entry in read(Path("ledger.jsonl"))] == [1, 1, 2]
+
+
+def test_a_process_whose_folder_was_taken_over_writes_no_line_any_more() -> None:
+    """A rank 0 that was stopped, and wakes when another one keeps the journal, leaves all files as they are."""
+    held = True
+    journal = RunJournal(Path(), 0, 0, live=False, ledger=True, permission=lambda: held)
+    journal.took(Entry(0, (1, 1), 1, (0, 1), 1))
+    journal.step(step_record(1))
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    held = False
+    journal.took(Entry(0, (2, 2), 1, (1, 2), 2))
+    journal.step(step_record(2))
+    journal.epoch(epoch_record(1, 2))
+    journal.event("note", "hello")
+    journal.close()
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
 def test_tensorboard_has_the_same_numbers() -> None:
@@ -178,14 +213,6 @@ def test_the_ledger_is_kept_where_it_is_asked_for() -> None:
         journal.close()
         assert len(list(Path().glob("ledger.jsonl"))) == files
     assert json.loads(Path("ledger.jsonl").read_text())["steps"] == [1, 2]
-
-
-def test_a_folder_that_is_another_process_s_gets_no_entry() -> None:
-    """A former rank 0 that was stopped or cut off adds nothing to the ledger that its successor writes."""
-    journal = RunJournal(Path(), 0, 0, live=False, ledger=True)
-    journal.took(Entry(0, (1, 1), 2, (0, 10), 7))
-    journal.close(complete=False)
-    assert Path("ledger.jsonl").read_text() == ""
 
 
 def test_an_epoch_that_is_over_is_in_the_ledger() -> None:

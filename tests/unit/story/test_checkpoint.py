@@ -26,6 +26,7 @@ from hvd_train.checkpoint import BadCheckpoint, DiskStore, committed, newest_goo
 from hvd_train.errors import UsageError
 from hvd_train.network.weights import start_from
 from hvd_train.progress.order import Cut
+from hvd_train.run_files.durable import Permission
 from hvd_train.state import Progress, Snapshot, TrainState
 from tests.support import runs
 from tests.support.worlds import own_generator
@@ -243,20 +244,106 @@ def test_an_older_one_goes_only_when_the_newer_is_safe() -> None:
     assert "File too large; training goes on, the newest good checkpoint is step-0000000001.ckpt" in told[0]
     assert disk.commit(state_at(3), wait=True)
     assert steps_on_disk(run) == [3]
-    assert disk.close()
+    disk.close()
 
 
-@pytest.mark.parametrize("what", ["commit", "weights"])
+def test_a_full_disk_is_told_once_and_so_is_the_commit_that_fits_again() -> None:
+    """Not at every commit: there may be one a second, and the disk may be full for a weekend."""
+    run, told = Path("run"), []
+    disk = store(run, told)
+    with no_room():
+        for step in (1, 2, 3):
+            disk.commit(state_at(step), wait=True)
+        assert not disk.commit_last(state_at(3)).result()
+    assert disk.commit(state_at(4), wait=True)
+    assert disk.commit(state_at(5), wait=True)
+    disk.close()
+    assert [line.partition("; ")[2] for line in told[:2]] == [
+        "training goes on, there is no checkpoint yet",
+        "there is no checkpoint yet",
+    ]
+    assert told[2:] == ["commits fit again: step 4 is on disk"]
+
+
+@pytest.mark.parametrize("what", ["commit", "final", "best"])
 def test_a_store_says_at_its_end_whether_all_is_on_disk(what: str) -> None:
     """A failed last commit, or weights that could not be written, are not reported as written; nothing is left."""
     disk = store(Path("run"))
     with no_room():
-        if what == "commit":
-            disk.commit(state_at(1), wait=True)
-        else:
+        if what == "best":
             disk.save_weights("model-best.pt", state_at(1))
-    assert not disk.close()
+        assert not disk.commit_last(state_at(1), final_weights=what == "final").result()
+    disk.close()
     assert [path for path in Path("run").rglob("*") if path.is_file()] == []
+
+
+def test_best_weights_that_did_not_fit_are_written_with_a_later_commit() -> None:
+    """The weights of that moment, not those of the commit; the user is told once that they did not fit."""
+    told: list[str] = []
+    disk = store(Path("run"), told)
+    with no_room():
+        disk.save_weights("model-best.pt", state_at(1))
+        disk.commit(state_at(2), wait=True)
+    assert disk.commit(state_at(3), wait=True)
+    disk.close()
+    assert torch.load("run/model-best.pt", weights_only=True)["bias"].tolist() == [1.0, 1.0]
+    assert [line for line in told if "model-best.pt" in line] == [
+        "cannot write run/model-best.pt: File too large; it is kept in memory until it fits"
+    ]
+
+
+def test_the_last_commit_comes_before_the_final_weights() -> None:
+    """A process that dies while it writes the large weights has committed; both hold the same model."""
+    order: list[str] = []
+    write, write_weights = checkpoint.write, checkpoint.write_weights
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "write", lambda *_: (order.append("commit"), write(*_)))
+        patch.setattr(checkpoint, "write_weights", lambda *_: (order.append("weights"), write_weights(*_)))
+        disk = store(Path("run"))
+        assert disk.commit_last(state_at(4), final_weights=True).result()
+    disk.close()
+    assert order == ["commit", "weights"]
+    assert torch.load("run/model-final.pt", weights_only=True)["bias"].tolist() == [4.0, 4.0]
+    assert steps_on_disk(Path("run")) == [4]
+
+
+def test_nothing_is_written_into_a_folder_that_another_process_has_taken_over() -> None:
+    """Neither commits nor weights; the unfinished and the finished files of the other process stay as they are."""
+    held = True
+    told: list[str] = []
+    run = Path("run")
+    run.mkdir()
+    disk = DiskStore(run, 1, {}, told.append, lambda: held)
+    assert disk.commit(state_at(1), wait=True)
+    held = False
+    (run / "model-best.pt.partial").write_text("the other's")
+    assert not disk.commit(state_at(2), wait=True)
+    disk.save_weights("model-best.pt", state_at(2))
+    assert not disk.commit_last(state_at(2), final_weights=True).result()
+    disk.close()
+    assert steps_on_disk(run) == [1]
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "model-best.pt.partial"]
+    assert "another process has taken over the folder" in told[0]
+
+
+def test_a_folder_that_is_taken_over_during_a_write_keeps_the_others_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is stopped within a write and wakes up later does not put its file in place of a newer one."""
+    held = True
+    run = Path("run")
+    run.mkdir()
+    disk = DiskStore(run, 3, {}, [].append, lambda: held)
+    fsync = os.fsync
+
+    def stopped_meanwhile(descriptor: int) -> None:
+        nonlocal held
+        fsync(descriptor)
+        held = False
+        path_of(run, 1).write_text("the other's")
+
+    monkeypatch.setattr(os, "fsync", stopped_meanwhile)
+    assert not disk.commit(state_at(1), wait=True)
+    disk.close()
+    assert path_of(run, 1).read_text() == "the other's"
 
 
 def test_weights_load_without_this_package() -> None:
@@ -264,7 +351,7 @@ def test_weights_load_without_this_package() -> None:
     disk = store(Path("run"))
     disk.save_weights("model-best.pt", state_at(1))
     disk.save_weights("model-best.pt", state_at(2))
-    assert disk.close()
+    disk.close()
     weights = torch.load("run/model-best.pt", weights_only=True)
     assert weights["bias"].tolist() == [2.0, 2.0]
     torch.nn.Linear(3, 2).load_state_dict(weights)
@@ -318,9 +405,9 @@ def test_a_busy_disk_puts_a_commit_off_but_not_the_last_one(monkeypatch: pytest.
 
     may_write, write = threading.Event(), checkpoint.write
 
-    def slow(path: Path, snapshot: Snapshot) -> None:
+    def slow(path: Path, snapshot: Snapshot, permission: Permission) -> None:
         assert may_write.wait(30)
-        write(path, snapshot)
+        write(path, snapshot, permission)
 
     monkeypatch.setattr(checkpoint, "write", slow)
     disk = store(Path("run"))
@@ -328,7 +415,7 @@ def test_a_busy_disk_puts_a_commit_off_but_not_the_last_one(monkeypatch: pytest.
     assert not disk.commit(state_at(2))
     may_write.set()
     assert disk.commit(state_at(3), wait=True)
-    assert disk.close()
+    disk.close()
     assert steps_on_disk(Path("run")) == [3, 1]
     assert runs.equal(read(path_of(Path("run"), 1))["model"], state_at(1).model.state_dict())
 

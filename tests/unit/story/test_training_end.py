@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,16 +14,17 @@ import pytest
 import torch
 from torch import nn
 
-from hvd_train import checkpoint
+from hvd_train import checkpoint, run
 from hvd_train.data.dataset import DataSet
 from hvd_train.errors import RankLost, ReplicasDiffer
+from hvd_train.progress.stop import StopSignal
 from hvd_train.settings.data import DataConfig
 from hvd_train.state import TrainState
 from hvd_train.world.world import DriverLost, LocalWorld, already_in_sync
 from tests.support import runs
 from tests.support.elastic import Hosts, run_elastic
 from tests.support.runs import small_config, trained
-from tests.support.worlds import Fault, ThreadWorld, run_ranks
+from tests.support.worlds import Fault, Killed, ThreadWorld, run_ranks
 
 T = TypeVar("T")
 
@@ -155,3 +157,42 @@ def test_what_is_trained_is_saved_where_a_newcomer_comes_apart(monkeypatch: pyte
         run_elastic(lambda world: trained(world, small_config()), {"h1": 1}, [hosts], first=1)
     (newest,) = checkpoint.committed(Path("run"))
     assert checkpoint.read(newest)["progress"]["step"] >= 7
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_stop_is_called_committed_by_those_who_know(dies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rank 0 dies within the last commit, or the disk is full, no other rank says that it is on disk."""
+
+    def fails(*_: object) -> None:
+        raise Killed("while it commits") if dies else OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write", fails)
+
+    class Signalled(StopSignal):
+        def __enter__(self) -> StopSignal:
+            self.received = 15
+            return self
+
+    monkeypatch.setattr(run, "StopSignal", Signalled)
+
+    def body(world: ThreadWorld) -> object:
+        if not dies or world.place.rank == 0:
+            return trained(world, small_config())[0]
+        with pytest.raises(RankLost, match="step 1 is done, and for rank 0 to commit"):
+            trained(world, small_config())
+        return None
+
+    results = run_ranks(2, body)
+    if not dies:
+        assert [(result.finished, result.stopped_by, result.saved) for result in results] == [(False, 15, False)] * 2
+
+
+def test_all_ranks_know_that_the_final_files_are_not_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their exit codes say so, whichever of them the launcher looks at."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_weights", fails)
+    results = run_ranks(2, lambda world: trained(world, small_config(epochs=1))[0])
+    assert [(result.finished, result.saved) for result in results] == [(True, False)] * 2

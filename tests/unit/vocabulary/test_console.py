@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from hvd_train.console import say
+
+ROOT = Path(__file__).parents[3]
+PRINTS = f"""
+import logging, os, subprocess, sys, warnings
+sys.path.insert(0, {str(ROOT)!r})
+from hvd_train.console import outlive, say
+outlive()
+outlive()
+for count in range(3):
+    print("a line", count)
+    print("a line", count, flush=True)
+    say("of the program")
+    warnings.warn(f"{{count}}")
+    logging.warning("of a library")
+    print("a traceback", file=sys.stderr, flush=True)
+sys.stdout.flush()
+"""
 
 
 def test_a_line_bears_the_programs_name_and_leaves_results_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -12,3 +34,55 @@ def test_a_line_bears_the_programs_name_and_leaves_results_alone(capsys: pytest.
     say("no such run folder")
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "hvd-train: no such run folder\n")
+
+
+@pytest.mark.parametrize("gone", ["stdout", "stderr", "both"])
+def test_a_console_that_is_gone_ends_nothing(gone: str) -> None:
+    """What is printed into a pipe that nobody reads vanishes, and what comes later too, of native code and children."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    streams = {name: writer for name in ("stdout", "stderr") if gone in (name, "both")}
+    later = "os.write({0}, b'native')\nsubprocess.run(['sh', '-c', 'echo child >&{0}'], check=True)\n"
+    code = PRINTS + "".join(later.format(1 if name == "stdout" else 2) for name in streams)
+    kept = {name: subprocess.PIPE for name in ("stdout", "stderr") if name not in streams}
+    done = subprocess.run([sys.executable, "-c", code], **streams, **kept, timeout=60, check=False)  # type: ignore[call-overload]
+    os.close(writer)
+    assert done.returncode == 0, done.stderr
+    if gone == "stderr":
+        assert done.stdout.count(b"a line") == 6
+    if gone == "stdout":
+        assert done.stderr.count(b"hvd-train: of the program") == 3
+        assert b"Error" not in done.stderr
+
+
+def test_a_full_disk_takes_lines_and_nothing_else() -> None:
+    """Output that goes to a file on a full disk is dropped."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([sys.executable, "-c", PRINTS], stdout=full, stderr=full, timeout=60, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_not_given_to_a_file(closed: str) -> None:
+    """Without care, the next file that is opened would get the lines of native code: a checkpoint, say."""
+    code = PRINTS + "file = open('file', 'wb')\nos.write(1, b'native')\nos.write(2, b'native')\n"
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path("file").read_bytes() == b""
+
+
+def test_streams_of_others_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """A notebook, or a test that reads what is printed, has streams of its own."""
+    from hvd_train.console import outlive
+
+    before = sys.stdout, sys.stderr
+    outlive()
+    assert (sys.stdout, sys.stderr) == before
+    print("heard")
+    assert capsys.readouterr().out == "heard\n"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import torch
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.world.world import LocalWorld, Reduction, World, fill_missing_gradients, together
+from hvd_train.world import world as world_module
+from hvd_train.world.world import LocalWorld, Reduction, World, fill_missing_gradients, result_of_rank_0, together
 from tests.support.contract import *  # noqa: F403  # the tests of the suite
 from tests.support.contract import PROMISES, OnRanks
 from tests.support.worlds import Fault, Killed, ThreadWorld, run_ranks
@@ -49,6 +52,42 @@ def test_a_rank_that_fails_ends_the_others_and_its_error_is_raised() -> None:
     with pytest.raises(ZeroDivisionError, match="broken"):
         run_ranks(3, body)
     assert sorted(met) == [0, 2]
+
+
+def test_the_result_of_rank_0s_work_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes: the others exchange something with it meanwhile, and do not use their own result."""
+    monkeypatch.setattr(world_module, "_EXCHANGE_S", 0.01)
+    exchanges = []
+
+    class Counting(ThreadWorld):
+        def broadcast(self, value: Any, root: int) -> Any:
+            exchanges.append(self.place.rank)
+            return super().broadcast(value, root)
+
+    def body(world: ThreadWorld) -> str:
+        counting = Counting(world.place.rank, world._meeting)
+        work: Future[str] = Future()
+        if world.place.rank == 0:
+            threading.Timer(0.2, work.set_result, ["of rank 0"]).start()
+        else:
+            work.set_result("of another rank")
+        return result_of_rank_0(counting, work)
+
+    assert run_ranks(3, body) == ["of rank 0"] * 3
+    assert exchanges.count(0) > 3
+
+
+def test_rank_0_does_not_wait_for_its_work_where_another_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others meet again, and take a rank that does not come for lost."""
+    monkeypatch.setattr(world_module, "_EXCHANGE_S", 0.01)
+
+    def body(world: ThreadWorld) -> None:
+        if world.place.rank == 1:
+            raise Killed("meanwhile")
+        with pytest.raises(RankLost):
+            result_of_rank_0(world, Future())  # which never ends
+
+    run_ranks(2, body)
 
 
 def test_a_fault_takes_its_rank_inside_the_reduction_of_its_step() -> None:
