@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -68,14 +69,17 @@ def in_use(path: Path) -> bool:
     return any(" FLOCK " in line and f":{inode} " in line for line in lines)
 
 
-def claim(config: Config, now: datetime) -> RunFolder:
+def claim(config: Config, now: datetime, start: Callable[[], None] = lambda: None) -> RunFolder:
     """Choose, create and lock the folder of this run, and write its config.yaml; `now` names a folder without a name.
 
-    Raises Busy where another process trains in the folder, and UsageError where it belongs to another config or to
-    something else entirely, or cannot be written.
+    `start` is called before a new folder is made or an old one moved aside: what it raises leaves all as it was. Raises
+    Busy where another process trains in the folder, and UsageError where it belongs to another config or to something
+    else entirely, or cannot be written.
     """
     try:
-        return _claim_named(config.run.output_dir, config) if config.run.output_dir else _claim_own(config, now)
+        if config.run.output_dir:
+            return _claim_named(config.run.output_dir, config, start)
+        return _claim_own(config, now, start)
     except OSError as error:
         raise UsageError(
             f"cannot use the output folder {error.filename or config.run.output_dir or RUNS}: {error.strerror}; "
@@ -83,7 +87,7 @@ def claim(config: Config, now: datetime) -> RunFolder:
         ) from None
 
 
-def _claim_named(path: Path, config: Config) -> RunFolder:
+def _claim_named(path: Path, config: Config, start: Callable[[], None]) -> RunFolder:
     if path.exists() and not path.is_dir():
         raise UsageError(f"--output-dir {path} is a file; name a folder")
     if not (path / CONFIG).exists():
@@ -92,9 +96,11 @@ def _claim_named(path: Path, config: Config) -> RunFolder:
             entry.name not in (_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}") for entry in path.iterdir()
         ):
             raise UsageError(f"--output-dir {path} is not empty and not a run of hvd_train; name another folder")
+        start()
         return _create(path, config)
     if config.run.resume == "auto":
         return _reopen(path, config)
+    start()
     lock = _lock(path)  # raises Busy: a folder that is trained in is not moved away
     aside = _free_name(path.with_name(f"{path.name}.old"))
     path.rename(aside)
@@ -102,7 +108,7 @@ def _claim_named(path: Path, config: Config) -> RunFolder:
     return _create(path, config, f"the earlier run in {path} is now in {aside}")
 
 
-def _claim_own(config: Config, now: datetime) -> RunFolder:
+def _claim_own(config: Config, now: datetime, start: Callable[[], None]) -> RunFolder:
     if config.run.resume == "auto":
         for path in sorted(RUNS.glob(f"{config.recipe}-*"), reverse=True):
             if (path / CONFIG).exists() and not (path / SUMMARY).exists():
@@ -110,6 +116,7 @@ def _claim_own(config: Config, now: datetime) -> RunFolder:
                     return _reopen(path, config)
                 except UsageError:
                     continue  # of another config, or being trained right now
+    start()
     return _create(_free_name(RUNS / f"{config.recipe}-{now:%Y%m%d-%H%M%S}"), config)
 
 

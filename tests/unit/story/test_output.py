@@ -16,6 +16,7 @@ from hvd_train.errors import UsageError
 from hvd_train.output import Output, shows_bar
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.metrics import Totals
+from hvd_train.progress.order import Cut
 from hvd_train.run_files import durable, run_folder
 from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld, Place
@@ -34,10 +35,15 @@ def state() -> Iterator[TrainState]:
     parts.train_loader.close()
 
 
+def first_cut() -> Cut:
+    """The cut of a run that starts."""
+    return Cut(20, 4)
+
+
 def opened(config: Config, state: TrainState) -> Output:
     """The output of rank 0, with its folder claimed and open."""
     output = Output(config)
-    output.open(output.claim(state, None, from_disk=True), state, Place())
+    output.open(output.claim(state, None, first_cut, from_disk=True), state, Place())
     return output
 
 
@@ -69,9 +75,25 @@ def test_a_claimed_folder_is_refused_to_a_second_process_and_free_after_close(st
     """One training writes into a folder at a time."""
     first = opened(small_config(), state)
     with pytest.raises(UsageError, match="another process is training in run"):
-        Output(small_config()).claim(state, None, from_disk=True)
+        Output(small_config()).claim(state, None, first_cut, from_disk=True)
     first.close()
     opened(small_config(), state).close()
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_batch_that_does_not_fit_leaves_all_as_it_was(state: TrainState, resume: str) -> None:
+    """No folder is made, and none is moved aside: the next command is not told that it has other settings."""
+
+    def refused() -> Cut:
+        raise UsageError("too large")
+
+    for earlier in ([], [Path("run")]):
+        if earlier:
+            opened(small_config(), state).close()
+        where = small_config(resume="never") if earlier else small_config(resume=resume)
+        with pytest.raises(UsageError, match="too large"):
+            Output(where).claim(state, None, refused, from_disk=True)
+        assert list(Path().iterdir()) == earlier
 
 
 def test_the_newest_checkpoint_is_loaded_where_the_state_is_to_come_from_disk(state: TrainState) -> None:
@@ -82,7 +104,7 @@ def test_the_newest_checkpoint_is_loaded_where_the_state_is_to_come_from_disk(st
     for from_disk, step in ((False, 9), (True, 7)):
         state.progress = state.progress.after_step(20).after_step(20) if not from_disk else state.progress
         again = Output(small_config())
-        claim = again.claim(state, None, from_disk=from_disk)
+        claim = again.claim(state, None, first_cut, from_disk=from_disk)
         assert (claim.loaded, state.progress.step) == (from_disk, step)
         again.open(claim, state, Place())
         again.close()

@@ -245,6 +245,30 @@ def test_a_newcomer_that_has_half_a_state_and_no_commit_does_not_train_on_from_i
         play([Hosts(3, (ONE, TWO)), KillMeeting(2, 0, HALF_WAY)], ONE, commit_steps=None, commit_seconds=1000)
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"global_batch_size": 20, "batch_size": 5, "accumulation_steps": 2},
+        {"global_batch_size": None, "batch_size": 5, "accumulation_steps": 2},
+    ],
+    ids=str,
+)
+def test_a_newcomer_takes_the_cut_of_the_run(batch: dict[str, Any]) -> None:
+    """It is not turned away because the same settings would make another one on so many workers."""
+    job, folder = play([Hosts(5, (ONE, TWO, THREE))], ONE, TWO, **batch)
+    check(job, folder, undisturbed(global_batch_size=20, batch_size=5))
+    assert 3 in job.sizes
+
+
+def test_a_worker_whose_share_exceeds_the_data_may_join() -> None:
+    """With --on-resize per-worker the global batch grows to the whole training set at most."""
+    settings = {"on_resize": "per-worker", "lr_scaling": "linear", "global_batch_size": None, "batch_size": 80}
+    config = small_config(epochs=4, ledger=True, **settings)
+    job = run_elastic(lambda world: trained(world, config), {"h1": 1, "h2": 1}, [Hosts(2, (ONE, TWO, THREE))], first=2)
+    assert audit(Path("run")).faults == ()
+    assert 3 in job.sizes
+
+
 def test_loader_processes_survive() -> None:
     """Images that loader processes read ahead for the broken step are not taken for those of the next one."""
     job, folder = play([Kill(7, rank=1)], ONE, TWO, data=runs.mapped_digits, workers=1)
