@@ -48,7 +48,7 @@ def keep_going(command: Sequence[str], restarts: int) -> int:
     """Run the command again and again until it ends for good or fails too often; return its last exit code."""
     patience = Patience(restarts)
     signals = _Signals()
-    os.environ[STARTED] = str(time.time())
+    os.environ[STARTED] = str(time.monotonic())
     while True:
         started = time.monotonic()
         code = signals.run(command)
