@@ -15,6 +15,7 @@ from typing import Any
 from hvd_train import checkpoint
 from hvd_train.checkpoint import DiskStore, NoStore, Store
 from hvd_train.config import Config
+from hvd_train.console import say
 from hvd_train.launch import launcher
 from hvd_train.progress.order import Cut
 from hvd_train.run_files import durable, machine, run_folder
@@ -36,6 +37,8 @@ class Claim:
     """What the user should know about it."""
     loaded: bool = False
     """Whether a checkpoint was loaded, from the folder or from the file that the user named."""
+    from_file: bool = False
+    """Whether it was the file, so that the folder has no commit yet."""
 
 
 class Output:
@@ -71,8 +74,6 @@ class Output:
         named = Path(config.run.resume) if config.run.resume not in ("auto", "never") else None
         if run_dir is not None:
             config = config.replace(output_dir=run_dir, resume="auto")
-        elif launcher.goes_on(os.environ):
-            config = config.replace(resume="auto")
 
         def start() -> None:
             if not from_disk:
@@ -88,7 +89,8 @@ class Output:
             state.load(snapshot)
         elif folder.earlier:
             start()
-        return Claim(folder, tuple(notes), loaded=from_disk and (snapshot is not None or named is not None))
+        from_file = from_disk and snapshot is None and named is not None
+        return Claim(folder, tuple(notes), loaded=snapshot is not None or from_file, from_file=from_file)
 
     def open(self, claim: Claim | None, state: TrainState, place: Place) -> None:
         """Write into the claimed folder from here on; without a claim, write nothing from here on."""
@@ -110,6 +112,8 @@ class Output:
                 lambda message: journal.event("checkpoint", message),
             )
             self.journal = journal
+        if claim.from_file:
+            self.store.commit(state)  # should all die now, the job does not need the file again
         if state.best and (state.best.epoch, 0) == (progress.epoch, progress.cursor):
             self.store.save_weights(checkpoint.BEST, state)  # whoever was writing these may be gone
 
@@ -155,16 +159,22 @@ def _claim(config: Config, start: Callable[[], None], *, abandoned: bool) -> Run
     to end, or is stopped or cut off, and must not write any more. Workers of a driver that has died must: they end
     with a commit, which is waited for.
     """
+    owner = launcher.owner(os.environ)
     patience = 0.0 if abandoned or not launcher.elastic(os.environ) else _PATIENCE_SECONDS
     deadline = time.monotonic() + patience
+    told = False
     while True:
+        wait = time.monotonic() < deadline
         try:
-            return run_folder.claim(config, datetime.now(), start)
-        except Busy:
-            if time.monotonic() < deadline:
+            return run_folder.claim(config, datetime.now(), start, owner=owner, wait=wait)
+        except Busy as busy:
+            if wait:
+                if not told:
+                    say(f"another process is training in {busy.path}: waiting {patience:.0f} s at most for its end")
+                    told = True
                 time.sleep(0.05)
-            elif config.run.output_dir is not None and (abandoned or launcher.goes_on(os.environ)):
-                run_folder.take_over(config.run.output_dir)
+            elif abandoned or run_folder.belongs_to(busy.path, owner):
+                run_folder.take_over(busy.path, owner)
             else:
                 raise
 

@@ -43,6 +43,7 @@ def by_open_mpi(environ: Mapping[str, str]) -> bool:
 WORKER = "HVD_TRAIN_WORKER"  # a number that no other process of the job has or had
 SLOT = "HVD_TRAIN_SLOT"  # which slot of its host (which GPU) is the worker's for life
 JOB = "HVD_TRAIN_JOB"  # a name that no other job has
+OWNER = "HVD_TRAIN_OWNER"  # a name that the job keeps when its driver is started again: its run folder has it
 REPLACES = "HVD_TRAIN_REPLACES"  # the number of the worker that had the slot before
 SUPERVISOR = "HVD_TRAIN_SUPERVISOR"  # the id of the process without which the driver is not to go on
 STARTED = "HVD_TRAIN_STARTED"  # when the job started, by time.monotonic of the supervisor's host, where the driver is
@@ -60,6 +61,11 @@ def elastic(environ: Mapping[str, str]) -> bool:
 def goes_on(environ: Mapping[str, str]) -> bool:
     """Return whether this process continues a job: it takes the place of a worker or of a launcher that ended."""
     return environ.get(GOES_ON) == "1"
+
+
+def owner(environ: Mapping[str, str]) -> str:
+    """Return the name under which this process's job owns its run folder; empty outside elastic jobs."""
+    return environ.get(OWNER, "")
 
 
 def running_for(environ: Mapping[str, str], age_s: float) -> float:

@@ -13,12 +13,13 @@ import pytest
 from hvd_train import checkpoint
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
+from hvd_train.launch import launcher
 from hvd_train.output import Output, shows_bar
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
 from hvd_train.run_files import durable, run_folder
-from hvd_train.state import TrainState
+from hvd_train.state import Progress, TrainState
 from hvd_train.world.world import LocalWorld, Place
 from tests.support.runs import convnet, few_digits, small_config
 
@@ -108,6 +109,53 @@ def test_the_newest_checkpoint_is_loaded_where_the_state_is_to_come_from_disk(st
         assert (claim.loaded, state.progress.step) == (from_disk, step)
         again.open(claim, state, Place())
         again.close()
+
+
+def test_a_job_takes_its_own_folder_over_and_starts_no_new_run(
+    state: TrainState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --output-dir too: a driver that was started again waits for workers of before, and then for no longer."""
+    monkeypatch.setattr("hvd_train.output._PATIENCE_SECONDS", 0.2)
+    for name, value in ((launcher.OWNER, "job"), ("HOROVOD_ELASTIC", "1")):
+        monkeypatch.setenv(name, value)
+    config = small_config(output_dir=None, recipe="few")
+    former = opened(config, state)
+    assert former.store.commit(state, wait=True)
+    latter = Output(config)
+    claim = latter.claim(state, None, first_cut, from_disk=True)
+    assert (claim.folder.path, claim.loaded) == (former.path, True)
+    assert not former.commit_last(state)
+    assert f"another process is training in {former.path}: waiting" in capsys.readouterr().err
+    monkeypatch.setenv(launcher.OWNER, "another job")
+    others = Output(config).claim(state, None, first_cut, from_disk=True)
+    assert others.folder.path != former.path
+    assert not others.folder.earlier
+    former.close()
+
+
+def test_the_file_that_was_named_counts_until_there_is_a_commit(
+    state: TrainState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose workers all die before that begins with the file again, and not with random weights."""
+    output = opened(small_config(output_dir=Path("earlier")), state)
+    assert output.store.commit(state, wait=True)
+    output.close()
+    (file,) = Path("earlier/checkpoints").iterdir()
+    monkeypatch.setenv(launcher.OWNER, "job")
+    config = small_config(resume=str(file))
+    for _ in range(2):
+        state.progress = Progress()
+        claim = Output(config).claim(state, None, first_cut, from_disk=True)
+        assert (claim.loaded, claim.from_file, state.progress.step) == (True, True, 7)
+        claim.folder.release()
+    output = opened(config, state)  # commits what it has from the file
+    output.close()
+    file.unlink()
+    state.progress = Progress()
+    claim = Output(config).claim(state, None, first_cut, from_disk=True)
+    assert (claim.folder.path, claim.loaded, claim.from_file) == (Path("run"), True, False)
+    assert state.progress.step == 7
+    claim.folder.release()
 
 
 def test_a_process_whose_folder_was_taken_over_commits_nothing(state: TrainState) -> None:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from hvd_train import checkpoint
 from hvd_train.checkpoint import DiskStore
 from hvd_train.errors import RankLost, StateLost
+from hvd_train.launch import launcher
 from hvd_train.run_files import ledger
 from hvd_train.run_files.ledger import audit
 from hvd_train.state import TrainState
@@ -38,7 +39,7 @@ from tests.support.elastic import (
     run_elastic,
 )
 from tests.support.runs import Weights, equal, largest_difference, small_config, trained
-from tests.support.worlds import Killed
+from tests.support.worlds import Killed, StoppingWorld
 
 TOLERANCE = 1e-5
 STEPS = 20
@@ -280,6 +281,21 @@ def test_all_die() -> None:
     job, folder = play([Kill(8, rank=0), Kill(8, rank=1)], ONE, TWO, commit_steps=5)
     assert audit(folder).faults == ()
     assert largest_difference(job.results[0][1], undisturbed()) <= TOLERANCE
+
+
+def test_all_die_before_the_first_commit_of_a_run_that_began_with_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job goes on from that file, not from random weights."""
+    monkeypatch.setenv(launcher.OWNER, "job")
+    trained(StoppingWorld(5), small_config(epochs=2, output_dir=Path("first")))
+    (file,) = Path("first/checkpoints").iterdir()
+    settings = {"resume": str(file), "epochs": 2, "ledger": True, "output_dir": Path("second")}
+    monkeypatch.setattr(DiskStore, "commit", lambda store, state, wait=False: True)
+    config = small_config(**settings)
+    job = run_elastic(
+        lambda world: trained(world, config), {"h1": 1, "h2": 1}, [Kill(3, rank=0), Kill(3, rank=1)], first=2
+    )
+    assert largest_difference(job.results[0][1], undisturbed()) <= TOLERANCE
+    assert not Path("second.old").exists()
 
 
 @pytest.mark.parametrize("make", [runs.batch_norm])
