@@ -25,7 +25,8 @@ WIRES = {"fp32": "none", "fp16": "fp16"}
 def top1(compression: str, seed: int) -> float:
     """Train once and return the top-1 of the last epoch on the held-out images."""
     with tempfile.TemporaryDirectory(prefix="wire-") as folder:
-        line = f"train digits --device cpu --compression {compression} --seed {seed} --output-dir run"
+        line = f"train digits --global-batch-size 64 --batch-size 32 --device cpu --compression {compression} "
+        line += f"--seed {seed} --output-dir run"
         command = [*LAUNCHERS["gloo"], "hvd-train", *line.split()]
         subprocess.run(command, cwd=folder, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
         score: float = json.loads((Path(folder) / "run/summary.json").read_text())["top1"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hvd_train.config import Config
 from hvd_train.elastic.members import Change
-from hvd_train.launch import launcher
+from hvd_train.launch import launcher, processes
 from hvd_train.output import Output
 from hvd_train.parts import Parts
 from hvd_train.profiling.profile import Profile
@@ -37,7 +37,7 @@ class Clocks:
     @classmethod
     def of(cls, config: Config) -> Clocks:
         """Return clocks that start now, with the time limit as far as the job has used it up already."""
-        passed = launcher.running_for(os.environ, time.time())
+        passed = launcher.running_for(os.environ, processes.age_s())
         return cls(Timer(config.run.commit_seconds), Timer(config.run.max_seconds, passed=passed))
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +15,9 @@ from typing import Any
 from hvd_train import checkpoint
 from hvd_train.checkpoint import DiskStore, NoStore, Store
 from hvd_train.config import Config
+from hvd_train.console import say
 from hvd_train.launch import launcher
+from hvd_train.progress.order import Cut
 from hvd_train.run_files import durable, machine, run_folder
 from hvd_train.run_files.journal import Journal, RunJournal, SilentJournal
 from hvd_train.run_files.run_folder import Busy, RunFolder
@@ -35,6 +37,8 @@ class Claim:
     """What the user should know about it."""
     loaded: bool = False
     """Whether a checkpoint was loaded, from the folder or from the file that the user named."""
+    from_file: bool = False
+    """Whether it was the file, so that the folder has no commit yet."""
 
 
 class Output:
@@ -54,31 +58,39 @@ class Output:
         """The run folder, or None on a rank that does not write."""
         return self._folder.path if self._folder else None
 
-    def claim(self, state: TrainState, run_dir: Path | None, *, from_disk: bool) -> Claim:
+    def claim(self, state: TrainState, run_dir: Path | None, first_cut: Callable[[], Cut], *, from_disk: bool) -> Claim:
         """Take the run folder for this rank, which is to be rank 0, and load the newest checkpoint if `from_disk`.
 
+        Where there is none, the state is that of the file that the user named, or a fresh one with `first_cut()`.
         `run_dir` is the folder in which the job has been training, if it has. Raises UsageError where the folder
-        belongs to another run or process, or where the checkpoint that the user named cannot be loaded.
+        belongs to another run or process, where the file cannot be loaded, and what `first_cut` raises; no folder is
+        touched then.
         """
         if self._folder is not None:
             if not from_disk:
                 return Claim(self._folder)
             self.close()
         config, notes = self._config, list[str]()
+        named = Path(config.run.resume) if config.run.resume not in ("auto", "never") else None
         if run_dir is not None:
             config = config.replace(output_dir=run_dir, resume="auto")
-        elif launcher.goes_on(os.environ):
-            config = config.replace(resume="auto")
-        named = config.run.resume not in ("auto", "never")
-        snapshot = checkpoint.read_named(Path(config.run.resume)) if named else None
+
+        def start() -> None:
+            if not from_disk:
+                return
+            if named is not None:
+                state.load(checkpoint.read_named(named))  # it may be of another model
+            else:
+                state.cut = first_cut()
+
+        folder = _claim(config, start, abandoned=run_dir is not None)
+        snapshot = checkpoint.newest_good(folder.path, notes.append) if from_disk and folder.earlier else None
         if snapshot is not None:
-            state.load(snapshot)  # before a folder is touched: the checkpoint may be of another model
-        folder = _claim(config, abandoned=run_dir is not None)
-        if from_disk and snapshot is None and folder.earlier:
-            snapshot = checkpoint.newest_good(folder.path, notes.append)
-            if snapshot is not None:
-                state.load(snapshot)
-        return Claim(folder, tuple(notes), snapshot is not None)
+            state.load(snapshot)
+        elif folder.earlier:
+            start()
+        from_file = from_disk and snapshot is None and named is not None
+        return Claim(folder, tuple(notes), loaded=snapshot is not None or from_file, from_file=from_file)
 
     def open(self, claim: Claim | None, state: TrainState, place: Place) -> None:
         """Write into the claimed folder from here on; without a claim, write nothing from here on."""
@@ -102,6 +114,8 @@ class Output:
                 held,
             )
             self.journal = journal
+        if claim.from_file:
+            self.store.commit(state)  # should all die now, the job does not need the file again
         if state.best and (state.best.epoch, 0) == (progress.epoch, progress.cursor):
             self.store.save_weights(checkpoint.BEST, state)  # whoever was writing these may be gone
 
@@ -142,23 +156,29 @@ class Output:
         self._folder, self.journal, self.store = None, SilentJournal(), NoStore()
 
 
-def _claim(config: Config, *, abandoned: bool) -> RunFolder:
-    """Return the run's folder, as soon as no other process has it.
+def _claim(config: Config, start: Callable[[], None], *, abandoned: bool) -> RunFolder:
+    """Return the run's folder, as soon as no other process has it; `start` is called before a new one is made.
 
     `abandoned`: the process that has it is of this job, which has formed a world without it. Such a process is about
     to end, or is stopped or cut off, and must not write any more. Workers of a driver that has died must: they end
     with a commit, which is waited for.
     """
+    owner = launcher.owner(os.environ)
     patience = 0.0 if abandoned or not launcher.elastic(os.environ) else _PATIENCE_SECONDS
     deadline = time.monotonic() + patience
+    told = False
     while True:
+        wait = time.monotonic() < deadline
         try:
-            return run_folder.claim(config, datetime.now())
-        except Busy:
-            if time.monotonic() < deadline:
+            return run_folder.claim(config, datetime.now(), start, owner=owner, wait=wait)
+        except Busy as busy:
+            if wait:
+                if not told:
+                    say(f"another process is training in {busy.path}: waiting {patience:.0f} s at most for its end")
+                    told = True
                 time.sleep(0.05)
-            elif config.run.output_dir is not None and (abandoned or launcher.goes_on(os.environ)):
-                run_folder.take_over(config.run.output_dir)
+            elif abandoned or run_folder.belongs_to(busy.path, owner):
+                run_folder.take_over(busy.path, owner)
             else:
                 raise
 

@@ -107,8 +107,10 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
     return Parts(device, data, network, train_loader, val_loader, test_loader, example)
 
 
-def fresh_state(config: Config, world: World, parts: Parts, optimizer: Optimizer) -> TrainState:
-    """Return the state before the first step. Raises UsageError where the batch does not fit the data or the world."""
+def fresh_state(
+    config: Config, world: World, parts: Parts, optimizer: Optimizer, cut: order.Cut = order.UNDECIDED
+) -> TrainState:
+    """Return the state before the first step. Raises UsageError where these ranks cannot reduce as the config says."""
     fp16_wire = uses_fp16_wire(config, parts.device)
     reduction = Reduction(
         fp16_wire=fp16_wire,
@@ -122,7 +124,7 @@ def fresh_state(config: Config, world: World, parts: Parts, optimizer: Optimizer
         model=parts.model,
         optimizer=world.wrap(optimizer, parts.model, reduction),
         scaler=loss_scaler(config, parts.device, fp16_wire=fp16_wire),
-        cut=order.choose_cut(config.batch, world.place.size, parts.train_loader.num_samples),
+        cut=cut,
         average=average,
     )
 

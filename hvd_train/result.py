@@ -54,9 +54,11 @@ def describe(job: Job) -> str:
     line = (
         f"{config.model.model} ({parameters / 1e6:.2f} M parameters) on {config.data.data} "
         f"({job.parts.train_loader.num_samples:,} images), {ranks(place.size)} on {job.parts.device.type}, "
-        f"{cut.global_batch} images a step in {slots} slots of {cut.micro_batch}"
+        f"{cut.global_batch} images a step in {counted(slots, 'slot')} of {cut.micro_batch}"
     )
-    if slots % place.size:
+    if slots < place.size:
+        line += f"; {ranks(place.size - slots)} of {place.size} idle (a new run may have smaller slots: --batch-size)"
+    elif slots % place.size:
         line += f"; {slots} slots do not divide over {ranks(place.size)}: some idle in part of each step"
     if training.progress.step:
         line += f"; going on at epoch {training.progress.epoch + 1}, step {training.progress.step}"
@@ -123,4 +125,9 @@ def result_of(job: Job, *, finished: bool, stopped_by: int | None, saved: bool, 
 
 def ranks(count: int) -> str:
     """Return a number of ranks in words: `1 rank`, `2 ranks`."""
-    return f"{count} rank{'s' if count != 1 else ''}"
+    return counted(count, "rank")
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words, as in `1 slot` and `2 slots`."""
+    return f"{count} {noun}{'s' if count != 1 else ''}"

@@ -20,7 +20,7 @@ from hvd_train.network.models import Builder
 from hvd_train.output import Claim, Output
 from hvd_train.parts import build_step, fresh_state, warm_parts
 from hvd_train.profiling.profile import Profile
-from hvd_train.progress.order import Cut, choose_cut
+from hvd_train.progress.order import Cut, choose_cut, resized_cut
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, result_of, summary
 from hvd_train.state import TrainState
@@ -70,13 +70,11 @@ class Training:
 
         Where no rank has a state that can be trusted, it is that of the newest checkpoint, or a fresh one. Raises
         ReplicasDiffer where the survivors differ and there is no checkpoint, UsageError where rank 0 cannot have the
-        run folder, and RankLost where another rank is gone.
+        run folder or the batch does not fit the data, and RankLost where another rank is gone.
         """
         config, world = self._config, self._world
         # Made once, whatever befalls the first meeting: an optimizer that is wrapped twice sums twice.
         state = self._state = self._state or fresh_state(config, world, self._parts, self._optimizer)
-        if not self._membership.has_trained:
-            state.cut = self._cut()
 
         # Who is here, and how far? Survivors of one step with different weights cannot be trusted.
         reports = world.gather(self._membership.report(state))
@@ -108,18 +106,18 @@ class Training:
                     raise self._kept(error, whole=state.digest() == reports[root].digest) from error
                 raise
         if config.batch.on_resize == "per-worker":
-            state.cut = self._cut()
+            state.cut = resized_cut(config.batch, world.place.size, self._parts.train_loader.num_samples)
         self._arrival = self._membership.join(reports, run_dir, state.progress.step)
         self._output.open(claim, state, world.place)
 
-    def _cut(self) -> Cut:
+    def _first_cut(self) -> Cut:
         return choose_cut(self._config.batch, self._world.place.size, self._parts.train_loader.num_samples)
 
     def _claim(self, run_dir: Path | None, *, from_disk: bool) -> Claim | None:
         if self._world.place.rank != 0:
             return None
         assert self._state is not None
-        return self._output.claim(self._state, run_dir, from_disk=from_disk)
+        return self._output.claim(self._state, run_dir, self._first_cut, from_disk=from_disk)
 
     def _train(self) -> Result:
         """Train in this world to the end, or until it breaks or is left."""

@@ -7,6 +7,7 @@ Each size is a training of its own (`scaling_job`) with a run folder below the o
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +79,8 @@ def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> list
 def sized(config: Config, workers: int, mode: str) -> Config:
     """Return the config for a number of workers.
 
-    The global batch of one worker grows with them (weak scaling) or stays as it is (strong scaling).
+    The global batch of one worker grows with them (weak scaling) or stays as it is (strong scaling); then each worker
+    takes its share in passes as large as those of one worker, or smaller.
     """
     batch = config.batch
     if mode == "weak":
@@ -86,7 +88,9 @@ def sized(config: Config, workers: int, mode: str) -> Config:
         return config.replace(global_batch_size=total)
     if batch.global_batch_size is not None or batch.batch_size is None:
         return config
-    return config.replace(batch_size=None, global_batch_size=batch.batch_size * batch.accumulation_steps)
+    total = batch.batch_size * batch.accumulation_steps
+    size = min(batch.batch_size, math.ceil(total / workers))
+    return config.replace(batch_size=size, global_batch_size=total, accumulation_steps=1)
 
 
 def run(

@@ -19,6 +19,7 @@ from hvd_train.network import freeze, optim
 from hvd_train.network.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
 from hvd_train.parts import build_step, fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
+from hvd_train.progress.order import choose_cut
 from hvd_train.step import Votes
 from hvd_train.world.world import World, barrier, together
 
@@ -90,7 +91,9 @@ class Training:
     def __init__(self, config: Config, world: World) -> None:
         """Raises UsageError where the model or the data cannot be had."""
         parts, optimizer = world.prepare(lambda: warm_parts(config, world, None, None))
-        self.state = together(world, lambda: fresh_state(config, world, parts, optimizer))
+        size, num_samples = world.place.size, parts.train_loader.num_samples
+        cut = together(world, lambda: choose_cut(config.batch, size, num_samples))
+        self.state = together(world, lambda: fresh_state(config, world, parts, optimizer, cut))
         if freeze.apply(config.model, self.state.model, 0):
             world.regroup(self.state.optimizer)
         self._config, self._world, self._parts = config, world, parts

@@ -14,7 +14,7 @@ import torch
 from hvd_train.bench import tune
 from hvd_train.config import Config
 from hvd_train.parts import fresh_state, warm_parts
-from hvd_train.progress.order import assignments, order_of
+from hvd_train.progress.order import assignments, choose_cut, order_of
 from hvd_train.run import check, connect
 from hvd_train.step import Step, Votes
 from hvd_train.world.world import World, barrier
@@ -63,7 +63,8 @@ class Steps:
 
     def __init__(self, config: Config, world: World) -> None:
         parts, optimizer = warm_parts(config, world, None, None)
-        self._state, self._device, place = fresh_state(config, world, parts, optimizer), parts.device, world.place
+        cut = choose_cut(config.batch, world.place.size, parts.train_loader.num_samples)
+        self._state, self._device, place = fresh_state(config, world, parts, optimizer, cut), parts.device, world.place
         self._step = Step(config, world, parts.model, parts.device)
         order = order_of(0, 0, parts.train_loader.num_samples, 1)
         work = assignments(order, 0, self._state.cut, place.rank, place.size)

@@ -41,7 +41,7 @@ from hvd_train.elastic.discovery import Discovery
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks, starting
 from hvd_train.elastic.roster import COMMITTED, SILENT_S, Command, End, Finish, FormWorld, Roster, Start, Worker
 from hvd_train.launch import roll_call
-from hvd_train.launch.launcher import GOES_ON, JOB, REPLACES, SLOT, SUPERVISOR, WORKER
+from hvd_train.launch.launcher import GOES_ON, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
 
 _TICK_S = 0.1
 _QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
@@ -92,6 +92,7 @@ class Dispatcher:
         self._roster, self._publish_world = roster, publish_world
         self._discovery = Discovery(find_hosts, self._hosts_found)
         self._name = uuid.uuid4().hex
+        self._started = float(os.environ.get(STARTED, time.monotonic()))
         self._changed = threading.Condition()
         self._processes: dict[int, WorkerProcess] = {}
         self._number_of: dict[tuple[str, int], int] = {}  # the worker with this host and local rank
@@ -318,7 +319,9 @@ class Dispatcher:
     def _environment_of(self, worker: Worker) -> dict[str, str]:
         slot = (worker.host, worker.slot)
         predecessor, self._last_in_slot[slot] = self._last_in_slot.get(slot), worker.number
-        variables = {JOB: self._name, WORKER: str(worker.number), SLOT: str(worker.slot)}
+        variables = {JOB: self._name, OWNER: os.environ.get(OWNER, self._name)}
+        variables |= {WORKER: str(worker.number), SLOT: str(worker.slot)}
+        variables[SPENT] = f"{time.monotonic() - self._started:.3f}"  # hosts may have other clocks
         if predecessor is not None:
             variables[REPLACES] = str(predecessor)
         if self._roster.worlds_formed > 0:

@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
 from hvd_train.console import outlive, say
 from hvd_train.elastic.roster import COMMITTED, UNRECOVERABLE, WRONG_SETTINGS
-from hvd_train.launch.launcher import GOES_ON, STARTED, SUPERVISOR
+from hvd_train.launch.launcher import GOES_ON, OWNER, STARTED, SUPERVISOR
 
 FINAL = (0, WRONG_SETTINGS, *UNRECOVERABLE, *COMMITTED)
 STEADY_S = 300.0
@@ -48,7 +49,7 @@ def keep_going(command: Sequence[str], restarts: int) -> int:
     """Run the command again and again until it ends for good or fails too often; return its last exit code."""
     patience = Patience(restarts)
     signals = _Signals()
-    os.environ[STARTED] = str(time.time())
+    os.environ |= {STARTED: str(time.monotonic()), OWNER: uuid.uuid4().hex}
     while True:
         started = time.monotonic()
         code = signals.run(command)

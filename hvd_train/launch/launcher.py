@@ -43,9 +43,11 @@ def by_open_mpi(environ: Mapping[str, str]) -> bool:
 WORKER = "HVD_TRAIN_WORKER"  # a number that no other process of the job has or had
 SLOT = "HVD_TRAIN_SLOT"  # which slot of its host (which GPU) is the worker's for life
 JOB = "HVD_TRAIN_JOB"  # a name that no other job has
+OWNER = "HVD_TRAIN_OWNER"  # a name that the job keeps when its driver is started again: its run folder has it
 REPLACES = "HVD_TRAIN_REPLACES"  # the number of the worker that had the slot before
 SUPERVISOR = "HVD_TRAIN_SUPERVISOR"  # the id of the process without which the driver is not to go on
-STARTED = "HVD_TRAIN_STARTED"  # when the job started, in seconds since 1970: its workers come and go
+STARTED = "HVD_TRAIN_STARTED"  # when the job started, by time.monotonic of the supervisor's host, where the driver is
+SPENT = "HVD_TRAIN_SPENT"  # how many seconds old the job was when it started this process: its workers come and go
 GOES_ON = "HVD_TRAIN_GOES_ON"  # "1" where the process continues a job, so that `--resume never` no longer holds
 
 TIMELINE, ON_DEMAND = "HOROVOD_TIMELINE", "DYNAMIC"  # when ranks meet, all of them must have this variable, or none
@@ -61,9 +63,14 @@ def goes_on(environ: Mapping[str, str]) -> bool:
     return environ.get(GOES_ON) == "1"
 
 
-def running_for(environ: Mapping[str, str], now: float) -> float:
-    """Return the seconds since this process's job started, 0 where the job starts with it; `now` is since 1970."""
-    return max(0.0, now - float(environ[STARTED])) if STARTED in environ else 0.0
+def owner(environ: Mapping[str, str]) -> str:
+    """Return the name under which this process's job owns its run folder; empty outside elastic jobs."""
+    return environ.get(OWNER, "")
+
+
+def running_for(environ: Mapping[str, str], age_s: float) -> float:
+    """Return the seconds since this process's job started; 0 where the job starts with it. `age_s` is the process's."""
+    return float(environ[SPENT]) + age_s if SPENT in environ else 0.0
 
 
 def slot(environ: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""Finds the processes on this host that were started with certain environment variables.
+"""Finds the processes on this host that were started with certain environment variables, and says how old this one is.
 
 Launchers put what they start into sessions and groups of its own; the environment is what all descendants share.
 """
@@ -6,8 +6,10 @@ Launchers put what they start into sessions and groups of its own; the environme
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -24,3 +26,9 @@ def started_with(variables: Mapping[str, str]) -> list[psutil.Process]:
             if process.pid != os.getpid() and variables.items() <= environment.items():
                 found.append(process)
     return found
+
+
+def age_s() -> float:
+    """Return the seconds since this process was started, by the clock that counts from the boot: nobody can set it."""
+    since_boot = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(since_boot) / os.sysconf("SC_CLK_TCK")

@@ -154,12 +154,16 @@ def order_of(seed: int, epoch: int, num_samples: int, times: int) -> Order:
 class Cut:
     """How a global batch of `global_batch` samples is cut into slots: micro-batches of at most `micro_batch` samples.
 
-    It is fixed when a run starts and kept for the run's life: batch norm and dropout act within a slot, so the same
+    It is chosen when a run starts and kept for the run's life: batch norm and dropout act within a slot, so the same
     slots mean the same step on 1, 2 or 64 ranks.
     """
 
     global_batch: int
     micro_batch: int
+
+
+UNDECIDED = Cut(0, 0)
+"""The cut of a state of which it is not known yet whether it is of a new run, or of one that has its cut already."""
 
 
 @dataclass(frozen=True)
@@ -213,24 +217,45 @@ def _spans(batch: range, micro_batch: int, rank: int, size: int) -> dict[int, ra
 
 
 def choose_cut(batch: BatchConfig, size: int, num_samples: int) -> Cut:
-    """Return the cut of a new run on `size` ranks.
+    """Return the cut of a new run on `size` ranks; a run that goes on keeps the one that it has.
 
-    Raises UsageError where the batch settings contradict each other, or where the global batch exceeds `num_samples`.
+    A global batch that is given is cut by the batch settings alone, so that the run is the same one on any number of
+    ranks. Raises UsageError where the global batch exceeds `num_samples`, or where the size of a pass is missing.
     """
-    per_worker, passes = batch.batch_size, batch.accumulation_steps
     if batch.global_batch_size is None:
-        assert per_worker is not None  # BatchConfig has checked it
-        total = per_worker * passes * size
+        cut = _per_worker(batch, size)
+    elif batch.batch_size is None and batch.accumulation_steps > 1:
+        raise UsageError(
+            f"--accumulation-steps {batch.accumulation_steps} beside --global-batch-size {batch.global_batch_size} "
+            "needs --batch-size, the samples of a pass"
+        )
     else:
-        total = batch.global_batch_size
-        if per_worker is not None and passes > 1 and per_worker * passes * size != total:
-            raise UsageError(
-                f"--global-batch-size {total} is not --batch-size {per_worker} x --accumulation-steps {passes} "
-                f"x {size} workers = {per_worker * passes * size}; leave one of them out"
-            )
+        cut = Cut(batch.global_batch_size, batch.batch_size or _slot_size(batch.global_batch_size))
+    total = cut.global_batch
     if total > num_samples:
         raise UsageError(
             f"a global batch of {total} samples is larger than the training set of {num_samples}; "
             f"type --global-batch-size {num_samples} or less"
         )
-    return Cut(total, per_worker or math.ceil(total / (size * passes)))
+    return cut
+
+
+def resized_cut(batch: BatchConfig, size: int, num_samples: int) -> Cut:
+    """Return the cut of a run whose global batch follows the number of ranks (`--on-resize per-worker`)."""
+    cut = _per_worker(batch, size)
+    return Cut(min(cut.global_batch, num_samples), cut.micro_batch)
+
+
+def _per_worker(batch: BatchConfig, size: int) -> Cut:
+    assert batch.batch_size is not None  # BatchConfig has checked it
+    return Cut(batch.batch_size * batch.accumulation_steps * size, batch.batch_size)
+
+
+def _slot_size(global_batch: int) -> int:
+    """Return how large the slots of a global batch are where no batch size is given: 16 to 48 samples, if it has 16.
+
+    There are 1, 2, 4, 8 or a multiple of 8 slots where the batch can be cut so: these divide over the usual numbers of
+    ranks. Up to 8, there are as many as leave batch norm its 16 samples; more have about 32.
+    """
+    few = next(slots for slots in (8, 4, 2, 1) if global_batch >= 16 * slots or slots == 1)
+    return math.ceil(global_batch / max(few, 8 * round(global_batch / (8 * 32))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +21,11 @@ _LOCK = ".lock"
 
 
 class Busy(UsageError):
-    """Raised where another process trains in the folder."""
+    """Raised where another process trains in the folder `path`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"another process is training in {path}; wait for it, or name another --output-dir")
+        self.path = path
 
 
 @dataclass(frozen=True)
@@ -46,17 +51,26 @@ class RunFolder:
         self._lock.close()
 
 
-def take_over(path: Path) -> None:
-    """End the claim of a process that the job has given up but which may still exist, stopped or cut off.
+def take_over(path: Path, owner: str = "") -> None:
+    """End the claim of a process that the job `owner` has given up but which may still exist, stopped or cut off.
 
     A new lock file replaces the one that the process holds. Raises UsageError where the folder cannot be written.
     """
     fresh = path / f"{_LOCK}-{os.getpid()}"
     try:
-        fresh.touch()
+        with open(fresh, "w", encoding="ascii") as lock:
+            _name_owner(lock, owner)
         os.replace(fresh, path / _LOCK)
     except OSError as error:
         raise UsageError(f"cannot take over the output folder {path}: {error.strerror}") from None
+
+
+def belongs_to(path: Path, owner: str) -> bool:
+    """Return whether the job of this name has claimed the folder, and nobody after it; no job has an empty name."""
+    try:
+        return bool(owner) and (path / _LOCK).read_text(encoding="ascii") == owner
+    except (OSError, ValueError):
+        return False
 
 
 def in_use(path: Path) -> bool:
@@ -71,14 +85,21 @@ def in_use(path: Path) -> bool:
     return any(" FLOCK " in line and f":{inode} " in line for line in lines)
 
 
-def claim(config: Config, now: datetime) -> RunFolder:
+def claim(
+    config: Config, now: datetime, start: Callable[[], None] = lambda: None, *, owner: str = "", wait: bool = False
+) -> RunFolder:
     """Choose, create and lock the folder of this run, and write its config.yaml; `now` names a folder without a name.
 
-    Raises Busy where another process trains in the folder, and UsageError where it belongs to another config or to
-    something else entirely, or cannot be written.
+    `start` is called before a new folder is made or an old one moved aside: what it raises leaves all as it was. A
+    folder that the job `owner` has claimed before is its own, whatever the config says about resuming. Without
+    `--output-dir`, a folder in which another job trains is passed over unless the caller would rather `wait`. Raises
+    Busy where another process trains in the folder, and UsageError where it belongs to another config or to something
+    else entirely, or cannot be written.
     """
     try:
-        return _claim_named(config.run.output_dir, config) if config.run.output_dir else _claim_own(config, now)
+        if config.run.output_dir:
+            return _claim_named(config.run.output_dir, config, start, owner)
+        return _claim_own(config, now, start, owner, wait=wait)
     except OSError as error:
         raise UsageError(
             f"cannot use the output folder {error.filename or config.run.output_dir or RUNS}: {error.strerror}; "
@@ -86,7 +107,7 @@ def claim(config: Config, now: datetime) -> RunFolder:
         ) from None
 
 
-def _claim_named(path: Path, config: Config) -> RunFolder:
+def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: str) -> RunFolder:
     if path.exists() and not path.is_dir():
         raise UsageError(f"--output-dir {path} is a file; name a folder")
     if not (path / CONFIG).exists():
@@ -95,42 +116,51 @@ def _claim_named(path: Path, config: Config) -> RunFolder:
             entry.name not in (_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}") for entry in path.iterdir()
         ):
             raise UsageError(f"--output-dir {path} is not empty and not a run of hvd_train; name another folder")
-        return _create(path, config)
-    if config.run.resume == "auto":
-        return _reopen(path, config)
-    lock = _lock(path)  # raises Busy: a folder that is trained in is not moved away
+        start()
+        return _create(path, config, owner)
+    if config.run.resume == "auto" or belongs_to(path, owner):
+        return _reopen(path, config, owner)
+    start()
+    lock = _lock(path, "")  # raises Busy: a folder that is trained in is not moved away
     aside = _free_name(path.with_name(f"{path.name}.old"))
     path.rename(aside)
     lock.close()
-    return _create(path, config, f"the earlier run in {path} is now in {aside}")
+    return _create(path, config, owner, f"the earlier run in {path} is now in {aside}")
 
 
-def _claim_own(config: Config, now: datetime) -> RunFolder:
-    if config.run.resume == "auto":
-        for path in sorted(RUNS.glob(f"{config.recipe}-*"), reverse=True):
-            if (path / CONFIG).exists() and not (path / SUMMARY).exists():
-                try:
-                    return _reopen(path, config)
-                except UsageError:
-                    continue  # of another config, or being trained right now
-    return _create(_free_name(RUNS / f"{config.recipe}-{now:%Y%m%d-%H%M%S}"), config)
+def _claim_own(config: Config, now: datetime, start: Callable[[], None], owner: str, *, wait: bool) -> RunFolder:
+    notes = []
+    found = [path for path in sorted(RUNS.glob(f"{config.recipe}-*"), reverse=True) if (path / CONFIG).exists()]
+    own = [path for path in found if belongs_to(path, owner)]
+    unfinished = [path for path in found if config.run.resume == "auto" and not (path / SUMMARY).exists()]
+    for path in own or unfinished:
+        try:
+            return _reopen(path, config, owner)
+        except Busy:
+            if own or wait:
+                raise
+            notes.append(f"{path} has the same settings and is being trained by another job; this is a new run")
+        except UsageError:
+            continue  # of another config
+    start()
+    return _create(_free_name(RUNS / f"{config.recipe}-{now:%Y%m%d-%H%M%S}"), config, owner, *notes)
 
 
-def _create(path: Path, config: Config, *notes: str) -> RunFolder:
+def _create(path: Path, config: Config, owner: str, *notes: str) -> RunFolder:
     path.mkdir(parents=True, exist_ok=True)
-    lock = _lock(path)
+    lock = _lock(path, owner)
     durable.write_text(path / CONFIG, config_file.dump(config))
     return RunFolder(path, earlier=False, notes=notes, _lock=lock)
 
 
-def _reopen(path: Path, config: Config) -> RunFolder:
+def _reopen(path: Path, config: Config, owner: str) -> RunFolder:
     differences = config.differences(config_file.load(path / CONFIG))
     if differences:
         raise UsageError(
             f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never to start anew "
             "(the old run is kept aside), or name another --output-dir"
         )
-    lock = _lock(path)
+    lock = _lock(path, owner)
     notes = []
     text = config_file.dump(config)
     if (path / CONFIG).read_text(encoding="utf-8") != text:
@@ -141,16 +171,30 @@ def _reopen(path: Path, config: Config) -> RunFolder:
     return RunFolder(path, earlier=True, notes=tuple(notes), _lock=lock)
 
 
-def _lock(path: Path) -> IO[str]:
-    lock = open(path / _LOCK, "w")  # noqa: SIM115  # held open for as long as the process lives
+def _lock(path: Path, owner: str) -> IO[str]:
+    """Lock the folder, and write into the lock file which job owns the folder from here on."""
+    lock = open(path / _LOCK, "a")  # noqa: SIM115  # held open for as long as the process lives
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise Busy(f"another process is training in {path}; wait for it, or name another --output-dir") from None
+        raise Busy(path) from None
     except OSError:
         os.utime(path / _LOCK)  # the file system has no locks: go on without one, if it can be written at all
+    if not belongs_to(path, owner):
+        _name_owner(lock, owner)
     return lock
+
+
+def _name_owner(lock: IO[str], owner: str) -> None:
+    """Write into a lock file which job owns the folder, if the disk takes it: a full one must not end a job."""
+    try:
+        lock.truncate(0)
+        os.write(lock.fileno(), owner.encode())
+        os.fsync(lock.fileno())  # other hosts read it
+    except OSError:
+        with suppress(OSError):
+            lock.truncate(0)  # no name rather than a part of one
 
 
 def _free_name(path: Path) -> Path:

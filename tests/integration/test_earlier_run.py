@@ -43,10 +43,13 @@ def earlier(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Weights:
-    """The final weights of the same command, trained by this version from the first step to the last."""
+    """The final weights of the same command, trained by this version from the first step to the last.
+
+    Its cut is that of the earlier run, which took a global batch on one rank in one slot.
+    """
     folder = tmp_path_factory.mktemp("undisturbed")
     shutil.copy(EARLIER / "mine.py", folder)
-    code, output = finished(TRAIN, folder)
+    code, output = finished([*TRAIN, "--global-batch-size", "64", "--batch-size", "64"], folder)
     assert code == 0, output
     return final_weights(folder)
 
@@ -62,6 +65,7 @@ def test_an_earlier_run_is_resumed(launcher: str, ranks: int, sizes: str, earlie
     """The same command goes on in mid-epoch, on one rank or two: no sample is lost or doubled, the weights agree."""
     code, output = finished(launch_line(launcher, ranks, *TRAIN), earlier)
     assert code == 0, output
+    assert "64 images a step in 1 slot of 64" in output, "the cut is not that of the earlier run"
     assert "going on at epoch 2, step 32" in output
     summary = json.loads((earlier / "run" / "summary.json").read_text())
     assert (summary["steps"], summary["epochs"], summary["finished"]) == (STEPS, 4, True)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hvd_train.run_files.ledger import audit
@@ -128,22 +129,42 @@ def test_wrong_settings_end_it_with_one_line() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_one_machine_survives_a_crash_and_a_stop(tmp_path: Path) -> None:
-    """A killed worker does not end a job on one host, as Horovod's driver would; SIGTERM to the script commits."""
-    command = [str(SCRIPTS / "train_elastic.sh"), "-np", "2", "--"]
-    command += ["digits", "--epochs", "400", "--ledger", "--output-dir", "run"]
-    output, metrics = tmp_path / "output.txt", tmp_path / "run" / "metrics.jsonl"
+    """A killed worker does not end a job on one host, as Horovod's driver would; SIGTERM to the script commits.
 
-    def worlds() -> int:
-        return metrics.read_text().count('"name": "world"') if metrics.exists() else 0
+    Neither does the end of the driver, nor that of all workers at once: without --output-dir, too, the job goes on in
+    the folder that it has. Only one run comes of it.
+    """
+    command = [str(SCRIPTS / "train_elastic.sh"), "-np", "2", "--", "digits", "--resume", "never"]
+    command += ["--epochs", "4000", "--ledger", "--commit-steps", "20"]
+    output = tmp_path / "output.txt"
+
+    def of_run(name: str, word: str) -> int:
+        return sum(path.read_text().count(word) for path in tmp_path.glob(f"runs/*/{name}"))
+
+    def workers() -> list[psutil.Process]:
+        return [process for process in ranks_of(script, "train") if process.cmdline()[1].endswith("hvd-train")]
 
     with started(command, tmp_path, output) as script:
-        ledger = tmp_path / "run" / "ledger.jsonl"
-        wait_for("the first steps", lambda: ledger.exists() and ledger.read_bytes().count(b"\n") > 10, limit_s=60)
-        workers = [process for process in ranks_of(script, "train") if process.cmdline()[1].endswith("hvd-train")]
-        workers[0].kill()
-        wait_for("the survivor and then a newcomer", lambda: worlds() >= 2, limit_s=90)
+        wait_for("the first steps", lambda: of_run("ledger.jsonl", "\n") > 10, limit_s=60)
+        workers()[0].kill()
+        wait_for("the survivor and then a newcomer", lambda: of_run("metrics.jsonl", '"name": "world"') > 1, limit_s=90)
+        former = workers()
+        for worker in former:
+            worker.suspend()  # so that they hold the folder when the next ones come
+        next(one for one in ranks_of(script, "train") if "hvd_train.elastic.driver" in one.cmdline()[:3]).kill()
+        wait_for("the next ones to wait", lambda: "another process is training in runs" in output.read_text())
+        for worker in former:
+            worker.resume()
+        wait_for("the job to go on", lambda: output.read_text().count("going on at") == 1, limit_s=120)
+        latter = workers()
+        for worker in latter:
+            worker.suspend()  # or the second would see the first one die, and live on
+        for worker in latter:
+            worker.kill()
+        wait_for("the job to go on again", lambda: output.read_text().count("going on at") == 2, limit_s=120)
         script.send_signal(signal.SIGTERM)
         assert script.wait(60) == 128 + signal.SIGTERM, output.read_text()
     assert "committed; the same command goes on from there" in output.read_text()
-    report = audit(tmp_path / "run")
+    (run,) = (tmp_path / "runs").iterdir()
+    report = audit(run)
     assert (report.faults, report.world_sizes) == ((), (1, 2))

@@ -19,11 +19,11 @@ from hvd_train.errors import UsageError
     ("batch", "weak", "strong"),
     [
         ({"global_batch_size": 64}, {1: (64, None), 4: (256, None)}, {1: (64, None), 4: (64, None)}),
-        ({"batch_size": 8, "global_batch_size": None}, {1: (None, 8), 4: (None, 8)}, {1: (8, None), 4: (8, None)}),
+        ({"batch_size": 8, "global_batch_size": None}, {1: (None, 8), 4: (None, 8)}, {1: (8, 8), 4: (8, 2)}),
         (
             {"batch_size": 8, "global_batch_size": None, "accumulation_steps": 2},
             {4: (None, 8)},
-            {4: (16, None)},
+            {1: (16, 8), 2: (16, 8), 4: (16, 4)},
         ),
         ({"batch_size": 8, "global_batch_size": 64}, {4: (256, 8)}, {4: (64, 8)}),
     ],
@@ -31,7 +31,7 @@ from hvd_train.errors import UsageError
 def test_the_batch_grows_with_the_workers_or_stays(
     batch: dict[str, Any], weak: dict[int, Any], strong: dict[int, Any]
 ) -> None:
-    """Weak scaling gives each worker what one alone takes, strong scaling all of them together."""
+    """Weak scaling gives each worker what one alone takes, strong scaling all of them together, in few passes."""
     settings = recipes.get("digits").replace(**batch)
     for mode, expected in (("weak", weak), ("strong", strong)):
         for workers, (total, per_worker) in expected.items():

@@ -12,7 +12,7 @@ import pytest
 from hvd_train.elastic.dispatcher import _LAST_COMMIT_S, Dispatcher
 from hvd_train.elastic.ranks import RankAssignment
 from hvd_train.elastic.roster import SILENT_WHILE_MEETING_S, Finish, Roster
-from hvd_train.launch.launcher import GOES_ON, REPLACES, SLOT, WORKER
+from hvd_train.launch.launcher import GOES_ON, REPLACES, SLOT, SPENT, STARTED, WORKER
 from tests.support.launching import wait_for
 
 
@@ -93,7 +93,19 @@ def test_a_process_learns_its_number_and_slot(two: Job) -> None:
     for ranks in two.started:
         assert ranks.environment[WORKER] == str(ranks.worker)
         assert ranks.environment[SLOT] == "0"
+        assert 0 <= float(ranks.environment[SPENT]) < 60
         assert not {REPLACES, GOES_ON} & ranks.environment.keys()
+
+
+def test_a_worker_learns_how_old_the_job_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the start of the supervisor on, whichever driver starts it."""
+    monkeypatch.setenv(STARTED, str(time.monotonic() - 1000))
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 0.01)
+    job = Job({"a": 1})
+    job.start()
+    assert 1000 <= float(job.started[0].environment[SPENT]) < 1060
+    job.interrupted.set()
+    job.end()
 
 
 def test_a_worker_that_dies_is_replaced(two: Job, capsys: pytest.CaptureFixture[str]) -> None:

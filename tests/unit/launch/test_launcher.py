@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_train.launch.launcher import GOES_ON, SLOT, STARTED, Launch, elastic, goes_on, launched, running_for, slot
+from hvd_train.launch.launcher import GOES_ON, SLOT, SPENT, Launch, elastic, goes_on, launched, running_for, slot
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,9 @@ def test_a_worker_keeps_its_slot() -> None:
 
 
 def test_a_job_is_as_old_as_its_first_process() -> None:
-    """Workers come and go; a clock that was set back makes no negative age."""
-    assert running_for({STARTED: "1000.5"}, now=1060.5) == 60.0
-    assert running_for({STARTED: "1000.5"}, now=900.0) == 0.0
-    assert running_for({}, now=1060.5) == 0.0
+    """Workers come and go: one is told how old the job was when it was started, and adds its own age."""
+    assert running_for({SPENT: "1000.5"}, age_s=60.0) == 1060.5
+    assert running_for({}, age_s=60.0) == 0.0
 
 
 def test_what_the_driver_and_the_supervisor_say() -> None:

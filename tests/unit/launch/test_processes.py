@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+
+import pytest
 
 from hvd_train.launch import processes
 
@@ -26,3 +29,13 @@ def test_a_process_and_its_children_are_found_by_their_variables() -> None:
     assert shell.pid in {process.pid for process in found}
     assert others == []
     assert os.getpid() not in {process.pid for process in processes.started_with({"PATH": os.environ["PATH"]})}
+
+
+def test_a_process_is_as_old_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted from its start, imports included, whatever happens to the time of day."""
+    code = "import time; from hvd_train.launch import processes; time.sleep(0.5); print(processes.age_s())"
+    begun = time.monotonic()
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert 0.5 <= float(printed) <= time.monotonic() - begun + 0.01  # /proc counts in hundredths of a second
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert processes.age_s() > 0

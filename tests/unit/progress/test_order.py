@@ -22,6 +22,7 @@ from hvd_train.progress.order import (
     assignments,
     choose_cut,
     key,
+    resized_cut,
     scramble,
     uniforms,
 )
@@ -181,11 +182,9 @@ def test_in_sequence_is_the_stored_order() -> None:
     [
         ({"batch_size": 8}, 4, Cut(32, 8)),
         ({"batch_size": 8, "accumulation_steps": 3}, 2, Cut(48, 8)),
-        ({"global_batch_size": 64}, 4, Cut(64, 16)),
-        ({"global_batch_size": 64}, 3, Cut(64, 22)),
-        ({"global_batch_size": 64, "accumulation_steps": 2}, 4, Cut(64, 8)),
         ({"global_batch_size": 64, "batch_size": 8}, 3, Cut(64, 8)),
         ({"global_batch_size": 48, "batch_size": 8, "accumulation_steps": 3}, 2, Cut(48, 8)),
+        ({"global_batch_size": 48, "batch_size": 8, "accumulation_steps": 3}, 5, Cut(48, 8)),
     ],
 )
 def test_the_cut_follows_the_batch_settings(settings: dict[str, int], size: int, cut: Cut) -> None:
@@ -193,11 +192,59 @@ def test_the_cut_follows_the_batch_settings(settings: dict[str, int], size: int,
     assert choose_cut(BatchConfig(**settings), size, 1000) == cut
 
 
-def test_contradicting_batch_sizes_are_refused_with_the_sum() -> None:
-    """The message shows the multiplication that does not come out."""
-    batch = BatchConfig(global_batch_size=64, batch_size=8, accumulation_steps=3)
-    with pytest.raises(UsageError, match=r"64 is not --batch-size 8 x --accumulation-steps 3 x 2 workers = 48"):
-        choose_cut(batch, 2, 1000)
+@pytest.mark.parametrize(
+    ("global_batch", "slots"),
+    [
+        (1, [1]),
+        (10, [10]),
+        (31, [31]),
+        (32, [16, 16]),
+        (37, [19, 18]),
+        (60, [30, 30]),
+        (64, [16] * 4),
+        (97, [25, 25, 25, 22]),
+        (100, [25] * 4),
+        (120, [30] * 4),
+        (96, [24] * 4),
+        (128, [16] * 8),
+        (200, [25] * 8),
+        (256, [32] * 8),
+        (383, [48] * 7 + [47]),
+        (384, [24] * 16),
+        (1000, [32] * 31 + [8]),
+        (8192, [32] * 256),
+    ],
+)
+def test_a_global_batch_alone_is_cut_into_the_same_slots_for_any_number_of_ranks(
+    global_batch: int, slots: list[int]
+) -> None:
+    """So that batch norm and dropout act alike on all of them; a few slots divide over two, four or eight ranks."""
+    batch = BatchConfig(global_batch_size=global_batch)
+    cut = choose_cut(batch, 1, 10_000)
+    assert {choose_cut(batch, size, 10_000) for size in (2, 3, 4, 64)} == {cut}
+    (step,) = assignments(InSequence(global_batch), 0, cut, 0, 1)
+    assert [len(slot.indices) for slot in step.slots] == slots
+
+
+@given(global_batch=st.integers(1, 20_000))
+def test_slots_of_a_global_batch_are_neither_small_nor_large(global_batch: int) -> None:
+    """Batch norm has enough samples, a pass fits any machine, and a batch that two ranks can share has two slots."""
+    cut = choose_cut(BatchConfig(global_batch_size=global_batch), 1, global_batch)
+    assert min(16, global_batch) <= cut.micro_batch <= 48
+    assert global_batch < 32 or cut.micro_batch < global_batch
+
+
+def test_accumulation_steps_beside_a_global_batch_need_a_batch_size() -> None:
+    """They would say how often each worker runs, so that the slots would depend on the number of workers."""
+    with pytest.raises(UsageError, match=r"--accumulation-steps 2 beside --global-batch-size 64 needs --batch-size"):
+        choose_cut(BatchConfig(global_batch_size=64, accumulation_steps=2), 2, 1000)
+
+
+def test_a_cut_that_follows_the_workers_stays_within_the_data() -> None:
+    """A worker that joins makes the global batch larger, up to one step an epoch, and never ends the job."""
+    batch = BatchConfig(batch_size=30, accumulation_steps=2)
+    assert [resized_cut(batch, size, 190).global_batch for size in (1, 2, 3, 4)] == [60, 120, 180, 190]
+    assert resized_cut(batch, 4, 190).micro_batch == 30
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:

@@ -178,3 +178,48 @@ def test_a_folder_is_taken_back_from_a_process_that_does_not_react() -> None:
     stopped.release()
     with pytest.raises(Busy):
         claim(named(), NOON)
+
+
+@pytest.mark.parametrize("resume", ["auto", "never", "a/file.ckpt"])
+@pytest.mark.parametrize("output_dir", [None, Path("mine")])
+def test_a_job_that_starts_again_finds_its_own_folder(resume: str, output_dir: Path | None) -> None:
+    """Though it is neither the newest nor unfinished, and though the command says to start anew."""
+    config = Config().replace(recipe="digits", resume=resume, output_dir=output_dir)
+    released(claim(config, NOON))
+    own = released(claim(config, NOON, owner="job"))
+    (own.path / run_folder.SUMMARY).write_text("{}")
+    released(claim(Config().replace(recipe="digits", resume="never"), LATER, owner="another"))
+    again = released(claim(config, LATER.replace(minute=1), owner="job"))
+    assert (again.path, again.earlier, again.notes) == (own.path, True, ())
+
+
+def test_a_job_that_has_lost_its_folder_to_another_run_does_not_take_it_back() -> None:
+    """The folder belongs to whoever has claimed it last."""
+    own = released(claim(named(), NOON, owner="job"))
+    assert run_folder.belongs_to(own.path, "job")
+    released(claim(named(), LATER))
+    assert not run_folder.belongs_to(own.path, "job")
+    assert not run_folder.belongs_to(own.path, "")
+
+
+def test_a_folder_that_is_taken_over_stays_that_of_the_job() -> None:
+    """A job that dies right after it still finds its folder."""
+    stopped = claim(named(resume="never"), NOON, owner="job")
+    run_folder.take_over(stopped.path, "job")
+    again = released(claim(named(resume="never"), LATER, owner="job"))
+    assert (again.path, again.earlier) == (stopped.path, True)
+    stopped.release()
+
+
+def test_a_busy_folder_of_another_job_is_passed_over_and_said() -> None:
+    """The user learns that this is a new run; a caller that would rather wait gets the folder's name instead."""
+    mine = Config().replace(recipe="digits")
+    busy = claim(mine, NOON, owner="another")
+    with pytest.raises(Busy) as refused:
+        claim(mine, LATER, owner="job", wait=True)
+    assert refused.value.path == busy.path
+    fresh = released(claim(mine, LATER, owner="job"))
+    assert fresh.notes == (f"{busy.path} has the same settings and is being trained by another job; this is a new run",)
+    with pytest.raises(Busy):
+        claim(mine, LATER, owner="another")
+    released(busy)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from hvd_train.checkpoint import newest_good
 from hvd_train.data.array_loader import ArrayLoader
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.prepare import Prepare
@@ -43,6 +44,46 @@ def test_ranks_and_one(make: Callable[[int], nn.Module], size: int) -> None:
     assert all(equal(weights, other) for _, other in others), "ranks hold different bits"
     assert (result.steps, result.top1) == (alone.steps, alone.top1)
     assert result.loss == pytest.approx(alone.loss, abs=TOLERANCE)
+
+
+def test_a_global_batch_alone_is_the_same_training_on_any_number_of_ranks() -> None:
+    """From the first step on, with batch norm too: the slots come from the batch and not from the ranks."""
+    config = small_config(global_batch_size=95, batch_size=None, epochs=1, learning_rate=0.1)
+    weights, losses = [], []
+    for size in (1, 2, 3):
+        folder = Path(f"on-{size}")
+        run = config.replace(output_dir=folder)
+        ranks = run_ranks(size, lambda world, run=run: trained(world, run, runs.batch_norm))
+        weights.append(ranks[0][1])
+        losses.append([step["loss"] for step in written(folder) if step["kind"] == "step"])
+    for other, loss in zip(weights[1:], losses[1:], strict=True):
+        assert loss == pytest.approx(losses[0], abs=TOLERANCE)
+        assert largest_difference(other, weights[0]) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("batch", "cut"),
+    [
+        ({"global_batch_size": 20, "batch_size": 5, "accumulation_steps": 2}, Cut(20, 5)),
+        ({"global_batch_size": None, "batch_size": 5, "accumulation_steps": 2}, Cut(20, 5)),
+        ({"global_batch_size": None, "batch_size": 80}, Cut(160, 80)),
+    ],
+    ids=str,
+)
+def test_a_run_that_goes_on_keeps_its_cut(batch: dict[str, int | None], cut: Cut) -> None:
+    """On other numbers of ranks too, on which the same settings would make another global batch, or one too large."""
+    config = small_config(epochs=2, **batch)
+
+    def stopped(world: ThreadWorld) -> int:
+        world.requested = lambda: "stop"  # type: ignore[method-assign]
+        return trained(world, config)[0].steps
+
+    assert run_ranks(2, stopped) == [1, 1]
+    assert run_ranks(3, stopped) == [2, 2, 2]
+    assert run_ranks(1, lambda world: trained(world, config)[0].finished) == [True]
+    last = newest_good(Path("run"), pytest.fail)
+    assert last is not None
+    assert Cut(**last["cut"]) == cut
 
 
 def test_accumulation_and_one_large_batch() -> None:

@@ -13,12 +13,14 @@ import pytest
 from hvd_train import checkpoint
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
+from hvd_train.launch import launcher
 from hvd_train.output import Output, shows_bar
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.metrics import Totals
+from hvd_train.progress.order import Cut
 from hvd_train.run_files import durable, run_folder
 from hvd_train.run_files.ledger import Entry
-from hvd_train.state import TrainState
+from hvd_train.state import Progress, TrainState
 from hvd_train.world.world import LocalWorld, Place
 from tests.support.runs import convnet, few_digits, small_config
 
@@ -35,10 +37,15 @@ def state() -> Iterator[TrainState]:
     parts.train_loader.close()
 
 
+def first_cut() -> Cut:
+    """The cut of a run that starts."""
+    return Cut(20, 4)
+
+
 def opened(config: Config, state: TrainState) -> Output:
     """The output of rank 0, with its folder claimed and open."""
     output = Output(config)
-    output.open(output.claim(state, None, from_disk=True), state, Place())
+    output.open(output.claim(state, None, first_cut, from_disk=True), state, Place())
     return output
 
 
@@ -70,9 +77,25 @@ def test_a_claimed_folder_is_refused_to_a_second_process_and_free_after_close(st
     """One training writes into a folder at a time."""
     first = opened(small_config(), state)
     with pytest.raises(UsageError, match="another process is training in run"):
-        Output(small_config()).claim(state, None, from_disk=True)
+        Output(small_config()).claim(state, None, first_cut, from_disk=True)
     first.close()
     opened(small_config(), state).close()
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_batch_that_does_not_fit_leaves_all_as_it_was(state: TrainState, resume: str) -> None:
+    """No folder is made, and none is moved aside: the next command is not told that it has other settings."""
+
+    def refused() -> Cut:
+        raise UsageError("too large")
+
+    for earlier in ([], [Path("run")]):
+        if earlier:
+            opened(small_config(), state).close()
+        where = small_config(resume="never") if earlier else small_config(resume=resume)
+        with pytest.raises(UsageError, match="too large"):
+            Output(where).claim(state, None, refused, from_disk=True)
+        assert list(Path().iterdir()) == earlier
 
 
 def test_the_newest_checkpoint_is_loaded_where_the_state_is_to_come_from_disk(state: TrainState) -> None:
@@ -83,10 +106,57 @@ def test_the_newest_checkpoint_is_loaded_where_the_state_is_to_come_from_disk(st
     for from_disk, step in ((False, 9), (True, 7)):
         state.progress = state.progress.after_step(20).after_step(20) if not from_disk else state.progress
         again = Output(small_config())
-        claim = again.claim(state, None, from_disk=from_disk)
+        claim = again.claim(state, None, first_cut, from_disk=from_disk)
         assert (claim.loaded, state.progress.step) == (from_disk, step)
         again.open(claim, state, Place())
         again.close()
+
+
+def test_a_job_takes_its_own_folder_over_and_starts_no_new_run(
+    state: TrainState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --output-dir too: a driver that was started again waits for workers of before, and then for no longer."""
+    monkeypatch.setattr("hvd_train.output._PATIENCE_SECONDS", 0.2)
+    for name, value in ((launcher.OWNER, "job"), ("HOROVOD_ELASTIC", "1")):
+        monkeypatch.setenv(name, value)
+    config = small_config(output_dir=None, recipe="few")
+    former = opened(config, state)
+    assert former.store.commit(state, wait=True)
+    latter = Output(config)
+    claim = latter.claim(state, None, first_cut, from_disk=True)
+    assert (claim.folder.path, claim.loaded) == (former.path, True)
+    assert not former.commit_last(state)
+    assert f"another process is training in {former.path}: waiting" in capsys.readouterr().err
+    monkeypatch.setenv(launcher.OWNER, "another job")
+    others = Output(config).claim(state, None, first_cut, from_disk=True)
+    assert others.folder.path != former.path
+    assert not others.folder.earlier
+    former.close()
+
+
+def test_the_file_that_was_named_counts_until_there_is_a_commit(
+    state: TrainState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose workers all die before that begins with the file again, and not with random weights."""
+    output = opened(small_config(output_dir=Path("earlier")), state)
+    assert output.store.commit(state, wait=True)
+    output.close()
+    (file,) = Path("earlier/checkpoints").iterdir()
+    monkeypatch.setenv(launcher.OWNER, "job")
+    config = small_config(resume=str(file))
+    for _ in range(2):
+        state.progress = Progress()
+        claim = Output(config).claim(state, None, first_cut, from_disk=True)
+        assert (claim.loaded, claim.from_file, state.progress.step) == (True, True, 7)
+        claim.folder.release()
+    output = opened(config, state)  # commits what it has from the file
+    output.close()
+    file.unlink()
+    state.progress = Progress()
+    claim = Output(config).claim(state, None, first_cut, from_disk=True)
+    assert (claim.folder.path, claim.loaded, claim.from_file) == (Path("run"), True, False)
+    assert state.progress.step == 7
+    claim.folder.release()
 
 
 def test_a_process_whose_folder_was_taken_over_commits_nothing(state: TrainState) -> None:

@@ -7,15 +7,44 @@ import math
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
 
 from hvd_train import recipes
-from hvd_train.result import Result, ending, ranks, summary
+from hvd_train.progress.order import Cut
+from hvd_train.result import Result, describe, ending, ranks, summary
+from hvd_train.state import TrainState
+from hvd_train.world.world import Place
 
 DONE = Result(
     run_dir=Path("runs/my run"), finished=True, saved=True, stopped_by=None, epochs=20, steps=460, loss=0.03,
     top1=0.991, top5=1.0, best_top1=0.997, best_epoch=11, test_loss=math.nan, test_top1=math.nan, test_top5=math.nan,
     why="done", images_per_second=2306.4, world_size=2, seconds=18.2,
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cut", "size", "said"),
+    [
+        (Cut(128, 32), 2, "2 ranks on cpu, 128 images a step in 4 slots of 32"),
+        (Cut(64, 64), 1, "1 rank on cpu, 64 images a step in 1 slot of 64"),
+        (
+            Cut(128, 32),
+            3,
+            "in 4 slots of 32; 4 slots do not divide over 3 ranks: some idle in part of each step",
+        ),
+        (Cut(64, 32), 3, "in 2 slots of 32; 1 rank of 3 idle (a new run may have smaller slots: --batch-size)"),
+    ],
+)
+def test_the_first_line_says_how_a_step_is_cut(cut: Cut, size: int, said: str) -> None:
+    """And when that leaves ranks without work."""
+    parts = SimpleNamespace(train_loader=SimpleNamespace(num_samples=1437), device=torch.device("cpu"))
+    state = TrainState(torch.nn.Linear(2, 2), Mock(), Mock(), cut)
+    job = Mock(config=recipes.get("digits"), state=state, world=Mock(place=Place(size=size)), parts=parts)
+    assert describe(job).endswith(said)
 
 
 def test_a_finished_run_says_what_to_type_next() -> None:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from hvd_train import checkpoint
 from hvd_train.checkpoint import DiskStore
 from hvd_train.errors import RankLost, StateLost
+from hvd_train.launch import launcher
 from hvd_train.run_files import ledger
 from hvd_train.run_files.ledger import audit
 from hvd_train.state import TrainState
@@ -38,7 +39,7 @@ from tests.support.elastic import (
     run_elastic,
 )
 from tests.support.runs import Weights, equal, largest_difference, small_config, trained
-from tests.support.worlds import Killed
+from tests.support.worlds import Killed, StoppingWorld
 
 TOLERANCE = 1e-5
 STEPS = 20
@@ -255,6 +256,30 @@ def test_a_newcomer_that_has_half_a_state_and_no_commit_does_not_train_on_from_i
         play([Hosts(3, (ONE, TWO)), KillMeeting(2, 0, HALF_WAY)], ONE, commit_steps=None, commit_seconds=1000)
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"global_batch_size": 20, "batch_size": 5, "accumulation_steps": 2},
+        {"global_batch_size": None, "batch_size": 5, "accumulation_steps": 2},
+    ],
+    ids=str,
+)
+def test_a_newcomer_takes_the_cut_of_the_run(batch: dict[str, Any]) -> None:
+    """It is not turned away because the same settings would make another one on so many workers."""
+    job, folder = play([Hosts(5, (ONE, TWO, THREE))], ONE, TWO, **batch)
+    check(job, folder, undisturbed(global_batch_size=20, batch_size=5))
+    assert 3 in job.sizes
+
+
+def test_a_worker_whose_share_exceeds_the_data_may_join() -> None:
+    """With --on-resize per-worker the global batch grows to the whole training set at most."""
+    settings = {"on_resize": "per-worker", "lr_scaling": "linear", "global_batch_size": None, "batch_size": 80}
+    config = small_config(epochs=4, ledger=True, **settings)
+    job = run_elastic(lambda world: trained(world, config), {"h1": 1, "h2": 1}, [Hosts(2, (ONE, TWO, THREE))], first=2)
+    assert audit(Path("run")).faults == ()
+    assert 3 in job.sizes
+
+
 def test_loader_processes_survive() -> None:
     """Images that loader processes read ahead for the broken step are not taken for those of the next one."""
     job, folder = play([Kill(7, rank=1)], ONE, TWO, data=runs.mapped_digits, workers=1)
@@ -266,6 +291,21 @@ def test_all_die() -> None:
     job, folder = play([Kill(8, rank=0), Kill(8, rank=1)], ONE, TWO, commit_steps=5)
     assert audit(folder).faults == ()
     assert largest_difference(job.results[0][1], undisturbed()) <= TOLERANCE
+
+
+def test_all_die_before_the_first_commit_of_a_run_that_began_with_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job goes on from that file, not from random weights."""
+    monkeypatch.setenv(launcher.OWNER, "job")
+    trained(StoppingWorld(5), small_config(epochs=2, output_dir=Path("first")))
+    (file,) = Path("first/checkpoints").iterdir()
+    settings = {"resume": str(file), "epochs": 2, "ledger": True, "output_dir": Path("second")}
+    monkeypatch.setattr(DiskStore, "commit", lambda store, state, wait=False: True)
+    config = small_config(**settings)
+    job = run_elastic(
+        lambda world: trained(world, config), {"h1": 1, "h2": 1}, [Kill(3, rank=0), Kill(3, rank=1)], first=2
+    )
+    assert largest_difference(job.results[0][1], undisturbed()) <= TOLERANCE
+    assert not Path("second.old").exists()
 
 
 @pytest.mark.parametrize("make", [runs.batch_norm])
