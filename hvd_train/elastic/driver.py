@@ -29,8 +29,9 @@ from hvd_train.console import outlive
 from hvd_train.elastic.discovery import HostCommand
 from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.ranks import RankAssignment
-from hvd_train.elastic.roster import Roster
-from hvd_train.launch.exit_code import EXIT_CODE
+from hvd_train.elastic.roster import TOO_FEW_WORKERS, Roster
+from hvd_train.launch import last_word
+from hvd_train.numerals import whole_number
 
 # What the environment of a worker holds unless the user sets something else.
 DEFAULTS = {
@@ -69,7 +70,8 @@ class Driver:
     ) -> None:
         """Take Horovod's arguments; the last three have no meaning here."""
         least, most = min_num_proc or 1, max_num_proc or sys.maxsize
-        roster = Roster(least, least, most, patience_s=float(timeout or 600))
+        patience_s = timeout or whole_number(os.environ.get("HOROVOD_ELASTIC_TIMEOUT", "")) or 600
+        roster = Roster(least, least, most, patience_s=float(patience_s))
         self.dispatcher = Dispatcher(roster, discovery.find_available_hosts_and_slots, rendezvous.init)
         self._rendezvous = rendezvous
         self._answer = threading.local()
@@ -84,7 +86,7 @@ class Driver:
         try:
             return SimpleNamespace(host_assignment_order=self.dispatcher.wait_for_slots(min_num_proc))
         except TimeoutError as error:
-            raise JobFailedError(str(error), 1) from None
+            raise JobFailedError(str(error), TOO_FEW_WORKERS) from None
 
     def start(self, num_proc: int, create_worker_fn: RunWorker) -> None:
         """Start the workers; the first world waits for `num_proc` of them."""
@@ -178,8 +180,10 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
             def _put_value(self, scope: str, key: str, value: bytes) -> None:
                 if scope == "facts":
                     dispatcher.facts_received(int(key), json.loads(value))
-                elif scope == EXIT_CODE:
-                    dispatcher.exit_code_received(int(key), int(value))
+                elif scope == "last_word":
+                    dispatcher.last_word_received(int(key), last_word.heard(value))
+                elif scope == "not_met":
+                    dispatcher.not_met(int(key), value.decode())
                 else:
                     super()._put_value(scope, key, value)
 
