@@ -217,6 +217,11 @@ class Dispatcher:
         with self._changed:
             return "end" if self._roster.worker(number) is None else "ask"
 
+    def world_is_broken(self) -> bool:
+        """Return whether a member of the last world is gone, so that its ranks need not wait for one another."""
+        with self._changed:
+            return self._roster.world_is_broken()
+
     def not_met(self, number: int, why: str) -> None:
         """Note that a worker leaves a world whose ranks have not come to one state, and why."""
         with self._changed:

@@ -286,6 +286,10 @@ class Roster:
         members = self._members()
         return bool(members) and all(worker.told_to_end for worker in members)
 
+    def world_is_broken(self) -> bool:
+        """Return whether a member of the last world is gone."""
+        return len(self._members()) < len(self.world)
+
     def worker(self, number: int) -> Worker | None:
         """Return the worker with this number, or None where it has exited."""
         return next((worker for worker in self._workers if worker.number == number), None)

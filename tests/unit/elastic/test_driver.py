@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 from dataclasses import fields
 from typing import Any
 
@@ -22,7 +23,7 @@ from horovod.runner.http.http_server import KVStoreHandler, RendezvousServer
 
 from hvd_train.elastic.driver import _CHANGE_FOLDER, REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks
-from hvd_train.elastic.roster import Finish, Worker
+from hvd_train.elastic.roster import Finish, FormWorld, Worker
 from hvd_train.launch import client, last_word
 from hvd_train.launch.last_word import LastWord
 from hvd_train.launch.launcher import WORKER
@@ -176,6 +177,30 @@ def test_a_workers_words_reach_the_job() -> None:
     assert own.dispatcher._roster._not_met == {1000: "connection refused"}
     assert last_word.say(environ, LastWord(0))
     assert worker.last_word == LastWord(0)
+    server.stop()
+
+
+def test_ranks_do_not_wait_for_the_address_of_a_dead_one() -> None:
+    """Gloo asks again and again for what is not there yet (404), and gives up where the answer is another."""
+    own = driver()
+    roster = own.dispatcher._roster
+    roster.hosts_found({"a": 2})
+    roster.commands(0.0)
+    for number in (1000, 1001):
+        roster.rank_requested(number, 0.0)
+    assert any(isinstance(command, FormWorld) for command in roster.commands(0.0))
+    server = RendezvousServer()
+    port = server.start(replacement_of("create_rendezvous_handler")(own))
+    environ = {client.ADDRESS: "127.0.0.1", client.PORT: str(port)}
+
+    def answer(path: str) -> int:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            client.get(environ, path, 20)
+        return refused.value.code
+
+    assert answer("global/1") == 404
+    roster.worker_exited(1001, 137, 0.0)
+    assert [answer(path) for path in ("global/1", "local_a/1", "cross_0/1", "other/1")] == [410, 410, 410, 404]
     server.stop()
 
 
