@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from hvd_train._version import __version__
 from hvd_train.console import PROGRAM
 from hvd_train.errors import HvdTrainError, unknown_name
-from hvd_train.launch import exit_code, rank_log
+from hvd_train.launch import last_word, rank_log
 from hvd_train.launch.error_report import report_once
 
 COMMANDS = (
@@ -37,7 +37,7 @@ def main() -> None:
     rank_log.whole_lines()
     codes: list[int] = []
     atexit.register(_leave, codes)  # registered first, so it runs last
-    with exit_code.told_to_driver(os.environ):
+    with last_word.exit_code_told(os.environ):
         codes.append(run(sys.argv[1:]))
         sys.exit(codes[0])
 
@@ -56,7 +56,11 @@ def _leave(codes: list[int]) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code. An HvdTrainError becomes one line on stderr, once for all ranks."""
+    """Run a command and return its exit code.
+
+    An HvdTrainError becomes one line on stderr, once for all ranks. Any other error of an elastic job's worker is
+    printed by the job's driver, once for all that meet it; elsewhere it is raised.
+    """
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(overview(), end="")
@@ -72,6 +76,10 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except Exception as error:
+        if not last_word.tell(os.environ, error):
+            raise
+        return 1
 
 
 def command(name: str) -> Command:

@@ -69,6 +69,8 @@ class Membership:
         members = tuple(report.member for report in reports)
         self._report = replace(self._report, has_trained=True, holds="whole", previous_members=members, run_dir=run_dir)
         change = change_between(reports, step)
+        if change is not None and change.left:
+            self._faults_in_row = 0  # that explains the fault: it was in the cluster
         return Arrival(change, self._reported_at) if change else None
 
     def leave(self, why: str) -> None:
@@ -78,7 +80,8 @@ class Membership:
     def count_fault(self, error: RankLost, step: int) -> None:
         """Count a fault after `step` steps.
 
-        Raises FaultRepeats where the same step has broken again and again: no other world will do better.
+        Raises FaultRepeats where the same step has broken again and again though nobody has left: no other world will
+        do better.
         """
         self._faults_in_row = self._faults_in_row + 1 if self._broken_step == step else 1
         self._broken_step = step

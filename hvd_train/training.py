@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from hvd_train import state as states
 from hvd_train.config import Config
 from hvd_train.data.sources import OwnData
 from hvd_train.elastic.members import most_advanced, survivors_differ
-from hvd_train.errors import Diverged, HvdTrainError, RankLost, ReplicasDiffer, StateLost
+from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, StateLost, UsageError
 from hvd_train.job import Arrival, Clocks, Job
 from hvd_train.last_commit import commit_for_all
+from hvd_train.launch import last_word
+from hvd_train.launch.last_word import During
 from hvd_train.membership import Membership
 from hvd_train.network.device import gpu_name, split_on
 from hvd_train.network.models import Builder
@@ -40,9 +43,13 @@ class Training:
         self._output, self._membership = Output(config), Membership()
         self._state: TrainState | None = None
         self._arrival: Arrival | None = None
+        self._during: During = "building"
 
     def run(self) -> Result:
-        """Train to the end. Raises RankLost where the world cannot go on; finished steps are committed then."""
+        """Train to the end. Raises RankLost where the world cannot go on; finished steps are committed then.
+
+        The driver of an elastic job hears of an error before anything is closed.
+        """
         try:
             return self._world.run(self._train, self._meet)
         except RankLost as error:
@@ -53,9 +60,13 @@ class Training:
             if self._stop.received is not None:
                 raise SystemExit(128 + self._stop.received) from None
             raise
-        except HvdTrainError as error:
-            if self._membership.has_trained and not isinstance(error, Diverged):
+        except Exception as error:
+            has_trained = self._membership.has_trained
+            if isinstance(error, (UsageError, FaultRepeats)) and self._state is not None and self._membership.has_state:
+                self._output.commit_last(self._state)
+            if isinstance(error, HvdTrainError) and has_trained and not isinstance(error, Diverged):
                 error.raised_by = self._world.place.rank
+            last_word.tell(os.environ, error, self._during, self._state.progress.step if self._state else 0)
             raise
 
     def close(self) -> None:
@@ -72,7 +83,7 @@ class Training:
         ReplicasDiffer where the survivors differ and there is no checkpoint, UsageError where rank 0 cannot have the
         run folder or the batch does not fit the data, and RankLost where another rank is gone.
         """
-        config, world = self._config, self._world
+        config, world, self._during = self._config, self._world, "meeting"
         # Made once, whatever befalls the first meeting: an optimizer that is wrapped twice sums twice.
         state = self._state = self._state or fresh_state(config, world, self._parts, self._optimizer)
 
@@ -109,6 +120,7 @@ class Training:
             state.cut = resized_cut(config.batch, world.place.size, self._parts.train_loader.num_samples)
         self._arrival = self._membership.join(reports, run_dir, state.progress.step)
         self._output.open(claim, state, world.place)
+        self._during = "training"
 
     def _first_cut(self) -> Cut:
         return choose_cut(self._config.batch, self._world.place.size, self._parts.train_loader.num_samples)

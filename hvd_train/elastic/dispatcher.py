@@ -11,9 +11,10 @@ number that the worker was started with.
 | PUT facts/N                       | once, when it has built all it needs |                                           |
 | GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
 | GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
+| PUT not_met/N                     | when it leaves before all had met    |                                           |
 | GET may_ask/N                     | when it has left its world           | `ask` or `end`                            |
 | GET rank_and_size/HOST:LOCAL_RANK | then, by Horovod's core              | as for its first rank                     |
-| PUT exit_code/N                   | as its last word                     |                                           |
+| PUT last_word/N                   | when it ends                         |                                           |
 
 The answer `change` asks a member to leave its world after the next step, `stop` asks it to commit and end, and `end`
 tells a worker that the job has given it up. The driver waits for heartbeats, but never asks a worker anything.
@@ -26,11 +27,13 @@ docs/change-of-world.md follows one change through the code.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,8 +42,9 @@ from hvd_train.console import say
 from hvd_train.elastic import orphans
 from hvd_train.elastic.discovery import Discovery
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks, starting
-from hvd_train.elastic.roster import COMMITTED, SILENT_S, Command, End, Finish, FormWorld, Roster, Start, Worker
+from hvd_train.elastic.roster import COMMITTED, SILENT_S, Command, End, Finish, FormWorld, Roster, Start, Tell, Worker
 from hvd_train.launch import roll_call
+from hvd_train.launch.last_word import LastWord
 from hvd_train.launch.launcher import GOES_ON, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
 
 _TICK_S = 0.1
@@ -48,6 +52,8 @@ _QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
 _MEETING_S = 1.0  # a worker that leaves does so when the others have met: its exit takes a core while they need it
 _LEAVE_S = 5.0  # how long a worker that was told to go has to do so by itself
 _SSH_FAILED = 255  # the exit code of ssh where it, not the command that it runs, has failed
+
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")  # in which two copies of one error differ: addresses, processes
 
 RunWorker = Callable[[RankAssignment, list[threading.Event]], tuple[int, float]]
 """Runs a worker's process until it ends or an event is set; returns its exit code and the time when it ended."""
@@ -68,8 +74,6 @@ class WorkerProcess:
     """When its last heartbeat came; None before the first."""
     cut_at: float | None = None
     """When its lifeline was cut, which the end of the process does; None before."""
-    exit_code: int | None = None
-    """The exit code that it has announced as its last word."""
 
 
 class Dispatcher:
@@ -103,6 +107,7 @@ class Dispatcher:
         self._stopped = threading.Event()
         self._facts: Mapping[str, str] | None = None  # versions and settings of the job: the first worker's
         self._last_heartbeat = 0.0
+        self._errors: Counter[str] = Counter()  # those that workers ended with, without the numbers in them
 
     # --------------------------------------------------------------------------------------- for the launcher
 
@@ -207,17 +212,39 @@ class Dispatcher:
 
         threading.Thread(target=watch, daemon=True).start()
 
-    def exit_code_received(self, number: int, exit_code: int) -> None:
-        """Note the last word of a worker, which is about to end: its exit code."""
-        with self._changed:
-            if (process := self._processes.get(number)) is not None:
-                process.exit_code = exit_code
-                self._changed.notify_all()
-
     def may_ask(self, number: int) -> str:
         """Return whether a worker that has left its world may ask for its next rank ("ask") or was given up ("end")."""
         with self._changed:
             return "end" if self._roster.worker(number) is None else "ask"
+
+    def world_is_broken(self) -> bool:
+        """Return whether a member of the last world is gone, so that its ranks need not wait for one another."""
+        with self._changed:
+            return self._roster.world_is_broken()
+
+    def not_met(self, number: int, why: str) -> None:
+        """Note that a worker leaves a world whose ranks have not come to one state, and why."""
+        with self._changed:
+            self._roster.not_met(number, why)
+
+    def last_word_received(self, number: int, word: LastWord) -> None:
+        """Note how a worker ends, and print the error that ends it, unless another worker ended with the same."""
+        with self._changed:
+            worker = self._roster.worker(number)
+            if worker is None:
+                return
+            self._roster.last_word_received(number, word, time.monotonic())
+            self._changed.notify_all()
+            if not word.error:
+                return
+            kind = _NUMBERS.sub("", word.error)
+            self._errors[kind] += 1
+            count = self._errors[kind]
+            if count == 1:
+                separator = "\n" if "\n" in word.error else " "
+                say(f"worker {worker}:{separator}{word.error}")
+            elif count.bit_count() == 1:  # a power of two: a typo on a thousand ranks takes ten lines
+                say(f"worker {worker}: the same error ({count} times so far)")
 
     # -------------------------------------------------------------------------------------------------- inside
 
@@ -278,6 +305,8 @@ class Dispatcher:
             self._end(command, quietly=quietly)
         elif isinstance(command, FormWorld):
             self._form_world(command.workers)
+        elif isinstance(command, Tell):
+            say(command.message)
         else:
             self._finish = command
         self._changed.notify_all()
@@ -291,7 +320,8 @@ class Dispatcher:
         if exit_code == _SSH_FAILED and not process.end.is_set() and process.heard_at is not None:
             exit_code = self._follow(worker, process)
         with self._changed:
-            if self._finish is None and exit_code not in (0, *COMMITTED) and not process.end.is_set():
+            told = worker.last_word is not None and worker.last_word.error
+            if self._finish is None and exit_code not in (0, *COMMITTED) and not process.end.is_set() and not told:
                 say(f"worker {worker} ended with exit code {exit_code}")
             self._processes.pop(worker.number).waiting = False
             self._roster.worker_exited(worker.number, exit_code, time.monotonic())
@@ -305,7 +335,7 @@ class Dispatcher:
         """
         with self._changed:
             failed_at, is_told = time.monotonic(), False
-            while process.exit_code is None and process.heard_at is not None:
+            while worker.last_word is None and process.heard_at is not None:
                 is_ending = process.end.is_set() or self._interrupted.is_set()
                 if process.heard_at > failed_at and not is_told and not is_ending:
                     say(f"the ssh to worker {worker} has failed; its heartbeats still come, so it stays, unheard")
@@ -314,7 +344,7 @@ class Dispatcher:
                 if is_cut or time.monotonic() - process.heard_at > (_QUIET_S if is_ending else SILENT_S):
                     break
                 self._changed.wait(_TICK_S)
-            return _SSH_FAILED if process.exit_code is None else process.exit_code
+            return _SSH_FAILED if worker.last_word is None else worker.last_word.exit_code
 
     def _environment_of(self, worker: Worker) -> dict[str, str]:
         slot = (worker.host, worker.slot)

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -29,8 +30,9 @@ from hvd_train.console import outlive
 from hvd_train.elastic.discovery import HostCommand
 from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.ranks import RankAssignment
-from hvd_train.elastic.roster import Roster
-from hvd_train.launch.exit_code import EXIT_CODE
+from hvd_train.elastic.roster import TOO_FEW_WORKERS, Roster
+from hvd_train.launch import last_word
+from hvd_train.numerals import whole_number
 
 # What the environment of a worker holds unless the user sets something else.
 DEFAULTS = {
@@ -48,6 +50,11 @@ SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=1 -o 
 # whole command. And the loss of the ssh, after which sshd may send SIGHUP, is not to end the worker.
 _WATCHED = "trap '' HUP; trap : INT TERM; exec 3>&2 2>/dev/null; ({script}) 2>&3 3>&-; exit $?"
 _CHANGE_FOLDER = "> /dev/null 2>&1 ; "  # how Horovod's script begins; the worker itself comes after it
+
+
+# Where ranks that connect look for the addresses of others. An answer that is neither 200 nor 404, three times within
+# 1.5 s, ends the attempt; otherwise they look again until HOROVOD_GLOO_TIMEOUT_SECONDS are over.
+_OF_GLOO = ("/global", "/local_", "/cross_")
 
 
 class Driver:
@@ -69,7 +76,8 @@ class Driver:
     ) -> None:
         """Take Horovod's arguments; the last three have no meaning here."""
         least, most = min_num_proc or 1, max_num_proc or sys.maxsize
-        roster = Roster(least, least, most, patience_s=float(timeout or 600))
+        patience_s = timeout or whole_number(os.environ.get("HOROVOD_ELASTIC_TIMEOUT", "")) or 600
+        roster = Roster(least, least, most, patience_s=float(patience_s))
         self.dispatcher = Dispatcher(roster, discovery.find_available_hosts_and_slots, rendezvous.init)
         self._rendezvous = rendezvous
         self._answer = threading.local()
@@ -84,7 +92,7 @@ class Driver:
         try:
             return SimpleNamespace(host_assignment_order=self.dispatcher.wait_for_slots(min_num_proc))
         except TimeoutError as error:
-            raise JobFailedError(str(error), 1) from None
+            raise JobFailedError(str(error), TOO_FEW_WORKERS) from None
 
     def start(self, num_proc: int, create_worker_fn: RunWorker) -> None:
         """Start the workers; the first world waits for `num_proc` of them."""
@@ -164,7 +172,12 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
 
             def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
                 with suppress(ConnectionError):  # a worker that dies while it waits is no error
-                    super().do_GET()
+                    if self.path.startswith(_OF_GLOO) and dispatcher.world_is_broken():
+                        self.send_status_code(
+                            HTTPStatus.GONE
+                        )  # one of them is dead: whoever waits for it waits in vain
+                    else:
+                        super().do_GET()
 
             def _get_value(self, scope: str, key: str) -> bytes | None:
                 if scope == "lifeline":
@@ -178,8 +191,10 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
             def _put_value(self, scope: str, key: str, value: bytes) -> None:
                 if scope == "facts":
                     dispatcher.facts_received(int(key), json.loads(value))
-                elif scope == EXIT_CODE:
-                    dispatcher.exit_code_received(int(key), int(value))
+                elif scope == "last_word":
+                    dispatcher.last_word_received(int(key), last_word.heard(value))
+                elif scope == "not_met":
+                    dispatcher.not_met(int(key), value.decode())
                 else:
                     super()._put_value(scope, key, value)
 

@@ -12,6 +12,10 @@ worker, end one, form a world of these workers, finish the job.
   world after the next step, and all that ask form the next world. Survivors come first and keep their order.
 - After a fault the survivors ask for a rank. The next world forms as soon as every survivor has asked; a member that is
   silent, or does not ask in time, is ended and left out.
+- Ranks that cannot meet try again. Where that fails again and again though all of them live, the newcomers are left
+  out, and tried again later, one at a time.
+- An error that comes back at the same step, or in one worker after another before the first step, ends the job: it is
+  not in the cluster. A death by a signal is, and so is a lost host.
 - The job finishes when no member of a world is left and rank 0 was done or a member committed, when a worker exits
   with a code that holds for the whole job, or when there were too few workers for too long. Where all members of a
   world die otherwise, new workers form another one and go on from the last commit.
@@ -27,18 +31,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hvd_train.launch.last_word import LastWord
+
 SILENT_S = 10.0  # a worker sends a heartbeat every second: after so long without one it is taken for dead
 SILENT_WHILE_MEETING_S = 3.0  # the others miss a member: whoever is silent at that moment is the one
 REPORT_S = 20.0  # from the first survivor that asks for a rank to the last
 BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 TOLD_TO_END_S = 300.0  # a slot whose worker was told to end stays empty: spot hosts go within two minutes
-STEADY_S = 60.0  # a worker that ran for so long did not fail to start
+STEADY_S = 60.0  # a worker that was in worlds for so long did not fail to start
+LEAVE_S = 10.0  # from a worker's last word to its end
+SAME_ERRORS = 3  # an error that comes back so often, in whichever worker, is in the program or the data
+MEETINGS = 3  # so many in a row that fail, though all ranks live, are the fault of whoever is new
+LEFT_OUT_S, LONGEST_LEFT_OUT_S = 60.0, 3600.0  # how long such a newcomer is left out, first and at most
 
 # Exit codes of a worker that end the whole job: wrong settings; replicas that differ, a step that breaks in every
 # world, a loss that stays not finite, last files that could not be written; and a commit before the end, on a signal or
 # because the time was up.
 WRONG_SETTINGS = 2
-UNRECOVERABLE = (4, 5, 6, 74)
+FAULT_REPEATS = 5
+UNRECOVERABLE = (4, FAULT_REPEATS, 6, 74)
+TOO_FEW_WORKERS = 69  # of the job: EX_UNAVAILABLE
 STOPPED = (129, 130, 138, 143)  # by a signal to the worker
 COMMITTED = (75, *STOPPED)
 _ENDED_BY_COMMAND = -1  # in place of the exit code, which says nothing about a worker that was told to end
@@ -53,6 +65,8 @@ class Stage(Enum):
     TRAINING = "training"
     MEETING = "meeting"
     """It has left its world and waits for a rank in the next one."""
+    LEAVING = "leaving"
+    """It has told which error ends it."""
     ENDING = "ending"
     """It has been told to end."""
 
@@ -70,6 +84,13 @@ class Worker:
     stage: Stage = Stage.STARTING
     told_to_end: bool = False
     """Whether a signal has told it to end: it leaves after the next step, and the others go on."""
+    joined_at: float | None = None
+    """When it became a member of a world."""
+    has_met: bool = False
+    """Whether it is known to have come to one state with the other ranks of a world."""
+    last_word: LastWord | None = None
+    said_at: float = 0.0
+    """When its last word came."""
 
     def __str__(self) -> str:
         return f"{self.host}[{self.slot}]"
@@ -100,6 +121,13 @@ class FormWorld:
 
 
 @dataclass(frozen=True)
+class Tell:
+    """Tell the user."""
+
+    message: str
+
+
+@dataclass(frozen=True)
 class Finish:
     """Finish the job with this exit code."""
 
@@ -107,7 +135,9 @@ class Finish:
     reason: str
 
 
-Command = Start | End | FormWorld | Finish
+Command = Start | End | FormWorld | Tell | Finish
+
+_BUILDING, _MEETING = -2, -1  # in place of a step: where a worker met an error
 
 
 @dataclass
@@ -116,6 +146,8 @@ class _SlotRecord:
 
     failures: int = 0
     not_before: float = 0.0
+    left_out: int = 0
+    """How often its worker was left out since the others could not meet with it."""
 
 
 @dataclass
@@ -139,8 +171,16 @@ class Roster:
     _slots: dict[tuple[str, int], _SlotRecord] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
     _exit_codes: dict[Worker, int] = field(default_factory=dict)
+    _not_met: dict[int, str] = field(default_factory=dict)
+    """Why they had to leave the last world before its ranks had met, by the numbers of these workers."""
+    _failed_meetings: int = 0
+    _errors: list[Worker] = field(default_factory=list)
+    """The workers that ended with an error one after another in the same place."""
+    _place_of_errors: int = _BUILDING
     _meeting_since: float | None = None
     _short_since: float | None = None
+    _hopeful_at: float = 0.0
+    """When there last were `min_workers` workers that wait for a world, or build and report."""
     _finish: Finish | None = None
 
     # ------------------------------------------------------------------------------------------------ events
@@ -166,6 +206,20 @@ class Roster:
             if self._meeting_since is None:
                 self._meeting_since = now
 
+    def not_met(self, number: int, why: str) -> None:
+        """Note that a worker leaves a world whose ranks have not come to one state; it asks for its next rank then."""
+        if self.worker(number) is not None:
+            self._not_met[number] = why
+
+    def last_word_received(self, number: int, word: LastWord, now: float) -> None:
+        """Note how a worker ends. After an error the others need not wait for the end of its process."""
+        worker = self.worker(number)
+        if worker is None:
+            return
+        worker.last_word, worker.said_at = word, now
+        if word.error and worker.stage is not Stage.ENDING:
+            worker.stage = Stage.LEAVING
+
     def heartbeat_received(self, number: int, now: float) -> None:
         """Note that a worker is alive."""
         if (worker := self.worker(number)) is not None:
@@ -182,24 +236,32 @@ class Roster:
         if worker is None:
             return
         self._workers.remove(worker)
+        exit_code = _meant(worker, exit_code)
         is_ending = worker.stage is Stage.ENDING
         self._exit_codes[worker] = _ENDED_BY_COMMAND if is_ending and not worker.told_to_end else exit_code
         slot = self._slots.setdefault((worker.host, worker.slot), _SlotRecord())
-        slot.failures = 1 if now - worker.started_at >= STEADY_S else slot.failures + 1
-        slot.not_before = now + min(BACK_OFF_S * 2 ** (slot.failures - 1), LONGEST_BACK_OFF_S)
+        steady = worker.joined_at is not None and now - worker.joined_at >= STEADY_S
+        slot.failures = 1 if steady else slot.failures + 1
+        back_off_s = min(BACK_OFF_S * 2 ** (slot.failures - 1), LONGEST_BACK_OFF_S)
         if worker.told_to_end or (exit_code in STOPPED and not is_ending):
-            slot.not_before = now + TOLD_TO_END_S
+            back_off_s = TOLD_TO_END_S
+        slot.not_before = max(slot.not_before, now + back_off_s)
         if exit_code in UNRECOVERABLE:
             self._finish = Finish(exit_code, f"{worker} ended with exit code {exit_code}")
         elif exit_code == WRONG_SETTINGS and not self.worlds_formed:
             self._finish = Finish(exit_code, f"{worker} cannot start")
-        elif worker in self.world and not self._members():
+        elif exit_code == WRONG_SETTINGS and self._in_a_meeting(worker) and worker is self.world[0]:
+            self._finish = Finish(exit_code, f"{worker}, as rank 0, cannot go on")  # and no other could
+        elif exit_code in (1, WRONG_SETTINGS):
+            self._count_error(worker)
+        if self._finish is None and worker in self.world and not self._members():
             self._finish = self._end_of_world()
 
     # ------------------------------------------------------------------------------------- what to do about them
 
     def commands(self, now: float) -> list[Command]:
         """Return what to do now; the roster takes it as done."""
+        self._finish = self._finish or self._error_that_repeats(now)
         if self._finish is not None:
             return [*self._end_all("the job is over"), self._finish]
         ended = [*self._end_unresponsive(now), *self._end_unlisted_newcomers(), *self._end_those_told_to()]
@@ -224,6 +286,10 @@ class Roster:
         members = self._members()
         return bool(members) and all(worker.told_to_end for worker in members)
 
+    def world_is_broken(self) -> bool:
+        """Return whether a member of the last world is gone."""
+        return len(self._members()) < len(self.world)
+
     def worker(self, number: int) -> Worker | None:
         """Return the worker with this number, or None where it has exited."""
         return next((worker for worker in self._workers if worker.number == number), None)
@@ -235,7 +301,7 @@ class Roster:
 
     def _members(self) -> list[Worker]:
         """Return the members of the last world that still run, in the order of their ranks."""
-        return [worker for worker in self.world if worker in self._workers and worker.stage is not Stage.ENDING]
+        return [worker for worker in self.world if worker in self._workers and worker.stage not in _ON_THE_WAY_OUT]
 
     def _is_listed(self, worker: Worker) -> bool:
         return worker.slot < self.hosts.get(worker.host, 0)
@@ -250,6 +316,9 @@ class Roster:
     def _end_unresponsive(self, now: float) -> list[End]:
         """End workers without a heartbeat, and members that have one but do not come where the others wait for them."""
         commands = []
+        for worker in self._in(Stage.LEAVING):
+            if now - worker.said_at > LEAVE_S:
+                commands.append(self._end(worker, f"it has not ended within {LEAVE_S:.0f} s", unresponsive=True))
         waited_s = None if self._meeting_since is None else now - self._meeting_since
         for worker in self._in(Stage.TRAINING, Stage.READY, Stage.MEETING):
             missed = waited_s is not None and worker.stage is Stage.TRAINING
@@ -275,7 +344,7 @@ class Roster:
     def _start_missing(self, now: float) -> list[Start]:
         commands = []
         taken = {(worker.host, worker.slot) for worker in self._workers}
-        room = self.max_workers - len([worker for worker in self._workers if worker.stage is not Stage.ENDING])
+        room = self.max_workers - len([worker for worker in self._workers if worker.stage not in _ON_THE_WAY_OUT])
         for host, num_slots in self.hosts.items():
             for slot in range(num_slots):
                 record = self._slots.setdefault((host, slot), _SlotRecord())
@@ -291,29 +360,124 @@ class Roster:
         members = self._members()
         if any(worker.stage is Stage.TRAINING for worker in members):
             return []
+        commands = self._after_a_failed_meeting(members, now)
+        members = self._members()
         survivors = [worker for worker in members if self._is_listed(worker)] or members
-        ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
-        chosen = (survivors + ready)[: self.max_workers]
+        chosen = (survivors + self._newcomers())[: self.max_workers]
         if not self._is_enough(len(chosen), now):
-            if self._short_since is not None and now - self._short_since > self.patience_s:
-                self._finish = Finish(1, f"fewer than {self.min_workers} workers for {self.patience_s:.0f} s")
-                return [*self._end_all(self._finish.reason), self._finish]
-            return []
+            if now - self._hopeful_at > self.patience_s:
+                self._finish = Finish(
+                    TOO_FEW_WORKERS, f"fewer than {self.min_workers} workers for {self.patience_s:.0f} s"
+                )
+                return [*commands, *self._end_all(self._finish.reason), self._finish]
+            return commands
         dropped = [worker for worker in members if worker not in chosen]
-        commands: list[Command] = [self._end(worker, "its host is no longer listed") for worker in dropped]
+        commands += [self._end(worker, "its host is no longer listed") for worker in dropped]
         for worker in chosen:
             worker.stage = Stage.TRAINING
+            worker.joined_at = worker.joined_at or now
         self.world, self._meeting_since, self._short_since = tuple(chosen), None, None
         self.worlds_formed += 1
+        if self._place_of_errors == _BUILDING:
+            self._errors = []
         return [*commands, FormWorld(self.world)]
 
+    def _newcomers(self) -> list[Worker]:
+        """Return the new workers that may join the next world; of those left out before, one at a time."""
+        ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
+        clean = [worker for worker in ready if not self._slots[worker.host, worker.slot].left_out]
+        return clean or ready[:1]
+
+    def _after_a_failed_meeting(self, members: list[Worker], now: float) -> list[Command]:
+        """Take note of whether the ranks of the last world had met; after too many failures leave somebody out.
+
+        A meeting that breaks since a rank has died says nothing about the others.
+        """
+        reasons, self._not_met = self._not_met, {}
+        if not all(worker.number in reasons for worker in members):
+            self._failed_meetings = 0
+            for worker in members:
+                worker.has_met = True
+                self._slots[worker.host, worker.slot].left_out = 0
+        elif members and len(members) == len(self.world):
+            self._failed_meetings += 1
+            times = "" if self._failed_meetings == 1 else f", {self._failed_meetings} times in a row"
+            told: list[Command] = [Tell(f"the ranks have not met{times}: {reasons[members[0].number]}")]
+            new = [worker for worker in members if not worker.has_met]
+            on_trial = any(self._slots[worker.host, worker.slot].left_out for worker in new)
+            if len(members) == 1 or (self._failed_meetings < MEETINGS and not on_trial):
+                return told
+            self._failed_meetings -= 1  # if it fails once more without these, somebody else goes at once
+            for worker in new if len(new) < len(members) else members[-1:]:
+                record = self._slots[worker.host, worker.slot]
+                left_out_s = min(LEFT_OUT_S * 2**record.left_out, LONGEST_LEFT_OUT_S)
+                record.left_out += 1
+                record.not_before = now + left_out_s
+                reason = f"the ranks have not met with it{times}; it is tried again in {left_out_s:.0f} s"
+                told.append(self._end(worker, reason))
+            return told
+        return []
+
     def _is_enough(self, count: int, now: float) -> bool:
+        """Return whether a world may form."""
+        building = [worker for worker in self._in(Stage.STARTING) if self._is_building(worker, now)]
+        if count + len(building) >= self.min_workers:
+            self._hopeful_at = now
         if self._short_since is None:
-            self._short_since = now
+            self._short_since = self._hopeful_at = now
         waited_s = now - self._short_since
         if count >= self.start_workers:
             return True
         return count >= self.min_workers and (self.worlds_formed > 0 or waited_s > self.start_patience_s)
+
+    def _is_building(self, worker: Worker, now: float) -> bool:
+        """Return whether a worker has been heard of since it was started, and lately."""
+        return worker.heard_at > worker.started_at and now - worker.heard_at <= SILENT_S
+
+    def _in_a_meeting(self, worker: Worker) -> bool:
+        """Return whether a member of the last world ended before its ranks had come to one state."""
+        return worker in self.world and worker.last_word is not None and worker.last_word.during == "meeting"
+
+    def _count_error(self, worker: Worker) -> None:
+        """Count an error that ended a worker, unless it may be the worker's own: others do well where it failed."""
+        if worker not in self.world:
+            if self._members():
+                return
+            place = _BUILDING
+        elif worker.last_word is None:
+            return  # nothing is known of it
+        elif self._in_a_meeting(worker):
+            if not worker.has_met and any(other.has_met for other in self.world):
+                return
+            place = _MEETING
+        else:
+            place = worker.last_word.step
+        if place != self._place_of_errors:
+            self._errors, self._place_of_errors = [], place
+        self._errors.append(worker)
+
+    def _error_that_repeats(self, now: float) -> Finish | None:
+        """Return how the job finishes since an error comes back again and again, or None."""
+        if len(self._errors) < SAME_ERRORS:
+            return None
+        if self._place_of_errors == _BUILDING and (self._members() or self._in(Stage.READY) or self._may_build(now)):
+            return None
+        place = {_BUILDING: "before the ranks met", _MEETING: "when the ranks met"}.get(
+            self._place_of_errors, f"in step {self._place_of_errors + 1}"
+        )
+        wrong = self._errors[-1].last_word is not None and self._errors[-1].last_word.exit_code == WRONG_SETTINGS
+        return Finish(
+            WRONG_SETTINGS if wrong else FAULT_REPEATS,
+            f"{len(self._errors)} workers in a row ended with an error {place} (see above)",
+        )
+
+    def _may_build(self, now: float) -> bool:
+        """Return whether a worker is starting in a slot where none has failed yet: it may get further than others."""
+        return any(
+            not self._slots[worker.host, worker.slot].failures
+            and (self._is_building(worker, now) or now - worker.started_at < self.start_patience_s)
+            for worker in self._in(Stage.STARTING)
+        )
 
     def _end_of_world(self) -> Finish | None:
         """Return how the job finishes now that no member is left, or None where new workers are to go on.
@@ -328,3 +492,14 @@ class Roster:
         if committed:
             return Finish(committed[0], "stopped, and committed")
         return Finish(0, "done") if exit_codes[0] == 0 else None
+
+
+_ON_THE_WAY_OUT = (Stage.LEAVING, Stage.ENDING)
+
+
+def _meant(worker: Worker, exit_code: int) -> int:
+    """Return the exit code that a worker meant to end with: a library may crash in its exit handlers."""
+    word = worker.last_word
+    if word is not None and (word.error or exit_code < 0 or exit_code >= 128):
+        return word.exit_code
+    return exit_code

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from hvd_train.console import outlive, say
-from hvd_train.elastic.roster import COMMITTED, UNRECOVERABLE, WRONG_SETTINGS
+from hvd_train.elastic.roster import COMMITTED, TOO_FEW_WORKERS, UNRECOVERABLE, WRONG_SETTINGS
 from hvd_train.launch.launcher import GOES_ON, OWNER, STARTED, SUPERVISOR
 
 FINAL = (0, WRONG_SETTINGS, *UNRECOVERABLE, *COMMITTED)
@@ -35,11 +35,17 @@ class Patience:
     restarts: int
     """How many attempts in a row may fail before the next failure is the last."""
     failures: int = field(default=0, init=False)
-    """How many attempts in a row have failed; one that ran for STEADY_S seconds begins a new row."""
+    """How many attempts in a row have failed; one that ran for STEADY_S seconds begins a new row.
 
-    def wait_after(self, ran_s: float) -> float | None:
-        """Return the seconds to wait after an attempt that ran for `ran_s` seconds, or None to give up."""
-        self.failures = 1 if ran_s >= STEADY_S else self.failures + 1
+    Not one that found too few workers: the driver is patient with them for longer than that.
+    """
+
+    def wait_after(self, ran_s: float, code: int) -> float | None:
+        """Return the seconds to wait after an attempt that ran for `ran_s` seconds, or None to give up.
+
+        `code` is the exit code that it ended with.
+        """
+        self.failures = 1 if ran_s >= STEADY_S and code != TOO_FEW_WORKERS else self.failures + 1
         if self.failures > self.restarts:
             return None
         return min(FIRST_WAIT_S * 2.0 ** (self.failures - 1), LONGEST_WAIT_S)
@@ -55,7 +61,7 @@ def keep_going(command: Sequence[str], restarts: int) -> int:
         code = signals.run(command)
         if code in FINAL or signals.received:
             return code
-        wait_s = patience.wait_after(time.monotonic() - started)
+        wait_s = patience.wait_after(time.monotonic() - started, code)
         if wait_s is None:
             say(f"the job has failed {patience.failures} times in a row, the last time with exit code {code}")
             return code

@@ -9,7 +9,7 @@ import time
 
 from hvd_train.console import say
 from hvd_train.errors import HvdTrainError, RankLost
-from hvd_train.launch import launcher, roll_call
+from hvd_train.launch import last_word, launcher, roll_call
 from hvd_train.launch.launcher import Launch
 
 _LAUNCHER_SECONDS = 10.0  # ranks of one host can be seconds apart while they import
@@ -20,8 +20,9 @@ def report_once(error: HvdTrainError) -> None:
 
     A launcher ends all ranks when the first one ends, and takes over that one's exit code. So a rank that is not to
     speak for the job waits to be ended; if that does not happen, no other rank has spoken, and it speaks after all.
+    The ranks of an elastic job wait for nothing: their driver prints it.
     """
-    if error.reported:
+    if error.reported or last_word.tell(os.environ, error):
         return
     launched = launcher.launched(os.environ)
     if launched is None:

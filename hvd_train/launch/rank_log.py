@@ -16,6 +16,7 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 
 _tees: list[subprocess.Popen[bytes]] = []
+_path: list[Path] = []
 
 
 def whole_lines() -> None:
@@ -50,6 +51,7 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
         path.open("ab").close()
     except OSError as error:
         raise UsageError(f"--log-dir {folder}: {path.name} cannot be written ({error.strerror})") from None
+    _path.append(path)
     saved = []
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -75,3 +77,10 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
             tee.wait()
 
     atexit.register(finish)
+
+
+def write(text: str) -> None:
+    """Append what another process prints for this rank to this rank's file, if it has one."""
+    for path in _path:
+        with contextlib.suppress(OSError), path.open("a") as file:
+            file.write(f"{text}\n")

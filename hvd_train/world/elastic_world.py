@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from hvd_train.console import say
 from hvd_train.elastic import orphans
 from hvd_train.errors import RankLost
 from hvd_train.launch import launcher
@@ -22,7 +21,7 @@ from hvd_train.world.world import DriverLost, Place, Request, already_in_sync
 T = TypeVar("T")
 
 _DRIVER_CHECK_S = 0.5
-_JOIN_ATTEMPTS = 5  # a peer may die while all meet again, and another after it
+_ATTEMPTS = 5  # to reach the driver, which decides how often ranks that live try to meet
 
 
 class ElasticWorld(horovod_world.HorovodWorld):
@@ -34,6 +33,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
         self._has_had_rank = self._core_hangs = False
+        self._not_met = ""  # why this rank has not come to one state with the others since it got its rank
         self._state: horovod_world.ElasticState | None = None
         orphans.kill_predecessor(os.environ)
         self._heartbeat = heartbeat.Heartbeat(os.environ)
@@ -49,10 +49,22 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
     @override
     def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        self._state = horovod_world.ElasticState(sync, self._forget_step)
+        def meet() -> None:
+            try:
+                sync()
+            except RankLost as error:
+                self._not_met = str(error)
+                raise
+            self._not_met = ""
+
+        self._state = horovod_world.ElasticState(meet, self._forget_step)
         try:
             self._join()
             return horovod_world.run_elastic(self._state, body, self._join_again)
+        except Exception:
+            if not self._core_hangs:
+                horovod_world.stop()  # at once, so that the others do not wait for this rank
+            raise
         finally:
             self._heartbeat.training_left()
 
@@ -85,29 +97,27 @@ class ElasticWorld(horovod_world.HorovodWorld):
         Raises RankLost where they cannot be reached, DriverLost where the driver cannot, UsageError where this worker
         is not like the others, SystemExit where the job goes on without it.
         """
-        begun = time.monotonic()
-        for attempt in range(_JOIN_ATTEMPTS):
+        attempts = 0
+        while True:
             try:
-                place = self._start()
+                if self._has_had_rank:
+                    attempts = 0 if heartbeat.announce_rejoining(os.environ, self._not_met) else attempts
+                else:
+                    heartbeat.wait_for_first_rank(os.environ, self._facts)
+                    self._has_had_rank = True
+                place = self._start_core()
                 break
             except (ValueError, OSError) as error:
                 horovod_world.stop()
-                if attempt == _JOIN_ATTEMPTS - 1:
+                attempts += 1
+                if attempts == _ATTEMPTS:
                     raise RankLost(f"cannot meet the other ranks: {error}") from error
-                waited, reason = time.monotonic() - begun, str(error).partition("\n")[0]
-                say(f"the ranks have not met within {waited:.0f} s, again: {reason}")
-                time.sleep(1.0)
+                self._not_met = str(error).partition("\n")[0]
+                if isinstance(error, OSError):
+                    time.sleep(1.0)
         self._heartbeat.world_formed()
         # The device has been chosen; Horovod may number the ranks of this host anew.
         self.place = replace(place, local_rank=self.place.local_rank)
-
-    def _start(self) -> Place:
-        if self._has_had_rank:
-            heartbeat.announce_rejoining(os.environ)
-        else:
-            heartbeat.wait_for_first_rank(os.environ, self._facts)
-            self._has_had_rank = True
-        return self._start_core()
 
     def _start_core(self) -> Place:
         """Start Horovod in a thread of its own: its core waits for the driver without a limit, also for a dead one."""

@@ -114,18 +114,21 @@ def _answer(environ: Mapping[str, str], scope: str) -> str | None:
     return answer if answer in _ANSWERS else None
 
 
-def announce_rejoining(environ: Mapping[str, str]) -> None:
+def announce_rejoining(environ: Mapping[str, str], not_met: str = "") -> bool:
     """Tell our driver that this worker leaves its world, and that Horovod's core is about to ask for its next rank.
 
-    The core asks by host and local rank, which may be another process's by now: a worker that was silent for a while
-    has been replaced. A driver that is out of reach is asked again for `GONE_S` seconds. Raises SystemExit (0) in a
+    `not_met` is why its ranks have not come to one state; empty where they have. The core asks by host and local rank,
+    which may be another process's by now: a worker that was silent for a while has been replaced. A driver that is out
+    of reach is asked again for `GONE_S` seconds. Returns False where the driver is not ours. Raises SystemExit (0) in a
     worker that has been given up, DriverLost where the driver is gone.
     """
     if WORKER not in environ:
-        return
+        return False
     deadline = time.monotonic() + GONE_S
     while True:
         try:
+            if not_met:
+                client.put(environ, f"not_met/{environ[WORKER]}", not_met, _ANSWER_S)
             answer = client.get(environ, f"may_ask/{environ[WORKER]}", _ANSWER_S)
             break
         except OSError as error:
@@ -134,6 +137,7 @@ def announce_rejoining(environ: Mapping[str, str]) -> None:
             time.sleep(_EVERY_S)
     if answer == "end":
         raise SystemExit(0)
+    return True
 
 
 def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) -> None:

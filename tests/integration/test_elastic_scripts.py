@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hvd_train.run_files.ledger import audit
-from tests.support.launching import PROGRAMS, ranks_of, started, wait_for
+from tests.support import jpegs, on_demand
+from tests.support.launching import HVD_TRAIN, PROGRAMS, finished, ranks_of, started, wait_for
 
-SCRIPTS = Path(__file__).parents[2] / "horovodrun_scripts"
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "horovodrun_scripts"
 pytestmark = pytest.mark.integration
 
 
@@ -168,3 +170,69 @@ def test_one_machine_survives_a_crash_and_a_stop(tmp_path: Path) -> None:
     (run,) = (tmp_path / "runs").iterdir()
     report = audit(run)
     assert (report.faults, report.world_sizes) == ((), (1, 2))
+
+
+def ended(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Train on two workers of this machine to the end of the job; return its exit code and all that it printed."""
+    command = ["env", f"PYTHONPATH={ROOT}", str(SCRIPTS / "train_elastic.sh"), "--", *arguments]
+    return finished(command, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_typo_in_the_model_ends_the_job(tmp_path: Path) -> None:
+    """After three workers have met it, with one traceback and one line why; the supervisor does not try again."""
+    code, output = ended(tmp_path, "digits", "--model", "tests.support.on_demand:misspelt")
+    assert code == 5, output
+    assert output.count("Traceback") == 1
+    assert output.count("NameError: a typo in the model") == 1
+    assert "3 workers in a row ended with an error before the ranks met (see above)" in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_other_settings_in_the_run_folder_end_the_job(tmp_path: Path) -> None:
+    """All ranks learn of them when they meet; the first meeting is the last one, and the user reads one line."""
+    run_folder = ["digits", "--output-dir", "run", "--epochs", "1"]
+    assert finished([HVD_TRAIN, "train", *run_folder], tmp_path)[0] == 0
+    code, output = ended(tmp_path, *run_folder, "--learning-rate", "0.07")
+    assert code == 2, output
+    assert output.count("is a run with other settings (learning_rate: 0.07, not 0.1)") == 1
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_torn_picture_ends_the_job(tmp_path: Path) -> None:
+    """It kills three workers in turn, with one line that names it; the steps before it are committed."""
+    torn = next((jpegs.digits(tmp_path / "data", range(3), most=40) / "train" / "01").iterdir())
+    torn.write_bytes(torn.read_bytes()[:-20])
+    line = "--data folder --data-dir data --model tests.support.on_demand:flat --image-size 32 --augment none "
+    line += "--global-batch-size 6 --batch-size 3 --epochs 2 --commit-seconds 1000 --output-dir run"
+    code, output = ended(tmp_path, *line.split())
+    assert code == 2, output
+    assert output.count(torn.name) == 1, output
+    assert "3 workers in a row ended with an error in step" in output
+    assert "going on at" in output, output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_deaths_within_one_step_do_not_end_the_job(tmp_path: Path) -> None:
+    """A wave of preemptions, one in each attempt at the same step: nothing is lost, and every sample counts once."""
+    command = ["env", f"PYTHONPATH={ROOT}", str(SCRIPTS / "train_elastic.sh"), "--discover", "echo localhost:6", "--"]
+    line = "--data digits --model tests.support.on_demand:obedient --epochs 1 --global-batch-size 20 --batch-size 20 "
+    line += "--ledger --log-steps 1 --augment none --commit-seconds 1000 --output-dir run"
+    ledger, output = tmp_path / "run" / "ledger.jsonl", tmp_path / "output.txt"
+    host = socket.gethostname()
+    with started([*command, *line.split()], tmp_path, output) as script:
+        wait_for("a step", lambda: ledger.exists() and ledger.read_bytes().count(b"\n") > 2, limit_s=120)
+        on_demand.pace(tmp_path, 2)
+        for _ in range(5):
+            on_demand.order(tmp_path, "forward", host, "die")
+            wait_for("a death", lambda: on_demand.obeyed(tmp_path, "forward", host), limit_s=60)
+        (tmp_path / "pace").unlink()
+        assert script.wait(150) == 0, output.read_text()
+    report = audit(tmp_path / "run")
+    assert (report.faults, report.steps) == ((), 72), report
+    assert output.read_text().count("0 steps lost") == output.read_text().count("steps lost")

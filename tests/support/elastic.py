@@ -124,7 +124,7 @@ class Job:
             self.sizes.append(len(command.workers))
         elif isinstance(command, End):
             self.seats.pop(command.worker.number, None)
-        else:
+        elif isinstance(command, Finish):
             self.finish = command
         self.changed.notify_all()
 

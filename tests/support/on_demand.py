@@ -91,3 +91,13 @@ def _obey(place: str) -> None:
         time.sleep(float(what.removeprefix("wait ")))
     else:
         raise RuntimeError(what)
+
+
+def misspelt(num_classes: int) -> nn.Module:
+    """Raise the error of a model with a typo."""
+    raise NameError(f"a typo in the model of {num_classes} classes")
+
+
+def flat(num_classes: int) -> nn.Module:
+    """Return a small model for images of any size."""
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))

@@ -12,6 +12,7 @@ import pytest
 from hvd_train.elastic.dispatcher import _LAST_COMMIT_S, Dispatcher
 from hvd_train.elastic.ranks import RankAssignment
 from hvd_train.elastic.roster import SILENT_WHILE_MEETING_S, Finish, Roster
+from hvd_train.launch.last_word import LastWord
 from hvd_train.launch.launcher import GOES_ON, REPLACES, SLOT, SPENT, STARTED, WORKER
 from tests.support.launching import wait_for
 
@@ -216,11 +217,11 @@ def test_the_last_word_of_a_worker_whose_ssh_has_failed_is_its_exit_code(two: Jo
     two.ask(first, second)
     for number in (first, second):
         two.dispatcher.heartbeat_received(number)
-    two.dispatcher.exit_code_received(first, 0)
+    two.dispatcher.last_word_received(first, LastWord(0))
     two.exit_codes[first] = two.exit_codes[second] = 255
-    two.dispatcher.exit_code_received(second, 0)
+    two.dispatcher.last_word_received(second, LastWord(0))
     assert two.end() == Finish(0, "done")
-    two.dispatcher.exit_code_received(first, 1)  # of nobody any more
+    two.dispatcher.last_word_received(first, LastWord(1))  # of nobody any more
 
 
 def test_an_ssh_that_fails_before_the_first_heartbeat_is_a_failed_start(
@@ -267,3 +268,21 @@ def test_a_signal_to_one_worker_is_a_change_and_to_all_a_stop(
     assert two.dispatcher.told_to_end(first) == "stop"
     two.exit_codes[first] = 143
     assert two.end() == Finish(143, "stopped, and committed")
+
+
+def test_an_error_is_printed_once_and_its_copies_are_counted(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two copies differ in numbers only; the exit code is no news any more."""
+    first, second = (ranks.worker for ranks in two.started)
+    for number in (first, second):
+        error = f"Traceback:\n  File m.py, line 3\nNameError: typo in process {number}"
+        two.dispatcher.last_word_received(number, LastWord(1, error))
+    two.exit_codes |= {first: 1, second: 1}
+    wait_for("successors", lambda: len(two.started) > 2)
+    two.dispatcher.last_word_received(two.started[2].worker, LastWord(1, "something else"))
+    printed = capsys.readouterr().err
+    assert printed.count("NameError") == 1
+    assert "the same error (2 times so far)" in printed
+    assert "something else" in printed
+    assert "exit code" not in printed
+    two.dispatcher.last_word_received(7, LastWord(1, "no worker of the job"))
+    assert capsys.readouterr().err == ""

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 from dataclasses import fields
 from typing import Any
 
@@ -22,8 +23,10 @@ from horovod.runner.http.http_server import KVStoreHandler, RendezvousServer
 
 from hvd_train.elastic.driver import _CHANGE_FOLDER, REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks
-from hvd_train.elastic.roster import Finish, Worker
-from hvd_train.launch import client
+from hvd_train.elastic.roster import Finish, FormWorld, Worker
+from hvd_train.launch import client, last_word
+from hvd_train.launch.last_word import LastWord
+from hvd_train.launch.launcher import WORKER
 
 
 class Rendezvous:
@@ -143,14 +146,62 @@ def test_requests_of_workers_come_to_the_dispatcher(monkeypatch: pytest.MonkeyPa
     own, heard = driver(), list[object]()
     for name in ("heartbeat_received", "told_to_end", "may_ask", "problem_of"):
         monkeypatch.setattr(own.dispatcher, name, lambda number, name=name: heard.append((name, number)) or "train")
-    monkeypatch.setattr(own.dispatcher, "exit_code_received", lambda *values: heard.append(values))
     handler = replacement_of("create_rendezvous_handler")(own)
     asked = handler.__new__(handler)
     for scope in ("heartbeat", "leaving", "may_ask", "problem"):
         assert asked._get_value(scope, "1007") == b"train"
-    asked._put_value("exit_code", "1007", b"143")
     names = ("heartbeat_received", "told_to_end", "may_ask", "problem_of")
-    assert heard == [*((name, 1007) for name in names), (1007, 143)]
+    assert heard == [(name, 1007) for name in names]
+
+
+def test_patience_is_what_the_user_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Horovod's flag, else by its variable; ten minutes without either."""
+    assert driver(30).dispatcher._roster.patience_s == 30
+    assert Driver(Rendezvous(), NoHosts(), 1, None).dispatcher._roster.patience_s == 600
+    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "45")
+    assert Driver(Rendezvous(), NoHosts(), 1, None).dispatcher._roster.patience_s == 45
+    assert driver(30).dispatcher._roster.patience_s == 30
+
+
+def test_a_workers_words_reach_the_job() -> None:
+    """Its last word, and that its ranks have not met."""
+    own = driver()
+    own.dispatcher._roster.hosts_found({"a": 1})
+    own.dispatcher._roster.commands(0.0)
+    worker = own.dispatcher._roster.worker(1000)
+    assert worker is not None
+    server = RendezvousServer()
+    environ = {client.ADDRESS: "127.0.0.1", WORKER: "1000"}
+    environ[client.PORT] = str(server.start(replacement_of("create_rendezvous_handler")(own)))
+    client.put(environ, "not_met/1000", "connection refused", 20)
+    assert own.dispatcher._roster._not_met == {1000: "connection refused"}
+    assert last_word.say(environ, LastWord(0))
+    assert worker.last_word == LastWord(0)
+    server.stop()
+
+
+def test_ranks_do_not_wait_for_the_address_of_a_dead_one() -> None:
+    """Gloo asks again and again for what is not there yet (404), and gives up where the answer is another."""
+    own = driver()
+    roster = own.dispatcher._roster
+    roster.hosts_found({"a": 2})
+    roster.commands(0.0)
+    for number in (1000, 1001):
+        roster.rank_requested(number, 0.0)
+    assert any(isinstance(command, FormWorld) for command in roster.commands(0.0))
+    server = RendezvousServer()
+    port = server.start(replacement_of("create_rendezvous_handler")(own))
+    environ = {client.ADDRESS: "127.0.0.1", client.PORT: str(port)}
+
+    def answer(path: str) -> int:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            client.get(environ, path, 20)
+        return refused.value.code
+
+    assert answer("global/1") == 404
+    roster.worker_exited(1001, 137, 0.0)
+    assert [answer(path) for path in ("global/1", "local_a/1", "cross_0/1", "other/1")] == [410, 410, 410, 404]
+    server.stop()
 
 
 @pytest.mark.parametrize("finish", [Finish(0, "done"), Finish(3, "no more workers")])

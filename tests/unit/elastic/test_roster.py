@@ -9,12 +9,15 @@ from hvd_train.elastic.roster import (
     SILENT_WHILE_MEETING_S,
     STOPPED,
     TOLD_TO_END_S,
+    TOO_FEW_WORKERS,
     End,
     Finish,
     FormWorld,
     Roster,
     Start,
+    Tell,
 )
+from hvd_train.launch.last_word import During, LastWord
 
 
 class Play:
@@ -24,8 +27,10 @@ class Play:
         self.roster = Roster(first, fewest, most, patience_s=600)
         self.now = 0.0
         self.started: list[int] = []
+        self.hosts: dict[int, str] = {}
         self.world: list[int] = []
         self.taken_out: dict[int, str] = {}
+        self.told: list[str] = []
         self.finish: Finish | None = None
         self.find(hosts)
 
@@ -51,6 +56,22 @@ class Play:
             self.roster.told_to_end(number)
         self.obey()
 
+    def fail(self, number: int, during: During, step: int = 0, code: int = 1) -> None:
+        """An error ends a worker."""
+        self.roster.last_word_received(number, LastWord(code, "Traceback", during, step), self.now)
+        self.obey()
+        self.end(number, code)
+
+    def miss(self, *numbers: int) -> None:
+        """These workers have not met in their world, and wait for another."""
+        for number in numbers:
+            self.roster.not_met(number, "connection refused")
+        self.ask(*numbers)
+
+    def newest(self, host: str) -> int:
+        """The number of the worker that was started last on a host."""
+        return max(number for number in self.started if self.hosts[number] == host)
+
     def wait(self, seconds: float, *silent: int) -> None:
         """Time goes on; all but the silent ones say that they live."""
         for _ in range(round(seconds)):
@@ -65,10 +86,13 @@ class Play:
         for command in self.roster.commands(self.now):
             if isinstance(command, Start):
                 self.started.append(command.worker.number)
+                self.hosts[command.worker.number] = command.worker.host
             elif isinstance(command, FormWorld):
                 self.world = [worker.number for worker in command.workers]
             elif isinstance(command, End):
                 self.taken_out[command.worker.number] = command.reason
+            elif isinstance(command, Tell):
+                self.told.append(command.message)
             else:
                 self.finish = command
 
@@ -205,7 +229,7 @@ def test_a_job_that_stays_short_of_workers_is_given_up() -> None:
     play.end(two, 1)
     play.ask(one)
     play.wait(601)
-    assert play.finish == Finish(1, "fewer than 2 workers for 600 s")
+    assert play.finish == Finish(TOO_FEW_WORKERS, "fewer than 2 workers for 600 s")
 
 
 def test_the_job_ends_when_all_have_ended_well() -> None:
@@ -372,3 +396,222 @@ def test_one_that_dies_while_another_leaves_does_not_end_the_job() -> None:
     play.wait(3)
     play.ask(play.started[-1])
     assert play.world == [play.started[-1]]
+
+
+def test_other_settings_in_the_run_folder_end_the_job() -> None:
+    """Rank 0 finds them when the ranks meet, and no other rank 0 would fare better; a newcomer's own are its own."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.fail(two, "meeting", code=2)
+    assert play.finish is None
+    play.fail(one, "meeting", code=2)
+    assert play.finish is not None
+    assert play.finish.exit_code == 2
+
+
+def test_a_typo_in_the_model_ends_the_job() -> None:
+    """Each worker meets it before the first step: after three nobody needs to see it once more."""
+    play = Play({"a": 1, "b": 1}, first=2)
+    play.fail(play.started[0], "building")
+    play.fail(play.started[1], "building")
+    play.wait(2)
+    assert play.finish is None
+    play.fail(play.started[2], "building")
+    assert play.finish == Finish(5, "3 workers in a row ended with an error before the ranks met (see above)")
+
+
+def test_one_bad_host_does_not_end_the_job() -> None:
+    """While a worker elsewhere has built, or is building for the first time, the error may be in the host."""
+    play = Play({"good": 1, "bad": 1}, first=2)
+    for _ in range(4):
+        play.fail(play.newest("bad"), "building")
+        play.wait(9)
+    assert play.finish is None
+    play.ask(play.newest("good"))
+    play.wait(70)
+    assert play.world == [play.newest("good")]
+    for _ in range(4):
+        play.fail(play.newest("bad"), "building")
+        play.wait(61)
+    assert play.finish is None
+
+
+def test_a_host_that_says_nothing_does_not_hold_the_end_up() -> None:
+    """Its ssh may hang for ever."""
+    play = Play({"silent": 1, "bad": 1}, first=2)
+    silent = play.newest("silent")
+    for _ in range(4):
+        play.fail(play.newest("bad"), "building")
+        play.wait(9, silent)
+    assert play.finish is None
+    play.wait(30, silent)
+    assert play.finish is not None
+
+
+def test_a_torn_picture_kills_three_workers_and_then_the_job() -> None:
+    """Whoever takes the step meets it, also those who have gone back to the last commit."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.fail(two, "training", step=20, code=2)
+    play.ask(one)
+    play.fail(one, "training", step=20, code=2)
+    play.wait(3)
+    assert play.finish is None
+    play.ask(*play.started[2:])
+    play.fail(play.world[1], "training", step=20, code=2)
+    assert play.finish == Finish(2, "3 workers in a row ended with an error in step 21 (see above)")
+
+
+def test_errors_at_different_steps_are_survived() -> None:
+    """And so are deaths by a signal, at whatever step, and the end of an ssh."""
+    play = training({"a": 1, "b": 1})
+    for step in (5, 9, 5, 7, 5, 9):
+        play.fail(play.world[1], "training", step=step)
+        play.ask(play.world[0])
+        play.wait(60)
+        play.ask(play.started[-1], play.world[0])
+    for code in (137, 139, 255, 137, 255):
+        play.end(play.world[1], code)
+        play.ask(play.world[0])
+        play.wait(60)
+        play.ask(play.started[-1], play.world[0])
+    assert play.finish is None
+
+
+def test_an_error_frees_the_others_before_the_process_has_ended() -> None:
+    """A process may take seconds to end; one that does not end is ended."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.roster.last_word_received(two, LastWord(1, "Traceback", "training", 20), play.now)
+    play.ask(one)
+    assert play.world == [one]
+    play.wait(12)
+    assert "has not ended" in play.taken_out[two]
+
+
+def test_a_crash_in_an_exit_handler_is_no_fault() -> None:
+    """All is written, and rank 0 has said so: 139 from a library at exit must not start the job anew."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    for number in (one, two):
+        play.roster.last_word_received(number, LastWord(0), play.now)
+    assert play.world == [one, two]
+    play.end(two, 134)
+    play.end(one, 139)
+    assert play.finish == Finish(0, "done")
+
+
+def test_a_commit_counts_though_the_process_crashes_at_exit() -> None:
+    """It was stopped by SIGTERM, and said that all is committed."""
+    play = training({"a": 1})
+    play.roster.last_word_received(play.world[0], LastWord(143), play.now)
+    play.end(play.world[0], 139)
+    assert play.finish == Finish(143, "stopped, and committed")
+
+
+def test_who_builds_and_reports_is_waited_for() -> None:
+    """A data set may take longer than the patience; a worker that was never heard of does not count."""
+    play = Play({"a": 1}, first=1)
+    play.wait(2000)
+    assert play.finish is None
+    play.wait(600 + SILENT_S, play.started[0])
+    assert play.finish is None
+    play.wait(2, play.started[0])
+    assert play.finish is not None
+    assert play.finish.exit_code == TOO_FEW_WORKERS
+
+
+def test_a_newcomer_with_which_nobody_can_meet_is_left_out_for_ever_longer() -> None:
+    """Its link may be too slow, or a firewall in the way; the others train on, and it may try again later."""
+    play = training({"a": 1, "b": 1})
+    old = play.world
+    play.find({"a": 1, "b": 1, "far": 1})
+    waits = []
+    for attempts in (3, 1, 1):
+        far = play.newest("far")
+        play.ask(far)
+        play.ask(*old)
+        for _ in range(attempts):
+            assert play.world == [*old, far]
+            play.miss(*old, far)
+        assert play.world == old
+        assert "the ranks have not met with it" in play.taken_out[far]
+        play.end(far, 143)
+        begun = play.now
+        while play.newest("far") == far:
+            play.wait(1)
+        waits.append(play.now - begun)
+    assert waits == [60, 120, 240]
+    assert play.told[0] == "the ranks have not met: connection refused"
+    assert play.told[2] == "the ranks have not met, 3 times in a row: connection refused"
+
+
+def test_a_death_explains_why_ranks_have_not_met() -> None:
+    """Nobody else is left out for it, however often it happens."""
+    play = training({"a": 1, "b": 1, "c": 1})
+    one, two, _ = play.world
+    for _ in range(6):
+        play.end(play.world[2], 137)
+        play.miss(one, two)
+        assert play.world == [one, two]
+        play.wait(60)
+        play.ask(play.newest("c"))
+        play.ask(one, two)
+        assert play.world == [one, two, play.newest("c")]
+    assert not play.taken_out
+    assert not play.told
+
+
+def test_where_nobody_is_new_the_last_rank_is_left_out() -> None:
+    """Two hosts may have lost the way to each other; what remains trains on."""
+    play = training({"a": 1, "b": 1, "c": 1})
+    for _ in range(3):
+        play.miss(*play.world)
+    assert len(play.world) == 2
+    play.miss(*play.world)
+    assert len(play.world) == 1
+    play.miss(*play.world)
+    assert len(play.world) == 1
+
+
+def test_those_left_out_come_back_one_at_a_time() -> None:
+    """So the one that is to blame is alone when it fails again."""
+    play = training({"a": 1})
+    old = play.world
+    play.find({"a": 1, "good": 1, "far": 1})
+    play.ask(play.newest("good"), play.newest("far"))
+    play.ask(*old)
+    assert len(play.world) == 3
+    for _ in range(3):
+        play.miss(*play.world)
+    assert play.world == old
+    for number in (play.newest("good"), play.newest("far")):
+        play.end(number, 143)
+    play.wait(61)
+    play.ask(play.newest("good"), play.newest("far"))
+    play.ask(*old)
+    assert play.world == [*old, play.newest("good")]
+    play.ask(*play.world)
+    assert len(play.world) == 3
+    play.miss(*play.world)
+    assert play.world == [*old, play.newest("good")]
+
+
+def test_a_newcomer_that_dies_when_it_joins_comes_ever_more_seldom() -> None:
+    """However long it takes to build: the others are disturbed each time."""
+    play = training({"a": 1, "b": 1})
+    old = play.world[:1]
+    bad = play.world[1]
+    waits = []
+    for _ in range(4):
+        play.end(bad, 137)
+        play.ask(*old)
+        begun = play.now
+        while play.newest("b") == bad and play.newest("a") == old[0]:
+            play.wait(1)
+        waits.append(play.now - begun)
+        bad = play.started[-1]
+        play.wait(100)
+        play.ask(bad)
+        play.ask(*old)
+    assert waits == [1, 2, 4, 8]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_train.elastic.roster import TOO_FEW_WORKERS
 from hvd_train.elastic.supervisor import FINAL, LONGEST_WAIT_S, STEADY_S, Patience
 from tests.support.launching import wait_for
 
@@ -56,12 +57,18 @@ def test_a_job_that_fails_again_and_again_is_given_up() -> None:
 def test_waits_grow_and_a_steady_life_makes_good() -> None:
     """A job that lives for minutes between faults is never given up."""
     patience = Patience(restarts=3)
-    assert [patience.wait_after(1) for _ in range(3)] == [2, 4, 8]
-    assert patience.wait_after(STEADY_S) == 2
-    assert [patience.wait_after(STEADY_S) for _ in range(20)] == [2] * 20
+    assert [patience.wait_after(1, 1) for _ in range(3)] == [2, 4, 8]
+    assert patience.wait_after(STEADY_S, 1) == 2
+    assert [patience.wait_after(STEADY_S, 1) for _ in range(20)] == [2] * 20
     patience = Patience(restarts=20)
-    waits = [patience.wait_after(1) or 0 for _ in range(20)]
+    waits = [patience.wait_after(1, 1) or 0 for _ in range(20)]
     assert max(waits) == LONGEST_WAIT_S
+
+
+def test_a_job_that_never_finds_workers_is_given_up() -> None:
+    """The driver waits for them for longer than a steady life takes, which must not make each attempt a good one."""
+    patience = Patience(restarts=2)
+    assert [patience.wait_after(2 * STEADY_S, TOO_FEW_WORKERS) for _ in range(3)] == [2, 4, None]
 
 
 def test_a_signal_ends_it_all() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_train.elastic.members import Member, RankReport
 from hvd_train.errors import FaultRepeats, RankLost
 from hvd_train.membership import Membership
 from hvd_train.parts import fresh_state, warm_parts
@@ -75,4 +76,20 @@ def test_a_step_that_breaks_again_and_again_ends_the_job() -> None:
     for step in (7, 7, 7, 7, 8, 7, 7, 7, 7):
         membership.count_fault(lost, step)
     with pytest.raises(FaultRepeats, match="step 8 has failed 5 times in a row; the last time: connection reset"):
+        membership.count_fault(lost, 7)
+
+
+def test_deaths_are_no_fault_of_the_step(state: TrainState) -> None:
+    """A wave of preemptions within one long step is in the cluster; the same ranks that meet again show a bad step."""
+    membership, lost = Membership(), RankLost("connection reset")
+    membership.join([RankReport(Member("h1", 1)), *(RankReport(Member("h2", n)) for n in range(9))], None, 0)
+    for deaths in range(1, 9):
+        membership.count_fault(lost, 7)
+        alive = [membership.report(state), *(RankReport(Member("h2", n)) for n in range(9 - deaths))]
+        membership.join(alive, None, 7)
+    membership.join([membership.report(state)], None, 7)
+    for _ in range(4):
+        membership.count_fault(lost, 7)
+        membership.join([membership.report(state)], None, 7)
+    with pytest.raises(FaultRepeats):
         membership.count_fault(lost, 7)

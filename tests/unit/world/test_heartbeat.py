@@ -78,7 +78,10 @@ def test_one_that_was_given_up_leaves_in_peace(driver: tuple[dict[str, str], lis
     assert left.value.code == 0
     assert talk == ["/may_ask/1007"]
     talk[:] = ["ask"]
-    heartbeat.announce_rejoining(environment)
+    assert heartbeat.announce_rejoining(environment)
+    talk[:] = ["", "ask"]
+    assert heartbeat.announce_rejoining(environment, "connection refused")
+    assert talk == ["/not_met/1007 connection refused", "/may_ask/1007"]
     talk[:] = ["", "", "-1,-1,-1,-1,-1,-1"]
     with pytest.raises(SystemExit):
         heartbeat.wait_for_first_rank(environment, {})
@@ -88,7 +91,7 @@ def test_without_our_driver_nobody_is_asked() -> None:
     """Horovod's own has given a rank already."""
     environment = {"HOROVOD_ELASTIC": "1", "HOROVOD_RANK": "1"}
     heartbeat.wait_for_first_rank(environment, {})
-    heartbeat.announce_rejoining(environment)
+    assert not heartbeat.announce_rejoining(environment)
     assert environment["HOROVOD_RANK"] == "1"
 
 
