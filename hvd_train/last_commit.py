@@ -13,6 +13,7 @@ from hvd_train.checkpoint import BadCheckpoint
 from hvd_train.config import Config
 from hvd_train.console import say
 from hvd_train.errors import UsageError
+from hvd_train.launch import launcher
 from hvd_train.output import Claim, Output
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import Busy
@@ -32,11 +33,12 @@ def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: P
     of this step comes, the state is written beside the commits, under a name that no run takes by itself.
     """
     path = checkpoint.path_of(run_dir, state.progress.step)
+    named = config.replace(output_dir=run_dir, resume="auto")
     deadline = time.monotonic() + _PATIENCE_S
     damaged: set[Path] = set()
     while not _committed_by_another(path, damaged):
         try:
-            folder = run_folder.claim(config.replace(output_dir=run_dir, resume="auto"), datetime.now())
+            folder = run_folder.claim(named, datetime.now(), owner=launcher.owner(os.environ))
         except Busy:
             if time.monotonic() > deadline:
                 return _written_aside(path, config, state)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hvd_train.run_files.ledger import audit

@@ -75,7 +75,7 @@ def test_a_run_that_goes_on_keeps_its_cut(batch: dict[str, int | None], cut: Cut
     config = small_config(epochs=2, **batch)
 
     def stopped(world: ThreadWorld) -> int:
-        world.requested = lambda: "stop"  # type: ignore[method-assign]
+        world.requested = lambda *, told_to_end=False: "stop"  # type: ignore[method-assign]
         return trained(world, config)[0].steps
 
     assert run_ranks(2, stopped) == [1, 1]
