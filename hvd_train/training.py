@@ -102,6 +102,8 @@ class Training:
             raise ReplicasDiffer("the survivors of a fault hold different weights, and there is no checkpoint yet")
         if from_disk and not loaded and reports[root].holds != "fresh":
             raise StateLost("the ranks that had trained are gone, and there is no checkpoint yet; start again")
+        if from_disk and not loaded:
+            state.cut = self._first_cut()  # rank 0 has it; the rank that gives its fresh state may be another one
 
         # All ranks take the state of one of them; nothing is sent where all hold the same already. A survivor that is
         # behind keeps its own until it has all of the other: it may be needed if the root is lost meanwhile.
