@@ -19,6 +19,7 @@ from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
+from hvd_train.network.compiled import any_size, compile_model, slot_sizes
 from hvd_train.network.device import choose_device, loss_scaler, num_cores, uses_channels_last, uses_fp16_wire
 from hvd_train.network.models import Builder
 from hvd_train.progress import order
@@ -65,11 +66,40 @@ def warm_parts(
     buffers.averaged(parts.model, config.model.average_buffers)
     optimizer = optim.build(config.optimizer, parts.model)
     if config.precision.compile:
-        parts.model.compile()
+        _compile(config, world, parts)
     parts.train_loader.start()
     if launcher.elastic(os.environ):
         import hvd_train.run_files.board  # noqa: F401  # any rank may have to keep the journal from one step to the next
     return parts, optimizer
+
+
+def _compile(config: Config, world: World, parts: Parts) -> None:
+    """Compile the model as far as that can be done before the ranks of an elastic job have met: see `compile_model`.
+
+    The cut is that of a run which starts now. A newcomer to another one is served too, by a program for any size.
+    """
+    num_samples = parts.train_loader.num_samples
+    try:
+        cut = order.choose_cut(config.batch, world.place.size, num_samples)
+    except UsageError:  # it is the ranks that have met who say so: a newcomer takes the cut of the run
+        cut = None
+    if cut is None or config.model.sync_batch_norm:  # whose layers exchange numbers with other ranks in each pass
+        parts.model.compile()
+        return
+    train_sizes = slot_sizes(cut, num_samples)
+    eval_sizes: list[int] = []
+    if parts.val_loader is not None and config.optimizer.ema_decay is None:  # the moving average is not compiled
+        batch = config.batch.eval_batch_size
+        eval_sizes = slot_sizes(order.Cut(batch, batch), parts.val_loader.num_samples)
+    freeze.apply(config.model, parts.model, 0)
+    compile_model(
+        parts.model,
+        parts.example,
+        Step(config, world, parts.model, parts.device).autocast(),
+        train_sizes=any_size(train_sizes) if launcher.elastic(os.environ) else train_sizes,
+        eval_sizes=eval_sizes,
+    )
+    freeze.prepare(config.model, parts.model)
 
 
 def build(config: Config, place: Place, own_model: Builder | None, own_data: OwnData | None) -> Parts:

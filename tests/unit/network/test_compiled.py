@@ -1,0 +1,87 @@
+"""Compiling ahead: in which shapes, and what it leaves as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from hvd_train.network import compiled
+from hvd_train.network.compiled import any_size, compile_model, slot_sizes
+from hvd_train.progress.order import Cut, InSequence, assignments
+from hvd_train.run import train
+from hvd_train.step import Step
+from tests.support import runs
+
+
+@pytest.mark.parametrize(
+    ("cut", "num_samples"),
+    [(Cut(64, 32), 190), (Cut(64, 64), 128), (Cut(50, 20), 190), (Cut(50, 20), 150), (Cut(64, 64), 30), (Cut(8, 3), 9)],
+)
+def test_the_sizes_are_those_of_an_epoch(cut: Cut, num_samples: int) -> None:
+    """Those of all slots, the most frequent first; nothing is compiled in vain, and nothing later."""
+    slots = [len(slot.indices) for step in assignments(InSequence(num_samples), 0, cut, 0, 1) for slot in step.slots]
+    assert set(slot_sizes(cut, num_samples)) == set(slots)
+    assert slot_sizes(cut, num_samples)[0] == slots[0]
+
+
+def test_any_size_takes_two() -> None:
+    """A size of one is a kind of its own to torch.compile."""
+    assert [any_size(sizes) for sizes in ([32], [2], [1], [32, 1])] == [[32, 31], [2, 3], [1, 2], [32, 1]]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile without generating code, which takes ten times as long and decides nothing here."""
+    plain: Callable[..., Any] = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda model: plain(model, backend="aot_eager"))
+    torch.compiler.reset()
+
+
+def test_nothing_but_speed_changes(quick: None) -> None:
+    """Weights, running statistics, gradients, modes and random numbers are as before."""
+    model, example = nn.Sequential(runs.batch_norm(10), nn.Dropout(0.5)), torch.randn(2, 1, 8, 8)
+    model[0][1].eval()
+    model[0][0].weight.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    modes, numbers = [module.training for module in model.modules()], torch.get_rng_state()
+    compile_model(model, example, nullcontext(), train_sizes=[4, 3], eval_sizes=[5])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("changes", [{}, {"freeze": "0.*", "precision": "bf16"}], ids=["plain", "frozen and bf16"])
+def test_an_epoch_compiles_nothing(changes: dict[str, Any], quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is compiled before the first step: also for the last, smaller batch, and for the evaluation."""
+    compiled_before: list[int] = []
+    plain = Step.take
+
+    def take(*args: Any, **kwargs: Any) -> Any:
+        compiled_before.append(counters["stats"]["unique_graphs"])
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(Step, "take", take)
+    counters.clear()
+    config = runs.small_config(epochs=2, **changes, compile=True)
+    result = train(config, model=runs.batch_norm, data=runs.few_digits)
+    assert result.finished
+    assert compiled_before[0] > 0
+    assert counters["stats"]["unique_graphs"] == compiled_before[0]
+
+
+def test_a_newcomer_has_a_program_for_any_cut(quick: None) -> None:
+    """It learns the size of a slot when it meets the others, who would wait while it compiled."""
+    model, example = runs.batch_norm(10), torch.randn(2, 1, 8, 8)
+    counters.clear()
+    compile_model(model, example, nullcontext(), train_sizes=any_size([32]), eval_sizes=[])
+    known = counters["stats"]["unique_graphs"]
+    for size in (32, 16, 50):
+        model(compiled._images(example, size)).sum().backward()
+    assert counters["stats"]["unique_graphs"] == known > 0
