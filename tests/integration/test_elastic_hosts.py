@@ -188,6 +188,23 @@ def test_a_survivor_dies_while_the_others_meet_again(hosts: Hosts, tmp_path: Pat
     assert on_demand.obeyed(tmp_path, "state", "h3")
 
 
+def test_a_newcomer_that_a_member_cannot_reach(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """After three attempts it is left out, in a line that names it, and the others train on without a lost step."""
+    on_demand.pace(tmp_path, 0.5)
+    hosts.part("h2", "h3")
+    limit = ["HOROVOD_GLOO_TIMEOUT_SECONDS=2"]
+    training = arguments(model=OBEDIENT)
+    with job(hosts, tmp_path, listed=("h1", "h2"), training=training, environment=limit) as running:
+        running.after(5)
+        running.list(*ALL)
+        wait_for("the end of the attempts", lambda: "h3[0] is taken out" in running.output, limit_s=120)
+        on_demand.pace(tmp_path, 0)
+        running.completes(expected)
+    assert "the ranks have not met with it, 3 times in a row; it is tried again in 60 s" in running.output
+    assert running.output.count("the ranks have not met") == 4, running.output
+    assert "Traceback" not in running.output
+
+
 def test_a_rank_that_is_a_step_behind(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Rank 0 that has missed the end of a step takes the others' state and writes that step down."""
     with job(hosts, tmp_path, training=arguments(model=OBEDIENT)) as running:

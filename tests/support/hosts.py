@@ -134,6 +134,12 @@ class Hosts:
         port = ["tc", "qdisc", "replace", "dev", f"p{name[1:]}", *rate]
         _run("nsenter", "-t", str(self.switch), "-n", *port)
 
+    def part(self, one: str, other: str) -> None:
+        """Let two hosts no longer reach each other, as behind a firewall; all others reach both."""
+        for host, unreachable in ((one, other), (other, one)):
+            route = ("route", "add", "blackhole", f"{SUBNET}.{unreachable[1:]}/32")
+            _run("nsenter", "-t", str(self._init(host)), "-n", "ip", *route)
+
     def _init(self, name: str) -> int:
         return psutil.Process(self.inits[name].pid).children()[0].pid
 
