@@ -256,6 +256,13 @@ def test_a_newcomer_that_has_half_a_state_and_no_commit_does_not_train_on_from_i
         play([Hosts(3, (ONE, TWO)), KillMeeting(2, 0, HALF_WAY)], ONE, commit_steps=None, commit_seconds=1000)
 
 
+def test_a_fresh_state_may_come_from_another_rank_than_the_first() -> None:
+    """Rank 0 of the second world has half a state from the first; the newcomer gives its own, with a cut."""
+    job, folder = play([KillMeeting(1, 0, HALF_WAY)], ONE, TWO, fewest=2)
+    check(job, folder, undisturbed())
+    assert not job.events
+
+
 @pytest.mark.parametrize(
     "batch",
     [
