@@ -96,10 +96,10 @@ def test_a_full_disk_costs_the_profile_only(
     """One line says that the profile could not be written, and the training goes on to its end."""
     whole = durable.write
 
-    def full(path: Path, content: bytes) -> None:
+    def full(path: Path, content: bytes, *permission: durable.Permission) -> None:
         if path.suffix == ".gz":
             raise OSError(errno.ENOSPC, "No space left on device")
-        whole(path, content)
+        whole(path, content, *permission)
 
     monkeypatch.setattr(durable, "write", full)
     weights(profile="2:3")
