@@ -1,4 +1,7 @@
-"""Guards around every test: a folder of its own, an unchanged environment, no process left. Time limit: pyproject."""
+"""Guards around every test: a folder of its own, an unchanged environment, no process left. Time limit: pyproject.
+
+What was skipped is said at the end.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support import skips
+
 # pytest names the test; torch and the OpenMP of scikit-learn set theirs when they are first used.
 SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "KMP_")
 # Threads that wait in a busy loop take the cores from the ranks they wait for. Read when torch is imported.
@@ -21,6 +26,34 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # nohup, too, is inherited; with a handler in its place the tests outlive their terminal, and what they start does not.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+_skipped: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep the reason of a test that is skipped."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _skipped.append(report.longrepr[2].removeprefix("Skipped: "))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail where a test was skipped for want of a program, if that must not be."""
+    if exitstatus == pytest.ExitCode.OK and _forbidden():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line what was skipped, and what to install."""
+    if _skipped:
+        terminalreporter.write_line(skips.summary(_skipped), yellow=True)
+    if _forbidden():
+        terminalreporter.write_line(f"{skips.STRICT}=1: {skips.summary(_forbidden())}, a failure here", red=True)
+
+
+def _forbidden() -> list[str]:
+    wanted = os.environ.get(skips.STRICT) == "1"
+    return [reason for reason in _skipped if wanted and skips.for_want_of_a_program(reason)]
 
 
 @pytest.fixture(autouse=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hvd_train.data.augment import affine_jitter, crop_and_flip
 from hvd_train.progress import order
+
+pytestmark = pytest.mark.numeric
 
 
 def cropped(image: Tensor, uniforms: Tensor, padding: int) -> Tensor:

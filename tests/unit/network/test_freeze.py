@@ -19,6 +19,8 @@ from tests.support.elastic import Hosts, Kill, run_elastic
 from tests.support.runs import Weights, equal, largest_difference, small_config, trained
 from tests.support.worlds import StoppingWorld, own_generator, run_ranks
 
+pytestmark = pytest.mark.numeric
+
 GRADUAL: dict[str, Any] = {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*"), "epochs": 4}
 
 

@@ -16,6 +16,8 @@ from hvd_train.settings.optimizer import OptimizerConfig
 from tests.support.runs import convnet
 from tests.support.worlds import own_generator
 
+pytestmark = pytest.mark.numeric
+
 PUBLISHED: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "sgd": (SGD, {"momentum": 0.9, "nesterov": True}),
     "adam": (Adam, {"fused": True}),

@@ -17,6 +17,8 @@ from tests.support.elastic import Hosts, Kill, run_elastic
 from tests.support.runs import Weights, equal, largest_difference, small_config, trained
 from tests.support.worlds import StoppingWorld, run_ranks
 
+pytestmark = pytest.mark.numeric
+
 DECAY = 0.9
 SETTINGS: dict[str, Any] = {"epochs": 2, "ema_decay": DECAY}
 

@@ -12,6 +12,8 @@ from hvd_train.network.step_buffers import StepBuffers
 from hvd_train.world.world import LocalWorld, World
 from tests.support.worlds import ThreadWorld, run_ranks
 
+pytestmark = pytest.mark.numeric
+
 CPU = torch.device("cpu")
 SLOTS = [torch.sin(torch.arange(12.0).view(4, 3) * (n + 1)) for n in range(5)]
 

@@ -28,6 +28,8 @@ from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import Killed, StoppingWorld, ThreadWorld, own_generator, run_ranks
 
+pytestmark = pytest.mark.numeric
+
 TOLERANCE = 1e-5
 
 

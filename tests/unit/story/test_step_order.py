@@ -12,10 +12,10 @@ from hvd_train import Config
 from hvd_train.data.batches import Batch
 from hvd_train.state import Progress, to_host
 from hvd_train.world.world import LocalWorld
-from tests.support import runs
 from tests.support.runs import equal
-from tests.support.worlds import own_generator
-from tests.unit.story.test_step import batch, by_hand, state_of, take
+from tests.unit.story.test_step import CLIPPED, ROUNDINGS, InDoublePrecision, batch, by_hand, state_of, take
+
+pytestmark = pytest.mark.numeric
 
 
 class Draws(nn.Module):
@@ -63,27 +63,27 @@ def test_random_numbers_depend_on_seed_step_and_slot() -> None:
 @pytest.mark.parametrize("scale", [1024.0, 65536.0])
 def test_gradients_are_clipped_at_their_true_size(scale: float) -> None:
     """A loss scale, which multiplies every gradient, changes neither the norm nor the clipped step."""
-    model = own_generator(runs.convnet(10))
+    model = InDoublePrecision()
     state = state_of(LocalWorld(), model, scale=scale)
     result = take(Config().replace(clip_norm=0.1), LocalWorld(), state, batch(8, 8), norm=True)
     expected, norm = by_hand(8, 0.1)
-    assert result.gradient_norm == pytest.approx(norm, rel=1e-5)
+    assert result.gradient_norm == pytest.approx(norm, rel=ROUNDINGS)
     for name, tensor in expected.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(model.state_dict()[name], tensor, rtol=0, atol=CLIPPED)
 
 
 def test_adasum_gets_the_mean_gradient_of_each_rank() -> None:
     """It combines means; half of a global batch gives the mean over that half, and no half of it."""
     config = Config().replace(reduction="adasum")
-    alone = take(config, LocalWorld(), state_of(LocalWorld(), own_generator(runs.convnet(10))), batch(4, 4), norm=True)
+    alone = take(config, LocalWorld(), state_of(LocalWorld(), InDoublePrecision()), batch(4, 4), norm=True)
     half = dataclasses.replace(batch(8, 4), micro_batches=batch(8, 4).micro_batches[:1])
-    model = own_generator(runs.convnet(10))
+    model = InDoublePrecision()
     inputs, targets = half.micro_batches[0].inputs, half.micro_batches[0].targets
     nn.functional.cross_entropy(model(inputs), targets).backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    found = take(config, LocalWorld(), state_of(LocalWorld(), own_generator(runs.convnet(10))), half, norm=True)
+    found = take(config, LocalWorld(), state_of(LocalWorld(), InDoublePrecision()), half, norm=True)
     assert alone.gradient_norm is not None
-    assert found.gradient_norm == pytest.approx(float(norm), rel=1e-5)
+    assert found.gradient_norm == pytest.approx(float(norm), rel=ROUNDINGS)
 
 
 def test_a_loss_that_is_not_finite_skips_the_step_though_its_gradient_is_finite() -> None:

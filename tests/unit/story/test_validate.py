@@ -16,6 +16,8 @@ from hvd_train.data.prepare import Prepare
 from hvd_train.validate import Scores, evaluate
 from hvd_train.world.world import LocalWorld
 
+pytestmark = pytest.mark.numeric
+
 CPU = torch.device("cpu")
 
 

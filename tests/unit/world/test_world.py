@@ -17,6 +17,8 @@ from tests.support.contract import *  # noqa: F403  # the tests of the suite
 from tests.support.contract import PROMISES, OnRanks
 from tests.support.worlds import Fault, Killed, ThreadWorld, run_ranks
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.fixture(params=[0, 2, 3], ids=["local", "threads-2", "threads-3"])
 def on_ranks(request: pytest.FixtureRequest) -> OnRanks:
