@@ -49,10 +49,23 @@ def _leave(codes: list[int]) -> None:
     `codes` is empty, the command has raised what nobody expected, and the interpreter ends in its own way.
     """
     if codes:
+        _finalize_mpi()
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(codes[0])
+
+
+def _finalize_mpi() -> None:
+    """Finalize MPI where a sweep or the user's own model has mpi4py do so when the interpreter ends.
+
+    To mpirun a process that ends without it has failed.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or sys.modules["mpi4py"].rc.finalize is False:
+        return  # whoever has initialized MPI then finalizes it as well
+    if mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def run(arguments: Sequence[str]) -> int:

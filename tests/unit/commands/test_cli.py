@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,3 +72,16 @@ def test_a_process_that_is_done_ends_at_once(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (2, "registered\n")
     assert "no-such-command" in done.stderr
+
+
+@pytest.mark.parametrize(("finalize", "ended"), [(None, ["MPI"]), (True, ["MPI"]), (False, [])])
+def test_mpi_is_finalized_where_the_interpreter_would_do_it(
+    finalize: bool | None, ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends before mpi4py could, and mpirun takes one that has not finalized MPI for one that failed."""
+    calls: list[str] = []
+    mpi = SimpleNamespace(Is_initialized=lambda: True, Is_finalized=lambda: False, Finalize=lambda: calls.append("MPI"))
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(finalize=finalize)))
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
+    cli._finalize_mpi()
+    assert calls == ended
