@@ -80,6 +80,7 @@ class HorovodWorld(World):
             place = start(self._group.communicator)
             return replace(place, local_rank=self._group.local_rank, local_size=self._group.local_size)
         if mpi_roll_call.meets_over_mpi(os.environ) and hvd.mpi_built():
+            mpi.leave_quickly(os.environ)
             self._mpi = mpi.call_roll(self._facts)
         elif (board := roll_call.store(os.environ)) is not None:
             rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])

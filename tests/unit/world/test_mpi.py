@@ -67,3 +67,14 @@ def test_differing_facts_leave_as_they_are(fake: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(mpi_roll_call, "call", differ)
     with pytest.raises(UsageError, match="the ranks differ in torch"):
         mpi.call_roll({})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, "^ofi"), ("^openib", "^openib,ofi"), ("^ofi,openib", "^ofi,openib"), ("self,tcp", "self,tcp")],
+)
+def test_open_mpi_does_without_what_takes_a_second_to_close(given: str | None, expected: str) -> None:
+    """What horovodrun leaves out stays left out, and a list of the user's stays as it is."""
+    environ = {} if given is None else {"OMPI_MCA_btl": given}
+    mpi.leave_quickly(environ)
+    assert environ == {"OMPI_MCA_btl": expected}
