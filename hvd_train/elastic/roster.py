@@ -40,6 +40,7 @@ BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 TOLD_TO_END_S = 300.0  # a slot whose worker was told to end stays empty: spot hosts go within two minutes
 STEADY_S = 60.0  # a worker that was in worlds for so long did not fail to start
 LEAVE_S = 10.0  # from a worker's last word to its end
+NEAR_STEPS = 1  # data are read ahead or not, as it comes: one torn picture may end workers in neighbouring steps
 SAME_ERRORS = 3  # an error that comes back so often, in whichever worker, is in the program or the data
 MEETINGS = 3  # so many in a row that fail, though all ranks live, are the fault of whoever is new
 LEFT_OUT_S, LONGEST_LEFT_OUT_S = 60.0, 3600.0  # how long such a newcomer is left out, first and at most
@@ -452,6 +453,8 @@ class Roster:
             place = _MEETING
         else:
             place = worker.last_word.step
+            if self._place_of_errors >= 0 and abs(place - self._place_of_errors) <= NEAR_STEPS:
+                place = self._place_of_errors
         if place != self._place_of_errors:
             self._errors, self._place_of_errors = [], place
         self._errors.append(worker)

@@ -448,17 +448,18 @@ def test_a_host_that_says_nothing_does_not_hold_the_end_up() -> None:
     assert play.finish is not None
 
 
-def test_a_torn_picture_kills_three_workers_and_then_the_job() -> None:
-    """Whoever takes the step meets it, also those who have gone back to the last commit."""
+@pytest.mark.parametrize("steps", [(20, 20, 20), (20, 19, 20)])
+def test_a_torn_picture_kills_three_workers_and_then_the_job(steps: tuple[int, int, int]) -> None:
+    """Whoever takes the step meets it, in the step before where it reads ahead, also after the last commit."""
     play = training({"a": 1, "b": 1})
     one, two = play.world
-    play.fail(two, "training", step=20, code=2)
+    play.fail(two, "training", step=steps[0], code=2)
     play.ask(one)
-    play.fail(one, "training", step=20, code=2)
+    play.fail(one, "training", step=steps[1], code=2)
     play.wait(3)
     assert play.finish is None
     play.ask(*play.started[2:])
-    play.fail(play.world[1], "training", step=20, code=2)
+    play.fail(play.world[1], "training", step=steps[2], code=2)
     assert play.finish == Finish(2, "3 workers in a row ended with an error in step 21 (see above)")
 
 
