@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hvd_train.elastic.roster import (
     COMMITTED,
     REPORT_S,
