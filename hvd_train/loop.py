@@ -17,7 +17,7 @@ from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import assignments, order_of
 from hvd_train.run_files.ledger import Entry
 from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
-from hvd_train.state import Evaluation
+from hvd_train.state import Evaluation, first_few
 from hvd_train.step import StepResult, Votes
 from hvd_train.validate import Scores, evaluate
 from hvd_train.world.world import WorldChanged, result_of_rank_0
@@ -141,7 +141,7 @@ def give_up(job: Job, result: StepResult) -> None:
     saved = result_of_rank_0(job.world, job.output.store.commit_last(state))
     num_samples = job.parts.train_loader.num_samples
     of_ranks = job.world.gather([int(sample) % num_samples for sample in result.not_finite])
-    samples = [f"rank {rank}: samples {_first_few(found)}" for rank, found in enumerate(of_ranks) if found]
+    samples = [f"rank {rank}: samples {first_few(found, 8)}" for rank, found in enumerate(of_ranks) if found]
     cause = f"the loss is not finite ({'; '.join(samples)})" if samples else "the loss is finite, but not its gradient"
     kept = "committed" if saved else "NOT committed (see above)"
     progress = state.progress
@@ -149,11 +149,6 @@ def give_up(job: Job, result: StepResult) -> None:
         f"{progress.skipped_in_row} steps in a row were skipped; in the last one, step {progress.step}, {cause}; "
         f"the weights are those before them, and {kept}; try a smaller --learning-rate or --clip-norm"
     )
-
-
-def _first_few(numbers: list[int], most: int = 8) -> str:
-    shown = ", ".join(map(str, numbers[:most]))
-    return f"{shown} and {len(numbers) - most} more" if len(numbers) > most else shown
 
 
 def finish_epoch(job: Job) -> None:

@@ -225,7 +225,7 @@ def confirm_equal(state: TrainState, world: World) -> None:
     odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if odd:
         of_ranks = world.gather(state.digests())
-        found = "; ".join(f"rank {rank} in {_first_few(_differences(of_ranks[rank], of_ranks[0]))}" for rank in odd[:3])
+        found = "; ".join(f"rank {rank} in {first_few(_differences(of_ranks[rank], of_ranks[0]))}" for rank in odd[:3])
         raise ReplicasDiffer(
             f"ranks {', '.join(map(str, odd))} hold other weights than rank 0 at step {state.progress.step}; "
             f"this must not happen: please report it with the run's config.yaml. They differ: {found}"
@@ -236,9 +236,10 @@ def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str
     return [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
 
 
-def _first_few(names: list[str], most: int = 4) -> str:
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+def first_few(items: Sequence[object], most: int = 4) -> str:
+    """Return the first `most` items in one line for the user, and how many more there are."""
+    shown = ", ".join(map(str, items[:most]))
+    return f"{shown} and {len(items) - most} more" if len(items) > most else shown
 
 
 def to_host(value: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hvd_train.network.buffers import unchanged
 from hvd_train.progress.order import Cut
 
 
@@ -59,12 +60,8 @@ def _images(example: Tensor, size: int) -> Tensor:
 
 @contextmanager
 def _unchanged(model: nn.Module, device: torch.device) -> Iterator[None]:
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     modes = [(module, module.training) for module in model.modules()]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with unchanged(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
     for module, training in modes:
         module.training = training
