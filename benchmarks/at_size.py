@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.record import about, at_most
+from benchmarks.record import about, at_most, show
 from hvd_train.progress.fingerprint import fingerprint
 from hvd_train.progress.order import Cut, order_of
 from hvd_train.run_files.journal import RunJournal
@@ -126,10 +126,7 @@ def main() -> None:
         record[what] = {"median": float(f"{statistics.median(numbers):.3g}"), "longest": float(f"{max(numbers):.3g}")}
         if aim := AIMS.get(what):
             record[what] |= {"aim": f"at most {aim:,}", "verdict": at_most(aim, (min(numbers), max(numbers)))}
-    text = json.dumps(record, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+    show(record, options.json)
 
 
 if __name__ == "__main__":

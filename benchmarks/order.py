@@ -9,7 +9,6 @@ the next 2,000 steps of 32 samples; and the most memory that Python and numpy ho
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -19,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import about
+from benchmarks.record import about, show
 from hvd_train.progress.order import Assignment, Cut, EpochOrder, assignments
 
 NUM_SAMPLES, RANKS, STEPS = 10**9, 1024, 2000
@@ -71,10 +70,7 @@ def main() -> None:
             "aim": f"under {AIMS[name]:g}",
             "verdict": verdict,
         }
-    text = json.dumps(record, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+    show(record, options.json)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from benchmarks import bare
-from benchmarks.record import about, at_most
+from benchmarks.record import about, at_most, show
 from benchmarks.speed import ENVIRONMENT, ours
 from hvd_train import loop, step
 from hvd_train.bench.tune import interval
@@ -151,10 +151,7 @@ def main() -> None:
             "verdict": at_most(MOST, (low, high)),
         },
     }
-    text = json.dumps(record, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+    show(record, options.json)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,14 @@ def about(module: str, options: Sequence[str]) -> dict[str, Any]:
         "machine": {"cores": psutil.cpu_count(), "system": platform.release(), "torch": torch.__version__},
         "commit": commit.stdout.strip(),
     }
+
+
+def show(record: Mapping[str, Any], path: Path | None) -> None:
+    """Print a record as JSON, and write it to `path` where there is one."""
+    text = json.dumps(record, indent=1)
+    print(text)
+    if path is not None:
+        path.write_text(text + "\n")
 
 
 def at_least(aim: float, interval: Sequence[float]) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import about
+from benchmarks.record import about, show
 from benchmarks.speed import ENVIRONMENT, LAUNCHERS
 from hvd_train.bench.tune import interval
 
@@ -90,10 +90,7 @@ def main() -> None:
     turns = 1 if options.quick else options.turns
     times = measure(turns, filled=options.quick)
     record = {**about("benchmarks.startup", sys.argv[1:]), "turns": turns, **verdicts(times)}
-    text = json.dumps(record, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+    show(record, options.json)
 
 
 if __name__ == "__main__":
