@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 from hvd_train.config import Config
 from hvd_train.elastic.members import Change
+from hvd_train.handover import Handover
 from hvd_train.launch import launcher, processes
 from hvd_train.output import Output
 from hvd_train.parts import Parts
 from hvd_train.profiling.profile import Profile
 from hvd_train.progress.clock import Split, Stopwatch, Timer
+from hvd_train.progress.order import Share
 from hvd_train.progress.stop import StopSignal
 from hvd_train.state import TrainState
 from hvd_train.step import Step
@@ -67,5 +69,9 @@ class Job:
     clocks: Clocks
     stop: StopSignal
     profile: Profile
+    handover: Handover
+    """Gives newcomers the state beside the steps."""
+    share: Share
+    """Which slots are this rank's."""
     arrival: Arrival | None
     """Reported to the user after the first step in this world; None in the first world of a training."""

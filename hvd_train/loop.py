@@ -46,7 +46,7 @@ def train(job: Job) -> bool:
 
         # this rank's samples of every step that is left in the epoch, as batches on its device
         order = order_of(config.seed, epoch, num_samples, config.data.repeated_augmentation)
-        work = assignments(order, state.progress.cursor, state.cut, world.place.rank, world.place.size)
+        work = assignments(order, state.progress.cursor, state.cut, job.share.number, job.share.ranks)
         batches = Ahead(parts.train_loader.load(epoch, work), clocks.split.mark)
 
         for batch in batches:
@@ -94,7 +94,7 @@ def wishes(job: Job) -> Votes:
     return Votes(
         stop=job.clocks.time_limit.due or request == "stop",
         commit=by_steps or job.clocks.commit_timer.due or (told_to_end and request == "change"),
-        change=request == "change",
+        change=request == "change" or job.handover.is_done,
     )
 
 
@@ -106,7 +106,7 @@ def account_for(job: Job, count: int, fingerprint: int) -> None:
     state, num_samples = job.state, job.parts.train_loader.num_samples
     progress = state.progress
     positions = progress.cursor - count, progress.cursor
-    step = Entry(progress.epoch, (progress.step, progress.step), job.world.place.size, positions, fingerprint)
+    step = Entry(progress.epoch, (progress.step, progress.step), job.share.ranks, positions, fingerprint)
     job.output.journal.took(state.took(step, num_samples))
 
 
@@ -186,4 +186,5 @@ def validate(job: Job, loader: Loader, model: nn.Module) -> Scores:
         classes=job.parts.data.classes,
         device=job.parts.device,
         autocast=job.step.autocast(),
+        share=job.share,
     )

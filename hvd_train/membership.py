@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hvd_train.elastic.members import Holds, Member, RankReport, change_between
 from hvd_train.errors import FaultRepeats, RankLost
+from hvd_train.handover import Handover
 from hvd_train.job import Arrival
 from hvd_train.state import TrainState
 
@@ -45,15 +46,25 @@ class Membership:
         """The run folder of the world that was joined last; None before, or where that has none."""
         return self._report.run_dir
 
-    def report(self, state: TrainState) -> RankReport:
-        """Return what this rank says when all meet: how far it is, with which weights, and how long it has waited."""
+    def report(self, state: TrainState, handover: Handover | None) -> RankReport:
+        """Return what this rank says when all meet: how far it is, with which weights, and how long it has waited.
+
+        `handover` is that of the world which it has left.
+        """
         if not self.has_trained:
             return self._report
         # What comes from here on is counted by each rank itself: computing the digest, waiting for newcomers.
         self._reported_at = time.perf_counter()
         waited_s, progress = self._reported_at - self._left_at, state.progress
-        digest = state.digest() if self.has_state else ""
-        return replace(self._report, epoch=progress.epoch, step=progress.step, digest=digest, waited_s=waited_s)
+        has_all = self.has_state or (handover is not None and handover.is_done)
+        return replace(
+            self._report,
+            epoch=progress.epoch,
+            step=progress.step,
+            digest=state.digest() if has_all else "",
+            arrived=handover.arrived if handover is not None else 0,
+            waited_s=waited_s,
+        )
 
     def distrust_state(self) -> None:
         """Note that survivors of one step have been found to differ, until all ranks have come to one state."""
@@ -64,10 +75,17 @@ class Membership:
         holds: Holds = "torn" if self._report.holds == "fresh" else self._report.holds
         self._report = replace(self._report, holds=holds, run_dir=run_dir)
 
-    def join(self, reports: Sequence[RankReport], run_dir: Path | None, step: int) -> Arrival | None:
-        """Take part in the world of these ranks, which go on after `step` steps; None where it is their first."""
+    def join(
+        self, reports: Sequence[RankReport], run_dir: Path | None, step: int, *, has_state: bool
+    ) -> Arrival | None:
+        """Take part in the world of these ranks, which go on after `step` steps; None where it is their first.
+
+        Without `has_state` this rank is a newcomer that is given the state while the others train.
+        """
         members = tuple(report.member for report in reports)
-        self._report = replace(self._report, has_trained=True, holds="whole", previous_members=members, run_dir=run_dir)
+        self._report = replace(self._report, has_trained=True, previous_members=members, run_dir=run_dir)
+        if has_state:
+            self._report = replace(self._report, holds="whole")
         change = change_between(reports, step)
         if change is not None and change.left:
             self._faults_in_row = 0  # that explains the fault: it was in the cluster

@@ -17,6 +17,7 @@ from hvd_train.data.loader import open_loader
 from hvd_train.data.prepare import Prepare
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
+from hvd_train.handover import Handover
 from hvd_train.launch import launcher
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.compiled import any_size, compile_model, slot_sizes
@@ -159,8 +160,11 @@ def fresh_state(
     )
 
 
-def build_step(config: Config, world: World, parts: Parts, split: Split) -> Step:
-    """Return what takes the optimizer steps of a training; `split` learns where their time goes."""
+def build_step(config: Config, world: World, parts: Parts, split: Split, handover: Handover | None = None) -> Step:
+    """Return what takes the optimizer steps of a training, and `handover` on with each.
+
+    `split` learns where their time goes.
+    """
     return Step(
         config,
         world,
@@ -168,6 +172,7 @@ def build_step(config: Config, world: World, parts: Parts, split: Split) -> Step
         parts.device,
         mixer(config.data, len(parts.data.classes)),
         split=split,
+        handover=handover,
     )
 
 

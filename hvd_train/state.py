@@ -216,13 +216,13 @@ def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
     return weights
 
 
-def confirm_equal(state: TrainState, world: World) -> None:
+def confirm_equal(state: TrainState, world: World, *, has_state: bool = True) -> None:
     """Raise ReplicasDiffer unless all ranks hold the same state bit for bit, with the ranks and what differs in them.
 
-    Raises RankLost where a rank is gone.
+    A rank without `has_state` is left out: it has only a part of the state yet. Raises RankLost where a rank is gone.
     """
-    digests = world.gather(state.digest())
-    odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    digests = world.gather(state.digest() if has_state else None)
+    odd = [rank for rank, digest in enumerate(digests) if digest not in (None, digests[0])]
     if odd:
         of_ranks = world.gather(state.digests())
         found = "; ".join(f"rank {rank} in {first_few(_differences(of_ranks[rank], of_ranks[0]))}" for rank in odd[:3])

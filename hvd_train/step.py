@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hvd_train.config import Config
 from hvd_train.data.batches import Batch, MicroBatch
 from hvd_train.errors import RankLost
+from hvd_train.handover import Handover, nothing_to_hand_over
 from hvd_train.network.device import seed
 from hvd_train.network.normalization import sums_in_passes
 from hvd_train.network.step_buffers import StepBuffers
@@ -93,8 +94,11 @@ class Step:
         device: torch.device,
         mix: Mixer = unmixed,
         split: Split | None = None,
+        handover: Handover | None = None,
     ) -> None:
         """`mix` blends the images of a micro-batch and their targets; `split` learns where the time goes.
+
+        Beside each step `handover` gives newcomers a part of the state.
 
         Raises UsageError where the config names buffers that the model does not have.
         """
@@ -108,6 +112,7 @@ class Step:
         self._mix = mix
         self._buffers = StepBuffers(model, device, config.model.average_buffers)
         self._sums_in_passes = sums_in_passes(model, world, device)
+        self._handover = handover or nothing_to_hand_over(world)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context in which forward passes have the arithmetic that the config asks for."""
@@ -158,6 +163,7 @@ class Step:
         self._world.expect_passes(optimizer, len(micro_batches))
         self._sums_in_passes.begin_step(len(micro_batches), batch.num_slots)
         self._buffers.begin()
+        self._handover.begin_step()
 
         # All slots but the last: their gradients stay on this rank, and add up.
         outcomes: list[_Outcome] = []
@@ -190,6 +196,7 @@ class Step:
             totals, agreed, news, taken = _read(answer[:num_words], batch.size)
             if news:
                 self._buffers.exchange_news(self._world)
+            self._handover.end_step()
             # That was the last word of other ranks: from here on the step cannot break.
             self._mark("reduction")
             scaler.unscale_(optimizer)

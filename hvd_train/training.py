@@ -11,8 +11,9 @@ from hvd_train import checkpoint, loop, transfer
 from hvd_train import state as states
 from hvd_train.config import Config
 from hvd_train.data.sources import OwnData
-from hvd_train.elastic.members import most_advanced, survivors_differ
+from hvd_train.elastic.members import can_train_on, in_common, most_advanced, survivors_differ
 from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, StateLost, UsageError
+from hvd_train.handover import Handover, nothing_to_hand_over
 from hvd_train.job import Arrival, Clocks, Job
 from hvd_train.last_commit import commit_for_all
 from hvd_train.launch import last_word
@@ -23,7 +24,7 @@ from hvd_train.network.models import Builder
 from hvd_train.output import Claim, Output
 from hvd_train.parts import build_step, fresh_state, warm_parts
 from hvd_train.profiling.profile import Profile
-from hvd_train.progress.order import Cut, choose_cut, resized_cut
+from hvd_train.progress.order import Cut, Share, choose_cut, resized_cut
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, result_of, summary
 from hvd_train.state import TrainState
@@ -43,6 +44,8 @@ class Training:
         self._output, self._membership = Output(config), Membership()
         self._state: TrainState | None = None
         self._arrival: Arrival | None = None
+        self._handover: Handover | None = None
+        self._share = Share(None, 0)
         self._during: During = "building"
 
     def run(self) -> Result:
@@ -88,7 +91,7 @@ class Training:
         state = self._state = self._state or fresh_state(config, world, self._parts, self._optimizer)
 
         # Who is here, and how far? Survivors of one step with different weights cannot be trusted.
-        reports = world.gather(self._membership.report(state))
+        reports = world.gather(self._membership.report(state, self._handover))
         if differ := survivors_differ(reports):
             self._membership.distrust_state()
         from_disk = differ or not any(report.survives for report in reports)
@@ -105,22 +108,36 @@ class Training:
         if from_disk and not loaded:
             state.cut = self._first_cut()  # rank 0 has it; the rank that gives its fresh state may be another one
 
-        # All ranks take the state of one of them; nothing is sent where all hold the same already. A survivor that is
-        # behind keeps its own until it has all of the other: it may be needed if the root is lost meanwhile.
+        # All ranks take the state of one of them; nothing is sent where all hold the same already. Newcomers are given
+        # most of it while the others train. A survivor that is behind keeps its own until it has all of the other: it
+        # may be needed if the root is lost meanwhile.
+        computing = list(range(world.place.size))
+        self._handover = nothing_to_hand_over(world)
         if from_disk or len({report.digest for report in reports}) > 1:
-            agrees = not from_disk and reports[world.place.rank].digest == reports[root].digest
+            agree = [not from_disk and report.digest == reports[root].digest for report in reports]
+            agrees = agree[world.place.rank]
             if world.place.rank != root and not self._membership.has_state:
                 self._membership.lose_state(run_dir)
             try:
-                transfer.synchronize(state, world, root, keep=self._membership.has_state and not agrees)
+                if not from_disk and can_train_on(reports, root):
+                    begin = in_common(reports, root)
+                    self._handover = transfer.hand_over(state, world, root, has_it=agrees, begin=begin)
+                else:
+                    transfer.synchronize(state, world, root, keep=self._membership.has_state and not agrees)
             except ReplicasDiffer as error:
                 if not from_disk:
                     self._output.open(claim, state, world.place)
                     raise self._kept(error, whole=state.digest() == reports[root].digest) from error
                 raise
+            if self._handover.is_under_way:
+                computing = [rank for rank in computing if agree[rank]]
+        number = computing.index(world.place.rank) if world.place.rank in computing else None
+        self._share = Share(number, len(computing))
         if config.batch.on_resize == "per-worker":
-            state.cut = resized_cut(config.batch, world.place.size, self._parts.train_loader.num_samples)
-        self._arrival = self._membership.join(reports, run_dir, state.progress.step)
+            state.cut = resized_cut(config.batch, self._share.ranks, self._parts.train_loader.num_samples)
+        self._arrival = self._membership.join(
+            reports, run_dir, state.progress.step, has_state=world.place.rank in computing
+        )
         self._output.open(claim, state, world.place)
         self._during = "training"
 
@@ -144,7 +161,7 @@ class Training:
                 finished = loop.train(job)
             return self._finish(job, finished=finished)
         except WorldChanged:
-            self._membership.leave("hosts came or went")
+            self._membership.leave("newcomers have the state" if job.handover.is_done else "hosts came or went")
             raise
         except RankLost as error:
             self._membership.leave("a rank was lost")
@@ -153,13 +170,14 @@ class Training:
 
     def _job(self, state: TrainState) -> Job:
         config, world, parts, output = self._config, self._world, self._parts, self._output
+        assert self._handover is not None
         clocks = replace(self._clocks, split=split_on(parts.device))
         return Job(
             config=config,
             world=world,
             parts=parts,
             state=state,
-            step=build_step(config, world, parts, clocks.split),
+            step=build_step(config, world, parts, clocks.split, self._handover),
             output=output,
             clocks=clocks,
             stop=self._stop,
@@ -172,6 +190,8 @@ class Training:
                 clocks.stopwatch,
                 clocks.split,
             ),
+            handover=self._handover,
+            share=self._share,
             arrival=self._arrival,
         )
 
@@ -198,7 +218,7 @@ class Training:
         """
         if finished:
             try:
-                states.confirm_equal(job.state, job.world)
+                states.confirm_equal(job.state, job.world, has_state=self._membership.has_state)
             except ReplicasDiffer as error:
                 job.output.store.save_weights(checkpoint.FINAL, job.state)
                 raise self._kept(error) from error

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hvd_train import handover
 from hvd_train.console import say
 from hvd_train.errors import UsageError
-from hvd_train.network import optim
+from hvd_train.handover import Handover, Unit
+from hvd_train.network import normalization, optim
 from hvd_train.state import Snapshot, TrainState, check_same_shapes, confirm_equal
+from hvd_train.world.wire import as_it_lies
 from hvd_train.world.world import World, unwatched
 
 _QUIET_S = 3.0  # a transfer that takes no longer is not worth a line
@@ -65,26 +68,90 @@ def synchronize(state: TrainState, world: World, root: int, *, keep: bool = Fals
     cost of memory for both. Raises ReplicasDiffer where the ranks are not equal, RankLost where one is gone, and
     UsageError where the state is of another model or optimizer.
     """
-    is_root = world.place.rank == root
+    outline = _outline(state, world, root)
     live = state.live()
-    outline: Snapshot = world.broadcast(
-        {**live, **{name: _outlined(live[name]) for name in _WITH_TENSORS}} if is_root else {}, root
-    )
-    if not is_root and keep:
+    if world.place.rank == root:
+        _fill(_pairs_of(outline, live), world, root)
+    elif keep:
         live = {**outline, **{name: _filled(outline[name], None, torch.device("cpu")) for name in _WITH_TENSORS}}
-    elif not is_root:
-        _make_room(state, outline)
-        live = state.live()
-        # Those in no state_dict may have another shape here, or be missing.
-        device = next(state.model.parameters()).device
-        live["buffers"] = [_filled(*both, device) for both in zip(outline["buffers"], live["buffers"], strict=True)]
-    _fill([pair for name in _WITH_TENSORS for pair in _pairs(outline[name], live[name])], world, root)
-    if not is_root and keep:
+        _fill(_pairs_of(outline, live), world, root)
         state.load(live)
-    elif not is_root:
+    else:
+        live = _room_for(state, outline)
+        _fill(_pairs_of(outline, live), world, root)
         state.load_values(outline)
         state.load_buffers(live["buffers"])
     confirm_equal(state, world)
+
+
+def hand_over(state: TrainState, world: World, root: int, *, has_it: bool, begin: int = 0) -> Handover:
+    """Give the state of rank `root`, which is training, to those that lack it: most of it beside the next steps.
+
+    What is returned has still to be given, and this function gives the rest. Where the state is small, or cannot be
+    given in parts, it gives all of it and proves that all ranks are equal, as `synchronize` does. `has_it` says whether
+    this rank has the state already; those that lack it have its elements from 0 to `begin`. Raises as `synchronize`.
+    """
+    outline = _outline(state, world, root)
+    live = state.live() if has_it else _room_for(state, outline)
+    pairs = _pairs_of(outline, live)
+    units = _units(state)
+    later = {tensor.data_ptr() for unit in units for tensor in unit}
+    numbers = [number for number, (_, tensor) in enumerate(pairs) if tensor.data_ptr() in later]
+    possible = (
+        optim.is_elementwise(state.optimizer)
+        and not normalization.is_synchronised(state.model)
+        and sum(tensor.nbytes for unit in units for tensor in unit) > handover.AT_ONCE_BYTES
+        and all(pairs[number][0].fits(pairs[number][1]) for number in numbers)
+    )
+    plans = world.gather((numbers, [len(unit) for unit in units]) if possible else None)
+    if plans[0] is None or any(plan != plans[0] for plan in plans):
+        units, numbers = [], []
+    at_once = set(range(len(pairs))).difference(numbers)
+    _fill([pairs[number] for number in sorted(at_once)], world, root)
+    if not has_it:
+        state.load_values(outline)
+        state.load_buffers(live["buffers"])
+    if not units:
+        confirm_equal(state, world)
+    num_bytes = sum(tensor.nbytes for unit in units for tensor in unit)
+    told = _Told(num_bytes, "handing over the state beside training") if world.place.rank == root else unwatched
+    return Handover(world, root, units, keep=has_it, begin=begin, sent=told)
+
+
+def _outline(state: TrainState, world: World, root: int) -> Snapshot:
+    """Return on every rank the state of rank `root` with an outline in the place of every tensor."""
+    live = state.live() if world.place.rank == root else {}
+    return world.broadcast({**live, **{name: _outlined(live[name]) for name in _WITH_TENSORS if live}}, root)
+
+
+def _room_for(state: TrainState, outline: Snapshot) -> Snapshot:
+    """Return the tensors of `state`, of any values yet, as the outline says; raises UsageError as `_make_room`."""
+    _make_room(state, outline)
+    live = state.live()
+    # Those in no state_dict may have another shape here, or be missing.
+    device = next(state.model.parameters()).device
+    live["buffers"] = [_filled(*both, device) for both in zip(outline["buffers"], live["buffers"], strict=True)]
+    return live
+
+
+def _pairs_of(outline: Snapshot, live: Snapshot) -> list[tuple[Outline, Tensor]]:
+    return [pair for name in _WITH_TENSORS for pair in _pairs(outline[name], live[name])]
+
+
+def _units(state: TrainState) -> list[Unit]:
+    """Return what belongs to each parameter that lies in memory without gaps, with its elements in the same order."""
+    averages = {} if state.average is None else dict(state.average.module.named_parameters())
+    units = []
+    for name, parameter in state.model.named_parameters():
+        if torch.empty_like(parameter, device="meta").stride() == parameter.stride():
+            others = [*state.optimizer.state.get(parameter, {}).values(), averages.get(name)]
+            alike = [
+                other
+                for other in others
+                if isinstance(other, Tensor) and (other.shape, other.stride()) == (parameter.shape, parameter.stride())
+            ]
+            units.append(tuple(as_it_lies(tensor.detach()) for tensor in (parameter, *alike)))
+    return units
 
 
 def _fill(pairs: Sequence[tuple[Outline, Tensor]], world: World, root: int) -> None:
@@ -95,7 +162,9 @@ def _fill(pairs: Sequence[tuple[Outline, Tensor]], world: World, root: int) -> N
     if is_root:
         for tensor, copy in apart:
             copy.copy_(tensor)
-    told = _Told(sum(tensor.nbytes for tensor in travelling), world.place.size - 1) if is_root else unwatched
+    others = world.place.size - 1
+    what = f"sending the state to {others} {'rank' if others == 1 else 'ranks'}"
+    told = _Told(sum(tensor.nbytes for tensor in travelling), what) if is_root else unwatched
     world.broadcast_tensors(travelling, root, told)
     if not is_root:
         for tensor, copy in apart:
@@ -105,9 +174,8 @@ def _fill(pairs: Sequence[tuple[Outline, Tensor]], world: World, root: int) -> N
 class _Told:
     """Tells the user at a calm pace how much of the state has been sent, if that takes longer than a moment."""
 
-    def __init__(self, num_bytes: int, num_ranks: int) -> None:
-        self._num_bytes, self._sent = num_bytes, 0
-        self._to = f"sending the state to {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}"
+    def __init__(self, num_bytes: int, what: str) -> None:
+        self._num_bytes, self._sent, self._what = num_bytes, 0, what
         self._begun = time.monotonic()
         self._next = self._begun + _QUIET_S
 
@@ -118,7 +186,7 @@ class _Told:
             self._next = now + _EVERY_S
             unit, name = (1e9, "GB") if self._num_bytes >= 1e9 else (1e6, "MB")
             sent, whole = (f"{count / unit:.{1 if name == 'GB' else 0}f}" for count in (self._sent, self._num_bytes))
-            say(f"{self._to}: {sent} of {whole} {name} after {now - self._begun:.0f} s")
+            say(f"{self._what}: {sent} of {whole} {name} after {now - self._begun:.0f} s")
 
 
 def _outlined(value: Any) -> Any:

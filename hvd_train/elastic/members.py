@@ -41,7 +41,9 @@ class RankReport:
     step: int = 0
     """Steps done since the run began."""
     digest: str = ""
-    """Digest of the rank's training state in memory; empty unless it is whole."""
+    """Digest of the rank's training state in memory; empty unless all of it is there."""
+    arrived: int = 0
+    """How much of the state of this progress a newcomer has, to which it was handed over (`Handover.arrived`)."""
     previous_members: tuple[Member, ...] = ()
     """Members of the world that the rank was in before."""
     reason: str = ""
@@ -104,6 +106,29 @@ def most_advanced(reports: Sequence[RankReport]) -> int:
         return report.survives, report.holds == "fresh", report.progress, -rank
 
     return max(range(len(reports)), key=standing)
+
+
+def can_train_on(reports: Sequence[RankReport], root: int) -> bool:
+    """Return whether the others may train while those that lack the state of rank `root` are given it.
+
+    That is so where each rank has that state or none: a survivor that is behind has to take the other one first. A
+    newcomer to which all was handed over, and whose state is another one all the same, is given it while all wait.
+    """
+    return reports[root].survives and all(
+        not report.digest or report.digest == reports[root].digest for report in reports
+    )
+
+
+def in_common(reports: Sequence[RankReport], root: int) -> int:
+    """Return how much of the state of rank `root` all those have that lack some of it (`RankReport.arrived`)."""
+    return min(
+        (
+            report.arrived if report.progress == reports[root].progress else 0
+            for report in reports
+            if report.digest != reports[root].digest
+        ),
+        default=0,
+    )
 
 
 def survivors_differ(reports: Sequence[RankReport]) -> bool:

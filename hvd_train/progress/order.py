@@ -183,11 +183,21 @@ class Assignment:
     slots: tuple[Slot, ...]
 
 
-def assignments(order: Order, cursor: int, cut: Cut, rank: int, size: int) -> Iterator[Assignment]:
+@dataclass(frozen=True)
+class Share:
+    """Which slots are one rank's: ranks that compute take them in turn."""
+
+    number: int | None
+    """The rank's number among those that compute; None where it takes part in the steps without slots."""
+    ranks: int
+    """How many ranks compute."""
+
+
+def assignments(order: Order, cursor: int, cut: Cut, rank: int | None, size: int) -> Iterator[Assignment]:
     """Yield what rank `rank` of `size` does in each step of an epoch, from position `cursor` to the epoch's end.
 
     Rank r computes slots r, r + size, ... of each global batch; the last batch is smaller, and a rank may
-    have no slot in it. Nothing is padded and nothing dropped.
+    have no slot in it. A rank of None has none in any batch. Nothing is padded and nothing dropped.
     """
     # Only this rank's positions are looked up, and those of some steps at once: a numpy call per slot would cost more
     # than the slot's samples, and the whole batch on each rank as many times more as there are ranks.
@@ -210,8 +220,10 @@ def assignments(order: Order, cursor: int, cut: Cut, rank: int, size: int) -> It
             yield Assignment(len(batch), math.ceil(len(batch) / cut.micro_batch), tuple(slots))
 
 
-def _spans(batch: range, micro_batch: int, rank: int, size: int) -> dict[int, range]:
+def _spans(batch: range, micro_batch: int, rank: int | None, size: int) -> dict[int, range]:
     """Return the positions that each slot of this rank holds, by the slot's number within the global batch."""
+    if rank is None:
+        return {}
     starts = range(0, len(batch), micro_batch)
     return {number: batch[starts[number] :][:micro_batch] for number in range(rank, len(starts), size)}
 

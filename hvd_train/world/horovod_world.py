@@ -133,6 +133,24 @@ class HorovodWorld(World):
             wait_for_first()
 
     @override
+    def start_broadcast(self, tensors: Sequence[Tensor], root: int, *, keep: bool = False) -> Callable[[], None]:
+        is_root = self.place.rank == root
+        under_way: list[tuple[int, Piece, Tensor]] = []
+        for number, piece in enumerate(pieces(tensors)):
+            payload = piece.outgoing() if is_root else piece.room(apart=keep)
+            with as_rank_lost():
+                handle = hvd.broadcast_async_(payload, root, name=f"hvd_train.start_broadcast.{number}")
+            under_way.append((handle, piece, payload))
+
+        def wait() -> None:
+            for handle, piece, payload in under_way:
+                _wait(handle)
+                if not (is_root or keep):
+                    piece.arrived(payload)
+
+        return wait
+
+    @override
     def gather(self, value: T) -> list[T]:
         payload = packed(value)
         with as_rank_lost():

@@ -43,9 +43,14 @@ class Piece:
         """Return the bytes to send, uint8 in host memory: the tensor's own memory where one tensor has them all."""
         return self._parts[0] if self._is_sent_from_its_place else torch.cat([part.cpu() for part in self._parts])
 
-    def room(self) -> Tensor:
-        """Return the memory to receive into, uint8 on the host: the tensor's own where that is possible."""
-        return self._parts[0] if self._is_sent_from_its_place else torch.empty(self.num_bytes, dtype=torch.uint8)
+    def room(self, *, apart: bool = False) -> Tensor:
+        """Return the memory to receive into, uint8 on the host: the tensor's own where that is possible.
+
+        With `apart` it is always other memory.
+        """
+        if self._is_sent_from_its_place and not apart:
+            return self._parts[0]
+        return torch.empty(self.num_bytes, dtype=torch.uint8)
 
     def arrived(self, room: Tensor) -> None:
         """Put what has arrived in `room` where it belongs."""
@@ -66,7 +71,7 @@ def pieces(tensors: Iterable[Tensor], most_bytes: int = MOST_BYTES) -> Iterator[
     for tensor in tensors:
         if tensor.numel() == 0:
             continue
-        for part in torch.split(_as_it_lies(tensor.detach()).view(torch.uint8), most_bytes):
+        for part in torch.split(as_it_lies(tensor.detach()).view(torch.uint8), most_bytes):
             if parts and num_bytes + part.numel() > most_bytes:
                 yield Piece(parts)
                 parts, num_bytes = [], 0
@@ -97,16 +102,17 @@ class InMemoryOrder:
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient `tensor`, flat and cast, and the gradient itself."""
-        sent, _ = self._cast.compress(_as_it_lies(tensor))
+        sent, _ = self._cast.compress(as_it_lies(tensor))
         return sent, tensor
 
     def decompress(self, tensor: Tensor, ctx: Tensor) -> Tensor:
         """Write what has arrived into the gradient `ctx`, in its own type, and return that."""
         # Fresh memory for the sum of a large gradient would take longer than the cast.
         if tensor.data_ptr() != ctx.data_ptr():
-            _as_it_lies(ctx).copy_(tensor)
+            as_it_lies(ctx).copy_(tensor)
         return ctx
 
 
-def _as_it_lies(tensor: Tensor) -> Tensor:
+def as_it_lies(tensor: Tensor) -> Tensor:
+    """Return the numbers of a tensor without gaps in memory as they lie there: a view of one dimension."""
     return tensor.as_strided((tensor.numel(),), (1,))

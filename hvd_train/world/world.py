@@ -74,6 +74,10 @@ def unwatched(num_bytes: int) -> None:
     """Do nothing: what `World.broadcast_tensors` tells where nobody asks."""
 
 
+def nothing_to_wait_for() -> None:
+    """Do nothing: what waits for a broadcast where there is nobody else."""
+
+
 class World(Protocol):
     """A group of processes that train one model. Every rank calls each operation in the same order.
 
@@ -107,6 +111,12 @@ class World(Protocol):
         All ranks pass as many tensors, of the same shapes, types and orders in memory, which have no gaps; those on
         GPUs travel by way of the host. `arrived` is told the number of further bytes that are through. After a
         RankLost the tensors of the other ranks may hold any mixture of their own values and the root's.
+        """
+
+    def start_broadcast(self, tensors: Sequence[Tensor], root: int, *, keep: bool = False) -> Callable[[], None]:
+        """Begin what `broadcast_tensors` does, and return what waits for its end; until then nobody writes to these.
+
+        With `keep` the tensors of this rank stay as they are. One such broadcast is under way at a time.
         """
 
     def gather(self, value: T) -> list[T]:
@@ -196,6 +206,10 @@ class LocalWorld(World):
         self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
     ) -> None:
         pass
+
+    @override
+    def start_broadcast(self, tensors: Sequence[Tensor], root: int, *, keep: bool = False) -> Callable[[], None]:
+        return nothing_to_wait_for
 
     @override
     def gather(self, value: T) -> list[T]:

@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "run_files": (),
     "profiling": (),
     "the story": (
-        *("state", "transfer", "checkpoint", "step", "validate", "parts", "output", "job", "goals", "loop"),
+        *("state", "handover", "transfer", "checkpoint", "step", "validate", "parts", "output", "job", "goals", "loop"),
         *("membership", "last_commit", "result", "training", "run", "export"),
     ),
     "report": (),

@@ -141,6 +141,20 @@ class ThreadWorld(World):
             arrived(piece.num_bytes)
 
     @override
+    def start_broadcast(self, tensors: Sequence[Tensor], root: int, *, keep: bool = False) -> Callable[[], None]:
+        is_root = self.place.rank == root
+        mine = [piece.outgoing() for piece in pieces(tensors, self.most_bytes)] if is_root else None
+        key = self._give("start_broadcast", pickle.dumps(mine))
+
+        def wait() -> None:
+            payloads = pickle.loads(self._meeting.take(key)[root])
+            for piece, payload in zip(pieces(tensors, self.most_bytes), payloads, strict=True):
+                if not (is_root or keep):
+                    piece.arrived(piece.room().copy_(payload))
+
+        return wait
+
+    @override
     def gather(self, value: T) -> list[T]:
         return self._exchange("gather", value)
 

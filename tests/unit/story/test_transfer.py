@@ -196,14 +196,14 @@ def test_the_user_is_told_how_far_a_long_transfer_is(
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     for seconds, num_bytes in ((1.0, 0.1), (2.5, 0.3), (2.0, 0.2), (9.0, 0.6)):
         if now[0] == 100.0:
-            told = transfer._Told(int(4.5e9), 2)
+            told = transfer._Told(int(4.5e9), "sending the state to 2 ranks")
         now[0] += seconds
         told(int(num_bytes * 1e9))
     assert capsys.readouterr().err.splitlines() == [
         "hvd-train: sending the state to 2 ranks: 0.4 of 4.5 GB after 4 s",
         "hvd-train: sending the state to 2 ranks: 1.2 of 4.5 GB after 14 s",
     ]
-    told = transfer._Told(int(35e6), 1)
+    told = transfer._Told(int(35e6), "sending the state to 1 rank")
     now[0] += 2.9
     told(int(35e6))
     assert capsys.readouterr().err == ""
