@@ -23,6 +23,7 @@ PROMISES = [
     "test_a_sum_keeps_type_and_shape_and_goes_on_step_after_step",
     "test_broadcast_gives_every_rank_the_nested_value_of_any_root",
     "test_tensors_of_any_root_fill_those_of_all_ranks",
+    "test_tensors_arrive_beside_other_operations",
     "test_gather_gives_all_values_in_the_order_of_ranks",
     "test_values_larger_than_one_operation_carries_arrive_whole",
     "test_gradients_become_the_sum_over_all_ranks_whatever_number_of_passes_each_makes",
@@ -119,6 +120,23 @@ def test_tensors_of_any_root_fill_those_of_all_ranks(on_ranks: OnRanks) -> None:
             assert [tensor.data_ptr() for tensor in tensors] == places
             if world.place.size > 1:
                 assert sum(counts) == sum(tensor.nbytes for tensor in tensors)
+
+    on_ranks(body)
+
+
+def test_tensors_arrive_beside_other_operations(on_ranks: OnRanks) -> None:
+    """A broadcast that has begun goes on while ranks sum; who asks to keep its tensors takes part without them."""
+
+    def body(world: World) -> None:
+        rank, size = world.place.rank, world.place.size
+        for turn in range(2):
+            root, keeps = turn % size, (turn + 1) % size
+            tensors = _of_many_kinds(rank)
+            wait = world.start_broadcast(tensors, root, keep=rank == keeps)
+            assert world.sum(torch.ones(3), "beside").tolist() == [size] * 3
+            wait()
+            expected = _of_many_kinds(rank if rank == keeps else root)
+            assert all(torch.equal(got, want) for got, want in zip(tensors, expected, strict=True))
 
     on_ranks(body)
 

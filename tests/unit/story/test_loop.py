@@ -236,7 +236,11 @@ def test_the_job_says_what_comes_of_a_signal(answer: Request, votes: Votes) -> N
         clocks=SimpleNamespace(time_limit=SimpleNamespace(due=False), commit_timer=SimpleNamespace(due=False)),
         stop=SimpleNamespace(received=None),
         world=Answering(answer),
+        handover=SimpleNamespace(is_done=False),
     )
     assert wishes(job) == Votes(stop=False, commit=False, change=False)
+    job.handover.is_done = True  # newcomers have the state: they are to compute, too
+    assert wishes(job) == Votes(stop=False, commit=False, change=True)
+    job.handover.is_done = False
     job.stop.received = signal.SIGTERM
     assert wishes(job) == votes
