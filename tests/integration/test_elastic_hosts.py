@@ -237,6 +237,28 @@ def test_a_newcomer_is_given_a_state_that_takes_long(hosts: Hosts, tmp_path: Pat
     assert joined["seconds"] > 5  # 26 MB at 40 Mbit/s
 
 
+def test_the_others_train_while_a_newcomer_is_given_the_state(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """If the giver dies meanwhile, another one goes on giving; all of it is used when all of it is there, and exact."""
+    on_demand.pace(tmp_path, 0.2)
+    hosts.limit("h3", megabit=200)
+    with job(
+        hosts, tmp_path, listed=("h1", "h2"), training=arguments(model="tests.support.on_demand:bulky")
+    ) as running:
+        running.after(5)
+        running.list(*ALL)
+        running.reaches(3)
+        running.after(running.changes[-1]["step"] + 3)
+        running.worker("h1").kill()
+        wait_for("all of it", lambda: "newcomers have the state" in running.output, limit_s=150)
+        on_demand.pace(tmp_path, 0)
+        running.completes(expected)
+    changes = running.changes
+    given = next(number for number, change in enumerate(changes) if change["why"] == "newcomers have the state")
+    assert [change["world_size"] for change in changes[:2]] == [3, 2]
+    assert changes[given]["step"] - changes[0]["step"] >= 7  # 100 MB, 16 MB beside each step
+    assert "sending the state" not in running.output
+
+
 @pytest.mark.parametrize("unfinished", ["checkpoints/*.partial", "model-final.pt.partial"])
 def test_rank_0_dies_while_it_writes(unfinished: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Half a file is no file: another rank takes over the folder and writes whole ones, at the very end, too."""
