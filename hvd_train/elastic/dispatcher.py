@@ -113,19 +113,12 @@ class Dispatcher:
 
     # --------------------------------------------------------------------------------------- for the launcher
 
-    def wait_for_slots(self, count: int) -> list[str]:
-        """Wait until the hosts have `count` slots together, and return their names.
-
-        Raises TimeoutError where they have not within the patience of the roster.
-        """
-        return self._discovery.wait_for_slots(count, self._roster.patience_s)
-
     def start(self, num_workers: int, run_worker: RunWorker, interrupted: threading.Event) -> None:
         """Start workers; the first world waits for `num_workers` of them.
 
         `interrupted` is set by a signal to the launcher, which has told the workers to end by then.
         """
-        self._roster.start_workers = max(num_workers, self._roster.min_workers)
+        self._roster.start_workers = min(max(num_workers, self._roster.min_workers), self._roster.max_workers)
         self._run_worker, self._interrupted = run_worker, interrupted
         threading.Thread(target=self._run, daemon=True).start()
 

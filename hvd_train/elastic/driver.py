@@ -14,7 +14,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -32,7 +32,7 @@ from hvd_train.console import outlive
 from hvd_train.elastic.discovery import HostCommand
 from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.ranks import RankAssignment
-from hvd_train.elastic.roster import TOO_FEW_WORKERS, Roster
+from hvd_train.elastic.roster import WRONG_SETTINGS, Roster
 from hvd_train.launch import addresses, client, last_word
 from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
 from hvd_train.numerals import whole_number
@@ -80,10 +80,12 @@ class Driver:
         cooldown_range: Any = None,
         verbose: int = 0,
     ) -> None:
-        """Take Horovod's arguments; the last three have no meaning here."""
+        """Take Horovod's arguments; the last three have no meaning here.
+
+        Raises JobFailedError where `HOROVOD_ELASTIC_TIMEOUT` is no number of seconds.
+        """
         least, most = min_num_proc or 1, max_num_proc or sys.maxsize
-        patience_s = timeout or whole_number(os.environ.get("HOROVOD_ELASTIC_TIMEOUT", "")) or 600
-        roster = Roster(least, least, most, patience_s=float(patience_s))
+        roster = Roster(least, least, most, patience_s=float(timeout or _patience_s(os.environ)))
         self.dispatcher = Dispatcher(roster, discovery.find_available_hosts_and_slots, rendezvous.init)
         self._rendezvous = rendezvous
         self._answer = threading.local()
@@ -91,14 +93,8 @@ class Driver:
     # ------------------------------------------------------------------------------ asked by Horovod's launcher
 
     def wait_for_available_slots(self, min_num_proc: int, min_hosts: int = 1) -> Any:
-        """Wait for hosts with so many slots; one host will do, whatever `min_hosts` says.
-
-        Raises JobFailedError where they are not found in time.
-        """
-        try:
-            return SimpleNamespace(host_assignment_order=self.dispatcher.wait_for_slots(min_num_proc))
-        except TimeoutError as error:
-            raise JobFailedError(str(error), TOO_FEW_WORKERS) from None
+        """Wait for nothing: the roster waits for workers, and says so."""
+        return SimpleNamespace(host_assignment_order=[])
 
     def start(self, num_proc: int, create_worker_fn: RunWorker) -> None:
         """Start the workers; the first world waits for `num_proc` of them."""
@@ -129,6 +125,14 @@ class Driver:
 
     def register_worker_server(self, host: str, slot: int, addresses: Any, secret_key: Any) -> None:
         """Do nothing: workers learn of changes from the answers to their heartbeats."""
+
+
+def _patience_s(environ: Mapping[str, str]) -> int:
+    text = environ.get("HOROVOD_ELASTIC_TIMEOUT", "") or "600"
+    seconds = whole_number(text)
+    if not seconds:
+        raise JobFailedError(f"HOROVOD_ELASTIC_TIMEOUT is a number of seconds from 1, not {text!r}", WRONG_SETTINGS)
+    return seconds
 
 
 def slot_info(ranks: RankAssignment) -> SlotInfo:

@@ -193,6 +193,20 @@ def test_patience_is_what_the_user_asks_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert driver(30).dispatcher._roster.patience_s == 30
 
 
+@pytest.mark.parametrize("text", ["10m", "0", "-5"])
+def test_a_patience_that_is_no_number_of_seconds_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wrong input, in one line; ten minutes in its place would look as if the variable had no effect."""
+    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", text)
+    with pytest.raises(JobFailedError, match=f"is a number of seconds from 1, not '{text}'") as refused:
+        Driver(Rendezvous(), NoHosts(), 1, None)
+    assert refused.value.exit_code == 2
+
+
+def test_a_start_waits_for_no_list_of_hosts() -> None:
+    """Horovod's launcher would wait for all slots of -np, without a word; the roster waits, and speaks."""
+    assert driver().wait_for_available_slots(4).host_assignment_order == []
+
+
 def test_a_worker_of_another_host_shows_by_which_way_it_came() -> None:
     """With what it runs; from then on the workers here are told its address, by which they choose their interface."""
     own = driver()
