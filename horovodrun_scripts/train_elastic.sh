@@ -13,7 +13,7 @@
 #   -np N              workers that the start waits for, a minute at most (default: all slots that are listed then)
 #   --min-np N         with fewer workers the survivors wait for others (default: 1)
 #   --max-np N         the greatest number of workers (default: all slots)
-#   --interface NAME   the network interface between the hosts (default: Horovod searches for one)
+#   --interface NAMES  the network interface between the hosts (default: on each host the one that leads to the others)
 #   --restarts N       how often in a row the launcher may fail (default: 10)
 #   --dry-run          print the command; run nothing
 #

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping
 
 from hvd_train.console import say
@@ -52,24 +51,10 @@ class Discovery:
         """`find` returns slots by host, or raises ValueError, OSError or SubprocessError; `report` takes each list."""
         self._find, self._report = find, report
         self._problem = ""
-        self._hosts: Mapping[str, int] = {}
-
-    def wait_for_slots(self, count: int, patience_s: float) -> list[str]:
-        """Wait until the hosts have `count` slots together, and return their names.
-
-        Raises TimeoutError where they have not after `patience_s` seconds.
-        """
-        deadline = time.monotonic() + patience_s
-        while True:
-            self.look()
-            if sum(self._hosts.values()) >= count:
-                return list(self._hosts)
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no hosts with {count} slots were found; {self._problem}")
-            time.sleep(_EVERY_S)
 
     def watch(self, stopped: threading.Event) -> None:
-        """Look every second until `stopped` is set."""
+        """Look now, and every second until `stopped` is set."""
+        self.look()
         while not stopped.wait(_EVERY_S):
             self.look()
 
@@ -82,5 +67,5 @@ class Discovery:
                 say(f"hosts: {error}; going on with the last list")
             self._problem = str(error)
             return
-        self._problem, self._hosts = "", hosts
+        self._problem = ""
         self._report(hosts)

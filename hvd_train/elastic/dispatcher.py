@@ -11,6 +11,7 @@ number that the worker was started with.
 | PUT facts/N                       | once, when it has built all it needs |                                           |
 | GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
 | GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
+| GET elsewhere/N                   | before it meets the others           | the address of another host, if there are |
 | PUT not_met/N                     | when it leaves before all had met    |                                           |
 | GET may_ask/N                     | when it has left its world           | `ask` or `end`                            |
 | GET rank_and_size/HOST:LOCAL_RANK | then, by Horovod's core              | as for its first rank                     |
@@ -43,7 +44,7 @@ from hvd_train.elastic import orphans
 from hvd_train.elastic.discovery import Discovery
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks, starting
 from hvd_train.elastic.roster import COMMITTED, SILENT_S, Command, End, Finish, FormWorld, Roster, Start, Tell, Worker
-from hvd_train.launch import roll_call
+from hvd_train.launch import addresses, roll_call
 from hvd_train.launch.last_word import LastWord
 from hvd_train.launch.launcher import GOES_ON, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
 
@@ -106,24 +107,18 @@ class Dispatcher:
         self._interrupted = threading.Event()
         self._stopped = threading.Event()
         self._facts: Mapping[str, str] | None = None  # versions and settings of the job: the first worker's
+        self._elsewhere = ""  # the address from which a worker of another host has come last
         self._last_heartbeat = 0.0
         self._errors: Counter[str] = Counter()  # those that workers ended with, without the numbers in them
 
     # --------------------------------------------------------------------------------------- for the launcher
-
-    def wait_for_slots(self, count: int) -> list[str]:
-        """Wait until the hosts have `count` slots together, and return their names.
-
-        Raises TimeoutError where they have not within the patience of the roster.
-        """
-        return self._discovery.wait_for_slots(count, self._roster.patience_s)
 
     def start(self, num_workers: int, run_worker: RunWorker, interrupted: threading.Event) -> None:
         """Start workers; the first world waits for `num_workers` of them.
 
         `interrupted` is set by a signal to the launcher, which has told the workers to end by then.
         """
-        self._roster.start_workers = max(num_workers, self._roster.min_workers)
+        self._roster.start_workers = min(max(num_workers, self._roster.min_workers), self._roster.max_workers)
         self._run_worker, self._interrupted = run_worker, interrupted
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -146,6 +141,17 @@ class Dispatcher:
             self._facts = self._facts or facts
             if (process := self._processes.get(number)) is not None:
                 process.problem = roll_call.difference_from_job(self._facts, facts) or ""
+
+    def heard_from(self, address: str) -> None:
+        """Note the address from which a worker speaks; those on this host use the loopback."""
+        if not addresses.is_loopback(address):
+            with self._changed:
+                self._elsewhere = address
+
+    def elsewhere(self, _number: int) -> str:
+        """Return the address of another host that must be able to reach the workers of this one, or nothing."""
+        with self._changed:
+            return self._elsewhere
 
     def problem_of(self, number: int) -> str:
         """Return why a worker whose facts have been received cannot join; nothing where it can."""

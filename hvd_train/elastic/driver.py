@@ -2,7 +2,7 @@
 
 Horovod's own driver bars a host after one crash, lets members wait while newcomers import, never notices a silent
 worker, and takes the first exit code 0 for the end of the job. Here `dispatcher` and `roster` take its place. What is
-used of Horovod is its command line, its ssh, its search for network interfaces and its rendezvous server.
+used of Horovod is its command line, its ssh and its rendezvous server.
 
 REPLACEMENTS lists every part of Horovod's launcher that is replaced while this process runs, and why.
 """
@@ -14,7 +14,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -24,14 +24,17 @@ from typing import Any, ClassVar
 from horovod.runner import gloo_run, launch
 from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
 from horovod.runner.common.util.outcome import JobFailedError
+from horovod.runner.driver import driver_service
 from horovod.runner.elastic import discovery
+from horovod.runner.util import network
 
 from hvd_train.console import outlive
 from hvd_train.elastic.discovery import HostCommand
 from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.ranks import RankAssignment
-from hvd_train.elastic.roster import TOO_FEW_WORKERS, Roster
-from hvd_train.launch import last_word
+from hvd_train.elastic.roster import WRONG_SETTINGS, Roster
+from hvd_train.launch import addresses, client, last_word
+from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
 from hvd_train.numerals import whole_number
 
 # What the environment of a worker holds unless the user sets something else.
@@ -63,6 +66,9 @@ class Driver:
     interrupted: ClassVar[threading.Event] = threading.Event()
     """Horovod's event for a signal to the launcher, which has told the workers to end by then."""
 
+    interfaces: ClassVar[Sequence[str]] = ()
+    """The network interfaces that the user has named, if any."""
+
     def __init__(
         self,
         rendezvous: Any,
@@ -74,10 +80,12 @@ class Driver:
         cooldown_range: Any = None,
         verbose: int = 0,
     ) -> None:
-        """Take Horovod's arguments; the last three have no meaning here."""
+        """Take Horovod's arguments; the last three have no meaning here.
+
+        Raises JobFailedError where `HOROVOD_ELASTIC_TIMEOUT` is no number of seconds.
+        """
         least, most = min_num_proc or 1, max_num_proc or sys.maxsize
-        patience_s = timeout or whole_number(os.environ.get("HOROVOD_ELASTIC_TIMEOUT", "")) or 600
-        roster = Roster(least, least, most, patience_s=float(patience_s))
+        roster = Roster(least, least, most, patience_s=float(timeout or _patience_s(os.environ)))
         self.dispatcher = Dispatcher(roster, discovery.find_available_hosts_and_slots, rendezvous.init)
         self._rendezvous = rendezvous
         self._answer = threading.local()
@@ -85,14 +93,8 @@ class Driver:
     # ------------------------------------------------------------------------------ asked by Horovod's launcher
 
     def wait_for_available_slots(self, min_num_proc: int, min_hosts: int = 1) -> Any:
-        """Wait for hosts with so many slots; one host will do, whatever `min_hosts` says.
-
-        Raises JobFailedError where they are not found in time.
-        """
-        try:
-            return SimpleNamespace(host_assignment_order=self.dispatcher.wait_for_slots(min_num_proc))
-        except TimeoutError as error:
-            raise JobFailedError(str(error), TOO_FEW_WORKERS) from None
+        """Wait for nothing: the roster waits for workers, and says so."""
+        return SimpleNamespace(host_assignment_order=[])
 
     def start(self, num_proc: int, create_worker_fn: RunWorker) -> None:
         """Start the workers; the first world waits for `num_proc` of them."""
@@ -125,6 +127,14 @@ class Driver:
         """Do nothing: workers learn of changes from the answers to their heartbeats."""
 
 
+def _patience_s(environ: Mapping[str, str]) -> int:
+    text = environ.get("HOROVOD_ELASTIC_TIMEOUT", "") or "600"
+    seconds = whole_number(text)
+    if not seconds:
+        raise JobFailedError(f"HOROVOD_ELASTIC_TIMEOUT is a number of seconds from 1, not {text!r}", WRONG_SETTINGS)
+    return seconds
+
+
 def slot_info(ranks: RankAssignment) -> SlotInfo:
     """Return the ranks of a worker in Horovod's form."""
     return SlotInfo(
@@ -152,7 +162,32 @@ def _keeping_the_event(register_shutdown_event: Callable[[], threading.Event]) -
 def _with_our_variables(create_slot_env_vars: Callable[[Any], dict[str, str]]) -> Callable[[Any], dict[str, str]]:
     def replacement(slot_info: Any) -> dict[str, str]:
         ours = slot_info.environment if isinstance(slot_info, RankAssignment) else {}
-        return {**create_slot_env_vars(slot_info), **ours}
+        found = addresses.for_worker_on(slot_info.hostname, Driver.interfaces)
+        where = {client.ADDRESS: found[0], DRIVER_ADDRESSES: ",".join(found), INTERFACES: ",".join(Driver.interfaces)}
+        return {**create_slot_env_vars(slot_info), **where, **ours}
+
+    return replacement
+
+
+def _without_a_search(_: Callable[..., Any]) -> Callable[..., Any]:
+    def replacement(
+        settings: Any,
+        all_host_names: Sequence[str],
+        remote_host_names: Sequence[str] | None = None,
+        fn_cache: Any = None,
+    ) -> set[str]:
+        Driver.interfaces = addresses.named_interfaces(os.environ, settings.nics)
+        loopbacks: set[str] = network.get_local_intfs()  # something for Horovod, which no worker is told
+        return loopbacks
+
+    return replacement
+
+
+def _without_addresses(create_run_env_vars: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def replacement(server_ip: str, nics: Collection[str], port: int, elastic: bool = False) -> dict[str, Any]:
+        variables = create_run_env_vars(server_ip, nics, port, elastic)
+        workers_own = (client.ADDRESS, addresses.GLOO_INTERFACE, addresses.NCCL_INTERFACES)
+        return {name: value for name, value in variables.items() if name not in workers_own}
 
     return replacement
 
@@ -165,6 +200,7 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
             "leaving": dispatcher.told_to_end,
             "may_ask": dispatcher.may_ask,
             "problem": dispatcher.problem_of,
+            "elsewhere": dispatcher.elsewhere,
         }
 
         class Handler(create_rendezvous_handler(driver)):  # type: ignore[misc]  # Horovod has no types
@@ -190,6 +226,7 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
 
             def _put_value(self, scope: str, key: str, value: bytes) -> None:
                 if scope == "facts":
+                    dispatcher.heard_from(self.client_address[0])
                     dispatcher.facts_received(int(key), json.loads(value))
                 elif scope == "last_word":
                     dispatcher.last_word_received(int(key), last_word.heard(value))
@@ -256,6 +293,27 @@ REPLACEMENTS = (
         why="A worker needs the number, the job and the slot that stay its own while its ranks change.",
     ),
     Replacement(
+        driver_service,
+        "get_common_interfaces",
+        "settings all_host_names remote_host_names fn_cache",
+        _without_a_search,
+        why="Hosts that come later are not there to be asked at the start, when Horovod settles what all are to use.",
+    ),
+    Replacement(
+        gloo_run,
+        "create_run_env_vars",
+        "server_ip nics port elastic",
+        _without_addresses,
+        why="Horovod gives one address and interface to all: the loopback's where a job begins on this host alone.",
+    ),
+    Replacement(
+        network,
+        "resolve_host_address",
+        "host_name",
+        lambda _: addresses.resolved,
+        why="Where this host's own name leads to 127.0.1.1, Horovod takes it for another host, and needs ssh to it.",
+    ),
+    Replacement(
         gloo_run,
         "register_shutdown_event",
         "",
@@ -278,6 +336,7 @@ def main() -> None:
     for replacement in REPLACEMENTS:
         original = getattr(replacement.module, replacement.name)
         setattr(replacement.module, replacement.name, replacement.make(original))
+    os.environ.pop(client.ADDRESS, None)  # of a job in which this one is started: each worker gets the address it needs
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     launch.run_commandline()

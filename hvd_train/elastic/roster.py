@@ -31,6 +31,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hvd_train.elastic.waiting import Wait
 from hvd_train.launch.last_word import LastWord
 
 SILENT_S = 10.0  # a worker sends a heartbeat every second: after so long without one it is taken for dead
@@ -180,6 +181,7 @@ class Roster:
     _place_of_errors: int = _BUILDING
     _meeting_since: float | None = None
     _short_since: float | None = None
+    _wait_told_at: float | None = None
     _hopeful_at: float = 0.0
     """When there last were `min_workers` workers that wait for a world, or build and report."""
     _finish: Finish | None = None
@@ -371,13 +373,14 @@ class Roster:
                     TOO_FEW_WORKERS, f"fewer than {self.min_workers} workers for {self.patience_s:.0f} s"
                 )
                 return [*commands, *self._end_all(self._finish.reason), self._finish]
-            return commands
+            return [*commands, *self._tell_of_the_wait(len(chosen), now)]
         dropped = [worker for worker in members if worker not in chosen]
         commands += [self._end(worker, "its host is no longer listed") for worker in dropped]
         for worker in chosen:
             worker.stage = Stage.TRAINING
             worker.joined_at = worker.joined_at or now
         self.world, self._meeting_since, self._short_since = tuple(chosen), None, None
+        self._wait_told_at = None
         self.worlds_formed += 1
         if self._place_of_errors == _BUILDING:
             self._errors = []
@@ -430,6 +433,26 @@ class Roster:
         if count >= self.start_workers:
             return True
         return count >= self.min_workers and (self.worlds_formed > 0 or waited_s > self.start_patience_s)
+
+    def _tell_of_the_wait(self, ready: int, now: float) -> list[Command]:
+        """Tell what the next world waits for, where that has taken a while and again from time to time."""
+        assert self._short_since is not None
+        waited_s = now - self._short_since
+        wait = Wait(
+            ready=ready,
+            starting=len(self._in(Stage.STARTING)),
+            slots=min(sum(self.hosts.values()), self.max_workers),
+            wanted=self.min_workers if self.worlds_formed else self.start_workers,
+            least=self.min_workers,
+            is_first=self.worlds_formed == 0,
+            starts_in_s=self.start_patience_s - waited_s,
+            ends_in_s=self.patience_s - (now - self._hopeful_at),
+        )
+        told_s = None if self._wait_told_at is None else now - self._wait_told_at
+        if not wait.is_due(waited_s, told_s):
+            return []
+        self._wait_told_at = now
+        return [Tell(wait.describe())]
 
     def _is_building(self, worker: Worker, now: float) -> bool:
         """Return whether a worker has been heard of since it was started, and lately."""

@@ -48,6 +48,8 @@ REPLACES = "HVD_TRAIN_REPLACES"  # the number of the worker that had the slot be
 SUPERVISOR = "HVD_TRAIN_SUPERVISOR"  # the id of the process without which the driver is not to go on
 STARTED = "HVD_TRAIN_STARTED"  # when the job started, by time.monotonic of the supervisor's host, where the driver is
 SPENT = "HVD_TRAIN_SPENT"  # how many seconds old the job was when it started this process: its workers come and go
+DRIVER_ADDRESSES = "HVD_TRAIN_DRIVER_ADDRESSES"  # where the driver may be reached, the likeliest address first
+INTERFACES = "HVD_TRAIN_INTERFACES"  # the network interfaces that the user has named, if any
 GOES_ON = "HVD_TRAIN_GOES_ON"  # "1" where the process continues a job, so that `--resume never` no longer holds
 
 TIMELINE, ON_DEMAND = "HOROVOD_TIMELINE", "DYNAMIC"  # when ranks meet, all of them must have this variable, or none

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from hvd_train.elastic import orphans
 from hvd_train.errors import RankLost
-from hvd_train.launch import launcher
+from hvd_train.launch import addresses, launcher
 from hvd_train.world import heartbeat, horovod_world
 from hvd_train.world.world import DriverLost, Place, Request, already_in_sync
 
@@ -36,6 +36,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
         self._not_met = ""  # why this rank has not come to one state with the others since it got its rank
         self._state: horovod_world.ElasticState | None = None
         orphans.kill_predecessor(os.environ)
+        addresses.find_driver(os.environ)
         self._heartbeat = heartbeat.Heartbeat(os.environ)
         super().__init__(facts=facts)
 
@@ -105,6 +106,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 else:
                     heartbeat.wait_for_first_rank(os.environ, self._facts)
                     self._has_had_rank = True
+                heartbeat.choose_interface(os.environ)
                 place = self._start_core()
                 break
             except (ValueError, OSError) as error:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 
 from hvd_train.errors import UsageError
-from hvd_train.launch import client
+from hvd_train.launch import addresses, client
 from hvd_train.launch.launcher import WORKER
 from hvd_train.world.world import DriverLost, Request
 
@@ -138,6 +138,17 @@ def announce_rejoining(environ: Mapping[str, str], not_met: str = "") -> bool:
     if answer == "end":
         raise SystemExit(0)
     return True
+
+
+def choose_interface(environ: MutableMapping[str, str]) -> None:
+    """Set the network interface by which Horovod's core is about to meet the other ranks.
+
+    On the driver's own host that is a question of whether the job has come to other hosts by now. Under Horovod's own
+    driver it is set already. Raises OSError where the driver cannot be reached, UsageError where this host lacks the
+    interfaces that the user has named.
+    """
+    if WORKER in environ:
+        addresses.choose_interface(environ, client.get(environ, f"elsewhere/{environ[WORKER]}", _ANSWER_S))
 
 
 def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) -> None:

@@ -205,6 +205,28 @@ def test_a_newcomer_that_a_member_cannot_reach(hosts: Hosts, tmp_path: Path, exp
     assert "Traceback" not in running.output
 
 
+def test_a_job_that_begins_on_the_launchers_host_alone(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
+    """Other hosts join it, whatever the launcher's host is called, whatever its name leads to there.
+
+    The hosts have a second network each, with one address on all, and their interfaces have different names.
+    """
+    on_demand.pace(tmp_path, 0.3)
+    hosts.resolve("h1", "h1", "127.0.1.1")  # as Debian's installer does
+    for name in ALL:
+        hosts.add_network(name, "bridge0", "172.17.0.1/16")
+    hosts.rename_network("h3", "enp3s0")
+    with job(hosts, tmp_path, listed=("localhost",), training=arguments(model=OBEDIENT)) as running:
+        running.after(3)
+        running.list("localhost", "h2")
+        running.reaches(2)
+        running.list("h1", "h2", "h3")
+        running.reaches(3)
+        on_demand.pace(tmp_path, 0)
+        running.completes(expected)
+    assert "have not met" not in running.output, running.output
+    assert "world 1 -> 2 at step" in running.output and "h1 (process" in running.output.split("-> 3", 1)[1]
+
+
 def test_a_rank_that_is_a_step_behind(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Rank 0 that has missed the end of a step takes the others' state and writes that step down."""
     with job(hosts, tmp_path, training=arguments(model=OBEDIENT)) as running:

@@ -140,6 +140,24 @@ class Hosts:
             route = ("route", "add", "blackhole", f"{SUBNET}.{unreachable[1:]}/32")
             _run("nsenter", "-t", str(self._init(host)), "-n", "ip", *route)
 
+    def resolve(self, name: str, known: str, address: str) -> None:
+        """Let the name `known` lead to this address on one host, whatever it leads to on the others."""
+        own = self.folder / f"hosts-{name}"
+        lines = (self.folder / "hosts").read_text().splitlines()
+        own.write_text("\n".join([*(line for line in lines if line.split()[1] != known), f"{address} {known}\n"]))
+        _run("nsenter", "-t", str(self._init(name)), "-m", "mount", "--bind", str(own), "/etc/hosts")
+
+    def add_network(self, name: str, interface: str, address: str) -> None:
+        """Give a host one more network interface, which leads nowhere."""
+        for command in (("link", "add", interface, "type", "bridge"), ("addr", "add", address, "dev", interface),
+                        ("link", "set", interface, "up")):  # fmt: skip
+            _run("nsenter", "-t", str(self._init(name)), "-n", "ip", *command)
+
+    def rename_network(self, name: str, interface: str) -> None:
+        """Give another name to the network interface through which a host reaches the others."""
+        for command in (("eth0", "down"), ("eth0", "name", interface), (interface, "up")):
+            _run("nsenter", "-t", str(self._init(name)), "-n", "ip", "link", "set", *command)
+
     def _init(self, name: str) -> int:
         return psutil.Process(self.inits[name].pid).children()[0].pid
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from hvd_train.elastic import discovery
 from hvd_train.elastic.discovery import Discovery, HostCommand
 
 
@@ -47,12 +46,3 @@ def test_after_a_failure_the_last_list_holds(capsys: pytest.CaptureFixture[str])
         hosts.look()
     assert found == [{"a": 1}, {"a": 1, "b": 2}]
     assert capsys.readouterr().err == "hvd-train: hosts: no such file; going on with the last list\n"
-
-
-def test_a_start_waits_for_enough_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the hosts have them together, or the patience has run out."""
-    monkeypatch.setattr(discovery, "_EVERY_S", 0.001)
-    lists = [{}, {"a": 1}, {"a": 1, "b": 2}]
-    assert Discovery(lambda: lists.pop(0), lambda _: None).wait_for_slots(3, patience_s=60) == ["a", "b"]
-    with pytest.raises(TimeoutError, match="no hosts with 3 slots were found"):
-        Discovery(lambda: {"a": 2}, lambda _: None).wait_for_slots(3, patience_s=0.01)

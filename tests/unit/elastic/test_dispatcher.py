@@ -32,7 +32,6 @@ class Job:
     def start(self) -> None:
         """Start as many workers as there are slots, and wait until they are there."""
         slots = sum(self.hosts.values())
-        assert self.dispatcher.wait_for_slots(slots) == list(self.hosts)
         self.dispatcher.start(slots, self._run_worker, self.interrupted)
         wait_for("all workers", lambda: len(self.started) == slots)
 
@@ -286,3 +285,14 @@ def test_an_error_is_printed_once_and_its_copies_are_counted(two: Job, capsys: p
     assert "exit code" not in printed
     two.dispatcher.last_word_received(7, LastWord(1, "no worker of the job"))
     assert capsys.readouterr().err == ""
+
+
+def test_no_more_workers_are_waited_for_than_there_may_be() -> None:
+    """`-np 6 --max-np 2` is two workers from the start on, not after a minute."""
+    roster, interrupted = Roster(1, 1, 2, patience_s=60), threading.Event()
+    interrupted.set()
+    dispatcher = Dispatcher(roster, lambda: {}, lambda _: None)
+    dispatcher.start(6, lambda *_: (0, 0.0), interrupted)
+    assert roster.start_workers == 2
+    dispatcher.stop()
+    assert dispatcher.wait_for_end() == Finish(1, "stopped")

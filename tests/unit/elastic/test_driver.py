@@ -11,16 +11,19 @@ import sys
 import threading
 import urllib.error
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from horovod.runner import gloo_run
 from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
 from horovod.runner.common.util.outcome import JobFailedError
-from horovod.runner.elastic import rendezvous
+from horovod.runner.elastic import discovery, rendezvous
 from horovod.runner.elastic.driver import ElasticDriver
 from horovod.runner.http.http_server import KVStoreHandler, RendezvousServer
+from horovod.runner.util import network
 
+from hvd_train.elastic import driver as driver_module
 from hvd_train.elastic.driver import _CHANGE_FOLDER, REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks
 from hvd_train.elastic.roster import Finish, FormWorld, Worker
@@ -73,6 +76,9 @@ def test_what_is_replaced_is_used() -> None:
     for replacement in REPLACEMENTS:
         if replacement.module is gloo_run:
             assert re.search(rf"(?<!def ){replacement.name}\(", source), replacement.name
+        elif replacement.module is not discovery:  # used by another module of Horovod's
+            module = replacement.module.__name__.rpartition(".")[2]
+            assert f" {module}.{replacement.name}(" in source, replacement.name
 
 
 def test_the_driver_answers_all_that_horovod_asks() -> None:
@@ -113,6 +119,30 @@ def test_a_workers_process_gets_our_variables_beside_horovods() -> None:
     assert "HVD_TRAIN_SLOT" not in variables(SlotInfo("a", **ranks))
 
 
+def test_each_host_gets_an_address_that_leads_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one the loopback, any other those of the interfaces that the user has named, and none gets Horovod's own."""
+    monkeypatch.setattr(Driver, "interfaces", ("eth7",))
+    monkeypatch.setattr(driver_module.addresses, "for_worker_on", lambda host, names: [f"{host} by {n}" for n in names])
+    ranks = {"rank": 0, "local_rank": 0, "cross_rank": 0, "size": 1, "local_size": 1, "cross_size": 1}
+    variables = replacement_of("create_slot_env_vars")(SlotInfo("h2", **ranks))
+    assert variables[client.ADDRESS] == variables["HVD_TRAIN_DRIVER_ADDRESSES"] == "h2 by eth7"
+    assert variables["HVD_TRAIN_INTERFACES"] == "eth7"
+    for_all = replacement_of("create_run_env_vars")("127.0.0.1", {"lo"}, 4567, elastic=True)
+    assert (for_all[client.PORT], for_all["HOROVOD_ELASTIC"]) == (4567, "1")
+    assert not [name for name, value in for_all.items() if value in ("127.0.0.1", "lo")]
+
+
+def test_no_interfaces_are_searched_for_when_a_job_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts that are off at that time do not matter; what the user has named is kept for the workers."""
+    monkeypatch.setattr(Driver, "interfaces", ())
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "ib1")
+    search = replacement_of("get_common_interfaces")
+    assert network.get_driver_ip(search(SimpleNamespace(nics=None), ["a host that is off"])) == "127.0.0.1"
+    assert list(Driver.interfaces) == ["ib1"]
+    search(SimpleNamespace(nics={"eth1", "eth0"}), ["a host that is off"])
+    assert list(Driver.interfaces) == ["eth0", "eth1"]
+
+
 def test_ssh_gets_our_options() -> None:
     """Before those of Horovod."""
     assert replacement_of("get_remote_command")("true", host="h2").startswith(f"ssh {SSH_OPTIONS} -o ")
@@ -144,13 +174,13 @@ def test_what_ssh_runs_reports_how_the_worker_has_ended(end: str, code: int, she
 def test_requests_of_workers_come_to_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each under its name, with the number of the worker."""
     own, heard = driver(), list[object]()
-    for name in ("heartbeat_received", "told_to_end", "may_ask", "problem_of"):
+    names = ("heartbeat_received", "told_to_end", "may_ask", "problem_of", "elsewhere")
+    for name in names:
         monkeypatch.setattr(own.dispatcher, name, lambda number, name=name: heard.append((name, number)) or "train")
     handler = replacement_of("create_rendezvous_handler")(own)
     asked = handler.__new__(handler)
-    for scope in ("heartbeat", "leaving", "may_ask", "problem"):
+    for scope in ("heartbeat", "leaving", "may_ask", "problem", "elsewhere"):
         assert asked._get_value(scope, "1007") == b"train"
-    names = ("heartbeat_received", "told_to_end", "may_ask", "problem_of")
     assert heard == [(name, 1007) for name in names]
 
 
@@ -161,6 +191,31 @@ def test_patience_is_what_the_user_asks_for(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "45")
     assert Driver(Rendezvous(), NoHosts(), 1, None).dispatcher._roster.patience_s == 45
     assert driver(30).dispatcher._roster.patience_s == 30
+
+
+@pytest.mark.parametrize("text", ["10m", "0", "-5"])
+def test_a_patience_that_is_no_number_of_seconds_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wrong input, in one line; ten minutes in its place would look as if the variable had no effect."""
+    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", text)
+    with pytest.raises(JobFailedError, match=f"is a number of seconds from 1, not '{text}'") as refused:
+        Driver(Rendezvous(), NoHosts(), 1, None)
+    assert refused.value.exit_code == 2
+
+
+def test_a_start_waits_for_no_list_of_hosts() -> None:
+    """Horovod's launcher would wait for all slots of -np, without a word; the roster waits, and speaks."""
+    assert driver().wait_for_available_slots(4).host_assignment_order == []
+
+
+def test_a_worker_of_another_host_shows_by_which_way_it_came() -> None:
+    """With what it runs; from then on the workers here are told its address, by which they choose their interface."""
+    own = driver()
+    handler = replacement_of("create_rendezvous_handler")(own)
+    asked = handler.__new__(handler)
+    for sender, known in (("127.0.0.1", ""), ("10.1.0.7", "10.1.0.7"), ("127.0.0.1", "10.1.0.7")):
+        asked.client_address = (sender, 34567)
+        asked._put_value("facts", "1000", b"{}")
+        assert asked._get_value("elsewhere", "1000") == known.encode()
 
 
 def test_a_workers_words_reach_the_job() -> None:

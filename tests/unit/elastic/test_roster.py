@@ -234,6 +234,41 @@ def test_a_job_that_stays_short_of_workers_is_given_up() -> None:
     assert play.finish == Finish(TOO_FEW_WORKERS, "fewer than 2 workers for 600 s")
 
 
+def test_a_job_says_what_it_waits_for() -> None:
+    """With fewer slots than -np, within seconds; and after a minute the first world starts with what there is."""
+    play = Play({"a": 2}, first=4, fewest=1)
+    play.ask(*play.started)
+    play.wait(5)
+    expected = "waiting for workers: 2 of 4 are ready; the hosts have 2 slots; in 55 s the training starts with"
+    assert [line[: len(expected)] for line in play.told] == [expected]
+    play.wait(54)
+    assert not play.world
+    play.wait(2)
+    assert play.world == play.started
+    assert len(play.told) == 1
+
+
+def test_a_job_that_is_short_of_workers_says_so_each_minute() -> None:
+    """Until when it waits, too."""
+    play = training({"a": 2, "b": 2}, fewest=3, most=4)
+    one, two, *others = play.world
+    play.find({"a": 2})
+    for other in others:
+        play.end(other, 255)
+    play.ask(one, two)
+    play.wait(130)
+    expected = "waiting for workers: 2 of 3 are ready; the hosts have 2 slots; if there are fewer than 3 in "
+    left = [line.removeprefix(expected) for line in play.told]
+    assert left == [f"{s} s, the job ends. Add hosts to the list, or give --min-np 2" for s in (595, 535, 475)]
+
+
+def test_workers_that_build_are_not_waited_for_in_silence_for_ever() -> None:
+    """A line after a minute, without a limit as long as they report."""
+    play = Play({"a": 2}, first=2, fewest=2)
+    play.wait(61)
+    assert play.told == ["waiting for workers: 0 of 2 are ready, 2 are starting; the hosts have 2 slots"]
+
+
 def test_the_job_ends_when_all_have_ended_well() -> None:
     """One by one, as they finish."""
     play = training({"a": 1, "b": 1})

@@ -70,6 +70,23 @@ def test_a_fault_and_a_change_lead_into_the_next_world(starts: list[Place | Exce
     assert (synced, optimizer.forgotten) == ([4, 3, 2, 3], 2)
 
 
+def test_a_worker_finds_its_driver_and_then_its_way_to_the_others(
+    starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver before the first word to it, the way before each start of Horovod, which reads it then."""
+    calls: list[str] = []
+    monkeypatch.setattr(elastic_world.addresses, "find_driver", lambda environ: calls.append("driver"))
+    monkeypatch.setattr(
+        heartbeat, "Heartbeat", lambda environ, real=heartbeat.Heartbeat: calls.append("beat") or real({})
+    )
+    monkeypatch.setattr(heartbeat, "choose_interface", lambda environ: calls.append("way"))
+    monkeypatch.setattr(horovod_world, "start", lambda: calls.append("start") or starts.pop(0))
+    starts += [Place(0, 3), Place(0, 2)]
+    faults = [RankLost("gone")]
+    ElasticWorld().run(lambda: faults and (_ for _ in ()).throw(faults.pop()))
+    assert calls == ["driver", "beat", *["way", "start"] * 2]
+
+
 def test_a_fault_while_the_ranks_come_to_one_state_is_survived(starts: list[Place | Exception]) -> None:
     """The body has not begun; all meet once more."""
     world, faults = ElasticWorld(), [RankLost("gone")]

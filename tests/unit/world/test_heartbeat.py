@@ -60,6 +60,20 @@ def test_a_rank_is_asked_for_by_the_workers_number(driver: tuple[dict[str, str],
     )
 
 
+def test_the_way_to_the_others_is_asked_for(
+    driver: tuple[dict[str, str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time the ranks meet, since other hosts come later; Horovod's own driver is not asked."""
+    environment, talk = driver
+    found: list[str] = []
+    monkeypatch.setattr(heartbeat.addresses, "choose_interface", lambda environ, elsewhere: found.append(elsewhere))
+    talk += ["", "10.1.0.7"]
+    heartbeat.choose_interface(environment)
+    heartbeat.choose_interface(environment)
+    heartbeat.choose_interface({})
+    assert (found, talk) == (["", "10.1.0.7"], ["/elsewhere/1007"] * 2)
+
+
 def test_one_that_is_not_like_the_job_does_not_ask_for_a_rank(driver: tuple[dict[str, str], list[str]]) -> None:
     """The user reads why."""
     environment, talk = driver

@@ -1,0 +1,133 @@
+"""By which addresses and network interfaces the processes of an elastic job reach one another. No torch.
+
+Nothing is settled for all when a job starts, since hosts come and go later. The driver tells a worker on another host
+all its own addresses, the likeliest first, and the worker takes the one that answers. A worker uses the interface that
+leads to the driver; on the driver's own host, the one that leads to the other hosts, or the loopback while there are
+none.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Mapping, MutableMapping
+from contextlib import suppress
+
+import psutil
+
+from hvd_train.errors import UsageError
+from hvd_train.launch.client import ADDRESS, PORT
+from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
+
+LOOPBACK = "127.0.0.1"
+GLOO_INTERFACE, NCCL_INTERFACES = "HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"
+
+_ANSWER_S = 2.0
+
+
+def resolved(host_name: str) -> str | None:
+    """Return the IPv4 address of a host, or None where only ssh may know the name.
+
+    Any address of the loopback is 127.0.0.1: Debian lets a host's own name lead to 127.0.1.1 on that host.
+    """
+    try:
+        address = socket.gethostbyname(host_name)
+    except (OSError, UnicodeError):
+        return None
+    return LOOPBACK if is_loopback(address) else address
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an IPv4 address leads to this host wherever it is used."""
+    return address.startswith("127.")
+
+
+def for_worker_on(host_name: str, interfaces: Collection[str] = ()) -> list[str]:
+    """Return the addresses at which a worker on this host may reach the process that asks, the likeliest first.
+
+    They are of the `interfaces` that this host has, of all if it has none of them. A worker on this host itself reaches
+    it over the loopback, which stays when networks go.
+    """
+    target, own = resolved(host_name), _addresses()
+    if target == LOOPBACK or any(target in addresses for addresses in own.values()):
+        return [LOOPBACK]
+    others = {name: addresses for name, addresses in own.items() if not is_loopback(addresses[0])}
+    usable = {name: addresses for name, addresses in others.items() if name in interfaces} or others
+    # One for each interface (some have hundreds), and the one from which packets to the host would be sent.
+    found = [addresses[0] for addresses in usable.values()]
+    if target is not None:
+        with suppress(OSError):
+            sender = _sender_to(target)
+            if any(sender in addresses for addresses in usable.values()):
+                found = [sender, *(address for address in found if address != sender)]
+    return found or [LOOPBACK]
+
+
+def find_driver(environ: MutableMapping[str, str]) -> None:
+    """Let `environ` name the first address of the driver that answers; where none does, it stays as it is.
+
+    Raises UsageError where this host has none of the interfaces that the user has named: it need not ask for a rank.
+    """
+    _named_and_here(environ)
+    candidates = environ.get(DRIVER_ADDRESSES, "").split(",")
+    for address in candidates if len(candidates) > 1 else ():
+        with suppress(OSError), socket.create_connection((address, int(environ[PORT])), _ANSWER_S):
+            environ[ADDRESS] = address
+            return
+
+
+def choose_interface(environ: MutableMapping[str, str], elsewhere: str) -> None:
+    """Let `environ` name the interface by which other hosts reach this process, for Gloo and, once, for NCCL.
+
+    `elsewhere` is the address of another host in the job, for a worker on the driver's own host; empty where there is
+    none. Interfaces that the user has named come first. Raises UsageError where this host has none of these.
+    """
+    driver = environ[ADDRESS]
+    chosen = _interface_to(elsewhere or LOOPBACK if is_loopback(driver) else driver)
+    if named := _named_and_here(environ):
+        chosen = chosen if chosen in named else named[0]
+        environ.setdefault(NCCL_INTERFACES, environ[INTERFACES])
+    elif chosen != _interface_to(LOOPBACK):
+        environ.setdefault(NCCL_INTERFACES, chosen)  # NCCL reads it once, and left alone it avoids the loopback
+    environ[GLOO_INTERFACE] = chosen
+
+
+def named_interfaces(environ: Mapping[str, str], options: Collection[str] | None) -> list[str]:
+    """Return the interfaces that the user has named, by the launcher's option or else by Gloo's variable."""
+    return sorted(options) if options else [name for name in environ.get(GLOO_INTERFACE, "").split(",") if name]
+
+
+def _named_and_here(environ: Mapping[str, str]) -> list[str]:
+    """Return the interfaces that the user has named and this host has. Raises UsageError where it has none of them."""
+    named, own = [name for name in environ.get(INTERFACES, "").split(",") if name], _addresses()
+    here = [name for name in named if name in own]
+    if named and not here:
+        raise UsageError(
+            f"{socket.gethostname()} has no network interface {' or '.join(named)} with an IPv4 address, only "
+            f"{', '.join(own)}; name those of all hosts, or none: then the way to the driver decides"
+        )
+    return here
+
+
+def _interface_to(address: str) -> str:
+    """Return the interface that leads to an address, or that of the loopback where there is no way."""
+    own, sender = _addresses(), LOOPBACK
+    with suppress(OSError):
+        sender = _sender_to(address)
+    return next((name for name, addresses in own.items() if sender in addresses), "lo")
+
+
+def _sender_to(address: str) -> str:
+    """Return the address from which this host would send packets to another. Raises OSError where there is no way."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing; any port will do
+        sender: str = probe.getsockname()[0]
+        return sender
+
+
+def _addresses() -> dict[str, list[str]]:
+    """Return this host's IPv4 addresses by interface; an interface without one is left out."""
+    found = {
+        name: [entry.address for entry in entries if entry.family == socket.AF_INET]
+        for name, entries in psutil.net_if_addrs().items()
+    }
+    return {name: addresses for name, addresses in found.items() if addresses}
