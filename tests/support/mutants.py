@@ -18,6 +18,7 @@ import math
 import os
 import random
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -40,6 +41,7 @@ AIM = 0.9
 STORY = "story"
 """The room of modules at the top level, whose tests are in tests/unit/story."""
 KILLED = (1, 2, 3)  # pytest: a test failed, ended the run, or broke pytest itself
+_WORDS = {0: "survived", 33: "survived, as no test calls the function"}
 NOT_RUN = (4, 5, 255)  # pytest was started with tests that it does not find
 _RUN = "MUTANTS_OF"
 """An environment variable by which processes that a mutant leaves behind are found."""
@@ -83,11 +85,17 @@ class Tests(PytestRunner):
 
     def run_stats(self, *, tests: Iterable[str]) -> int:
         del os.environ["MUTANT_UNDER_TEST"]  # known to this process by other means, too
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return super().run_stats(tests=tests)
+
+    def run_tests(self, *, mutant_name: str | None, tests: Iterable[str]) -> int:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return super().run_tests(mutant_name=mutant_name, tests=tests)
 
 
 def main() -> int:
     """Make the mutants, run the tests against them, say what was found."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the tests that run, too
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="rooms (progress, story, ...) or modules (loop, elastic.roster)")
     parser.add_argument("--sample", type=int, help="try so many, chosen at random; without names, 300")
@@ -126,7 +134,7 @@ def make(names: list[str], workers: int) -> list[Mutant]:
 
 
 def run(mutants: list[Mutant], workers: int) -> dict[Mutant, int]:
-    """Return each mutant's exit code of pytest: 0 where no test failed, 33 where none calls the function."""
+    """Return each mutant's exit code of pytest; those that are not killed are printed."""
     for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
         del sys.modules[name]  # the tests are to import their own copy
     sys.modules["__main__"] = ModuleType("__main__")  # and their processes not to import this program
@@ -159,9 +167,11 @@ def run(mutants: list[Mutant], workers: int) -> dict[Mutant, int]:
                 print(f"pytest ends with {result.exit_code} for {result.mutant_name}, for no fault of a mutant")
                 raise SystemExit(2)
             if result.mutant_name in waiting:
-                codes[waiting[result.mutant_name]] = result.exit_code
-                if len(codes) % 20 == 0:
-                    print(f"{len(codes)} of {len(mutants)}", flush=True)
+                mutant = waiting[result.mutant_name]
+                codes[mutant] = result.exit_code
+                if result.exit_code not in KILLED:
+                    print(f"{len(codes)} of {len(mutants)}: {_WORDS.get(result.exit_code, 'timed out or crashed')}")
+                    print(f"  {mutant.described()}  [{mutant.name}]", flush=True)
     except BaseException:
         runner.stop_all_workers()
         raise
@@ -171,10 +181,8 @@ def run(mutants: list[Mutant], workers: int) -> dict[Mutant, int]:
 
 
 def report(codes: dict[Mutant, int], seconds: float) -> int:
-    """Print the survivors and the rate, and return the exit code."""
-    survived = sorted((m for m, code in codes.items() if code in (0, 33)), key=Mutant.described)
-    for mutant in survived:
-        print(f"{mutant.described()}{'  (no test calls it)' if codes[mutant] == 33 else ''}  [{mutant.name}]")
+    """Print the share of each module and the rate, and return the exit code."""
+    survived = [mutant for mutant, code in codes.items() if code in _WORDS]
     for module in sorted({mutant.module for mutant in codes}):
         of = [mutant for mutant in codes if mutant.module == module]
         print(f"{module:30} {sum(mutant not in survived for mutant in of):4} of {len(of):4}")
