@@ -4,6 +4,9 @@ RECIPE ?=
 ARGS ?=
 NP ?=
 TESTS ?=
+ROOM ?=
+SAMPLE ?=
+SEED ?=
 
 SHELL := /bin/bash
 BIN := .venv/bin
@@ -13,7 +16,7 @@ WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow test-image campaign bench bench-quick check clean build-matrix
+.PHONY: help env train test test-slow test-image campaign mutants bench bench-quick check clean build-matrix
 
 help:
 	@echo "make train         set up .venv, then train on all GPUs, or on 2 ranks without one"
@@ -22,6 +25,8 @@ help:
 	@echo "make test-slow     the tests that take minutes"
 	@echo "make test-image    build the container image and run it (podman or docker; 20 GB, 15 minutes)"
 	@echo "make campaign      random faults on three hosts for half an hour (as root); SECONDS=600 SEED=1"
+	@echo "make mutants       changes to the core that the unit tests must notice: 300 of them, half an hour on 2 cores"
+	@echo "                   ROOM=progress or ROOM=\"loop elastic.roster\": every one there; SAMPLE=100 SEED=1"
 	@echo "make bench         every benchmark and docs/benchmarks.md, on an idle machine (two hours; as root)"
 	@echo "make bench-quick   the ratios, in less than five minutes"
 	@echo "make check         ruff, ruff format --check, mypy --strict, clang-format"
@@ -55,6 +60,9 @@ campaign: env
 	@$(WITH_PATH) CAMPAIGN_SECONDS="$(or $(SECONDS),1800)" CAMPAIGN_SEED="$(or $(SEED),0)" \
 		$(BIN)/python -m pytest -m campaign tests/integration/test_campaign.py $(ARGS)
 
+mutants: env
+	@$(WITH_PATH) $(BIN)/python -m tests.support.mutants $(ROOM) --seed $(or $(SEED),0) $(addprefix --sample ,$(SAMPLE))
+
 bench: env
 	@$(WITH_PATH) $(BIN)/python -m benchmarks
 
@@ -71,5 +79,5 @@ build-matrix: env
 	@$(WITH_PATH) $(BIN)/python packaging/build_matrix.py $(ARGS)
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis mutants
 	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +

@@ -22,6 +22,7 @@ from hvd_train.progress.order import (
     assignments,
     choose_cut,
     key,
+    order_of,
     resized_cut,
     scramble,
     uniforms,
@@ -172,6 +173,43 @@ def test_uniforms_are_spread_evenly_and_do_not_hang_together() -> None:
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.03
 
 
+@given(
+    num_samples=st.integers(1, 600),
+    done=st.floats(0, 1),
+    cut=st.builds(Cut, global_batch=st.integers(1, 40), micro_batch=st.integers(1, 15)),
+    size=st.integers(1, 4),
+)
+def test_slots_are_dealt_out_in_turn_from_the_cursor_to_the_end(
+    num_samples: int, done: float, cut: Cut, size: int
+) -> None:
+    """Rank r has the slots r, r + size, ... of each batch, up to hundreds of steps; the last batch is what is left."""
+    whole, cursor = EpochOrder(2, 3, num_samples)[:], int(done * num_samples)
+    starts = range(cursor, num_samples, cut.global_batch)
+    for rank in range(size):
+        work = list(assignments(EpochOrder(2, 3, num_samples), cursor, cut, rank, size))
+        assert len(work) == len(starts)
+        for start, assignment in zip(starts, work, strict=True):
+            batch = whole[start : start + cut.global_batch]
+            slots = [batch[first : first + cut.micro_batch] for first in range(0, len(batch), cut.micro_batch)]
+            assert (assignment.size, assignment.num_slots) == (len(batch), len(slots))
+            assert [slot.number for slot in assignment.slots] == list(range(rank, len(slots), size))
+            assert [slot.indices.tolist() for slot in assignment.slots] == [own.tolist() for own in slots[rank::size]]
+
+
+@pytest.mark.parametrize(("global_batch", "at_most"), [(64, 4096), (3000, 6000), (100_000, 100_000)])
+def test_samples_are_looked_up_when_their_time_comes(global_batch: int, at_most: int) -> None:
+    """The first step waits for some thousand samples, or for its own ones, and not for those of many large steps."""
+    looked_up = []
+
+    class Watched(InSequence):
+        def at(self, positions: Indices) -> Indices:
+            looked_up.append(len(positions))
+            return super().at(positions)
+
+    next(assignments(Watched(HUGE), 0, Cut(global_batch, 32), 0, 1))
+    assert global_batch <= sum(looked_up) <= at_most
+
+
 def test_in_sequence_is_the_stored_order() -> None:
     """An evaluation goes through the set as it is stored."""
     assert InSequence(5)[1:99].tolist() == [1, 2, 3, 4]
@@ -269,9 +307,14 @@ def test_repeated_augmentation_counts_each_sample_alike(count: int, times: int) 
     assert len(set(drawn)) == len(drawn), "two copies would be changed alike"
 
 
+def test_an_order_without_repetition_is_that_of_the_epoch() -> None:
+    """Each sample once."""
+    assert order_of(5, 1, 50, 1)[:].tolist() == EpochOrder(5, 1, 50)[:].tolist()
+
+
 def test_a_part_of_a_repeated_epoch_is_a_part_of_it() -> None:
     """Any slice of a repeated epoch, as after a resume in mid-epoch, is that part of the whole."""
-    order = RepeatedOrder(5, 1, 50, 3)
-    whole = order[0:50]
+    order = order_of(5, 1, 50, 3)
+    whole = RepeatedOrder(5, 1, 50, 3)[0:50]
     for start, stop in ((0, 7), (7, 7), (13, 50), (49, 99)):
         assert np.array_equal(order[start:stop], whole[start:stop])
