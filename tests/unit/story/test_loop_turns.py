@@ -1,0 +1,165 @@
+"""What the loop does at which step: the learning rate, commits, evaluations, records, and honest timing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from hvd_train.checkpoint import DiskStore
+from hvd_train.config import Config
+from hvd_train.job import Clocks
+from hvd_train.progress.clock import Stopwatch, Timer
+from hvd_train.state import TrainState
+from hvd_train.world.world import LocalWorld
+from tests.support.runs import NUM_SAMPLES, small_config, trained
+
+LONG_S = 1000.0
+"""How long an evaluation takes by the clock of `_one_second_a_step`."""
+
+
+class Ticking(nn.Module):
+    """A network that keeps the time: a forward pass of training takes a second, one of an evaluation much longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.now = nn.Linear(64, 10), 0.0
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The logits."""
+        if self.training:
+            self.now += 1.0
+        elif self.now:  # it is tried out before the first step
+            self.now += LONG_S
+        logits: Tensor = self.body(images.flatten(1))
+        return logits
+
+
+def records(kind: str) -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl of a kind."""
+    lines = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+@pytest.fixture
+def committed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that have been committed; each commit is on disk before the next step."""
+    commit, steps = DiskStore.commit, list[int]()
+
+    def at_once(store: DiskStore, state: TrainState, *, wait: bool = False) -> bool:
+        steps.append(state.progress.step)
+        return commit(store, state, wait=True)
+
+    monkeypatch.setattr(DiskStore, "commit", at_once)
+    return steps
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
+    """A model by whose clock all times of a training are measured."""
+    model = Ticking()
+
+    def clocks(config: Config) -> Clocks:
+        timers = Timer(config.run.commit_seconds, lambda: model.now), Timer(None)
+        return Clocks(*timers, stopwatch=Stopwatch(lambda: model.now))
+
+    monkeypatch.setattr(Clocks, "of", clocks)
+    return model
+
+
+def linear(num_classes: int) -> nn.Module:
+    """Return the smallest network."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+
+
+def test_the_learning_rate_is_that_of_the_middle_of_each_batch() -> None:
+    """It rises with every step of a warm-up, from above zero; the last batch of an epoch is smaller."""
+    trained(LocalWorld(), small_config(epochs=2, warmup_epochs=2.0, learning_rate=0.5), linear)
+    middles = [20 * step + 10 for step in range(9)] + [185]
+    expected = [0.5 * (epoch * NUM_SAMPLES + middle) / (2 * NUM_SAMPLES) for epoch in range(2) for middle in middles]
+    assert [record["learning_rate"] for record in records("step")] == pytest.approx(expected, rel=1e-12)
+
+
+def test_steps_have_records_and_commits_in_their_turns(committed: list[int]) -> None:
+    """Every third and every fourth step, counted over the whole run; a record says how many samples came before it."""
+    trained(LocalWorld(), small_config(epochs=2, log_steps=3, commit_steps=4), linear)
+    assert [record["step"] for record in records("step")] == [3, 6, 9, 12, 15, 18]
+    assert [record["samples"] for record in records("step")] == [60, 120, 180, 230, 290, 350]
+    assert [record["epoch"] for record in records("step")] == [1, 1, 1, 2, 2, 2]
+    assert committed == [4, 8, 12, 16, 20]
+
+
+def test_a_commit_is_due_so_many_seconds_after_the_one_before(ticking: Ticking, committed: list[int]) -> None:
+    """And not at every step from the first one on."""
+    trained(LocalWorld(), small_config(epochs=1, batch_size=20, commit_seconds=3.0), lambda _: ticking)
+    assert committed == [4, 8]
+
+
+def test_a_commit_that_the_disk_was_too_busy_for_is_tried_again_at_the_next_step(
+    ticking: Ticking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for the next turn, which may be a minute away."""
+    asked: list[int] = []
+
+    def busy_until_step_6(store: DiskStore, state: TrainState, *, wait: bool = False) -> bool:
+        asked.append(state.progress.step)
+        return state.progress.step >= 6
+
+    monkeypatch.setattr(DiskStore, "commit", busy_until_step_6)
+    trained(LocalWorld(), small_config(epochs=1, batch_size=20, commit_seconds=3.0), lambda _: ticking)
+    assert asked == [4, 5, 6, 10]
+
+
+def test_the_last_epoch_is_evaluated_whatever_its_turn() -> None:
+    """A run does not end without scores of its last weights."""
+    trained(LocalWorld(), small_config(epochs=3, eval_epochs=2), linear)
+    assert [record["val_loss"] is not None for record in records("epoch")] == [False, True, True]
+
+
+def test_the_means_of_an_epoch_are_of_that_epoch() -> None:
+    """Over its own steps, each counted by its samples, and not over those of the epochs before."""
+    trained(LocalWorld(), small_config(epochs=2), linear)
+    counts = np.array([20] * 9 + [10])
+    losses = np.array([record["loss"] for record in records("step")]).reshape(2, 10)
+    means = (losses * counts).sum(1) / NUM_SAMPLES
+    assert [record["loss"] for record in records("epoch")] == pytest.approx(means.tolist(), rel=1e-12)
+
+
+def test_evaluations_are_no_training_time(ticking: Ticking) -> None:
+    """Twenty images in a second of a step are 20 images/s, however long evaluations take."""
+    result, _ = trained(LocalWorld(), small_config(epochs=3, batch_size=20), lambda _: ticking)
+    trained_on = 3 * NUM_SAMPLES - 5 * 20  # the first steps warm up
+    assert result.images_per_second == pytest.approx(trained_on / 25)
+    assert records("epoch")[-1]["images_per_second"] == pytest.approx(trained_on / 25)
+
+
+def test_the_world_learns_which_parameters_are_trained_from_now_on() -> None:
+    """Before the first step of the epoch that thaws them: gradients that it does not know stay on their rank."""
+    heard: list[tuple[int, list[str]]] = []
+
+    class Regrouping(LocalWorld):
+        @override
+        def regroup(self, optimizer: Optimizer) -> None:
+            heard.append((model[0].calls, [name for name, value in model.named_parameters() if value.requires_grad]))
+
+    class Counts(nn.Flatten):
+        calls = 0
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.calls += self.training
+            return super().forward(images)
+
+    model: Any = nn.Sequential(Counts(), nn.Linear(64, 16), nn.Linear(16, 10))
+    config = small_config(epochs=3, batch_size=20, freeze="1.*", unfreeze=("1:1.bias", "2:1.*"))
+    trained(Regrouping(), config, lambda _: model)
+    assert heard == [
+        (0, ["2.weight", "2.bias"]),
+        (10, ["1.bias", "2.weight", "2.bias"]),
+        (20, ["1.weight", "1.bias", "2.weight", "2.bias"]),
+    ]
