@@ -13,7 +13,9 @@ import torch
 from hvd_train import checkpoint
 from hvd_train.checkpoint import BadCheckpoint, DiskStore, path_of, read
 from hvd_train.errors import UsageError
+from hvd_train.network import optim
 from hvd_train.run_files.durable import Permission
+from hvd_train.settings.optimizer import OptimizerConfig
 from hvd_train.state import Snapshot, TrainState
 from tests.support.full_disk import no_room
 from tests.unit.story.test_checkpoint import state_at, steps_on_disk, store, weights_with_a_trap
@@ -85,6 +87,50 @@ def test_the_last_commit_comes_after_the_one_that_is_being_written(monkeypatch: 
     assert last.result()
     assert steps_on_disk(RUN) == [2, 1]
     disk.close()
+
+
+def test_nothing_pushes_in_behind_the_last_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is being written another commit is put off, as behind any other."""
+    may_write, write = threading.Event(), checkpoint.write
+
+    def slow(path: Path, snapshot: Snapshot, permission: Permission) -> None:
+        assert may_write.wait(30)
+        write(path, snapshot, permission)
+
+    monkeypatch.setattr(checkpoint, "write", slow)
+    disk = store(RUN)
+    last = disk.commit_last(state_at(1))
+    assert not disk.commit(state_at(2))
+    may_write.set()
+    assert last.result()
+    assert disk.commit(state_at(2), wait=True)
+    disk.close()
+
+
+def test_files_of_others_keep_the_checksums_of_torch() -> None:
+    """Ours need none of torch's own; what the user's code saves in the same process has them, also where we fail."""
+    assert torch.serialization.get_crc32_options()
+    disk = store(RUN)
+    with no_room():
+        assert not disk.commit(state_at(1), wait=True)
+    assert disk.commit(state_at(2), wait=True)
+    disk.close()
+    assert torch.serialization.get_crc32_options()
+
+
+def test_weights_for_use_are_those_of_the_moving_average() -> None:
+    """Where one is kept, the best and the final file have it, and not the weights that it is made of."""
+    state = state_at(5)
+    state.average = optim.moving_average(OptimizerConfig(ema_decay=0.5), state.model, ())
+    with torch.no_grad():
+        state.model.get_parameter("bias").fill_(6.0)
+    disk = store(RUN)
+    disk.save_weights("model-best.pt", state)
+    assert disk.commit_last(state, final_weights=True).result()
+    disk.close()
+    for name in ("model-best.pt", "model-final.pt"):
+        assert torch.load(RUN / name, weights_only=True)["bias"].tolist() == [5.0, 5.0]
+    assert read(path_of(RUN, 5))["model"]["bias"].tolist() == [6.0, 6.0]
 
 
 def test_a_store_that_is_closed_has_written_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,27 @@ def test_a_rank_that_is_no_longer_the_first_gives_the_folder_up(state: TrainStat
     assert [entry.steps for entry in read(RUN / "ledger.jsonl")] == [(1, 7)]
 
 
+def test_commits_under_way_are_not_written_into_a_folder_that_was_taken_over(state: TrainState) -> None:
+    """A rank 0 that was stopped, and wakes up when the job has gone on without it, trains on for a moment."""
+    output = opened(small_config(), state)
+    run_folder.take_over(RUN)
+    assert not output.store.commit(state, wait=True)
+    output.store.save_weights(checkpoint.BEST, state)
+    output.close()
+    assert steps_on_disk() == []
+    assert not (RUN / checkpoint.BEST).exists()
+
+
+def test_as_many_checkpoints_are_kept_as_the_user_wants(state: TrainState) -> None:
+    """The newest ones."""
+    output = opened(small_config(keep_checkpoints=2), state)
+    for _ in range(4):
+        state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
+        assert output.store.commit(state, wait=True)
+    output.close()
+    assert steps_on_disk() == [11, 10]
+
+
 def test_the_survivors_folder_is_that_of_the_job_and_not_that_of_the_flags(state: TrainState) -> None:
     """Without --output-dir a new rank 0 goes on in the folder that rank 0 had named, whose lock may still be held."""
     config = small_config(output_dir=None, recipe="few", resume="never", ledger=True)
