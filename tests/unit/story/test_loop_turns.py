@@ -16,9 +16,11 @@ from hvd_train.checkpoint import DiskStore
 from hvd_train.config import Config
 from hvd_train.job import Clocks
 from hvd_train.progress.clock import Stopwatch, Timer
+from hvd_train.run_files.ledger import audit
 from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import NUM_SAMPLES, small_config, trained
+from tests.support.worlds import StoppingWorld
 
 LONG_S = 1000.0
 """How long an evaluation takes by the clock of `_one_second_a_step`."""
@@ -93,6 +95,20 @@ def test_steps_have_records_and_commits_in_their_turns(committed: list[int]) -> 
     assert [record["samples"] for record in records("step")] == [60, 120, 180, 230, 290, 350]
     assert [record["epoch"] for record in records("step")] == [1, 1, 1, 2, 2, 2]
     assert committed == [4, 8, 12, 16, 20]
+
+
+def test_lines_that_the_files_lack_are_written_before_the_first_step() -> None:
+    """The commit has the records of its last step; a rank 0 that was killed may not have written them."""
+    config = small_config(epochs=1, ledger=True)
+    trained(StoppingWorld(5), config, linear)
+    for path in (Path("run/metrics.jsonl"), Path("run/ledger.jsonl")):
+        lines = path.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if '"step": 5' not in line and '"steps": [5, 5]' not in line]
+        assert len(kept) < len(lines)
+        path.write_text("".join(kept))
+    trained(LocalWorld(), config, linear)
+    assert [record["step"] for record in records("step")] == [*range(1, 11)]
+    assert audit(Path("run")).faults == ()
 
 
 def test_a_commit_is_due_so_many_seconds_after_the_one_before(ticking: Ticking, committed: list[int]) -> None:

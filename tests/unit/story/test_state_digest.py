@@ -78,6 +78,28 @@ def test_a_snapshot_has_all_that_a_digest_proves() -> None:
     assert second.digest() == first.digest()
 
 
+def test_later_steps_change_nothing_of_a_snapshot() -> None:
+    """It is written while training goes on."""
+    state = complete()
+    snapshot, same = state.snapshot(), complete()
+    for change in CHANGES.values():
+        change(state)
+    same.load(snapshot)
+    assert same.digests() == complete().digests()
+
+
+@pytest.mark.parametrize(("there", "here"), [(True, False), (False, True)])
+def test_a_loss_scale_may_begin_or_end_with_a_checkpoint(there: bool, here: bool) -> None:
+    """A run that goes on with another arithmetic takes the weights, and a scale of its own if it needs one."""
+    first, second = complete(), complete()
+    for state, enabled in ((first, there), (second, here)):
+        state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=enabled)
+    second.progress = Progress()
+    second.load(first.snapshot())
+    assert second.progress == first.progress
+    assert second.scaler.get_scale() == (16.0 if here else 1.0)
+
+
 def test_skipped_steps_in_a_row_are_counted_over_the_end_of_an_epoch() -> None:
     """A run whose every step is skipped gives up, however short its epochs are."""
     progress = Progress().after_step(20, skipped=True).after_step(20, skipped=True)

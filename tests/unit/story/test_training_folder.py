@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,4 +20,7 @@ def test_a_new_rank_0_writes_where_the_one_before_did(event: Kill | Hosts) -> No
     (folder,) = Path("runs").iterdir()
     report = audit(folder)
     assert (report.faults, report.epochs, report.steps) == ((), 1, 10)
+    told = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    events = [record for record in told if record["kind"] == "event"]
+    assert [event["name"] for event in events].count("start") == 1
     assert {result.run_dir for result, _ in job.results} <= {folder, None}

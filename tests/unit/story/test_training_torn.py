@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.optim import Optimizer
@@ -12,8 +13,9 @@ from typing_extensions import override
 
 from hvd_train import checkpoint
 from hvd_train.errors import ReplicasDiffer
+from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld
-from tests.support.elastic import ElasticThreadWorld, Kill, run_elastic
+from tests.support.elastic import ElasticThreadWorld, Kill, Unheard, run_elastic
 from tests.support.runs import largest_difference, small_config, trained
 from tests.unit.story.test_training import TOLERANCE
 
@@ -47,3 +49,20 @@ def test_survivors_that_differ_go_back_to_the_last_commit() -> None:
     )
     undisturbed = trained(LocalWorld(), config.replace(output_dir=Path("undisturbed")))[1]
     assert largest_difference(job.results[0][1], undisturbed) <= TOLERANCE
+
+
+def test_a_rank_0_that_comes_apart_in_a_meeting_does_not_commit_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was behind, and has not become what the others are: a commit of it would be taken for good."""
+    load = TrainState.load_buffers
+
+    def load_otherwise(state: TrainState, values: Any) -> None:
+        load(state, values)
+        if state.progress.step:  # not in the first meeting
+            state.model.get_parameter("4.bias").data += 1
+
+    monkeypatch.setattr(TrainState, "load_buffers", load_otherwise)
+    with pytest.raises(ReplicasDiffer, match=r"differ: rank 1 in 4\.bias; what rank 0 holds is NOT committed"):
+        run_elastic(
+            lambda world: trained(world, small_config(epochs=1)), {"h1": 2}, [Unheard(4, rank=0)], first=2, most=2
+        )
+    assert checkpoint.committed(Path("run")) == []
