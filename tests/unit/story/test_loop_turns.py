@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from hvd_train import checkpoint
 from hvd_train.checkpoint import DiskStore
 from hvd_train.config import Config
+from hvd_train.data import loader
+from hvd_train.data.array_loader import ArrayLoader
+from hvd_train.data.batches import Batch
 from hvd_train.job import Clocks
 from hvd_train.progress.clock import Stopwatch, Timer
+from hvd_train.progress.order import Assignment
 from hvd_train.run_files.ledger import audit
 from hvd_train.state import TrainState
-from hvd_train.world.world import LocalWorld
-from tests.support.runs import NUM_SAMPLES, small_config, trained
+from hvd_train.world.world import LocalWorld, PendingSum, Request, WorldChanged, already_in_sync
+from tests.support.runs import NUM_SAMPLES, equal, small_config, trained
 from tests.support.worlds import StoppingWorld
 
+T = TypeVar("T")
 LONG_S = 1000.0
 """How long an evaluation takes by the clock of `_one_second_a_step`."""
 
@@ -68,8 +77,8 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
     model = Ticking()
 
     def clocks(config: Config) -> Clocks:
-        timers = Timer(config.run.commit_seconds, lambda: model.now), Timer(None)
-        return Clocks(*timers, stopwatch=Stopwatch(lambda: model.now))
+        limits = config.run.commit_seconds, config.run.max_seconds
+        return Clocks(*(Timer(limit, lambda: model.now) for limit in limits), stopwatch=Stopwatch(lambda: model.now))
 
     monkeypatch.setattr(Clocks, "of", clocks)
     return model
@@ -179,3 +188,104 @@ def test_the_world_learns_which_parameters_are_trained_from_now_on() -> None:
         (10, ["1.bias", "2.weight", "2.bias"]),
         (20, ["1.weight", "1.bias", "2.weight", "2.bias"]),
     ]
+
+
+class Moves(LocalWorld):
+    """A world that forms anew after so many steps, which takes long by the model's clock."""
+
+    def __init__(self, model: Ticking, after: int) -> None:
+        super().__init__()
+        self._model, self._left = model, after
+
+    @override
+    def requested(self, *, told_to_end: bool = False) -> Request:
+        self._left -= 1
+        return "change" if self._left == 0 else "train"
+
+    @override
+    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+        sync()
+        try:
+            return body()
+        except WorldChanged:
+            self._model.now += LONG_S
+            sync()
+            return body()
+
+
+def test_a_change_of_world_costs_neither_a_commit_nor_training_time(ticking: Ticking, committed: list[int]) -> None:
+    """A commit that is due at the step of the change is taken; the change is told once, after the first step."""
+    config = small_config(epochs=2, batch_size=20, commit_steps=8)
+    result, _ = trained(Moves(ticking, 8), config, lambda _: ticking)
+    assert committed == [8, 16]
+    told = [(event["name"], event.get("step")) for event in records("event") if event["name"] in ("start", "world")]
+    assert told == [("start", None), ("world", 9)]
+    assert result.images_per_second == pytest.approx((2 * NUM_SAMPLES - 5 * 20) / 15)
+
+
+def test_a_time_limit_stops_after_the_step_in_which_it_is_over(ticking: Ticking) -> None:
+    """Committed, so that the same command goes on from there."""
+    config = small_config(batch_size=20, max_time="3s")
+    result, _ = trained(LocalWorld(), config, lambda _: ticking)
+    assert (result.finished, result.stopped_by, result.saved, result.steps) == (False, None, True, 4)
+    assert [path.name for path in checkpoint.committed(Path("run"))] == ["step-0000000004.ckpt"]
+
+
+def test_the_next_batch_is_made_while_gradients_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that waits for other ranks does not wait for its images after that."""
+    made, waits = list[int](), list[int]()
+
+    class Counts(ArrayLoader):
+        @override
+        def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
+            for batch in super().load(epoch, work):
+                made.append(epoch)
+                yield batch
+
+    class Waits(LocalWorld):
+        @override
+        def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
+            def wait() -> Tensor:
+                waits.append(len(made))
+                return tensor
+
+            return wait
+
+    monkeypatch.setattr(loader, "ArrayLoader", Counts)
+    trained(Waits(), small_config(epochs=1, eval_epochs=100), linear)
+    assert waits == [2, 3, 4, 5, 6, 7, 8, 9, 10, 10]
+
+
+def test_a_record_has_what_the_step_has_found() -> None:
+    """The norm of its gradient, and the scale of its loss where there is one."""
+    trained(LocalWorld(), small_config(epochs=1, log_steps=4), linear)
+    assert [(record["step"], record["gradient_norm"] > 0, record["loss_scale"]) for record in records("step")] == [
+        (4, True, None),
+        (8, True, None),
+    ]
+    shutil.rmtree("run")
+    trained(LocalWorld(), small_config(epochs=1, precision="fp16"), linear)
+    assert all(record["loss_scale"] >= 1 for record in records("step"))
+
+
+def test_the_moving_average_is_evaluated_where_one_is_kept() -> None:
+    """One that hardly moves has the scores of the first weights for ever."""
+    trained(LocalWorld(), small_config(epochs=3, ema_decay=0.999999), linear)
+    first, *others = [record["val_loss"] for record in records("epoch")]
+    assert others == pytest.approx([first] * 2, rel=1e-3)
+    losses = [record["loss"] for record in records("epoch")]
+    assert losses[2] < 0.9 * losses[0], "this cannot tell the average from the model"
+
+
+def test_the_best_weights_are_those_of_the_best_epoch() -> None:
+    """And not those of the last one that was evaluated."""
+    config = small_config(best_by="loss", learning_rate=0.5, schedule="constant", epochs=4)
+    result, weights = trained(LocalWorld(), config)
+    losses = [record["val_loss"] for record in records("epoch")]
+    best = losses.index(min(losses)) + 1
+    assert best < 4, "this cannot tell the best epoch from the last"
+    assert result.best_epoch == best
+    stored = torch.load(Path("run") / checkpoint.BEST, weights_only=True)
+    assert not equal(stored, weights)
+    again = config.replace(epochs=best, output_dir=Path("again"))
+    assert equal(stored, trained(LocalWorld(), again)[1])
