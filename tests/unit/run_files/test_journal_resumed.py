@@ -79,6 +79,39 @@ def test_a_record_that_is_at_the_step_resumed_stays() -> None:
     ]
 
 
+def test_lines_that_are_kept_are_on_disk_before_others_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the two the process has lost nothing; after both, a power failure brings nothing back."""
+    journal = RunJournal(Path(), 0, 0, live=False)
+    for step in (1, 2, 3):
+        journal.step(step_record(step))
+        journal.event("note", f"after {step}")
+    journal.close()
+    path, done = Path("metrics.jsonl"), list[str]()
+    ftruncate, fsync = os.ftruncate, os.fsync
+
+    def cut(file: int, length: int) -> None:
+        assert [line.get("message", line.get("step")) for line in map(json.loads, whole_lines(path, length))] == [
+            *(1, "after 1", "after 2", "after 3"),
+        ]
+        done.append("cut")
+        ftruncate(file, length)
+
+    def forced(file: int) -> None:
+        if os.path.samestat(os.fstat(file), path.stat()):
+            done.append("forced")
+        fsync(file)
+
+    monkeypatch.setattr(os, "ftruncate", cut)
+    monkeypatch.setattr(os, "fsync", forced)
+    RunJournal(Path(), 1, 0, live=False).close()
+    assert done == ["cut", "forced"]
+
+
+def whole_lines(path: Path, length: int) -> list[bytes]:
+    """The lines of the first bytes of a file."""
+    return path.read_bytes()[:length].splitlines()
+
+
 def test_a_record_is_written_once_by_whoever_takes_the_journal_over() -> None:
     """It has read which step and epoch were written last, also where the records of steps are rare."""
     journal = RunJournal(Path(), 0, 0, live=False)

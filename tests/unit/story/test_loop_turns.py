@@ -27,8 +27,8 @@ from hvd_train.progress.order import Assignment
 from hvd_train.run_files.ledger import audit
 from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld, PendingSum, Request, WorldChanged, already_in_sync
-from tests.support.runs import NUM_SAMPLES, equal, small_config, trained
-from tests.support.worlds import StoppingWorld
+from tests.support.runs import NUM_SAMPLES, Weights, equal, small_config, trained
+from tests.support.worlds import StoppingWorld, ThreadWorld, run_ranks
 
 T = TypeVar("T")
 LONG_S = 1000.0
@@ -289,3 +289,27 @@ def test_the_best_weights_are_those_of_the_best_epoch() -> None:
     assert not equal(stored, weights)
     again = config.replace(epochs=best, output_dir=Path("again"))
     assert equal(stored, trained(LocalWorld(), again)[1])
+
+
+def test_buffers_that_change_unseen_are_those_of_rank_0_when_an_epoch_ends() -> None:
+    """What a model writes by way of `tensor.data` would differ between the ranks that evaluate it."""
+
+    class Unseen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("brightness", torch.zeros(()))
+            self.brightness: Tensor
+            self.passes = 0
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.passes += self.training
+            if self.training and self.passes > 10:  # in the first step it would be seen
+                self.brightness.data.add_(images.sum().detach())
+            return images
+
+    def body(world: ThreadWorld) -> Weights:
+        return trained(world, small_config(epochs=1), lambda classes: nn.Sequential(Unseen(), linear(classes)))[1]
+
+    first, second = run_ranks(2, body)
+    assert float(first["0.brightness"]) != 0
+    assert equal(first, second)

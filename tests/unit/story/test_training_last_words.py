@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,13 +19,14 @@ from typing_extensions import override
 from hvd_train import checkpoint, run
 from hvd_train.data import loader
 from hvd_train.data.array_loader import ArrayLoader
+from hvd_train.elastic.members import RankReport
 from hvd_train.errors import Diverged, FaultRepeats, RankLost, UsageError
 from hvd_train.launch import last_word
 from hvd_train.progress.order import order_of
 from hvd_train.progress.stop import StopSignal
 from hvd_train.run_files import durable, run_folder
 from hvd_train.run_files.durable import Permission
-from hvd_train.world.world import LocalWorld, already_in_sync
+from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.elastic import ElasticThreadWorld, run_elastic
 from tests.support.runs import equal, small_config, trained
@@ -111,8 +112,10 @@ def test_a_rank_that_is_lost_before_all_have_met_claims_no_step() -> None:
 
     class Alone(ThreadWorld):
         @override
-        def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-            raise RankLost("no route to host")
+        def gather(self, value: T) -> list[T]:
+            if isinstance(value, RankReport):
+                raise RankLost("no route to host")
+            return super().gather(value)
 
     with pytest.raises(RankLost, match=r"^no route to host$"):
         run_ranks(1, lambda world: trained(world, small_config()), kind=Alone)
