@@ -37,3 +37,4 @@ def test_marks_of_a_run_that_was_resumed() -> None:
     run = read(write(Path("run"), lines))
     marks = [(mark.label, mark.at) for mark in curves.events_of(run, "samples")]
     assert marks == [("not finite", 2 * BATCH), ("resumed", 3 * BATCH)]
+    assert [mark.label for mark in curves.events_of(run, "time")] == ["not finite", "resumed"]

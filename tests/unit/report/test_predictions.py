@@ -16,6 +16,7 @@ from hvd_train.data.dataset import DataSet
 from hvd_train.errors import UsageError
 from hvd_train.report.predictions import _png, predict
 from hvd_train.run import train
+from hvd_train.settings.data import DataConfig
 from tests.support.run_folders import start, write
 
 
@@ -72,6 +73,26 @@ def test_what_is_predicted_for_which_truth() -> None:
     settings.write_text(settings.read_text().replace("eval_batch_size: 7", "eval_batch_size: 360"))
     at_once = predict(Path("run"), "cpu")
     assert [image.sample for image in predictions.worst] == [image.sample for image in at_once.worst]
+
+
+class Labelled(list[tuple[torch.Tensor, int]]):
+    """Images with their labels."""
+
+    classes = ("0", "1", "2")
+
+
+def mostly_zeros(config: DataConfig) -> tuple[Labelled, Labelled]:
+    """Ten images, of which all but two are of class 0."""
+    images = Labelled((torch.full((1, 8, 8), 0.1 * n), n if n in (1, 2) else 0) for n in range(10))
+    return images, images
+
+
+def test_an_image_that_is_right_is_no_mistake() -> None:
+    """Of a model with two mistakes two are shown, and not the ten images that it was least sure of."""
+    model, data = (f"tests.unit.report.test_predictions:{name}" for name in ("always_the_first", "mostly_zeros"))
+    small = {"epochs": 1, "device": "cpu", "workers": 0, "output_dir": Path("run"), "model": model, "data": data}
+    train(recipes.digits().replace(**small, learning_rate=1e-9, global_batch_size=10))
+    assert sorted(image.sample for image in predict(Path("run"), "cpu").worst) == [1, 2]
 
 
 def test_a_picture_has_the_colours_of_the_image() -> None:

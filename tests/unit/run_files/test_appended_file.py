@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -28,6 +29,24 @@ def test_entries_are_appended_to_what_is_there() -> None:
     file.write(b"one\n")
     assert PATH.read_text() == "before\none\n"
     file.close()
+
+
+def test_a_new_file_outlives_a_power_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is forced to disk when it is made, and what is in it when that is asked for."""
+    forced: list[bool] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        forced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    file = AppendedFile(PATH, [].append)
+    file.write(b"one\n")
+    file.sync()
+    file.write(b"two\n")
+    file.close()
+    assert forced == [True, False]
 
 
 def test_what_does_not_fit_is_written_later_and_told_once() -> None:

@@ -55,6 +55,27 @@ def test_data_are_on_disk_before_the_name_and_the_name_before_the_end(monkeypatc
     assert calls == ["file", "rename", "folder"]
 
 
+def test_all_data_are_in_the_file_when_it_is_forced_to_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits in a buffer of Python at that moment does not outlive a power cut, though the name does."""
+    import os
+    import stat
+
+    forced = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode):
+            forced.append(status.st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", noted)
+    with durable.writing(Path("a.txt")) as file:
+        file.write(b"one ")
+        file.write(b"two")
+    assert forced == [7]
+
+
 def test_only_partial_files_are_cleared_away() -> None:
     """What a killed process was writing is removed, everything else stays."""
     for name in ("a.ckpt", "a.ckpt.partial", "partial"):

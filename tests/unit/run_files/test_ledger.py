@@ -91,6 +91,25 @@ def test_an_epoch_of_imagenet_takes_20_kb() -> None:
     assert sum(len(entry.line()) for entry in late) < 20_000
 
 
+@pytest.mark.parametrize("changes", [{"steps": (3, 3)}, {"positions": (11, 20)}, {"positions": (9, 20)}], ids=str)
+def test_steps_that_do_not_follow_on_each_other_are_not_joined(changes: dict[str, Any]) -> None:
+    """One line for both would say that the step or the samples between them were taken, too."""
+    first, second, *_ = steps_of(0, 10_000, 10)
+    assert len(extended([first], second, 10_000)) == 1
+    second = replace(second, **changes)
+    assert extended([first], second, 10_000) == [first, second]
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 10, 11])
+def test_an_audit_looks_samples_up_a_few_at_a_time(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of an entry memory can hold, the verdict on an epoch under way is the same."""
+    monkeypatch.setattr(ledger, "_AT_ONCE", at_once)
+    entries = exact(1)[:5]
+    assert audit_entries(entries, 100, seed=SEED).faults == ()
+    entries[3] = replace(entries[3], fingerprint=wrong_samples(entries[3], 9, 100))
+    assert len(audit_entries(entries, 100, seed=SEED).faults) == 1
+
+
 def test_a_new_epoch_begins_with_its_first_step() -> None:
     """The entries of the epoch before are on disk by then."""
     (last,) = list(steps_of(0, 10, 10))

@@ -62,6 +62,46 @@ def test_a_run_that_is_stopped_has_all_its_steps_on_disk(tmp_path: Path) -> None
     assert held(tmp_path) == [(1, 5), (6, 10), (11, 15)]
 
 
+@pytest.mark.parametrize("first_of_a_line", [11, 12])
+def test_steps_that_join_a_line_which_is_on_disk_take_its_place(first_of_a_line: int, tmp_path: Path) -> None:
+    """Also where it was of one step alone: none is there twice."""
+    run = Run(tmp_path, [], 0).trains_to(first_of_a_line)
+    run.file.close()
+    Run(tmp_path, run.recent, first_of_a_line).trains_to(16).file.close()
+    assert held(tmp_path) == [(1, 5), (6, 10), (11, 15), (16, 16)]
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_lines_that_are_on_disk_are_not_written_again(
+    same_process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When ranks meet again the state has them still; to cut them off first would be to lose them for a moment."""
+    run = Run(tmp_path, [], 0).trains_to(500)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    if not same_process:
+        run.file.close()
+        run.file = LedgerFile(tmp_path, 500)
+    written: list[bytes] = []
+    monkeypatch.setattr(os, "write", lambda file, data: written.append(data) or len(data))
+    for entry in run.recent:
+        run.file.took(entry)
+    run.file.close()
+    assert written == []
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+
+
+def test_nothing_is_cut_off_by_a_process_that_has_lost_the_folder(tmp_path: Path) -> None:
+    """A line that steps have joined stays as its successor wrote it."""
+    held_by_us = True
+    run = Run(tmp_path, [], 0).trains_to(13)
+    run.file.close()
+    run.file = LedgerFile(tmp_path, 13, permission=lambda: held_by_us)
+    run.trains_to(14)
+    held_by_us = False
+    run.file.close()
+    assert held(tmp_path) == [(1, 5), (6, 10), (11, 13)]
+
+
 def test_a_whole_epoch_outlives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its end all its lines are forced to disk: from the next step on the state does not have them any more."""
 

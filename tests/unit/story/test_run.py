@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from hvd_train.data.dataset import Arrays
+from hvd_train.errors import UsageError
+from hvd_train.launch import launcher
 from hvd_train.progress.order import EpochOrder, key
+from hvd_train.run import check
 from hvd_train.run_files import ledger
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
@@ -158,3 +161,12 @@ def test_everything_at_once_stopped_and_resumed(after: int) -> None:
     assert not result.finished
     _, weights = trained(LocalWorld(), config, runs.batch_norm)
     assert equal(weights, expected)
+
+
+def test_the_file_to_begin_from_need_not_outlive_the_first_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that names a file which is not there is refused; a worker of a job that has read it is not."""
+    config = small_config(resume="gone.ckpt")
+    with pytest.raises(UsageError, match=r"--resume gone\.ckpt: no such file"):
+        check(config)
+    monkeypatch.setenv(launcher.GOES_ON, "1")
+    check(config)
