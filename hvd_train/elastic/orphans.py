@@ -1,11 +1,12 @@
 """Kills what is left of a worker that the job has given up.
 
 A worker that is stopped, or cut off from its launcher, would stay for ever and keep the GPU that its successor in the
-same slot needs.
+same slot needs. But it may also be the one that has the run's last steps, and commits them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -13,6 +14,11 @@ import psutil
 
 from hvd_train.launch import processes
 from hvd_train.launch.launcher import JOB, REPLACES, WORKER
+
+_POLL_S = 0.1
+_WRITE_S = 600.0
+_UNFINISHED = ".partial"  # how the name of a file ends while it is written (run_files/durable.py)
+_AT_REST = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def kill_worker(number: str, job: str) -> None:
@@ -22,7 +28,27 @@ def kill_worker(number: str, job: str) -> None:
             process.kill()
 
 
-def kill_predecessor(environ: Mapping[str, str]) -> None:
-    """Kill the worker that the current process replaces, where `environ`, its environment, names one."""
-    if REPLACES in environ:
-        kill_worker(environ[REPLACES], environ[JOB])
+def kill_predecessor(environ: Mapping[str, str], leave_s: float = 5.0) -> None:
+    """Kill the worker that the current process replaces, where `environ`, its environment, names one.
+
+    A worker that was cut off, or whose driver was, may be about to commit what it has and to end. It has `leave_s`
+    seconds for that, and as long as it takes where a file is being written. One that is stopped has no time at all.
+    """
+    if REPLACES not in environ:
+        return
+    begun = time.monotonic()
+    left = processes.started_with({WORKER: environ[REPLACES], JOB: environ[JOB]})
+    while any(_is_leaving(process, time.monotonic() - begun, leave_s) for process in left):
+        time.sleep(_POLL_S)
+    kill_worker(environ[REPLACES], environ[JOB])
+
+
+def _is_leaving(process: psutil.Process, waited_s: float, leave_s: float) -> bool:
+    """Return whether a process may still end by itself after `waited_s` seconds of waiting."""
+    try:
+        if process.status() in _AT_REST:
+            return False
+        writes = any(file.path.endswith(_UNFINISHED) for file in process.open_files())
+        return waited_s < (_WRITE_S if writes else leave_s)
+    except psutil.Error:  # it has ended
+        return False

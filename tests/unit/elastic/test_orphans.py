@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +44,49 @@ def test_a_stopped_predecessor_is_cleared_away(workers: dict[tuple[str, str], su
     assert old.wait(10) == -signal.SIGKILL
     assert workers["a", "1001"].poll() is None
     assert workers["b", "1000"].poll() is None
+
+
+LEAVE_S = 1.0
+LAST_COMMIT = """
+import sys, time
+from pathlib import Path
+from hvd_train.run_files import durable
+time.sleep(0.3)  # the end of its last step
+with durable.writing(Path(sys.argv[1])) as file:
+    print("writing", flush=True)
+    sys.stdin.read()
+    file.write(b"whole")
+"""
+
+
+def test_a_predecessor_that_commits_is_waited_for(tmp_path: Path) -> None:
+    """A worker whose driver was out of reach has seconds to come to its last commit, and all it needs to write it."""
+    path = tmp_path / "step-1.ckpt"
+    old = subprocess.Popen(
+        [sys.executable, "-c", LAST_COMMIT, str(path)],
+        env={**os.environ, JOB: "a", WORKER: "1000"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    successor = threading.Thread(target=orphans.kill_predecessor, args=({JOB: "a", REPLACES: "1000"}, LEAVE_S))
+    successor.start()
+    assert old.stdout is not None
+    assert old.stdout.readline() == "writing\n"
+    successor.join(2 * LEAVE_S)  # longer than it would have had without a file to write
+    assert successor.is_alive()
+    old.communicate("")
+    successor.join(5)
+    assert not successor.is_alive()
+    assert (old.returncode, path.read_bytes()) == (0, b"whole")
+
+
+def test_a_predecessor_that_does_not_end_is_killed(workers: dict[tuple[str, str], subprocess.Popen[str]]) -> None:
+    """One that runs but neither ends nor writes has its time, and no more."""
+    begun = time.monotonic()
+    orphans.kill_predecessor({JOB: "a", WORKER: "1002", REPLACES: "1000"}, 0.5)
+    assert workers["a", "1000"].wait(10) == -signal.SIGKILL
+    assert time.monotonic() - begun >= 0.5
 
 
 def test_the_first_in_a_place_replaces_nobody(workers: dict[tuple[str, str], subprocess.Popen[str]]) -> None:
