@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from hvd_train.console import outlive, say
-from hvd_train.elastic.roster import COMMITTED, TOO_FEW_WORKERS, UNRECOVERABLE, WRONG_SETTINGS
+from hvd_train.elastic.roster import TOO_FEW_WORKERS
+from hvd_train.elastic.worker import COMMITTED, UNRECOVERABLE, WRONG_SETTINGS
 from hvd_train.launch.launcher import GOES_ON, OWNER, STARTED, SUPERVISOR
 
 FINAL = (0, WRONG_SETTINGS, *UNRECOVERABLE, *COMMITTED)
