@@ -24,14 +24,14 @@ class FailedMeetings:
     def to_leave_out(self, members: Sequence[Worker], on_trial: Collection[Worker]) -> list[Worker]:
         """Return who of the members, in the order of their ranks, is to be left out of the next meeting; often nobody.
 
-        It is whoever is new to the others; where everybody is, the last rank. Members `on_trial` were left
+        It is whoever is new to the others; where nobody is, or everybody, the last rank. Members `on_trial` were left
         out before: with one of them a single failure is enough.
         """
         new = [worker for worker in members if not worker.has_met]
         patient = self.in_a_row < MEETINGS and not any(worker in on_trial for worker in new)
         if patient or len(members) == 1:
             return []
-        return new if len(new) < len(members) else list(members[-1:])
+        return new if 0 < len(new) < len(members) else list(members[-1:])
 
     def without_those(self) -> FailedMeetings:
         """Return the row after somebody was left out: if it fails once more without these, somebody else goes."""
@@ -39,8 +39,3 @@ class FailedMeetings:
 
     def __str__(self) -> str:
         return "" if self.in_a_row == 1 else f", {self.in_a_row} times in a row"
-
-
-def left_out_s(times_before: int) -> float:
-    """Return for how many seconds a newcomer is left out that has been left out so often before."""
-    return min(LEFT_OUT_S * 2.0**times_before, LONGEST_LEFT_OUT_S)

@@ -30,7 +30,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hvd_train.elastic.failed_meetings import FailedMeetings, left_out_s
+from hvd_train.elastic import back_off
+from hvd_train.elastic.failed_meetings import LEFT_OUT_S, LONGEST_LEFT_OUT_S, FailedMeetings
 from hvd_train.elastic.repeated_errors import ErrorsInARow, place_of_error
 from hvd_train.elastic.worker import COMMITTED, STOPPED, UNRECOVERABLE, WRONG_SETTINGS, Stage, Worker
 from hvd_train.launch.last_word import LastWord
@@ -189,7 +190,7 @@ class Roster:
         slot = self._record(worker)
         steady = worker.joined_at is not None and now - worker.joined_at >= STEADY_S
         slot.failures = 1 if steady else slot.failures + 1
-        back_off_s = min(BACK_OFF_S * 2 ** (slot.failures - 1), LONGEST_BACK_OFF_S)
+        back_off_s = back_off.wait_s(BACK_OFF_S, LONGEST_BACK_OFF_S, slot.failures - 1)
         if worker.told_to_end or (exit_code in STOPPED and not is_ending):
             back_off_s = TOLD_TO_END_S
         slot.not_before = max(slot.not_before, now + back_off_s)
@@ -356,7 +357,7 @@ class Roster:
         left_out = failed.to_leave_out(members, on_trial)
         for worker in left_out:
             record = self._record(worker)
-            seconds = left_out_s(record.left_out)
+            seconds = back_off.wait_s(LEFT_OUT_S, LONGEST_LEFT_OUT_S, record.left_out)
             record.left_out += 1
             record.not_before = now + seconds
             reason = f"the ranks have not met with it{failed}; it is tried again in {seconds:.0f} s"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_train.elastic.failed_meetings import MEETINGS, FailedMeetings, left_out_s
+from hvd_train.elastic.failed_meetings import MEETINGS, FailedMeetings
 from hvd_train.elastic.worker import Worker
 
 
@@ -27,10 +27,11 @@ def test_all_that_are_new_are_left_out() -> None:
     assert FailedMeetings(MEETINGS).to_leave_out([two, old, three], []) == [two, three]
 
 
-def test_where_everybody_is_new_the_last_rank_is_left_out() -> None:
+def test_where_nobody_is_new_or_everybody_the_last_rank_is_left_out() -> None:
     """Rank 0, which holds the run folder, stays."""
-    members = [member(number, has_met=False) for number in range(3)]
-    assert FailedMeetings(MEETINGS).to_leave_out(members, []) == members[-1:]
+    for has_met in (True, False):
+        members = [member(number, has_met=has_met) for number in range(3)]
+        assert FailedMeetings(MEETINGS).to_leave_out(members, []) == members[-1:]
 
 
 def test_one_failure_is_enough_for_whoever_was_left_out_before() -> None:
@@ -48,14 +49,9 @@ def test_a_rank_that_is_alone_is_never_left_out() -> None:
 
 def test_if_it_fails_again_without_them_somebody_else_goes_at_once() -> None:
     """They were innocent then."""
-    members = [member(number, has_met=False) for number in range(3)]
+    members = [member(number, has_met=True) for number in range(3)]
     failed = FailedMeetings(MEETINGS).without_those().and_another()
     assert failed.to_leave_out(members[:-1], []) == [members[1]]
-
-
-def test_a_newcomer_is_left_out_for_ever_longer() -> None:
-    """Up to an hour."""
-    assert [left_out_s(times) for times in range(8)] == [60, 120, 240, 480, 960, 1920, 3600, 3600]
 
 
 def test_the_user_reads_how_often_it_was() -> None:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from hvd_train.elastic.roster import REPORT_S, SILENT_S, SILENT_WHILE_MEETING_S, TOO_FEW_WORKERS, Finish
+from hvd_train.elastic.roster import (
+    LONGEST_BACK_OFF_S,
+    REPORT_S,
+    SILENT_S,
+    SILENT_WHILE_MEETING_S,
+    TOO_FEW_WORKERS,
+    Finish,
+)
 from hvd_train.elastic.worker import COMMITTED
 from tests.support.roster_play import Play, training
 
@@ -214,3 +221,29 @@ def test_a_newcomer_that_dies_when_it_joins_comes_ever_more_seldom() -> None:
         play.ask(bad)
         play.ask(*old)
     assert waits == [1, 2, 4, 8]
+
+
+def test_a_host_that_comes_back_with_fewer_slots_disturbs_nobody() -> None:
+    """Its worker in a slot that is gone leaves after a step, as if the host had not been away."""
+    play = training({"a": 1, "b": 2})
+    one, two, three = play.world
+    play.find({"a": 1})
+    play.find({"a": 1, "b": 1})
+    assert play.roster.wants_change()
+    play.ask(one, two, three)
+    assert play.world == [one, two]
+    assert list(play.taken_out) == [three]
+
+
+def test_a_host_that_fails_for_days_does_not_end_the_job() -> None:
+    """Its next attempt comes after a minute, whether it is the hundredth or the two-thousandth."""
+    play = training({"a": 1})
+    old = play.world
+    play.find({"a": 1, "bad": 1})
+    for _ in range(2000):
+        play.end(play.newest("bad"), 255)
+        play.now += LONGEST_BACK_OFF_S
+        play.roster.heartbeat_received(old[0], play.now)
+        play.obey()
+    assert len(play.started) == 2002
+    assert (play.world, play.finish) == (old, None)

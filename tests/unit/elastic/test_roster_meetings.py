@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.roster_play import training
 
 
@@ -46,9 +48,12 @@ def test_a_death_explains_why_ranks_have_not_met() -> None:
     assert not play.told
 
 
-def test_where_nobody_is_new_the_last_rank_is_left_out() -> None:
-    """Two hosts may have lost the way to each other; what remains trains on."""
+@pytest.mark.parametrize("have_met", [False, True])
+def test_where_nobody_is_new_the_last_rank_is_left_out(have_met: bool) -> None:
+    """Two hosts may have lost the way to each other, also after hours of training; what remains trains on."""
     play = training({"a": 1, "b": 1, "c": 1})
+    if have_met:
+        play.ask(*play.world)
     for _ in range(3):
         play.miss(*play.world)
     assert len(play.world) == 2
