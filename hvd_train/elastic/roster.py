@@ -226,10 +226,9 @@ class Roster:
             return True
         staying = [worker for worker in members if self._is_listed(worker)]
         ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
-        room = self.max_workers - len(staying)
-        if len(staying) + min(room, len(ready)) < self.min_workers:
+        if len(staying) + len(ready) < self.min_workers:
             return False
-        return len(staying) < len(members) or (bool(ready) and room > 0)
+        return len(staying) < len(members) or bool(ready)
 
     def wants_stop(self) -> bool:
         """Return whether members should commit and end the job: all of them were told to end."""
@@ -316,7 +315,7 @@ class Roster:
         commands = self._after_a_failed_meeting(members, now)
         members = self._members()
         survivors = [worker for worker in members if self._is_listed(worker)] or members
-        chosen = (survivors + self._newcomers())[: self.max_workers]
+        chosen = survivors + self._newcomers()  # not more than `max_workers`: no more were started
         if not self._is_enough(len(chosen), now):
             if now - self._hopeful_at > self.patience_s:
                 self._finish = Finish(

@@ -7,6 +7,7 @@ from hvd_train.elastic.roster import (
     REPORT_S,
     SILENT_S,
     SILENT_WHILE_MEETING_S,
+    STEADY_S,
     TOO_FEW_WORKERS,
     Finish,
 )
@@ -247,3 +248,105 @@ def test_a_host_that_fails_for_days_does_not_end_the_job() -> None:
         play.obey()
     assert len(play.started) == 2002
     assert (play.world, play.finish) == (old, None)
+
+
+def test_a_worker_that_dies_after_a_steady_life_is_replaced_at_once() -> None:
+    """However often: a host that crashes once an hour is as good as any other."""
+    play = training({"a": 1, "b": 1})
+    first = play.world[0]
+    for _ in range(8):
+        play.wait(STEADY_S)
+        play.end(play.world[1], 137)
+        play.ask(first)
+        play.wait(1)
+        play.ask(play.newest("b"))
+        play.ask(first)
+        assert play.world == [first, play.newest("b")]
+
+
+def test_rank_0_speaks_for_a_job_that_has_died() -> None:
+    """Another rank that left with 0, for whatever reason, does not make a success of it."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.end(two, 0)
+    play.end(one, 137)
+    assert play.finish is None
+    play.wait(3)
+    play.ask(*play.started[2:])
+    assert play.world == play.started[2:]
+
+
+def test_there_are_never_more_workers_than_the_most() -> None:
+    """However many slots the hosts have; a slot that stays empty is where the next one starts."""
+    play = Play({"a": 2, "b": 2}, first=3, most=3)
+    assert len(play.started) == 3
+    play.ask(*play.started)
+    assert len(play.world) == 3
+    play.find({"a": 2, "b": 2, "c": 4})
+    assert not play.roster.wants_change()
+    play.end(play.world[0], 137)
+    assert len(play.started) == 4
+    play.ask(*play.world[1:])
+    play.ask(play.started[-1])
+    assert play.roster.wants_change()
+    play.ask(*play.world)
+    assert len(play.world) == 3
+    play.wait(100)
+    assert len(play.started) == 4
+
+
+def test_one_that_does_not_end_takes_nobodys_room() -> None:
+    """A stopped process, or an ssh that hangs, may be there for minutes; its successor starts elsewhere meanwhile."""
+    play = Play({"a": 1, "b": 1, "c": 1}, first=2, most=2)
+    one, stopped = play.started
+    play.ask(one, stopped)
+    play.wait(SILENT_S + 2, stopped)
+    assert list(play.taken_out) == [stopped]
+    assert [play.hosts[number] for number in play.started] == ["a", "b", "c"]
+
+
+def test_nobody_leaves_a_host_before_there_are_enough_others() -> None:
+    """To leave at once would be to wait, when all could train; once a newcomer is ready they change places."""
+    play = training({"a": 1, "b": 1}, fewest=2)
+    one, two = play.world
+    play.find({"a": 1})
+    assert not play.roster.wants_change()
+    play.find({"a": 1, "c": 1})
+    assert not play.roster.wants_change()
+    play.ask(play.newest("c"))
+    assert play.roster.wants_change()
+    play.ask(one, two)
+    assert play.world == [one, play.newest("c")]
+    assert list(play.taken_out) == [two]
+
+
+def test_the_state_outlives_a_change_of_all_hosts() -> None:
+    """Those on the old hosts hand it on, and leave after a step in common."""
+    play = training({"a": 1})
+    (old,) = play.world
+    play.find({"b": 1})
+    new = play.newest("b")
+    assert not play.roster.wants_change()
+    play.ask(new)
+    assert play.roster.wants_change()
+    play.ask(old)
+    assert play.world == [old, new]
+    assert not play.taken_out
+    assert play.roster.wants_change()
+    play.ask(old, new)
+    assert play.world == [new]
+    assert list(play.taken_out) == [old]
+
+
+def test_each_meeting_waits_as_long_as_the_first() -> None:
+    """A member that takes some seconds to come, hours after another meeting, is waited for."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.ask(one)
+    play.wait(REPORT_S / 2)
+    play.ask(two)
+    play.wait(2 * REPORT_S)
+    play.ask(one)
+    play.wait(REPORT_S - 1)
+    play.ask(two)
+    assert (play.world, play.taken_out) == ([one, two], {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvd_train.elastic.roster import Finish
+from hvd_train.elastic.worker import UNRECOVERABLE
 from hvd_train.launch.last_word import LastWord
 from tests.support.roster_play import Play, training
 
@@ -16,6 +17,16 @@ def test_wrong_settings_end_the_job_at_once() -> None:
     assert play.finish is not None
     assert play.finish.exit_code == 2
     assert list(play.taken_out) == [play.started[1]]
+
+
+@pytest.mark.parametrize("code", UNRECOVERABLE)
+def test_what_no_other_worker_would_mend_ends_the_job_at_once(code: int) -> None:
+    """With the exit code that says what it is; the others are not left to find out by themselves."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.end(two, code)
+    assert play.finish == Finish(code, f"b[0] ended with exit code {code}")
+    assert list(play.taken_out) == [one]
 
 
 def test_other_settings_in_the_run_folder_end_the_job() -> None:
