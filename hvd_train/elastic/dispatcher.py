@@ -43,7 +43,8 @@ from hvd_train.console import say
 from hvd_train.elastic import orphans
 from hvd_train.elastic.discovery import Discovery
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks, starting
-from hvd_train.elastic.roster import COMMITTED, SILENT_S, Command, End, Finish, FormWorld, Roster, Start, Tell, Worker
+from hvd_train.elastic.roster import SILENT_S, Command, End, Finish, FormWorld, Roster, Start, Tell
+from hvd_train.elastic.worker import COMMITTED, Worker
 from hvd_train.launch import addresses, roll_call
 from hvd_train.launch.last_word import LastWord
 from hvd_train.launch.launcher import GOES_ON, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hvd_train.elastic.roster import Worker
+from hvd_train.elastic.worker import Worker
 
 
 @dataclass(frozen=True)

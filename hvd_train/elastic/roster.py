@@ -29,9 +29,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
+from hvd_train.elastic import back_off
+from hvd_train.elastic.failed_meetings import LEFT_OUT_S, LONGEST_LEFT_OUT_S, FailedMeetings
+from hvd_train.elastic.repeated_errors import ErrorsInARow, place_of_error
 from hvd_train.elastic.waiting import Wait
+from hvd_train.elastic.worker import COMMITTED, STOPPED, UNRECOVERABLE, WRONG_SETTINGS, Stage, Worker
 from hvd_train.launch.last_word import LastWord
 
 SILENT_S = 10.0  # a worker sends a heartbeat every second: after so long without one it is taken for dead
@@ -41,61 +44,9 @@ BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 TOLD_TO_END_S = 300.0  # a slot whose worker was told to end stays empty: spot hosts go within two minutes
 STEADY_S = 60.0  # a worker that was in worlds for so long did not fail to start
 LEAVE_S = 10.0  # from a worker's last word to its end
-NEAR_STEPS = 1  # data are read ahead or not, as it comes: one torn picture may end workers in neighbouring steps
-SAME_ERRORS = 3  # an error that comes back so often, in whichever worker, is in the program or the data
-MEETINGS = 3  # so many in a row that fail, though all ranks live, are the fault of whoever is new
-LEFT_OUT_S, LONGEST_LEFT_OUT_S = 60.0, 3600.0  # how long such a newcomer is left out, first and at most
-
-# Exit codes of a worker that end the whole job: wrong settings; replicas that differ, a step that breaks in every
-# world, a loss that stays not finite, last files that could not be written; and a commit before the end, on a signal or
-# because the time was up.
-WRONG_SETTINGS = 2
-FAULT_REPEATS = 5
-UNRECOVERABLE = (4, FAULT_REPEATS, 6, 74)
-TOO_FEW_WORKERS = 69  # of the job: EX_UNAVAILABLE
-STOPPED = (129, 130, 138, 143)  # by a signal to the worker
-COMMITTED = (75, *STOPPED)
+TOO_FEW_WORKERS = 69  # the job's exit code: EX_UNAVAILABLE
 _ENDED_BY_COMMAND = -1  # in place of the exit code, which says nothing about a worker that was told to end
-
-
-class Stage(Enum):
-    """What a worker is doing, as far as the roster knows."""
-
-    STARTING = "starting"
-    READY = "ready"
-    """It has built all it needs and waits for its first rank."""
-    TRAINING = "training"
-    MEETING = "meeting"
-    """It has left its world and waits for a rank in the next one."""
-    LEAVING = "leaving"
-    """It has told which error ends it."""
-    ENDING = "ending"
-    """It has been told to end."""
-
-
-@dataclass(eq=False)
-class Worker:
-    """One process in a slot of a host, with a number that no other process of the job has or had."""
-
-    number: int
-    host: str
-    slot: int
-    started_at: float
-    heard_at: float
-    """When its last heartbeat or request came."""
-    stage: Stage = Stage.STARTING
-    told_to_end: bool = False
-    """Whether a signal has told it to end: it leaves after the next step, and the others go on."""
-    joined_at: float | None = None
-    """When it became a member of a world."""
-    has_met: bool = False
-    """Whether it is known to have come to one state with the other ranks of a world."""
-    last_word: LastWord | None = None
-    said_at: float = 0.0
-    """When its last word came."""
-
-    def __str__(self) -> str:
-        return f"{self.host}[{self.slot}]"
+_ON_THE_WAY_OUT = (Stage.LEAVING, Stage.ENDING)
 
 
 @dataclass(frozen=True)
@@ -139,8 +90,6 @@ class Finish:
 
 Command = Start | End | FormWorld | Tell | Finish
 
-_BUILDING, _MEETING = -2, -1  # in place of a step: where a worker met an error
-
 
 @dataclass
 class _SlotRecord:
@@ -175,10 +124,8 @@ class Roster:
     _exit_codes: dict[Worker, int] = field(default_factory=dict)
     _not_met: dict[int, str] = field(default_factory=dict)
     """Why they had to leave the last world before its ranks had met, by the numbers of these workers."""
-    _failed_meetings: int = 0
-    _errors: list[Worker] = field(default_factory=list)
-    """The workers that ended with an error one after another in the same place."""
-    _place_of_errors: int = _BUILDING
+    _failed_meetings: FailedMeetings = field(default_factory=FailedMeetings)
+    _errors: ErrorsInARow = field(default_factory=ErrorsInARow)
     _meeting_since: float | None = None
     _short_since: float | None = None
     _wait_told_at: float | None = None
@@ -239,13 +186,13 @@ class Roster:
         if worker is None:
             return
         self._workers.remove(worker)
-        exit_code = _meant(worker, exit_code)
+        exit_code = worker.meant_exit_code(exit_code)
         is_ending = worker.stage is Stage.ENDING
         self._exit_codes[worker] = _ENDED_BY_COMMAND if is_ending and not worker.told_to_end else exit_code
-        slot = self._slots.setdefault((worker.host, worker.slot), _SlotRecord())
+        slot = self._record(worker)
         steady = worker.joined_at is not None and now - worker.joined_at >= STEADY_S
         slot.failures = 1 if steady else slot.failures + 1
-        back_off_s = min(BACK_OFF_S * 2 ** (slot.failures - 1), LONGEST_BACK_OFF_S)
+        back_off_s = back_off.wait_s(BACK_OFF_S, LONGEST_BACK_OFF_S, slot.failures - 1)
         if worker.told_to_end or (exit_code in STOPPED and not is_ending):
             back_off_s = TOLD_TO_END_S
         slot.not_before = max(slot.not_before, now + back_off_s)
@@ -253,10 +200,12 @@ class Roster:
             self._finish = Finish(exit_code, f"{worker} ended with exit code {exit_code}")
         elif exit_code == WRONG_SETTINGS and not self.worlds_formed:
             self._finish = Finish(exit_code, f"{worker} cannot start")
-        elif exit_code == WRONG_SETTINGS and self._in_a_meeting(worker) and worker is self.world[0]:
+        elif exit_code == WRONG_SETTINGS and worker.failed_to_meet and worker in self.world[:1]:
             self._finish = Finish(exit_code, f"{worker}, as rank 0, cannot go on")  # and no other could
         elif exit_code in (1, WRONG_SETTINGS):
-            self._count_error(worker)
+            place = place_of_error(worker, self.world, others_train=bool(self._members()))
+            if place is not None:
+                self._errors = self._errors.and_another(place, worker)
         if self._finish is None and worker in self.world and not self._members():
             self._finish = self._end_of_world()
 
@@ -279,10 +228,9 @@ class Roster:
             return True
         staying = [worker for worker in members if self._is_listed(worker)]
         ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
-        room = self.max_workers - len(staying)
-        if len(staying) + min(room, len(ready)) < self.min_workers:
+        if len(staying) + len(ready) < self.min_workers:
             return False
-        return len(staying) < len(members) or (bool(ready) and room > 0)
+        return len(staying) < len(members) or bool(ready)
 
     def wants_stop(self) -> bool:
         """Return whether members should commit and end the job: all of them were told to end."""
@@ -305,6 +253,9 @@ class Roster:
     def _members(self) -> list[Worker]:
         """Return the members of the last world that still run, in the order of their ranks."""
         return [worker for worker in self.world if worker in self._workers and worker.stage not in _ON_THE_WAY_OUT]
+
+    def _record(self, worker: Worker) -> _SlotRecord:
+        return self._slots.setdefault((worker.host, worker.slot), _SlotRecord())
 
     def _is_listed(self, worker: Worker) -> bool:
         return worker.slot < self.hosts.get(worker.host, 0)
@@ -366,7 +317,7 @@ class Roster:
         commands = self._after_a_failed_meeting(members, now)
         members = self._members()
         survivors = [worker for worker in members if self._is_listed(worker)] or members
-        chosen = (survivors + self._newcomers())[: self.max_workers]
+        chosen = survivors + self._newcomers()  # not more than `max_workers`: no more were started
         if not self._is_enough(len(chosen), now):
             if now - self._hopeful_at > self.patience_s:
                 self._finish = Finish(
@@ -382,45 +333,39 @@ class Roster:
         self.world, self._meeting_since, self._short_since = tuple(chosen), None, None
         self._wait_told_at = None
         self.worlds_formed += 1
-        if self._place_of_errors == _BUILDING:
-            self._errors = []
+        self._errors = self._errors.once_a_world_forms()
         return [*commands, FormWorld(self.world)]
 
     def _newcomers(self) -> list[Worker]:
         """Return the new workers that may join the next world; of those left out before, one at a time."""
         ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
-        clean = [worker for worker in ready if not self._slots[worker.host, worker.slot].left_out]
+        clean = [worker for worker in ready if not self._record(worker).left_out]
         return clean or ready[:1]
 
     def _after_a_failed_meeting(self, members: list[Worker], now: float) -> list[Command]:
-        """Take note of whether the ranks of the last world had met; after too many failures leave somebody out.
-
-        A meeting that breaks since a rank has died says nothing about the others.
-        """
+        """Take note of whether the ranks of the last world had met; after too many failures leave somebody out."""
         reasons, self._not_met = self._not_met, {}
         if not all(worker.number in reasons for worker in members):
-            self._failed_meetings = 0
+            self._failed_meetings = FailedMeetings()
             for worker in members:
                 worker.has_met = True
-                self._slots[worker.host, worker.slot].left_out = 0
-        elif members and len(members) == len(self.world):
-            self._failed_meetings += 1
-            times = "" if self._failed_meetings == 1 else f", {self._failed_meetings} times in a row"
-            told: list[Command] = [Tell(f"the ranks have not met{times}: {reasons[members[0].number]}")]
-            new = [worker for worker in members if not worker.has_met]
-            on_trial = any(self._slots[worker.host, worker.slot].left_out for worker in new)
-            if len(members) == 1 or (self._failed_meetings < MEETINGS and not on_trial):
-                return told
-            self._failed_meetings -= 1  # if it fails once more without these, somebody else goes at once
-            for worker in new if len(new) < len(members) else members[-1:]:
-                record = self._slots[worker.host, worker.slot]
-                left_out_s = min(LEFT_OUT_S * 2**record.left_out, LONGEST_LEFT_OUT_S)
-                record.left_out += 1
-                record.not_before = now + left_out_s
-                reason = f"the ranks have not met with it{times}; it is tried again in {left_out_s:.0f} s"
-                told.append(self._end(worker, reason))
-            return told
-        return []
+                self._record(worker).left_out = 0
+            return []
+        if not members or len(members) < len(self.world):
+            return []  # it broke since a rank has died
+        failed = self._failed_meetings.and_another()
+        commands: list[Command] = [Tell(f"the ranks have not met{failed}: {reasons[members[0].number]}")]
+        on_trial = [worker for worker in members if self._record(worker).left_out]
+        left_out = failed.to_leave_out(members, on_trial)
+        for worker in left_out:
+            record = self._record(worker)
+            seconds = back_off.wait_s(LEFT_OUT_S, LONGEST_LEFT_OUT_S, record.left_out)
+            record.left_out += 1
+            record.not_before = now + seconds
+            reason = f"the ranks have not met with it{failed}; it is tried again in {seconds:.0f} s"
+            commands.append(self._end(worker, reason))
+        self._failed_meetings = failed.without_those() if left_out else failed
+        return commands
 
     def _is_enough(self, count: int, now: float) -> bool:
         """Return whether a world may form."""
@@ -458,49 +403,18 @@ class Roster:
         """Return whether a worker has been heard of since it was started, and lately."""
         return worker.heard_at > worker.started_at and now - worker.heard_at <= SILENT_S
 
-    def _in_a_meeting(self, worker: Worker) -> bool:
-        """Return whether a member of the last world ended before its ranks had come to one state."""
-        return worker in self.world and worker.last_word is not None and worker.last_word.during == "meeting"
-
-    def _count_error(self, worker: Worker) -> None:
-        """Count an error that ended a worker, unless it may be the worker's own: others do well where it failed."""
-        if worker not in self.world:
-            if self._members():
-                return
-            place = _BUILDING
-        elif worker.last_word is None:
-            return  # nothing is known of it
-        elif self._in_a_meeting(worker):
-            if not worker.has_met and any(other.has_met for other in self.world):
-                return
-            place = _MEETING
-        else:
-            place = worker.last_word.step
-            if self._place_of_errors >= 0 and abs(place - self._place_of_errors) <= NEAR_STEPS:
-                place = self._place_of_errors
-        if place != self._place_of_errors:
-            self._errors, self._place_of_errors = [], place
-        self._errors.append(worker)
-
     def _error_that_repeats(self, now: float) -> Finish | None:
         """Return how the job finishes since an error comes back again and again, or None."""
-        if len(self._errors) < SAME_ERRORS:
+        if not self._errors.is_long:
             return None
-        if self._place_of_errors == _BUILDING and (self._members() or self._in(Stage.READY) or self._may_build(now)):
+        if self._errors.place == "building" and (self._members() or self._in(Stage.READY) or self._may_build(now)):
             return None
-        place = {_BUILDING: "before the ranks met", _MEETING: "when the ranks met"}.get(
-            self._place_of_errors, f"in step {self._place_of_errors + 1}"
-        )
-        wrong = self._errors[-1].last_word is not None and self._errors[-1].last_word.exit_code == WRONG_SETTINGS
-        return Finish(
-            WRONG_SETTINGS if wrong else FAULT_REPEATS,
-            f"{len(self._errors)} workers in a row ended with an error {place} (see above)",
-        )
+        return Finish(self._errors.exit_code, str(self._errors))
 
     def _may_build(self, now: float) -> bool:
         """Return whether a worker is starting in a slot where none has failed yet: it may get further than others."""
         return any(
-            not self._slots[worker.host, worker.slot].failures
+            not self._record(worker).failures
             and (self._is_building(worker, now) or now - worker.started_at < self.start_patience_s)
             for worker in self._in(Stage.STARTING)
         )
@@ -518,14 +432,3 @@ class Roster:
         if committed:
             return Finish(committed[0], "stopped, and committed")
         return Finish(0, "done") if exit_codes[0] == 0 else None
-
-
-_ON_THE_WAY_OUT = (Stage.LEAVING, Stage.ENDING)
-
-
-def _meant(worker: Worker, exit_code: int) -> int:
-    """Return the exit code that a worker meant to end with: a library may crash in its exit handlers."""
-    word = worker.last_word
-    if word is not None and (word.error or exit_code < 0 or exit_code >= 128):
-        return word.exit_code
-    return exit_code

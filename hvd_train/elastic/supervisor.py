@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from hvd_train.console import outlive, say
-from hvd_train.elastic.roster import COMMITTED, TOO_FEW_WORKERS, UNRECOVERABLE, WRONG_SETTINGS
+from hvd_train.elastic import back_off
+from hvd_train.elastic.roster import TOO_FEW_WORKERS
+from hvd_train.elastic.worker import COMMITTED, UNRECOVERABLE, WRONG_SETTINGS
 from hvd_train.launch.launcher import GOES_ON, OWNER, STARTED, SUPERVISOR
 
 FINAL = (0, WRONG_SETTINGS, *UNRECOVERABLE, *COMMITTED)
@@ -48,7 +50,7 @@ class Patience:
         self.failures = 1 if ran_s >= STEADY_S and code != TOO_FEW_WORKERS else self.failures + 1
         if self.failures > self.restarts:
             return None
-        return min(FIRST_WAIT_S * 2.0 ** (self.failures - 1), LONGEST_WAIT_S)
+        return back_off.wait_s(FIRST_WAIT_S, LONGEST_WAIT_S, self.failures - 1)
 
 
 def keep_going(command: Sequence[str], restarts: int) -> int:

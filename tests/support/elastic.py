@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Stage, Start, Worker
+from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Start
+from hvd_train.elastic.worker import Stage, Worker
 from hvd_train.errors import RankLost
 from hvd_train.world.world import Place, Reduction, Request, WorldChanged, already_in_sync
 from tests.support.worlds import DEADLINE_S, Killed, Meeting, ThreadWorld

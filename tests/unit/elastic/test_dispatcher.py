@@ -291,7 +291,7 @@ def test_no_more_workers_are_waited_for_than_there_may_be() -> None:
     """`-np 6 --max-np 2` is two workers from the start on, not after a minute."""
     roster, interrupted = Roster(1, 1, 2, patience_s=60), threading.Event()
     interrupted.set()
-    dispatcher = Dispatcher(roster, lambda: {}, lambda _: None)
+    dispatcher = Dispatcher(roster, dict, lambda _: None)
     dispatcher.start(6, lambda *_: (0, 0.0), interrupted)
     assert roster.start_workers == 2
     dispatcher.stop()

@@ -26,7 +26,8 @@ from horovod.runner.util import network
 from hvd_train.elastic import driver as driver_module
 from hvd_train.elastic.driver import _CHANGE_FOLDER, REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks
-from hvd_train.elastic.roster import Finish, FormWorld, Worker
+from hvd_train.elastic.roster import Finish, FormWorld
+from hvd_train.elastic.worker import Worker
 from hvd_train.launch import client, last_word
 from hvd_train.launch.last_word import LastWord
 from hvd_train.launch.launcher import WORKER

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hvd_train.elastic.members import Holds, Member, RankReport, change_between, most_advanced, survivors_differ
 
 A, B, C = (Member(host, 1) for host in "abc")
@@ -38,6 +40,12 @@ def test_survivors_of_one_step_with_other_weights_are_not_trusted() -> None:
     assert not survivors_differ([survivor(A, 7), survivor(B, 6, digest="y"), RankReport(C)])
 
 
+def test_a_survivor_that_has_ended_the_epoch_may_differ_from_one_that_has_not() -> None:
+    """Both have done its last step; the means of the epoch begin anew for one of them."""
+    assert not survivors_differ([survivor(A, 7, epoch=1), survivor(B, 7, epoch=0, digest="y")])
+    assert survivors_differ([survivor(A, 7, epoch=1), survivor(B, 7, epoch=1, digest="y")])
+
+
 def test_survivors_that_differed_are_not_trusted_at_the_next_meeting_either() -> None:
     """One of them has meanwhile loaded the last commit, another was lost to that meeting before it heard of it."""
     assert survivors_differ([survivor(A, 5, holds="distrusted"), survivor(B, 7)])
@@ -57,3 +65,12 @@ def test_a_change_names_who_left_and_who_came() -> None:
     went_back = change_between([survivor(A, 7)], step=5)
     assert went_back is not None
     assert went_back.steps_lost == 2
+
+
+def test_a_change_counts_from_the_first_that_noticed() -> None:
+    """A rank that comes late to the meeting has waited for less; a newcomer has waited for nobody."""
+    late = replace(survivor(B, 7), waited_s=0.1)
+    for reports in ([survivor(A, 7), late, RankReport(C)], [late, survivor(A, 7), RankReport(C, waited_s=9.0)]):
+        change = change_between(reports, step=7)
+        assert change is not None
+        assert change.waited_s == 0.5

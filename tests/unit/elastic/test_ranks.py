@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvd_train.elastic.ranks import assign_ranks, starting
-from hvd_train.elastic.roster import Worker
+from hvd_train.elastic.worker import Worker
 
 
 def test_ranks_keep_their_order_whatever_hosts_they_are_on() -> None:

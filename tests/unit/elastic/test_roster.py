@@ -2,109 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-
 from hvd_train.elastic.roster import (
-    COMMITTED,
+    LONGEST_BACK_OFF_S,
     REPORT_S,
     SILENT_S,
     SILENT_WHILE_MEETING_S,
-    STOPPED,
-    TOLD_TO_END_S,
+    STEADY_S,
     TOO_FEW_WORKERS,
-    End,
     Finish,
-    FormWorld,
-    Roster,
-    Start,
-    Tell,
 )
-from hvd_train.launch.last_word import During, LastWord
-
-
-class Play:
-    """A job under test; time stands still unless it is told to go on."""
-
-    def __init__(self, hosts: dict[str, int], *, first: int, fewest: int = 1, most: int = 8) -> None:
-        self.roster = Roster(first, fewest, most, patience_s=600)
-        self.now = 0.0
-        self.started: list[int] = []
-        self.hosts: dict[int, str] = {}
-        self.world: list[int] = []
-        self.taken_out: dict[int, str] = {}
-        self.told: list[str] = []
-        self.finish: Finish | None = None
-        self.find(hosts)
-
-    def find(self, hosts: dict[str, int]) -> None:
-        """These are the hosts now."""
-        self.roster.hosts_found(hosts)
-        self.obey()
-
-    def ask(self, *numbers: int) -> None:
-        """These workers wait for a rank."""
-        for number in numbers:
-            self.roster.rank_requested(number, self.now)
-        self.obey()
-
-    def end(self, number: int, code: int) -> None:
-        """A worker's process ends."""
-        self.roster.worker_exited(number, code, self.now)
-        self.obey()
-
-    def tell_to_end(self, *numbers: int) -> None:
-        """A signal tells these workers to end, and they say so."""
-        for number in numbers:
-            self.roster.told_to_end(number)
-        self.obey()
-
-    def fail(self, number: int, during: During, step: int = 0, code: int = 1) -> None:
-        """An error ends a worker."""
-        self.roster.last_word_received(number, LastWord(code, "Traceback", during, step), self.now)
-        self.obey()
-        self.end(number, code)
-
-    def miss(self, *numbers: int) -> None:
-        """These workers have not met in their world, and wait for another."""
-        for number in numbers:
-            self.roster.not_met(number, "connection refused")
-        self.ask(*numbers)
-
-    def newest(self, host: str) -> int:
-        """The number of the worker that was started last on a host."""
-        return max(number for number in self.started if self.hosts[number] == host)
-
-    def wait(self, seconds: float, *silent: int) -> None:
-        """Time goes on; all but the silent ones say that they live."""
-        for _ in range(round(seconds)):
-            self.now += 1
-            for number in self.started:
-                if number not in silent:
-                    self.roster.heartbeat_received(number, self.now)
-            self.obey()
-
-    def obey(self) -> None:
-        """Do what the roster says."""
-        for command in self.roster.commands(self.now):
-            if isinstance(command, Start):
-                self.started.append(command.worker.number)
-                self.hosts[command.worker.number] = command.worker.host
-            elif isinstance(command, FormWorld):
-                self.world = [worker.number for worker in command.workers]
-            elif isinstance(command, End):
-                self.taken_out[command.worker.number] = command.reason
-            elif isinstance(command, Tell):
-                self.told.append(command.message)
-            else:
-                self.finish = command
-
-
-def training(hosts: dict[str, int], **limits: int) -> Play:
-    """A job whose first world has all slots."""
-    play = Play(hosts, first=sum(hosts.values()), **limits)
-    play.ask(*play.started)
-    assert play.world == play.started
-    return play
+from hvd_train.elastic.worker import COMMITTED
+from tests.support.roster_play import Play, training
 
 
 def test_the_first_world_waits_for_all() -> None:
@@ -319,234 +227,6 @@ def test_all_dead_is_a_new_start() -> None:
     assert play.world == play.started[2:]
 
 
-def test_wrong_settings_end_the_job_at_once() -> None:
-    """They are wrong on every host."""
-    play = Play({"a": 1, "b": 1}, first=2)
-    play.end(play.started[0], 2)
-    assert play.finish is not None
-    assert play.finish.exit_code == 2
-    assert list(play.taken_out) == [play.started[1]]
-
-
-def test_a_worker_that_is_told_to_end_leaves_and_the_others_go_on() -> None:
-    """It is out when it has left its world, waits for nobody, and its exit code does not speak for the job."""
-    play = training({"a": 1, "b": 1, "c": 1})
-    one, told, three = play.world
-    play.tell_to_end(told)
-    assert play.roster.wants_change()
-    assert not play.roster.wants_stop()
-    assert not play.taken_out, "it leaves after a step, together with the others"
-    play.ask(told)
-    assert play.taken_out[told].startswith("it was told to end by a signal")
-    play.end(told, 143)
-    play.ask(one, three)
-    assert (play.world, play.finish) == ([one, three], None)
-    play.end(one, 0)
-    play.end(three, 0)
-    assert play.finish == Finish(0, "done")
-
-
-def test_the_slot_of_a_worker_that_was_told_to_end_stays_empty() -> None:
-    """A spot host is about to go. One that is still there after minutes, or is listed anew, gets a worker."""
-    for listed_anew in (False, True):
-        play = training({"a": 1, "b": 1})
-        one, told = play.world
-        play.tell_to_end(told)
-        play.ask(one, told)
-        play.end(told, 143)
-        play.wait(TOLD_TO_END_S - 2)
-        assert (len(play.started), play.world) == (2, [one])
-        if listed_anew:
-            play.find({"a": 1})
-            play.find({"a": 1, "b": 1})
-        else:
-            play.wait(3)
-        assert len(play.started) == 3
-
-
-def test_a_newcomer_that_a_signal_ends_is_not_replaced_at_once() -> None:
-    """It may have had no time to say that it was told to end."""
-    for code in STOPPED:
-        play = training({"a": 1})
-        play.find({"a": 1, "b": 1})
-        play.end(play.started[-1], code)
-        play.wait(TOLD_TO_END_S / 2)
-        assert len(play.started) == 2
-
-
-def test_with_too_few_left_the_others_wait_for_a_new_host() -> None:
-    """The one that is told to end does not wait with them: its host goes."""
-    play = training({"a": 1, "b": 1}, fewest=2)
-    one, told = play.world
-    play.tell_to_end(told)
-    assert play.roster.wants_change()
-    play.ask(one, told)
-    assert list(play.taken_out) == [told]
-    assert play.world == [one, told], "no new world yet"
-    play.end(told, 143)
-    play.find({"a": 1, "c": 1})
-    play.ask(play.started[-1])
-    assert play.world == [one, play.started[-1]]
-    assert play.finish is None
-
-
-def test_where_all_are_told_to_end_so_does_the_job() -> None:
-    """They stop together and commit; the exit code is that of a stop, also where some have left before."""
-    play = training({"a": 1, "b": 1})
-    one, two = play.world
-    play.tell_to_end(one, two)
-    assert play.roster.wants_stop()
-    play.end(one, 143)
-    play.end(two, 143)
-    assert play.finish == Finish(143, "stopped, and committed")
-
-    play = training({"a": 1, "b": 1})
-    one, two = play.world
-    play.tell_to_end(one)
-    play.ask(one, two)
-    assert play.world == [two]
-    play.tell_to_end(two)
-    assert play.roster.wants_stop()
-    play.end(one, 143)
-    play.end(two, 143)
-    assert play.finish == Finish(143, "stopped, and committed")
-
-    play = training({"a": 1, "b": 1})
-    one, two = play.world
-    play.tell_to_end(one, two)
-    play.ask(one, two)  # a fault has come before the stop
-    assert sorted(play.taken_out) == [one, two]
-    play.end(one, 143)
-    play.end(two, 143)
-    assert play.finish == Finish(143, "stopped, and committed")
-
-
-def test_one_that_dies_while_another_leaves_does_not_end_the_job() -> None:
-    """The commit of the one that left is what new workers go on from."""
-    play = training({"a": 1, "b": 1})
-    one, told = play.world
-    play.tell_to_end(told)
-    play.ask(told)
-    play.end(told, 143)
-    play.end(one, 137)
-    assert play.finish is None
-    play.wait(3)
-    play.ask(play.started[-1])
-    assert play.world == [play.started[-1]]
-
-
-def test_other_settings_in_the_run_folder_end_the_job() -> None:
-    """Rank 0 finds them when the ranks meet, and no other rank 0 would fare better; a newcomer's own are its own."""
-    play = training({"a": 1, "b": 1})
-    one, two = play.world
-    play.fail(two, "meeting", code=2)
-    assert play.finish is None
-    play.fail(one, "meeting", code=2)
-    assert play.finish is not None
-    assert play.finish.exit_code == 2
-
-
-def test_a_typo_in_the_model_ends_the_job() -> None:
-    """Each worker meets it before the first step: after three nobody needs to see it once more."""
-    play = Play({"a": 1, "b": 1}, first=2)
-    play.fail(play.started[0], "building")
-    play.fail(play.started[1], "building")
-    play.wait(2)
-    assert play.finish is None
-    play.fail(play.started[2], "building")
-    assert play.finish == Finish(5, "3 workers in a row ended with an error before the ranks met (see above)")
-
-
-def test_one_bad_host_does_not_end_the_job() -> None:
-    """While a worker elsewhere has built, or is building for the first time, the error may be in the host."""
-    play = Play({"good": 1, "bad": 1}, first=2)
-    for _ in range(4):
-        play.fail(play.newest("bad"), "building")
-        play.wait(9)
-    assert play.finish is None
-    play.ask(play.newest("good"))
-    play.wait(70)
-    assert play.world == [play.newest("good")]
-    for _ in range(4):
-        play.fail(play.newest("bad"), "building")
-        play.wait(61)
-    assert play.finish is None
-
-
-def test_a_host_that_says_nothing_does_not_hold_the_end_up() -> None:
-    """Its ssh may hang for ever."""
-    play = Play({"silent": 1, "bad": 1}, first=2)
-    silent = play.newest("silent")
-    for _ in range(4):
-        play.fail(play.newest("bad"), "building")
-        play.wait(9, silent)
-    assert play.finish is None
-    play.wait(30, silent)
-    assert play.finish is not None
-
-
-@pytest.mark.parametrize("steps", [(20, 20, 20), (20, 19, 20)])
-def test_a_torn_picture_kills_three_workers_and_then_the_job(steps: tuple[int, int, int]) -> None:
-    """Whoever takes the step meets it, in the step before where it reads ahead, also after the last commit."""
-    play = training({"a": 1, "b": 1})
-    one, two = play.world
-    play.fail(two, "training", step=steps[0], code=2)
-    play.ask(one)
-    play.fail(one, "training", step=steps[1], code=2)
-    play.wait(3)
-    assert play.finish is None
-    play.ask(*play.started[2:])
-    play.fail(play.world[1], "training", step=steps[2], code=2)
-    assert play.finish == Finish(2, "3 workers in a row ended with an error in step 21 (see above)")
-
-
-def test_errors_at_different_steps_are_survived() -> None:
-    """And so are deaths by a signal, at whatever step, and the end of an ssh."""
-    play = training({"a": 1, "b": 1})
-    for step in (5, 9, 5, 7, 5, 9):
-        play.fail(play.world[1], "training", step=step)
-        play.ask(play.world[0])
-        play.wait(60)
-        play.ask(play.started[-1], play.world[0])
-    for code in (137, 139, 255, 137, 255):
-        play.end(play.world[1], code)
-        play.ask(play.world[0])
-        play.wait(60)
-        play.ask(play.started[-1], play.world[0])
-    assert play.finish is None
-
-
-def test_an_error_frees_the_others_before_the_process_has_ended() -> None:
-    """A process may take seconds to end; one that does not end is ended."""
-    play = training({"a": 1, "b": 1})
-    one, two = play.world
-    play.roster.last_word_received(two, LastWord(1, "Traceback", "training", 20), play.now)
-    play.ask(one)
-    assert play.world == [one]
-    play.wait(12)
-    assert "has not ended" in play.taken_out[two]
-
-
-def test_a_crash_in_an_exit_handler_is_no_fault() -> None:
-    """All is written, and rank 0 has said so: 139 from a library at exit must not start the job anew."""
-    play = training({"a": 1, "b": 1})
-    one, two = play.world
-    for number in (one, two):
-        play.roster.last_word_received(number, LastWord(0), play.now)
-    assert play.world == [one, two]
-    play.end(two, 134)
-    play.end(one, 139)
-    assert play.finish == Finish(0, "done")
-
-
-def test_a_commit_counts_though_the_process_crashes_at_exit() -> None:
-    """It was stopped by SIGTERM, and said that all is committed."""
-    play = training({"a": 1})
-    play.roster.last_word_received(play.world[0], LastWord(143), play.now)
-    play.end(play.world[0], 139)
-    assert play.finish == Finish(143, "stopped, and committed")
-
-
 def test_who_builds_and_reports_is_waited_for() -> None:
     """A data set may take longer than the patience; a worker that was never heard of does not count."""
     play = Play({"a": 1}, first=1)
@@ -557,82 +237,6 @@ def test_who_builds_and_reports_is_waited_for() -> None:
     play.wait(2, play.started[0])
     assert play.finish is not None
     assert play.finish.exit_code == TOO_FEW_WORKERS
-
-
-def test_a_newcomer_with_which_nobody_can_meet_is_left_out_for_ever_longer() -> None:
-    """Its link may be too slow, or a firewall in the way; the others train on, and it may try again later."""
-    play = training({"a": 1, "b": 1})
-    old = play.world
-    play.find({"a": 1, "b": 1, "far": 1})
-    waits = []
-    for attempts in (3, 1, 1):
-        far = play.newest("far")
-        play.ask(far)
-        play.ask(*old)
-        for _ in range(attempts):
-            assert play.world == [*old, far]
-            play.miss(*old, far)
-        assert play.world == old
-        assert "the ranks have not met with it" in play.taken_out[far]
-        play.end(far, 143)
-        begun = play.now
-        while play.newest("far") == far:
-            play.wait(1)
-        waits.append(play.now - begun)
-    assert waits == [60, 120, 240]
-    assert play.told[0] == "the ranks have not met: connection refused"
-    assert play.told[2] == "the ranks have not met, 3 times in a row: connection refused"
-
-
-def test_a_death_explains_why_ranks_have_not_met() -> None:
-    """Nobody else is left out for it, however often it happens."""
-    play = training({"a": 1, "b": 1, "c": 1})
-    one, two, _ = play.world
-    for _ in range(6):
-        play.end(play.world[2], 137)
-        play.miss(one, two)
-        assert play.world == [one, two]
-        play.wait(60)
-        play.ask(play.newest("c"))
-        play.ask(one, two)
-        assert play.world == [one, two, play.newest("c")]
-    assert not play.taken_out
-    assert not play.told
-
-
-def test_where_nobody_is_new_the_last_rank_is_left_out() -> None:
-    """Two hosts may have lost the way to each other; what remains trains on."""
-    play = training({"a": 1, "b": 1, "c": 1})
-    for _ in range(3):
-        play.miss(*play.world)
-    assert len(play.world) == 2
-    play.miss(*play.world)
-    assert len(play.world) == 1
-    play.miss(*play.world)
-    assert len(play.world) == 1
-
-
-def test_those_left_out_come_back_one_at_a_time() -> None:
-    """So the one that is to blame is alone when it fails again."""
-    play = training({"a": 1})
-    old = play.world
-    play.find({"a": 1, "good": 1, "far": 1})
-    play.ask(play.newest("good"), play.newest("far"))
-    play.ask(*old)
-    assert len(play.world) == 3
-    for _ in range(3):
-        play.miss(*play.world)
-    assert play.world == old
-    for number in (play.newest("good"), play.newest("far")):
-        play.end(number, 143)
-    play.wait(61)
-    play.ask(play.newest("good"), play.newest("far"))
-    play.ask(*old)
-    assert play.world == [*old, play.newest("good")]
-    play.ask(*play.world)
-    assert len(play.world) == 3
-    play.miss(*play.world)
-    assert play.world == [*old, play.newest("good")]
 
 
 def test_a_newcomer_that_dies_when_it_joins_comes_ever_more_seldom() -> None:
@@ -653,3 +257,131 @@ def test_a_newcomer_that_dies_when_it_joins_comes_ever_more_seldom() -> None:
         play.ask(bad)
         play.ask(*old)
     assert waits == [1, 2, 4, 8]
+
+
+def test_a_host_that_comes_back_with_fewer_slots_disturbs_nobody() -> None:
+    """Its worker in a slot that is gone leaves after a step, as if the host had not been away."""
+    play = training({"a": 1, "b": 2})
+    one, two, three = play.world
+    play.find({"a": 1})
+    play.find({"a": 1, "b": 1})
+    assert play.roster.wants_change()
+    play.ask(one, two, three)
+    assert play.world == [one, two]
+    assert list(play.taken_out) == [three]
+
+
+def test_a_host_that_fails_for_days_does_not_end_the_job() -> None:
+    """Its next attempt comes after a minute, whether it is the hundredth or the two-thousandth."""
+    play = training({"a": 1})
+    old = play.world
+    play.find({"a": 1, "bad": 1})
+    for _ in range(2000):
+        play.end(play.newest("bad"), 255)
+        play.now += LONGEST_BACK_OFF_S
+        play.roster.heartbeat_received(old[0], play.now)
+        play.obey()
+    assert len(play.started) == 2002
+    assert (play.world, play.finish) == (old, None)
+
+
+def test_a_worker_that_dies_after_a_steady_life_is_replaced_at_once() -> None:
+    """However often: a host that crashes once an hour is as good as any other."""
+    play = training({"a": 1, "b": 1})
+    first = play.world[0]
+    for _ in range(8):
+        play.wait(STEADY_S)
+        play.end(play.world[1], 137)
+        play.ask(first)
+        play.wait(1)
+        play.ask(play.newest("b"))
+        play.ask(first)
+        assert play.world == [first, play.newest("b")]
+
+
+def test_rank_0_speaks_for_a_job_that_has_died() -> None:
+    """Another rank that left with 0, for whatever reason, does not make a success of it."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.end(two, 0)
+    play.end(one, 137)
+    assert play.finish is None
+    play.wait(3)
+    play.ask(*play.started[2:])
+    assert play.world == play.started[2:]
+
+
+def test_there_are_never_more_workers_than_the_most() -> None:
+    """However many slots the hosts have; a slot that stays empty is where the next one starts."""
+    play = Play({"a": 2, "b": 2}, first=3, most=3)
+    assert len(play.started) == 3
+    play.ask(*play.started)
+    assert len(play.world) == 3
+    play.find({"a": 2, "b": 2, "c": 4})
+    assert not play.roster.wants_change()
+    play.end(play.world[0], 137)
+    assert len(play.started) == 4
+    play.ask(*play.world[1:])
+    play.ask(play.started[-1])
+    assert play.roster.wants_change()
+    play.ask(*play.world)
+    assert len(play.world) == 3
+    play.wait(100)
+    assert len(play.started) == 4
+
+
+def test_one_that_does_not_end_takes_nobodys_room() -> None:
+    """A stopped process, or an ssh that hangs, may be there for minutes; its successor starts elsewhere meanwhile."""
+    play = Play({"a": 1, "b": 1, "c": 1}, first=2, most=2)
+    one, stopped = play.started
+    play.ask(one, stopped)
+    play.wait(SILENT_S + 2, stopped)
+    assert list(play.taken_out) == [stopped]
+    assert [play.hosts[number] for number in play.started] == ["a", "b", "c"]
+
+
+def test_nobody_leaves_a_host_before_there_are_enough_others() -> None:
+    """To leave at once would be to wait, when all could train; once a newcomer is ready they change places."""
+    play = training({"a": 1, "b": 1}, fewest=2)
+    one, two = play.world
+    play.find({"a": 1})
+    assert not play.roster.wants_change()
+    play.find({"a": 1, "c": 1})
+    assert not play.roster.wants_change()
+    play.ask(play.newest("c"))
+    assert play.roster.wants_change()
+    play.ask(one, two)
+    assert play.world == [one, play.newest("c")]
+    assert list(play.taken_out) == [two]
+
+
+def test_the_state_outlives_a_change_of_all_hosts() -> None:
+    """Those on the old hosts hand it on, and leave after a step in common."""
+    play = training({"a": 1})
+    (old,) = play.world
+    play.find({"b": 1})
+    new = play.newest("b")
+    assert not play.roster.wants_change()
+    play.ask(new)
+    assert play.roster.wants_change()
+    play.ask(old)
+    assert play.world == [old, new]
+    assert not play.taken_out
+    assert play.roster.wants_change()
+    play.ask(old, new)
+    assert play.world == [new]
+    assert list(play.taken_out) == [old]
+
+
+def test_each_meeting_waits_as_long_as_the_first() -> None:
+    """A member that takes some seconds to come, hours after another meeting, is waited for."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.ask(one)
+    play.wait(REPORT_S / 2)
+    play.ask(two)
+    play.wait(2 * REPORT_S)
+    play.ask(one)
+    play.wait(REPORT_S - 1)
+    play.ask(two)
+    assert (play.world, play.taken_out) == ([one, two], {})

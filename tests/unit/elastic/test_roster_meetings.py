@@ -1,0 +1,86 @@
+"""Ranks that cannot meet though all of them live: who is left out of the next world, and when it may come back."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.roster_play import training
+
+
+def test_a_newcomer_with_which_nobody_can_meet_is_left_out_for_ever_longer() -> None:
+    """Its link may be too slow, or a firewall in the way; the others train on, and it may try again later."""
+    play = training({"a": 1, "b": 1})
+    old = play.world
+    play.find({"a": 1, "b": 1, "far": 1})
+    waits = []
+    for attempts in (3, 1, 1):
+        far = play.newest("far")
+        play.ask(far)
+        play.ask(*old)
+        for _ in range(attempts):
+            assert play.world == [*old, far]
+            play.miss(*old, far)
+        assert play.world == old
+        assert "the ranks have not met with it" in play.taken_out[far]
+        play.end(far, 143)
+        begun = play.now
+        while play.newest("far") == far:
+            play.wait(1)
+        waits.append(play.now - begun)
+    assert waits == [60, 120, 240]
+    assert play.told[0] == "the ranks have not met: connection refused"
+    assert play.told[2] == "the ranks have not met, 3 times in a row: connection refused"
+
+
+def test_a_death_explains_why_ranks_have_not_met() -> None:
+    """Nobody else is left out for it, however often it happens."""
+    play = training({"a": 1, "b": 1, "c": 1})
+    one, two, _ = play.world
+    for _ in range(6):
+        play.end(play.world[2], 137)
+        play.miss(one, two)
+        assert play.world == [one, two]
+        play.wait(60)
+        play.ask(play.newest("c"))
+        play.ask(one, two)
+        assert play.world == [one, two, play.newest("c")]
+    assert not play.taken_out
+    assert not play.told
+
+
+@pytest.mark.parametrize("have_met", [False, True])
+def test_where_nobody_is_new_the_last_rank_is_left_out(have_met: bool) -> None:
+    """Two hosts may have lost the way to each other, also after hours of training; what remains trains on."""
+    play = training({"a": 1, "b": 1, "c": 1})
+    if have_met:
+        play.ask(*play.world)
+    for _ in range(3):
+        play.miss(*play.world)
+    assert len(play.world) == 2
+    play.miss(*play.world)
+    assert len(play.world) == 1
+    play.miss(*play.world)
+    assert len(play.world) == 1
+
+
+def test_those_left_out_come_back_one_at_a_time() -> None:
+    """So the one that is to blame is alone when it fails again."""
+    play = training({"a": 1})
+    old = play.world
+    play.find({"a": 1, "good": 1, "far": 1})
+    play.ask(play.newest("good"), play.newest("far"))
+    play.ask(*old)
+    assert len(play.world) == 3
+    for _ in range(3):
+        play.miss(*play.world)
+    assert play.world == old
+    for number in (play.newest("good"), play.newest("far")):
+        play.end(number, 143)
+    play.wait(61)
+    play.ask(play.newest("good"), play.newest("far"))
+    play.ask(*old)
+    assert play.world == [*old, play.newest("good")]
+    play.ask(*play.world)
+    assert len(play.world) == 3
+    play.miss(*play.world)
+    assert play.world == [*old, play.newest("good")]
