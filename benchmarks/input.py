@@ -20,7 +20,6 @@ fades from top to bottom; at quality 90 they have about as many bytes as photogr
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -40,7 +39,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from benchmarks.record import about, at_least
+from benchmarks.record import about, at_least, show
 from hvd_train.bench.tune import interval
 from hvd_train.data import pictures
 from hvd_train.data.augment import crop_and_flip
@@ -235,7 +234,7 @@ def in_memory(images: int, turns: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and, if asked to, write the record."""
+    """Measure, print and, if asked to, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--images", type=int, default=128, help="number of JPEG files; in memory there are 40 times as many"
@@ -253,8 +252,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="input-") as folder:
             record[f"quality {quality}"] = of_files(Path(folder), options.images, options.turns, quality)
     record["memory"] = in_memory(40 * options.images, options.turns)
-    if options.json is not None:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    show(record, options.json)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from benchmarks.elastic_model import network
-from benchmarks.record import RECORDS, about
+from benchmarks.record import RECORDS, about, show
 from hvd_train import handover
 from tests.support import hosts as cluster
 from tests.support.elastic_hosts import job
@@ -80,7 +80,7 @@ def main() -> None:
             rows.append(measure(Path(folder) / str(number), megabytes, megabit))
             print(json.dumps(rows[-1]), flush=True)
     record = {**about("benchmarks.joining", []), "joins": rows}
-    (RECORDS / "joining.json").write_text(json.dumps(record, indent=1) + "\n")
+    show(record, RECORDS / "joining.json")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import RECORDS, about, at_most
+from benchmarks.record import RECORDS, about, at_most, show
 from benchmarks.turns import compare, over_starts, started
 from hvd_train.settings.run import RunConfig
 
@@ -142,7 +142,7 @@ def main() -> None:
         measured = measure_elastic(NETWORKS, options.starts, options.turns)
     if not options.quick:
         record = {**about("benchmarks.ready", sys.argv[1:]), **measured}
-        (RECORDS / f"ready-{options.subject}.json").write_text(json.dumps(record, indent=1) + "\n")
+        show(record, RECORDS / f"ready-{options.subject}.json")
 
 
 if __name__ == "__main__":

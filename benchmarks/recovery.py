@@ -29,7 +29,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.record import RECORDS, about
+from benchmarks.record import RECORDS, about, show
 from tests.support import hosts as cluster
 from tests.support.elastic_hosts import ALL, ROOT, job, list_hosts
 from tests.support.hosts import Hosts
@@ -248,7 +248,7 @@ def main() -> None:
     rounded = {kind: [s and round(s, 3) for s in series] for kind, series in times.items()}
     arguments = [*(["--plain", "ENVIRONMENT"] if options.plain else []), "--repeats", str(options.repeats)]
     record = {**about("benchmarks.recovery", arguments), "seconds": {**earlier, **rounded}}
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    show(record, path)
     for kind, series in times.items():
         in_time = [s for s in series if s is not None]
         median = f"{statistics.median(in_time):.2f} s" if in_time else "-"

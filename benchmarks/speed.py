@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import RECORDS, about, at_least
+from benchmarks.record import RECORDS, about, at_least, show
 from benchmarks.turns import compare, over_starts, started
 
 ROOT = Path(__file__).parents[1]
@@ -137,7 +136,7 @@ def main() -> None:
     ]
     record = {**about("benchmarks.speed", sys.argv[1:]), "comparisons": comparisons}
     if not options.only and not options.quick:
-        (RECORDS / "speed.json").write_text(json.dumps(record, indent=1) + "\n")
+        show(record, RECORDS / "speed.json")
 
 
 if __name__ == "__main__":

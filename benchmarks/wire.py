@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.record import about, at_least
+from benchmarks.record import about, at_least, show
 from benchmarks.speed import ENVIRONMENT, PROGRAMS
 from benchmarks.turns import Program, compare
 from tests.support import hosts as cluster
@@ -79,10 +78,7 @@ def main() -> None:
     times = dict(zip(("fp32", "fp16"), comparison.pop("seconds_per_step"), strict=True))
     verdict = at_least(AIM, comparison["interval"])
     facts = {"link": LINK, "seconds_per_step": times, **comparison, "aim": f"at least {AIM}", "verdict": verdict}
-    text = json.dumps({**about("benchmarks.wire", sys.argv[1:]), **facts}, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+    show({**about("benchmarks.wire", sys.argv[1:]), **facts}, options.json)
 
 
 if __name__ == "__main__":

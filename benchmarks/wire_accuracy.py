@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.record import about
+from benchmarks.record import about, show
 from benchmarks.speed import ENVIRONMENT, LAUNCHERS
 from hvd_train.bench.tune import interval
 
@@ -49,10 +49,7 @@ def main() -> None:
         "aim": "equal",
         "verdict": "met" if low <= 0 <= high else "not met",
     }
-    text = json.dumps({**about("benchmarks.wire_accuracy", sys.argv[1:]), **facts}, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+    show({**about("benchmarks.wire_accuracy", sys.argv[1:]), **facts}, options.json)
 
 
 if __name__ == "__main__":

@@ -44,11 +44,10 @@ class BadCheckpoint(Exception):
 class Store(Protocol):
     """Takes the commits and the weights of a training."""
 
-    def commit(self, state: TrainState, *, wait: bool = False) -> bool:
-        """Keep this state in a checkpoint, in the background unless `wait` is given; return whether it is taken.
+    def commit(self, state: TrainState) -> bool:
+        """Keep this state in a checkpoint, in the background; return whether it is taken.
 
-        It is not where the disk is still busy with the one before (try again at the next step) or, with `wait`, where
-        the checkpoint could not be written.
+        It is not where the disk is still busy with the one before: try again at the next step.
         """
 
     def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
@@ -72,7 +71,7 @@ class NoStore(Store):
     """The store of ranks that do not write: it takes everything and keeps nothing."""
 
     @override
-    def commit(self, state: TrainState, *, wait: bool = False) -> bool:
+    def commit(self, state: TrainState) -> bool:
         return True
 
     @override
@@ -114,12 +113,12 @@ class DiskStore(Store):
         self._failing = False
 
     @override
-    def commit(self, state: TrainState, *, wait: bool = False) -> bool:
-        if self._last is not None and not self._last.done() and not wait:
+    def commit(self, state: TrainState) -> bool:
+        if self._last is not None and not self._last.done():
             return False
         snapshot = self._snapshot(state)
         self._last = self._writer.submit(lambda: self._commit(snapshot))
-        return self._last.result() if wait else True
+        return True
 
     @override
     def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:

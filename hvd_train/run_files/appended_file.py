@@ -50,6 +50,13 @@ class AppendedFile:
         if time.monotonic() >= self._next_try:
             self._flush()
 
+    def take_back(self) -> bool:
+        """Forget the newest entry where it is still waiting; return whether it was, for otherwise it is in the file."""
+        if not self._waiting:
+            return False
+        self._waiting_bytes -= len(self._waiting.pop())
+        return True
+
     def sync(self) -> None:
         """Force to disk what is written, so that it outlives a power failure."""
         try:

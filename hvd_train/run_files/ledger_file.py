@@ -47,8 +47,8 @@ class LedgerFile:
         entry, self._unwritten = self._unwritten, None
         if entry is None or not self._permission():
             return
-        if entry.steps[0] <= self._last_step:  # it was written when the run was stopped, and steps have joined since
-            self._cut(entry.steps[0] - 1)
+        if entry.steps[0] <= self._last_step and not self._file.take_back():
+            self._cut(entry.steps[0] - 1)  # it was written when the run was stopped, and steps have joined since
         self._file.write(entry.line().encode())
         self._last_step = entry.steps[1]
 

@@ -51,6 +51,7 @@ SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 GresTypes=gpu
 NodeName=h1,h2 CPUs=4 Gres=gpu:4 State=UNKNOWN
+SchedulerParameters=bf_interval=1,sched_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1 GraceTime=60

@@ -37,8 +37,7 @@ def alone() -> Weights:
 
 def test_the_average_is_what_its_formula_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first step the weights; then 0.9 of itself and 0.1 of the new weights and statistics, each step."""
-    commit = DiskStore.commit
-    monkeypatch.setattr(DiskStore, "commit", lambda store, state, **_: commit(store, state, wait=True))
+    monkeypatch.setattr(DiskStore, "commit", lambda store, state: store.commit_last(state).result())
     config = small_config(**SETTINGS, commit_steps=1, keep_checkpoints=100, output_dir=Path("run"))
     _, last = trained(LocalWorld(), config, runs.batch_norm)
     snapshots = [checkpoint.read(path)["model"] for path in reversed(checkpoint.committed(Path("run")))]

@@ -78,6 +78,22 @@ def test_an_entry_that_fits_by_half_is_taken_back() -> None:
     assert PATH.read_text() == "one\ntwo\nthree\n"
 
 
+def test_an_entry_is_taken_back_while_it_waits() -> None:
+    """Only the newest one, and none that is in the file; what is taken back is not missing at the end."""
+    told: list[str] = []
+    file = AppendedFile(PATH, told.append, most_bytes=12)
+    file.write(b"one\n")
+    assert not file.take_back()
+    with no_room():
+        file.write(b"two\n")
+        file.write(b"three\n")
+        assert file.take_back()
+        file.write(b"four\n")  # would not fit into memory beside what was taken back
+    file.close()
+    assert PATH.read_text() == "one\ntwo\nfour\n"
+    assert len(told) == 1
+
+
 def test_a_disk_that_is_full_is_not_tried_with_every_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each try writes all that is waiting: a step must not take longer the longer the disk is full."""
     monkeypatch.setattr(appended_file, "_AGAIN_S", 60.0)

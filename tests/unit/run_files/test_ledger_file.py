@@ -13,6 +13,7 @@ from hvd_train.errors import UsageError
 from hvd_train.run_files import ledger_file, tail
 from hvd_train.run_files.ledger import Entry, audit_entries, extended, read
 from hvd_train.run_files.ledger_file import LedgerFile
+from tests.support.full_disk import no_room
 from tests.unit.run_files.test_ledger import SEED, steps_of
 
 STEPS = [*steps_of(0, 1000, 2), *steps_of(1, 1000, 2, step=501)]
@@ -100,6 +101,21 @@ def test_nothing_is_cut_off_by_a_process_that_has_lost_the_folder(tmp_path: Path
     held_by_us = False
     run.file.close()
     assert held(tmp_path) == [(1, 5), (6, 10), (11, 13)]
+
+
+@pytest.mark.parametrize("written", [0, 5, 11])
+def test_steps_join_an_entry_that_waits_for_room_on_a_full_disk(written: int, tmp_path: Path) -> None:
+    """It is in the file once, in its last form, after the entries that waited before it."""
+    run = Run(tmp_path, [], 0).trains_to(written)
+    if written:
+        run.file.complete()
+    with no_room():
+        run.trains_to(13).file.complete()
+        run.trains_to(14).file.complete()
+    run.trains_to(16).file.complete()
+    run.file.close()
+    assert held(tmp_path) == [(1, 5), (6, 10), (11, 15), (16, 16)]
+    assert audit_entries(read(tmp_path / "ledger.jsonl"), 1000, seed=SEED).faults == ()
 
 
 def test_a_whole_epoch_outlives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

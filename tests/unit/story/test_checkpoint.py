@@ -29,6 +29,7 @@ from hvd_train.progress.order import Cut
 from hvd_train.run_files.durable import Permission
 from hvd_train.state import Progress, Snapshot, TrainState
 from tests.support import runs
+from tests.support.launching import wait_for
 from tests.support.worlds import own_generator
 
 ROOT = Path(__file__).parents[3]
@@ -54,9 +55,14 @@ def commit(folder: Path, *steps: int, keep: int = 3) -> list[str]:
     told: list[str] = []
     disk = store(folder, told, keep)
     for step in steps:
-        disk.commit(state_at(step), wait=True)
+        commit_next(disk, state_at(step))
     disk.close()
     return told
+
+
+def commit_next(disk: DiskStore, state: TrainState) -> None:
+    """Commit as soon as the disk has finished the commit before."""
+    wait_for("the commit before", lambda: disk.commit(state))
 
 
 def steps_on_disk(folder: Path) -> list[int]:
@@ -235,16 +241,16 @@ def test_an_older_one_goes_only_when_the_newer_is_safe() -> None:
     """A full disk is one line that names the newest good file; nothing is deleted and training goes on."""
     run, told = Path("run"), []
     disk = store(run, told, keep=1)
-    assert disk.commit(state_at(1), wait=True)
-
+    assert disk.commit_last(state_at(1)).result()
     with no_room():
-        assert not disk.commit(state_at(2), wait=True)
+        commit_next(disk, state_at(2))
+        wait_for("the error", lambda: told)
     assert steps_on_disk(run) == [1]
     assert len(told) == 1
     assert "File too large; training goes on, the newest good checkpoint is step-0000000001.ckpt" in told[0]
-    assert disk.commit(state_at(3), wait=True)
-    assert steps_on_disk(run) == [3]
+    commit_next(disk, state_at(3))
     disk.close()
+    assert steps_on_disk(run) == [3]
 
 
 def test_a_full_disk_is_told_once_and_so_is_the_commit_that_fits_again() -> None:
@@ -253,11 +259,12 @@ def test_a_full_disk_is_told_once_and_so_is_the_commit_that_fits_again() -> None
     disk = store(run, told)
     with no_room():
         for step in (1, 2, 3):
-            disk.commit(state_at(step), wait=True)
+            commit_next(disk, state_at(step))
         assert not disk.commit_last(state_at(3)).result()
-    assert disk.commit(state_at(4), wait=True)
-    assert disk.commit(state_at(5), wait=True)
+    for step in (4, 5):
+        commit_next(disk, state_at(step))
     disk.close()
+    assert steps_on_disk(run) == [5, 4]
     assert [line.partition("; ")[2] for line in told[:2]] == [
         "training goes on, there is no checkpoint yet",
         "there is no checkpoint yet",
@@ -283,9 +290,11 @@ def test_best_weights_that_did_not_fit_are_written_with_a_later_commit() -> None
     disk = store(Path("run"), told)
     with no_room():
         disk.save_weights("model-best.pt", state_at(1))
-        disk.commit(state_at(2), wait=True)
-    assert disk.commit(state_at(3), wait=True)
+        commit_next(disk, state_at(2))
+        wait_for("both errors", lambda: len(told) == 2)
+    commit_next(disk, state_at(3))
     disk.close()
+    assert steps_on_disk(Path("run")) == [3]
     assert torch.load("run/model-best.pt", weights_only=True)["bias"].tolist() == [1.0, 1.0]
     assert [line for line in told if "model-best.pt" in line] == [
         "cannot write run/model-best.pt: File too large; it is kept in memory until it fits"
@@ -314,10 +323,10 @@ def test_nothing_is_written_into_a_folder_that_another_process_has_taken_over() 
     run = Path("run")
     run.mkdir()
     disk = DiskStore(run, 1, {}, told.append, lambda: held)
-    assert disk.commit(state_at(1), wait=True)
+    assert disk.commit_last(state_at(1)).result()
     held = False
     (run / "model-best.pt.partial").write_text("the other's")
-    assert not disk.commit(state_at(2), wait=True)
+    disk.commit(state_at(2))
     disk.save_weights("model-best.pt", state_at(2))
     assert not disk.commit_last(state_at(2), final_weights=True).result()
     disk.close()
@@ -341,7 +350,7 @@ def test_a_folder_that_is_taken_over_during_a_write_keeps_the_others_file(monkey
         path_of(run, 1).write_text("the other's")
 
     monkeypatch.setattr(os, "fsync", stopped_meanwhile)
-    assert not disk.commit(state_at(1), wait=True)
+    assert not disk.commit_last(state_at(1)).result()
     disk.close()
     assert path_of(run, 1).read_text() == "the other's"
 
@@ -400,7 +409,7 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_one_before() -> None:
 
 
 def test_a_busy_disk_puts_a_commit_off_but_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one file is being written another is not begun; one that is waited for comes after it."""
+    """While one file is being written another is not begun; the last one comes after it."""
     import threading
 
     may_write, write = threading.Event(), checkpoint.write
@@ -414,7 +423,7 @@ def test_a_busy_disk_puts_a_commit_off_but_not_the_last_one(monkeypatch: pytest.
     assert disk.commit(state_at(1))
     assert not disk.commit(state_at(2))
     may_write.set()
-    assert disk.commit(state_at(3), wait=True)
+    assert disk.commit_last(state_at(3)).result()
     disk.close()
     assert steps_on_disk(Path("run")) == [3, 1]
     assert runs.equal(read(path_of(Path("run"), 1))["model"], state_at(1).model.state_dict())

@@ -69,8 +69,7 @@ class _Explodes(torch.autograd.Function):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_step_that_is_not_finite_changes_nothing(what: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, statistics, optimizer and moving average are those of the step before; it is counted."""
-    commit = checkpoint.DiskStore.commit
-    monkeypatch.setattr(checkpoint.DiskStore, "commit", lambda store, state, **_: commit(store, state, wait=True))
+    monkeypatch.setattr(checkpoint.DiskStore, "commit", lambda store, state: store.commit_last(state).result())
     config = small_config(epochs=1, ema_decay=0.9, optimizer=optimizer, commit_steps=1, keep_checkpoints=100)
     trained(LocalWorld(), config, lambda _: Poisoned(lambda step: step == 4, what))
     states = {}

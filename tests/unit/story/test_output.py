@@ -68,7 +68,7 @@ def test_a_rank_without_the_folder_writes_nothing(state: TrainState) -> None:
     output.journal.event("note", "unheard")
     output.store.save_weights(checkpoint.BEST, state)
     output.write_summary({"top1": 1.0})
-    assert (output.path, output.store.commit(state, wait=True), output.commit_last(state)) == (None, True, False)
+    assert (output.path, output.store.commit(state), output.commit_last(state)) == (None, True, False)
     output.close()
     assert not Path("run").exists()
 
@@ -101,7 +101,7 @@ def test_a_batch_that_does_not_fit_leaves_all_as_it_was(state: TrainState, resum
 def test_the_newest_checkpoint_is_loaded_where_the_state_is_to_come_from_disk(state: TrainState) -> None:
     """And not where another rank has a newer state."""
     output = opened(small_config(), state)
-    assert output.store.commit(state, wait=True)
+    assert output.commit_last(state)
     output.close()
     for from_disk, step in ((False, 9), (True, 7)):
         state.progress = state.progress.after_step(20).after_step(20) if not from_disk else state.progress
@@ -121,7 +121,7 @@ def test_a_job_takes_its_own_folder_over_and_starts_no_new_run(
         monkeypatch.setenv(name, value)
     config = small_config(output_dir=None, recipe="few")
     former = opened(config, state)
-    assert former.store.commit(state, wait=True)
+    assert former.commit_last(state)
     latter = Output(config)
     claim = latter.claim(state, None, first_cut, from_disk=True)
     assert (claim.folder.path, claim.loaded) == (former.path, True)
@@ -139,7 +139,7 @@ def test_the_file_that_was_named_counts_until_there_is_a_commit(
 ) -> None:
     """A job whose workers all die before that begins with the file again, and not with random weights."""
     output = opened(small_config(output_dir=Path("earlier")), state)
-    assert output.store.commit(state, wait=True)
+    assert output.commit_last(state)
     output.close()
     (file,) = Path("earlier/checkpoints").iterdir()
     monkeypatch.setenv(launcher.OWNER, "job")

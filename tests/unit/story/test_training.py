@@ -306,7 +306,7 @@ def test_all_die_before_the_first_commit_of_a_run_that_began_with_a_file(monkeyp
     trained(StoppingWorld(5), small_config(epochs=2, output_dir=Path("first")))
     (file,) = Path("first/checkpoints").iterdir()
     settings = {"resume": str(file), "epochs": 2, "ledger": True, "output_dir": Path("second")}
-    monkeypatch.setattr(DiskStore, "commit", lambda store, state, wait=False: True)
+    monkeypatch.setattr(DiskStore, "commit", lambda store, state: True)
     config = small_config(**settings)
     job = run_elastic(
         lambda world: trained(world, config), {"h1": 1, "h2": 1}, [Kill(3, rank=0), Kill(3, rank=1)], first=2
