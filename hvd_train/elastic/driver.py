@@ -32,7 +32,8 @@ from hvd_train.console import outlive
 from hvd_train.elastic.discovery import HostCommand
 from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.ranks import RankAssignment
-from hvd_train.elastic.roster import WRONG_SETTINGS, Roster
+from hvd_train.elastic.roster import Roster
+from hvd_train.elastic.worker import WRONG_SETTINGS
 from hvd_train.launch import addresses, client, last_word
 from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
 from hvd_train.numerals import whole_number
