@@ -65,7 +65,7 @@ def test_best_weights_that_wait_for_the_disk_are_those_of_their_moment() -> None
         disk.save_weights("model-best.pt", state)
     with torch.no_grad():
         state.model.get_parameter("bias").fill_(6.0)
-    assert disk.commit(state, wait=True)
+    assert disk.commit_last(state).result()
     disk.close()
     assert torch.load(RUN / "model-best.pt", weights_only=True)["bias"].tolist() == [5.0, 5.0]
 
@@ -104,7 +104,7 @@ def test_nothing_pushes_in_behind_the_last_commit(monkeypatch: pytest.MonkeyPatc
     assert not disk.commit(state_at(2))
     may_write.set()
     assert last.result()
-    assert disk.commit(state_at(2), wait=True)
+    assert disk.commit_last(state_at(2)).result()
     disk.close()
 
 
@@ -162,7 +162,7 @@ def test_unfinished_files_of_a_killed_process_are_cleared_away() -> None:
 def test_a_file_that_was_cut_short_is_called_so() -> None:
     """A full disk or a broken copy is another matter than a rotten bit: the message says how much is missing."""
     disk = store(RUN)
-    assert disk.commit(state_at(5), wait=True)
+    assert disk.commit_last(state_at(5)).result()
     disk.close()
     path = path_of(RUN, 5)
     path.write_bytes(path.read_bytes()[:-100])

@@ -61,11 +61,11 @@ def records(kind: str) -> list[dict[str, Any]]:
 @pytest.fixture
 def committed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps that have been committed; each commit is on disk before the next step."""
-    commit, steps = DiskStore.commit, list[int]()
+    steps = list[int]()
 
-    def at_once(store: DiskStore, state: TrainState, *, wait: bool = False) -> bool:
+    def at_once(store: DiskStore, state: TrainState) -> bool:
         steps.append(state.progress.step)
-        return commit(store, state, wait=True)
+        return store.commit_last(state).result()
 
     monkeypatch.setattr(DiskStore, "commit", at_once)
     return steps

@@ -27,7 +27,7 @@ def state() -> TrainState:
 def test_a_newcomer_reports_only_who_it_is(state: TrainState) -> None:
     """Its weights are worth nothing to the others, so no digest is computed."""
     membership = Membership()
-    report = membership.report(state)
+    report = membership.report(state, None)
     assert not membership.has_trained
     assert (report.digest, report.step, report.previous_members) == ("", 0, ())
     assert (report.member.host, report.member.process) == (socket.gethostname(), os.getpid())
@@ -36,15 +36,15 @@ def test_a_newcomer_reports_only_who_it_is(state: TrainState) -> None:
 def test_a_survivor_reports_how_far_it_is_and_with_which_weights(state: TrainState) -> None:
     """So that all ranks can choose the state to go on from."""
     membership = Membership()
-    assert membership.join([membership.report(state)], Path("run"), 0) is None
+    assert membership.join([membership.report(state, None)], Path("run"), 0, has_state=True) is None
     assert membership.has_trained
     state.progress = state.progress.after_step(20).after_step(20).next_epoch().after_step(20)
     membership.leave("a rank was lost")
-    report = membership.report(state)
+    report = membership.report(state, None)
     assert (report.epoch, report.step, report.digest) == (1, 3, state.digest())
     assert (report.reason, report.run_dir, len(report.previous_members)) == ("a rank was lost", Path("run"), 1)
     assert report.waited_s >= 0
-    arrival = membership.join([report], Path("run"), 3)
+    arrival = membership.join([report], Path("run"), 3, has_state=True)
     assert arrival is not None
     assert arrival.change.steps_lost == 0
     assert arrival.seconds() >= report.waited_s
@@ -55,19 +55,19 @@ def test_a_state_counts_again_when_all_ranks_have_come_to_one(state: TrainState,
     """Half received or distrusted, it is neither sent nor committed until then, whatever happens in between."""
     newcomer, survivor = Membership(), Membership()
     newcomer.lose_state(tmp_path)
-    report = newcomer.report(state)
+    report = newcomer.report(state, None)
     assert (report.holds, report.digest, report.run_dir) == ("torn", "", tmp_path)
-    survivor.join([survivor.report(state)], None, 0)
+    survivor.join([survivor.report(state, None)], None, 0, has_state=True)
     assert survivor.has_state
     survivor.distrust_state()
     survivor.lose_state(tmp_path)
-    report = survivor.report(state)
+    report = survivor.report(state, None)
     assert (report.holds, report.digest, report.has_trained) == ("distrusted", "", True)
     for one in (newcomer, survivor):
         assert not one.has_state
-        one.join([report], tmp_path, 0)
+        one.join([report], tmp_path, 0, has_state=True)
         assert one.has_state
-        assert one.report(state).holds == "whole"
+        assert one.report(state, None).holds == "whole"
 
 
 def test_a_step_that_breaks_again_and_again_ends_the_job() -> None:
@@ -82,14 +82,16 @@ def test_a_step_that_breaks_again_and_again_ends_the_job() -> None:
 def test_deaths_are_no_fault_of_the_step(state: TrainState) -> None:
     """A wave of preemptions within one long step is in the cluster; the same ranks that meet again show a bad step."""
     membership, lost = Membership(), RankLost("connection reset")
-    membership.join([RankReport(Member("h1", 1)), *(RankReport(Member("h2", n)) for n in range(9))], None, 0)
+    membership.join(
+        [RankReport(Member("h1", 1)), *(RankReport(Member("h2", n)) for n in range(9))], None, 0, has_state=True
+    )
     for deaths in range(1, 9):
         membership.count_fault(lost, 7)
-        alive = [membership.report(state), *(RankReport(Member("h2", n)) for n in range(9 - deaths))]
-        membership.join(alive, None, 7)
-    membership.join([membership.report(state)], None, 7)
+        alive = [membership.report(state, None), *(RankReport(Member("h2", n)) for n in range(9 - deaths))]
+        membership.join(alive, None, 7, has_state=True)
+    membership.join([membership.report(state, None)], None, 7, has_state=True)
     for _ in range(4):
         membership.count_fault(lost, 7)
-        membership.join([membership.report(state)], None, 7)
+        membership.join([membership.report(state, None)], None, 7, has_state=True)
     with pytest.raises(FaultRepeats):
         membership.count_fault(lost, 7)

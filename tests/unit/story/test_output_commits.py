@@ -105,7 +105,7 @@ def test_a_rank_that_is_no_longer_the_first_gives_the_folder_up(state: TrainStat
     former.journal.took(Entry(0, (1, 8), 2, (0, 160), 1))
     state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
     former.store.save_weights(checkpoint.BEST, state)
-    assert former.store.commit(state, wait=True)
+    assert former.store.commit_last(state).result()
     assert not former.commit_last(state)
     former.close()
     latter.close()
@@ -118,7 +118,7 @@ def test_commits_under_way_are_not_written_into_a_folder_that_was_taken_over(sta
     """A rank 0 that was stopped, and wakes up when the job has gone on without it, trains on for a moment."""
     output = opened(small_config(), state)
     run_folder.take_over(RUN)
-    assert not output.store.commit(state, wait=True)
+    assert not output.store.commit_last(state).result()
     output.store.save_weights(checkpoint.BEST, state)
     output.close()
     assert steps_on_disk() == []
@@ -130,7 +130,7 @@ def test_as_many_checkpoints_are_kept_as_the_user_wants(state: TrainState) -> No
     output = opened(small_config(keep_checkpoints=2), state)
     for _ in range(4):
         state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
-        assert output.store.commit(state, wait=True)
+        assert output.store.commit_last(state).result()
     output.close()
     assert steps_on_disk() == [11, 10]
 
