@@ -254,6 +254,14 @@ def test_faults_beside_a_handover(event: Event) -> None:
 
 
 @pytest.mark.usefixtures("small_parts")
+def test_a_newcomer_that_misses_the_end_of_a_step_is_given_all_of_it_anew(sent_at_once: list[int]) -> None:
+    """What it has is that of the step before, and would never be the state of the others."""
+    _, folder, _ = newcomer_joins(Unheard(9, rank=2))
+    assert sorted(sent_at_once) == [0, 1]  # when the job began
+    check_files(folder, undisturbed())
+
+
+@pytest.mark.usefixtures("small_parts")
 def test_another_newcomer_does_not_take_from_the_first_what_it_has() -> None:
     """Both take part in the steps from then on, and what the first lacks goes to both."""
     job, folder, _ = newcomer_joins(Hosts(7, (ONE, TWO, THREE, FOUR)))
@@ -282,8 +290,9 @@ def test_the_giver_is_lost_and_another_goes_on_giving(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("small_parts")
 def test_a_training_may_end_while_a_newcomer_lacks_a_part() -> None:
     """Its weights are not compared with those of the others, nor is it asked to evaluate with them."""
-    _, folder, _ = newcomer_joins(at=17)
-    check_files(folder, undisturbed())
+    in_turns = {"eval_batch_size": 4}  # every rank would have some of the validation set
+    _, folder, _ = newcomer_joins(at=17, **in_turns)
+    check_files(folder, undisturbed(**in_turns))
     of_both = [epochs_of(run)[-1]["val_loss"] for run in (folder, _alone())]
     assert of_both[0] == pytest.approx(of_both[1], rel=TOLERANCE)
 
