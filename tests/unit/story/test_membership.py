@@ -7,9 +7,11 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 
 from hvd_train.elastic.members import Member, RankReport
 from hvd_train.errors import FaultRepeats, RankLost
+from hvd_train.handover import Handover
 from hvd_train.membership import Membership
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.state import TrainState
@@ -68,6 +70,22 @@ def test_a_state_counts_again_when_all_ranks_have_come_to_one(state: TrainState,
         one.join([report], tmp_path, 0, has_state=True)
         assert one.has_state
         assert one.report(state, None).holds == "whole"
+
+
+def test_a_newcomer_has_no_state_before_all_of_it_has_been_handed_over(state: TrainState, tmp_path: Path) -> None:
+    """What it has of it counts in the next meeting; all of it is proven there, and only then it is its own."""
+    newcomer = Membership()
+    newcomer.lose_state(tmp_path)
+    newcomer.join([newcomer.report(state, None)], tmp_path, 5, has_state=False)
+    half, whole = (Handover(LocalWorld(), 0, [(torch.zeros(10),)], keep=False, begin=begin) for begin in (4, 10))
+    report = newcomer.report(state, half)
+    assert (report.holds, report.digest, report.arrived) == ("torn", "", 4)
+    assert not newcomer.has_state
+    report = newcomer.report(state, whole)
+    assert (report.holds, report.digest, report.arrived) == ("torn", state.digest(), 10)
+    assert not newcomer.has_state
+    newcomer.join([report], tmp_path, 5, has_state=True)
+    assert newcomer.has_state
 
 
 def test_a_step_that_breaks_again_and_again_ends_the_job() -> None:
