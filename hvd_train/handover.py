@@ -8,7 +8,7 @@ exact. What the newcomer makes of the rest until then means nothing, and nobody 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
@@ -45,12 +45,9 @@ class Handover:
         self._world, self._root, self._units, self._keep = world, root, units, keep
         self._sent = sent
         self._num_elements = sum(unit[0].numel() for unit in units)
-        num_bytes = sum(tensor.nbytes for unit in units for tensor in unit)
-        self._part_bytes = max(PART_BYTES, num_bytes // MOST_PARTS)
+        self._part_bytes = max(PART_BYTES, num_bytes(units) // MOST_PARTS)
         self.arrived = begin
         """The elements, counted through all units, that every rank has."""
-        self._end, self._num_bytes = begin, 0
-        self._wait: Callable[[], None] = nothing_to_wait_for
 
     @property
     def is_under_way(self) -> bool:
@@ -62,19 +59,27 @@ class Handover:
         """Whether there was something to give, and every rank has it now."""
         return bool(self._units) and not self.is_under_way
 
-    def begin_step(self) -> None:
-        """Begin to send the next part: its weights stay as they are until `end_step`. Raises RankLost."""
-        if self.is_under_way:
-            part, self._end = next_part(self._units, self.arrived, self._part_bytes)
-            self._num_bytes = sum(tensor.nbytes for tensor in part)
-            self._wait = self._world.start_broadcast(part, self._root, keep=self._keep)
+    def start_part(self) -> Callable[[], None]:
+        """Begin to send the next part, and return what waits until it is there; both raise RankLost.
 
-    def end_step(self) -> None:
-        """Wait until the part is there, before the step changes a weight. Raises RankLost."""
-        if self.is_under_way:
-            self._wait()
-            self.arrived = self._end
-            self._sent(self._num_bytes)
+        Until then nobody changes a weight.
+        """
+        if not self.is_under_way:
+            return nothing_to_wait_for
+        part, end = next_part(self._units, self.arrived, self._part_bytes)
+        wait = self._world.start_broadcast(part, self._root, keep=self._keep)
+
+        def wait_for_part() -> None:
+            wait()
+            self.arrived = end
+            self._sent(num_bytes([part]))
+
+        return wait_for_part
+
+
+def num_bytes(units: Iterable[Iterable[Tensor]]) -> int:
+    """Return how many bytes units have together."""
+    return sum(tensor.nbytes for unit in units for tensor in unit)
 
 
 def next_part(units: Sequence[Unit], begin: int, most_bytes: int) -> tuple[list[Tensor], int]:

@@ -46,7 +46,7 @@ class Membership:
         """The run folder of the world that was joined last; None before, or where that has none."""
         return self._report.run_dir
 
-    def report(self, state: TrainState, handover: Handover | None) -> RankReport:
+    def report(self, state: TrainState, handover: Handover) -> RankReport:
         """Return what this rank says when all meet: how far it is, with which weights, and how long it has waited.
 
         `handover` is that of the world which it has left.
@@ -56,13 +56,13 @@ class Membership:
         # What comes from here on is counted by each rank itself: computing the digest, waiting for newcomers.
         self._reported_at = time.perf_counter()
         waited_s, progress = self._reported_at - self._left_at, state.progress
-        has_all = self.has_state or (handover is not None and handover.is_done)
+        has_all = self.has_state or handover.is_done
         return replace(
             self._report,
             epoch=progress.epoch,
             step=progress.step,
             digest=state.digest() if has_all else "",
-            arrived=handover.arrived if handover is not None else 0,
+            arrived=handover.arrived,
             waited_s=waited_s,
         )
 

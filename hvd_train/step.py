@@ -163,7 +163,7 @@ class Step:
         self._world.expect_passes(optimizer, len(micro_batches))
         self._sums_in_passes.begin_step(len(micro_batches), batch.num_slots)
         self._buffers.begin()
-        self._handover.begin_step()
+        wait_for_part = self._handover.start_part()
 
         # All slots but the last: their gradients stay on this rank, and add up.
         outcomes: list[_Outcome] = []
@@ -196,7 +196,7 @@ class Step:
             totals, agreed, news, taken = _read(answer[:num_words], batch.size)
             if news:
                 self._buffers.exchange_news(self._world)
-            self._handover.end_step()
+            wait_for_part()
             # That was the last word of other ranks: from here on the step cannot break.
             self._mark("reduction")
             scaler.unscale_(optimizer)

@@ -13,7 +13,7 @@ from hvd_train.config import Config
 from hvd_train.data.sources import OwnData
 from hvd_train.elastic.members import can_train_on, in_common, most_advanced, survivors_differ
 from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, StateLost, UsageError
-from hvd_train.handover import Handover, nothing_to_hand_over
+from hvd_train.handover import nothing_to_hand_over
 from hvd_train.job import Arrival, Clocks, Job
 from hvd_train.last_commit import commit_for_all
 from hvd_train.launch import last_word
@@ -44,7 +44,7 @@ class Training:
         self._output, self._membership = Output(config), Membership()
         self._state: TrainState | None = None
         self._arrival: Arrival | None = None
-        self._handover: Handover | None = None
+        self._handover = nothing_to_hand_over(world)
         self._share = Share(None, 0)
         self._during: During = "building"
 
@@ -111,11 +111,10 @@ class Training:
         # All ranks take the state of one of them; nothing is sent where all hold the same already. Newcomers are given
         # most of it while the others train. A survivor that is behind keeps its own until it has all of the other: it
         # may be needed if the root is lost meanwhile.
-        computing = list(range(world.place.size))
+        whole = list(range(world.place.size))  # the ranks that have all of the state
         self._handover = nothing_to_hand_over(world)
         if from_disk or len({report.digest for report in reports}) > 1:
-            agree = [not from_disk and report.digest == reports[root].digest for report in reports]
-            agrees = agree[world.place.rank]
+            agrees = not from_disk and reports[world.place.rank].digest == reports[root].digest
             if world.place.rank != root and not self._membership.has_state:
                 self._membership.lose_state(run_dir)
             try:
@@ -130,14 +129,12 @@ class Training:
                     raise self._kept(error, whole=state.digest() == reports[root].digest) from error
                 raise
             if self._handover.is_under_way:
-                computing = [rank for rank in computing if agree[rank]]
-        number = computing.index(world.place.rank) if world.place.rank in computing else None
-        self._share = Share(number, len(computing))
+                whole = [rank for rank in whole if reports[rank].digest == reports[root].digest]
+        has_state = world.place.rank in whole
+        self._share = Share(whole.index(world.place.rank) if has_state else None, len(whole))
         if config.batch.on_resize == "per-worker":
             state.cut = resized_cut(config.batch, self._share.ranks, self._parts.train_loader.num_samples)
-        self._arrival = self._membership.join(
-            reports, run_dir, state.progress.step, has_state=world.place.rank in computing
-        )
+        self._arrival = self._membership.join(reports, run_dir, state.progress.step, has_state=has_state)
         self._output.open(claim, state, world.place)
         self._during = "training"
 
@@ -170,7 +167,6 @@ class Training:
 
     def _job(self, state: TrainState) -> Job:
         config, world, parts, output = self._config, self._world, self._parts, self._output
-        assert self._handover is not None
         clocks = replace(self._clocks, split=split_on(parts.device))
         return Job(
             config=config,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from hvd_train.errors import UsageError
 from hvd_train.handover import Handover, Unit
 from hvd_train.network import normalization, optim
 from hvd_train.state import Snapshot, TrainState, check_same_shapes, confirm_equal
-from hvd_train.world.wire import as_it_lies
+from hvd_train.world.wire import as_it_lies, has_no_gaps
 from hvd_train.world.world import World, unwatched
 
 _QUIET_S = 3.0  # a transfer that takes no longer is not worth a line
@@ -96,25 +96,25 @@ def hand_over(state: TrainState, world: World, root: int, *, has_it: bool, begin
     pairs = _pairs_of(outline, live)
     units = _units(state)
     later = {tensor.data_ptr() for unit in units for tensor in unit}
-    numbers = [number for number, (_, tensor) in enumerate(pairs) if tensor.data_ptr() in later]
+    numbers = {number for number, (_, tensor) in enumerate(pairs) if tensor.data_ptr() in later}
     possible = (
         optim.is_elementwise(state.optimizer)
         and not normalization.is_synchronised(state.model)
-        and sum(tensor.nbytes for unit in units for tensor in unit) > handover.AT_ONCE_BYTES
+        and handover.num_bytes(units) > handover.AT_ONCE_BYTES
         and all(pairs[number][0].fits(pairs[number][1]) for number in numbers)
     )
     plans = world.gather((numbers, [len(unit) for unit in units]) if possible else None)
     if plans[0] is None or any(plan != plans[0] for plan in plans):
-        units, numbers = [], []
-    at_once = set(range(len(pairs))).difference(numbers)
-    _fill([pairs[number] for number in sorted(at_once)], world, root)
+        units, numbers = [], set()
+    _fill([pair for number, pair in enumerate(pairs) if number not in numbers], world, root)
     if not has_it:
         state.load_values(outline)
         state.load_buffers(live["buffers"])
     if not units:
         confirm_equal(state, world)
-    num_bytes = sum(tensor.nbytes for unit in units for tensor in unit)
-    told = _Told(num_bytes, "handing over the state beside training") if world.place.rank == root else unwatched
+    told: Callable[[int], None] = unwatched
+    if world.place.rank == root:
+        told = _Told(handover.num_bytes(units), "handing over the state beside training")
     return Handover(world, root, units, keep=has_it, begin=begin, sent=told)
 
 
@@ -125,8 +125,17 @@ def _outline(state: TrainState, world: World, root: int) -> Snapshot:
 
 
 def _room_for(state: TrainState, outline: Snapshot) -> Snapshot:
-    """Return the tensors of `state`, of any values yet, as the outline says; raises UsageError as `_make_room`."""
-    _make_room(state, outline)
+    """Give the optimizer of `state` what `outline` says, and return the tensors to fill, of any values yet.
+
+    Raises UsageError, before anything is changed, where the outline is of another model or optimizer.
+    """
+    for mine, theirs in ((state.model, outline["model"]), (state.average, outline["average"])):
+        check_same_shapes({} if mine is None else mine.state_dict(), theirs or {})
+    try:
+        state.optimizer.load_state_dict(_with_room(outline["optimizer"], state.optimizer))
+    except ValueError as error:
+        raise UsageError(f"the state of the other ranks is of another optimizer: {error}") from None
+    optim.match_memory_format(state.optimizer)
     live = state.live()
     # Those in no state_dict may have another shape here, or be missing.
     device = next(state.model.parameters()).device
@@ -143,7 +152,7 @@ def _units(state: TrainState) -> list[Unit]:
     averages = {} if state.average is None else dict(state.average.module.named_parameters())
     units = []
     for name, parameter in state.model.named_parameters():
-        if torch.empty_like(parameter, device="meta").stride() == parameter.stride():
+        if has_no_gaps(parameter):
             others = [*state.optimizer.state.get(parameter, {}).values(), averages.get(name)]
             alike = [
                 other
@@ -198,20 +207,6 @@ def _outlined(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)([_outlined(item) for item in value])
     return value
-
-
-def _make_room(state: TrainState, outline: Snapshot) -> None:
-    """Give the optimizer of `state` the values and the tensors, of any values yet, that `outline` says.
-
-    Raises UsageError, before anything is changed, where the outline is of another model or optimizer.
-    """
-    for mine, theirs in ((state.model, outline["model"]), (state.average, outline["average"])):
-        check_same_shapes({} if mine is None else mine.state_dict(), theirs or {})
-    try:
-        state.optimizer.load_state_dict(_with_room(outline["optimizer"], state.optimizer))
-    except ValueError as error:
-        raise UsageError(f"the state of the other ranks is of another optimizer: {error}") from None
-    optim.match_memory_format(state.optimizer)
 
 
 def _with_room(outline: Any, optimizer: Optimizer) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing_extensions import override
 from hvd_train.errors import UsageError
 from hvd_train.network import buffers
 from hvd_train.settings.optimizer import OptimizerConfig
+from hvd_train.world.wire import has_no_gaps
 
 T = TypeVar("T", bound=Optimizer)
 
@@ -56,7 +57,7 @@ def _sgd(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str
 
 def _is_dense_and_real(parameter: Tensor) -> bool:
     """Return whether a parameter has real numbers without gaps in memory: torch's fused optimizers take no other."""
-    return parameter.is_floating_point() and torch.empty_like(parameter).stride() == parameter.stride()
+    return parameter.is_floating_point() and has_no_gaps(parameter)
 
 
 def match_memory_format(optimizer: Optimizer) -> None:

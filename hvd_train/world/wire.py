@@ -113,6 +113,11 @@ class InMemoryOrder:
         return ctx
 
 
+def has_no_gaps(tensor: Tensor) -> bool:
+    """Return whether the numbers of a tensor fill the memory in which it lies, in whatever order of dimensions."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
 def as_it_lies(tensor: Tensor) -> Tensor:
     """Return the numbers of a tensor without gaps in memory as they lie there: a view of one dimension."""
     return tensor.as_strided((tensor.numel(),), (1,))

@@ -75,8 +75,7 @@ def test_parts_are_all_of_it_once(counts: list[int], most_bytes: int) -> None:
 def test_nothing_to_hand_over_asks_for_nothing() -> None:
     """A world in which all have the state neither sends anything nor wishes for another world."""
     nothing = nothing_to_hand_over(LocalWorld())
-    nothing.begin_step()
-    nothing.end_step()
+    nothing.start_part()()
     assert (nothing.is_under_way, nothing.is_done) == (False, False)
 
 
@@ -86,12 +85,11 @@ def test_a_handover_is_done_when_all_has_arrived() -> None:
     giving = Handover(LocalWorld(), 0, of_elements(3, 2), keep=True, begin=1, sent=told.append)
     giving._part_bytes = 24
     assert (giving.arrived, giving.is_under_way, giving.is_done) == (1, True, False)
-    giving.begin_step()
+    wait_for_part = giving.start_part()
     assert giving.arrived == 1
-    giving.end_step()
+    wait_for_part()
     assert (giving.arrived, giving.is_done) == (3, False)
-    giving.begin_step()
-    giving.end_step()
+    giving.start_part()()
     assert (giving.arrived, giving.is_under_way, giving.is_done) == (5, False, True)
     assert told == [24, 24]
 

@@ -11,12 +11,14 @@ import torch
 
 from hvd_train.elastic.members import Member, RankReport
 from hvd_train.errors import FaultRepeats, RankLost
-from hvd_train.handover import Handover
+from hvd_train.handover import Handover, nothing_to_hand_over
 from hvd_train.membership import Membership
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import convnet, few_digits, small_config
+
+NOTHING = nothing_to_hand_over(LocalWorld())
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def state() -> TrainState:
 def test_a_newcomer_reports_only_who_it_is(state: TrainState) -> None:
     """Its weights are worth nothing to the others, so no digest is computed."""
     membership = Membership()
-    report = membership.report(state, None)
+    report = membership.report(state, NOTHING)
     assert not membership.has_trained
     assert (report.digest, report.step, report.previous_members) == ("", 0, ())
     assert (report.member.host, report.member.process) == (socket.gethostname(), os.getpid())
@@ -38,11 +40,11 @@ def test_a_newcomer_reports_only_who_it_is(state: TrainState) -> None:
 def test_a_survivor_reports_how_far_it_is_and_with_which_weights(state: TrainState) -> None:
     """So that all ranks can choose the state to go on from."""
     membership = Membership()
-    assert membership.join([membership.report(state, None)], Path("run"), 0, has_state=True) is None
+    assert membership.join([membership.report(state, NOTHING)], Path("run"), 0, has_state=True) is None
     assert membership.has_trained
     state.progress = state.progress.after_step(20).after_step(20).next_epoch().after_step(20)
     membership.leave("a rank was lost")
-    report = membership.report(state, None)
+    report = membership.report(state, NOTHING)
     assert (report.epoch, report.step, report.digest) == (1, 3, state.digest())
     assert (report.reason, report.run_dir, len(report.previous_members)) == ("a rank was lost", Path("run"), 1)
     assert report.waited_s >= 0
@@ -57,26 +59,26 @@ def test_a_state_counts_again_when_all_ranks_have_come_to_one(state: TrainState,
     """Half received or distrusted, it is neither sent nor committed until then, whatever happens in between."""
     newcomer, survivor = Membership(), Membership()
     newcomer.lose_state(tmp_path)
-    report = newcomer.report(state, None)
+    report = newcomer.report(state, NOTHING)
     assert (report.holds, report.digest, report.run_dir) == ("torn", "", tmp_path)
-    survivor.join([survivor.report(state, None)], None, 0, has_state=True)
+    survivor.join([survivor.report(state, NOTHING)], None, 0, has_state=True)
     assert survivor.has_state
     survivor.distrust_state()
     survivor.lose_state(tmp_path)
-    report = survivor.report(state, None)
+    report = survivor.report(state, NOTHING)
     assert (report.holds, report.digest, report.has_trained) == ("distrusted", "", True)
     for one in (newcomer, survivor):
         assert not one.has_state
         one.join([report], tmp_path, 0, has_state=True)
         assert one.has_state
-        assert one.report(state, None).holds == "whole"
+        assert one.report(state, NOTHING).holds == "whole"
 
 
 def test_a_newcomer_has_no_state_before_all_of_it_has_been_handed_over(state: TrainState, tmp_path: Path) -> None:
     """What it has of it counts in the next meeting; all of it is proven there, and only then it is its own."""
     newcomer = Membership()
     newcomer.lose_state(tmp_path)
-    newcomer.join([newcomer.report(state, None)], tmp_path, 5, has_state=False)
+    newcomer.join([newcomer.report(state, NOTHING)], tmp_path, 5, has_state=False)
     half, whole = (Handover(LocalWorld(), 0, [(torch.zeros(10),)], keep=False, begin=begin) for begin in (4, 10))
     report = newcomer.report(state, half)
     assert (report.holds, report.digest, report.arrived) == ("torn", "", 4)
@@ -105,11 +107,11 @@ def test_deaths_are_no_fault_of_the_step(state: TrainState) -> None:
     )
     for deaths in range(1, 9):
         membership.count_fault(lost, 7)
-        alive = [membership.report(state, None), *(RankReport(Member("h2", n)) for n in range(9 - deaths))]
+        alive = [membership.report(state, NOTHING), *(RankReport(Member("h2", n)) for n in range(9 - deaths))]
         membership.join(alive, None, 7, has_state=True)
-    membership.join([membership.report(state, None)], None, 7, has_state=True)
+    membership.join([membership.report(state, NOTHING)], None, 7, has_state=True)
     for _ in range(4):
         membership.count_fault(lost, 7)
-        membership.join([membership.report(state, None)], None, 7, has_state=True)
+        membership.join([membership.report(state, NOTHING)], None, 7, has_state=True)
     with pytest.raises(FaultRepeats):
         membership.count_fault(lost, 7)
