@@ -36,6 +36,7 @@ from hvd_train.doctor.cluster_findings import (
     check_speed,
 )
 from hvd_train.doctor.findings import Finding
+from hvd_train.launch.addresses import is_loopback
 from hvd_train.launch.hosts import Host
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=2 -o ServerAliveCountMax=3 --"
@@ -90,7 +91,7 @@ class Agent:
 
 def is_here(name: str) -> bool:
     """Return whether a host name means this machine."""
-    return name in ("localhost", socket.gethostname(), socket.getfqdn()) or name.startswith("127.")
+    return name in ("localhost", socket.gethostname(), socket.getfqdn()) or is_loopback(name)
 
 
 def examine(hosts: Sequence[Host], data: Path | None, *, quick: bool, say: Callable[[str], None]) -> list[Finding]:

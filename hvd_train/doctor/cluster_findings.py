@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_train.doctor.findings import Finding, check_open_files, check_shared_memory
+from hvd_train.launch.addresses import is_loopback
 from hvd_train.launch.hosts import Host
 
 _MOST_SKEW_S = 2.0
@@ -84,7 +85,7 @@ def check_names(hosts: Sequence[HostFacts]) -> Finding:
             addresses = one.facts["names"].get(name, [])
             if not addresses:
                 wrong.append(f"{one.host.name} does not know the name {name}")
-            elif len(hosts) > 1 and all(address.startswith("127.") for address in addresses):
+            elif len(hosts) > 1 and all(is_loopback(address) for address in addresses):
                 wrong.append(f"{name} is {addresses[0]} on {one.host.name}, which no other host can reach")
             elif not set(addresses) & set(own):
                 wrong.append(f"{name} is {addresses[0]} on {one.host.name}, an address that {name} does not have")

@@ -112,41 +112,44 @@ class HorovodWorld(World):
     def broadcast_tensors(
         self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
     ) -> None:
-        is_root = self.place.rank == root
-        under_way: deque[tuple[int, Piece, Tensor]] = deque()
+        under_way: deque[tuple[Piece, Callable[[], None]]] = deque()
 
         def wait_for_first() -> None:
-            handle, piece, payload = under_way.popleft()
-            _wait(handle)
-            if not is_root:
-                piece.arrived(payload)
+            piece, wait = under_way.popleft()
+            wait()
             arrived(piece.num_bytes)
 
         for number, piece in enumerate(pieces(tensors)):
             if len(under_way) == _PIECES_UNDER_WAY:
                 wait_for_first()
-            payload = piece.outgoing() if is_root else piece.room()
-            with as_rank_lost():
-                name = f"hvd_train.tensors.{number % _PIECES_UNDER_WAY}"
-                under_way.append((hvd.broadcast_async_(payload, root, name=name), piece, payload))
+            under_way.append((piece, self._start_piece(piece, root, f"hvd_train.tensors.{number % _PIECES_UNDER_WAY}")))
         while under_way:
             wait_for_first()
 
     @override
     def start_broadcast(self, tensors: Sequence[Tensor], root: int, *, keep: bool = False) -> Callable[[], None]:
+        waits = [
+            self._start_piece(piece, root, f"hvd_train.start_broadcast.{number}", keep=keep)
+            for number, piece in enumerate(pieces(tensors))
+        ]
+
+        def wait_for_all() -> None:
+            for wait in waits:
+                wait()
+
+        return wait_for_all
+
+    def _start_piece(self, piece: Piece, root: int, name: str, *, keep: bool = False) -> Callable[[], None]:
+        """Begin to broadcast a piece, and return what waits until it is in its place, if this rank is to have it."""
         is_root = self.place.rank == root
-        under_way: list[tuple[int, Piece, Tensor]] = []
-        for number, piece in enumerate(pieces(tensors)):
-            payload = piece.outgoing() if is_root else piece.room(apart=keep)
-            with as_rank_lost():
-                handle = hvd.broadcast_async_(payload, root, name=f"hvd_train.start_broadcast.{number}")
-            under_way.append((handle, piece, payload))
+        payload = piece.outgoing() if is_root else piece.room(apart=keep)
+        with as_rank_lost():
+            handle = hvd.broadcast_async_(payload, root, name=name)
 
         def wait() -> None:
-            for handle, piece, payload in under_way:
-                _wait(handle)
-                if not (is_root or keep):
-                    piece.arrived(payload)
+            _wait(handle)
+            if not (is_root or keep):
+                piece.arrived(payload)
 
         return wait
 
