@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hvd_train.elastic.roster import TOLD_TO_END_S, Finish
 from hvd_train.elastic.worker import STOPPED
-from tests.support.roster_play import training
+from tests.support.roster_play import Play, training
 
 
 def test_a_worker_that_is_told_to_end_leaves_and_the_others_go_on() -> None:
@@ -69,15 +69,20 @@ def test_with_too_few_left_the_others_wait_for_a_new_host() -> None:
     assert play.finish is None
 
 
+def stops(play: Play, *workers: int) -> None:
+    """Workers end by a signal, and with the last of them the job, as one that has committed."""
+    for worker in workers:
+        play.end(worker, 143)
+    assert play.finish == Finish(143, "stopped, and committed")
+
+
 def test_where_all_are_told_to_end_so_does_the_job() -> None:
     """They stop together and commit; the exit code is that of a stop, also where some have left before."""
     play = training({"a": 1, "b": 1})
     one, two = play.world
     play.tell_to_end(one, two)
     assert play.roster.wants_stop()
-    play.end(one, 143)
-    play.end(two, 143)
-    assert play.finish == Finish(143, "stopped, and committed")
+    stops(play, one, two)
 
     play = training({"a": 1, "b": 1})
     one, two = play.world
@@ -86,18 +91,14 @@ def test_where_all_are_told_to_end_so_does_the_job() -> None:
     assert play.world == [two]
     play.tell_to_end(two)
     assert play.roster.wants_stop()
-    play.end(one, 143)
-    play.end(two, 143)
-    assert play.finish == Finish(143, "stopped, and committed")
+    stops(play, one, two)
 
     play = training({"a": 1, "b": 1})
     one, two = play.world
     play.tell_to_end(one, two)
     play.ask(one, two)  # a fault has come before the stop
     assert sorted(play.taken_out) == [one, two]
-    play.end(one, 143)
-    play.end(two, 143)
-    assert play.finish == Finish(143, "stopped, and committed")
+    stops(play, one, two)
 
 
 def test_one_that_dies_while_another_leaves_does_not_end_the_job() -> None:

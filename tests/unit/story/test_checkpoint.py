@@ -11,6 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,8 +27,7 @@ from hvd_train.checkpoint import BadCheckpoint, DiskStore, committed, newest_goo
 from hvd_train.errors import UsageError
 from hvd_train.network.weights import start_from
 from hvd_train.progress.order import Cut
-from hvd_train.run_files.durable import Permission
-from hvd_train.state import Progress, Snapshot, TrainState
+from hvd_train.state import Progress, TrainState
 from tests.support import runs
 from tests.support.launching import wait_for
 from tests.support.worlds import own_generator
@@ -408,17 +408,8 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_one_before() -> None:
     assert not partial.exists()
 
 
-def test_a_busy_disk_puts_a_commit_off_but_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_disk_puts_a_commit_off_but_not_the_last_one(may_write: threading.Event) -> None:
     """While one file is being written another is not begun; the last one comes after it."""
-    import threading
-
-    may_write, write = threading.Event(), checkpoint.write
-
-    def slow(path: Path, snapshot: Snapshot, permission: Permission) -> None:
-        assert may_write.wait(30)
-        write(path, snapshot, permission)
-
-    monkeypatch.setattr(checkpoint, "write", slow)
     disk = store(Path("run"))
     assert disk.commit(state_at(1))
     assert not disk.commit(state_at(2))

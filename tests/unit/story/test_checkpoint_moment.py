@@ -70,15 +70,8 @@ def test_best_weights_that_wait_for_the_disk_are_those_of_their_moment() -> None
     assert torch.load(RUN / "model-best.pt", weights_only=True)["bias"].tolist() == [5.0, 5.0]
 
 
-def test_the_last_commit_comes_after_the_one_that_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_commit_comes_after_the_one_that_is_being_written(may_write: threading.Event) -> None:
     """The disk is busy when the training is stopped: nobody is told that all is on disk before it is."""
-    may_write, write = threading.Event(), checkpoint.write
-
-    def slow(path: Path, snapshot: Snapshot, permission: Permission) -> None:
-        assert may_write.wait(30)
-        write(path, snapshot, permission)
-
-    monkeypatch.setattr(checkpoint, "write", slow)
     disk = store(RUN)
     assert disk.commit(state_at(1))
     last = disk.commit_last(state_at(2))
@@ -90,15 +83,8 @@ def test_the_last_commit_comes_after_the_one_that_is_being_written(monkeypatch: 
     disk.close()
 
 
-def test_nothing_pushes_in_behind_the_last_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_pushes_in_behind_the_last_commit(may_write: threading.Event) -> None:
     """While it is being written another commit is put off, as behind any other."""
-    may_write, write = threading.Event(), checkpoint.write
-
-    def slow(path: Path, snapshot: Snapshot, permission: Permission) -> None:
-        assert may_write.wait(30)
-        write(path, snapshot, permission)
-
-    monkeypatch.setattr(checkpoint, "write", slow)
     disk = store(RUN)
     last = disk.commit_last(state_at(1))
     assert not disk.commit(state_at(2))

@@ -15,26 +15,12 @@ from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.output import Output, shows_bar
-from hvd_train.parts import fresh_state, warm_parts
-from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
 from hvd_train.run_files import durable, run_folder
 from hvd_train.run_files.ledger import Entry
 from hvd_train.state import Progress, TrainState
-from hvd_train.world.world import LocalWorld, Place
-from tests.support.runs import convnet, few_digits, small_config
-
-
-@pytest.fixture
-def state() -> Iterator[TrainState]:
-    """A state after seven steps."""
-    config, world = small_config(), LocalWorld()
-    parts, optimizer = warm_parts(config, world, convnet, few_digits)
-    state = fresh_state(config, world, parts, optimizer)
-    for _ in range(7):
-        state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
-    yield state
-    parts.train_loader.close()
+from hvd_train.world.world import Place
+from tests.support.runs import small_config
 
 
 def first_cut() -> Cut:

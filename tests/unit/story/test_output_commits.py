@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,29 +13,16 @@ from hvd_train import checkpoint
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.output import Output
-from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.ledger import Entry, read
 from hvd_train.state import Evaluation, Progress, TrainState
-from hvd_train.world.world import LocalWorld, Place
-from tests.support.runs import convnet, few_digits, small_config
+from hvd_train.world.world import Place
+from tests.support.runs import small_config
 from tests.unit.story.test_output import first_cut, full_disk, opened
 
 RUN = Path("run")
-
-
-@pytest.fixture
-def state() -> Iterator[TrainState]:
-    """A state after seven steps."""
-    config, world = small_config(), LocalWorld()
-    parts, optimizer = warm_parts(config, world, convnet, few_digits)
-    state = fresh_state(config, world, parts, optimizer)
-    for _ in range(7):
-        state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
-    yield state
-    parts.train_loader.close()
 
 
 def steps_on_disk() -> list[int]:
