@@ -262,21 +262,21 @@ def test_a_newcomer_is_given_a_state_that_takes_long(hosts: Hosts, tmp_path: Pat
 def test_the_others_train_while_a_newcomer_is_given_the_state(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """If the giver dies meanwhile, another one goes on giving; all of it is used when all of it is there, and exact."""
     on_demand.pace(tmp_path, 0.2)
-    hosts.limit("h3", megabit=200)
+    hosts.limit("h3", megabit=100)  # 1.4 s a part, so a line tells of it before all is there
     with job(
         hosts, tmp_path, listed=("h1", "h2"), training=arguments(model="tests.support.on_demand:bulky")
     ) as running:
         running.after(5)
         running.list(*ALL)
-        running.reaches(3)
-        running.after(running.changes[-1]["step"] + 3)
+        wait_for("some parts to arrive", lambda: "handing over the state" in running.output, limit_s=150)
+        on_demand.order(tmp_path, "build", "h1", "wait 15")  # the two others go on before its successor comes
         running.worker("h1").kill()
         wait_for("all of it", lambda: "newcomers have the state" in running.output, limit_s=150)
         on_demand.pace(tmp_path, 0)
         running.completes(expected)
     changes = running.changes
     given = next(number for number, change in enumerate(changes) if change["why"] == "newcomers have the state")
-    assert [change["world_size"] for change in changes[:2]] == [3, 2]
+    assert [change["world_size"] for change in changes[:2]] == [3, 2], running.output
     assert changes[given]["step"] - changes[0]["step"] >= 7  # 100 MB, 16 MB beside each step
     assert "sending the state" not in running.output
 
