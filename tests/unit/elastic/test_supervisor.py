@@ -41,10 +41,17 @@ def test_a_job_that_has_ended_for_good_is_left_at_that(code: int) -> None:
 
 def test_a_job_that_broke_off_goes_on() -> None:
     """The same command again, which is told that it goes on: --resume never holds for the first start alone."""
-    done = supervise('echo "$HVD_TRAIN_GOES_ON" >> log; test $(wc -l < log) = 2 || exit 1')
+    begun = time.monotonic()
+    notes = 'echo "$HVD_TRAIN_STARTED $HVD_TRAIN_OWNER" >> job; echo "$HVD_TRAIN_GOES_ON" >> log'
+    done = supervise(f"{notes}; test $(wc -l < log) = 2 || exit 1")
     assert done.returncode == 0
     assert Path("log").read_text() == "\n1\n"
     assert "the job ended with exit code 1; it goes on from its last commit in 2 s" in done.stderr
+    first, second = Path("job").read_text().splitlines()
+    assert first == second, "it is as old as its first attempt, and may take over the folder of the one before"
+    started, owner = first.split()
+    assert begun <= float(started) <= time.monotonic() - 2
+    assert owner
 
 
 def test_a_job_that_fails_again_and_again_is_given_up() -> None:
@@ -74,13 +81,14 @@ def test_a_job_that_never_finds_workers_is_given_up() -> None:
 def test_a_signal_ends_it_all() -> None:
     """It goes to the command, which ends in its own way; there is no next attempt."""
     program = [sys.executable, "-m", "hvd_train.elastic.supervisor", "--", "sh", "-c"]
-    with subprocess.Popen(
-        [*program, "trap 'echo stopped > log; exit 9' TERM; touch up; while :; do sleep 0.1; done"]
-    ) as process:
+    command = "trap 'echo stopped > log; exit 9' TERM; touch up; while :; do sleep 0.1; done"
+    with subprocess.Popen([*program, command], stderr=subprocess.PIPE, text=True) as process:
         wait_for("the command to run", lambda: Path("up").exists())
         started = time.monotonic()
         process.terminate()
-        assert process.wait(20) == 9
+        _, printed = process.communicate(timeout=20)
+        assert process.returncode == 9
+    assert printed == ""
     assert time.monotonic() - started < 20
     assert Path("log").read_text() == "stopped\n"
 

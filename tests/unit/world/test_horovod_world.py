@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from horovod.common.elastic import State, notification_manager
 from torch import nn
+from torch.optim import Optimizer
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import launcher, mpi_roll_call, slurm
@@ -192,3 +195,63 @@ def test_mpi_is_finished_by_the_world_that_has_started_it(world: FourRanks, monk
     world._mpi = Mpi()
     world.close()
     assert ended == ["Horovod", "Horovod", "MPI"]
+
+
+class Wrapped:
+    """What `hvd.DistributedOptimizer` makes of an optimizer; it keeps its hooks and state to itself."""
+
+    backward_passes_per_step = 1
+
+    def __init__(self, optimizer: Optimizer, **options: Any) -> None:
+        self.param_groups, self.options = optimizer.param_groups, options
+        self.state: dict[torch.Tensor, Any] = {}
+        self._requires_update = {parameter for _, parameter in options["named_parameters"]}
+        self.calls: list[str] = []
+
+    def synchronize(self) -> None:
+        """Note the call."""
+        self.calls.append("synchronize")
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Note that it is left as well."""
+        self.calls.append("skip")
+        yield
+        self.calls.append("no longer")
+
+
+@pytest.mark.parametrize("fp16_wire", [False, True])
+def test_an_optimizer_is_wrapped_with_what_it_has_learned(
+    world: FourRanks, monkeypatch: pytest.MonkeyPatch, fp16_wire: bool
+) -> None:
+    """Momenta come along, which Horovod forgets; only what is trained is reduced, and it is summed."""
+    monkeypatch.setattr(hvd, "DistributedOptimizer", Wrapped)
+    model = nn.Linear(2, 1)
+    model.bias.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    momentum = torch.ones_like(model.weight)
+    optimizer.state[model.weight]["momentum_buffer"] = momentum
+    wrapped: Any = world.wrap(optimizer, model, Reduction(fp16_wire=fp16_wire))
+    assert wrapped.state[model.weight]["momentum_buffer"] is momentum
+    assert wrapped.options["named_parameters"] == [("weight", model.weight)]
+    assert wrapped.options["op"] is hvd.Sum
+    sent, _ = wrapped.options["compression"].compress(torch.ones(2, 2))
+    assert sent.dtype == (torch.float16 if fp16_wire else torch.float32)
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+def test_a_launched_world_of_one_has_all_gradients_too(
+    world: FourRanks, monkeypatch: pytest.MonkeyPatch, reduces: bool
+) -> None:
+    """Horovod has no part in them there: what no pass has reached is zero, as it is on more ranks, and not None."""
+    monkeypatch.setattr(hvd, "DistributedOptimizer", Wrapped)
+    monkeypatch.setattr(hvd, "grouped_allreduce_async_", lambda tensors, **named: 7)
+    model = nn.Linear(2, 1)
+    wrapped: Any = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
+    if not reduces:
+        wrapped._requires_update.clear()
+    wrapped._handles = {}
+    with world.reduced(wrapped):
+        assert model.weight.grad is not None
+        assert model.weight.grad.tolist() == [[0.0, 0.0]]
+    assert wrapped.calls == [*(["synchronize"] if reduces else []), "skip", "no longer"]
