@@ -218,7 +218,9 @@ def test_a_worker_whose_ssh_and_lifeline_are_gone_is_dead_at_once(
     assert "its heartbeats still come" not in capsys.readouterr().err
 
 
-def test_the_last_word_of_a_worker_whose_ssh_has_failed_is_its_exit_code(two: Job) -> None:
+def test_the_last_word_of_a_worker_whose_ssh_has_failed_is_its_exit_code(
+    two: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Before or after the ssh fails: a job that is done is not started again."""
     first, second = sorted(ranks.worker for ranks in two.started)
     two.ask(first, second)
@@ -228,6 +230,7 @@ def test_the_last_word_of_a_worker_whose_ssh_has_failed_is_its_exit_code(two: Jo
     two.exit_codes[first] = two.exit_codes[second] = 255
     two.dispatcher.last_word_received(second, LastWord(0))
     assert two.end() == Finish(0, "done")
+    assert "exit code" not in capsys.readouterr().err
     two.dispatcher.last_word_received(first, LastWord(1))  # of nobody any more
 
 
@@ -399,3 +402,52 @@ def test_a_worker_that_hangs_after_a_signal_is_told_to_end(two: Job, monkeypatch
     two.exit_codes |= {first: 143, second: 255}
     assert two.dispatcher.heartbeat_received(second) == "stop"
     wait_for("an end", lambda: two.dispatcher.heartbeat_received(second) == "end")
+
+
+def test_a_heartbeat_after_the_lifeline_was_cut_proves_that_a_worker_lives(
+    two: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Something between the hosts may cut connections that carry nothing; and then an ssh fails as well."""
+    first, second = (ranks.worker for ranks in two.started)
+    two.ask(first, second)
+    theirs, ours = socket.socketpair()
+    two.dispatcher.lifeline_opened(second, ours)
+    theirs.close()
+    wait_for("the cut", lambda: two.dispatcher._processes[second].cut_at)
+    assert two.dispatcher.heartbeat_received(second) == "train"
+    two.exit_codes[second] = 255
+    printed = [""]
+
+    def told() -> bool:
+        assert two.dispatcher.heartbeat_received(second) == "train"
+        printed[0] += capsys.readouterr().err
+        return "its heartbeats still come" in printed[0]
+
+    wait_for("a word about it", told)
+    assert two.dispatcher.may_ask(second) == "ask"
+
+
+def test_a_worker_that_was_taken_out_is_not_followed(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ssh has ended with 255 since we have ended it: its slot is free, though it may still beat for a while."""
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 1000.0)
+    second = two.started[1].worker
+    assert two.dispatcher.heartbeat_received(second) == "train"
+    two.deaf.add(second)
+    two.hosts = {"a": 1}
+    wait_for("its end", lambda: two.dispatcher.heartbeat_received(second) == "end")
+    two.exit_codes[second] = 255
+    wait_for("its slot", lambda: two.dispatcher.heartbeat_received(second) and two.dispatcher.may_ask(second) == "end")
+    assert second not in two.dispatcher._processes
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_of_the_driver_ends_the_job_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its workers, and not as a success: the supervisor starts it again."""
+    job = Job({"a": 1})
+
+    def broken(commands: object) -> None:
+        raise KeyError("a slip of ours")
+
+    job.start()
+    monkeypatch.setattr(job.dispatcher._roster, "commands", broken)
+    assert job.dispatcher.wait_for_end() == Finish(1, "the driver failed (see above)")

@@ -26,7 +26,7 @@ from horovod.runner.util import network
 from hvd_train.elastic import driver as driver_module
 from hvd_train.elastic.driver import _CHANGE_FOLDER, REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks
-from hvd_train.elastic.roster import Finish, FormWorld
+from hvd_train.elastic.roster import TOO_FEW_WORKERS, Finish, FormWorld
 from hvd_train.elastic.worker import Worker
 from hvd_train.launch import client, last_word
 from hvd_train.launch.last_word import LastWord
@@ -299,3 +299,47 @@ def test_a_lifeline_outlives_its_request(monkeypatch: pytest.MonkeyPatch) -> Non
     held.close()
     assert ended.wait(20)
     server.stop()
+
+
+def test_a_job_has_as_many_workers_as_the_user_asks_for() -> None:
+    """--min-np and --max-np; without them one is enough and there is no bound."""
+    for least, most, expected in ((2, 5, (2, 5)), (0, None, (1, sys.maxsize))):
+        roster = Driver(Rendezvous(), NoHosts(), least, most).dispatcher._roster
+        assert (roster.min_workers, roster.max_workers) == expected
+
+
+def test_a_job_without_enough_hosts_ends_with_the_code_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor does not take a long wait for them for a steady life."""
+    own = driver()
+    monkeypatch.setattr(own.dispatcher, "wait_for_slots", lambda count: ["a"])
+    assert own.wait_for_available_slots(2).host_assignment_order == ["a"]
+
+    def none(count: int) -> list[str]:
+        raise TimeoutError("no hosts with 2 slots were found")
+
+    monkeypatch.setattr(own.dispatcher, "wait_for_slots", none)
+    with pytest.raises(JobFailedError, match="no hosts with 2 slots") as failed:
+        own.wait_for_available_slots(2)
+    assert failed.value.exit_code == TOO_FEW_WORKERS
+
+
+def test_a_worker_without_a_rank_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Horovod's form, where its core and ours look for it; the others get theirs."""
+    own = driver()
+    ranks = assign_ranks([Worker(1000, "a", slot=0, started_at=0, heard_at=0)])[0]
+    for answer in (ranks, None):
+        monkeypatch.setattr(own.dispatcher, "wait_for_ranks", lambda host, local_rank, answer=answer: answer)
+        own.record_ready("a", 1000)
+        assert own.get_slot_info("a", 1000) == (slot_info(ranks) if answer else INVALID_SLOT_INFO)
+
+
+def test_the_launchers_event_for_a_signal_is_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Horovod keeps it to itself, and a job that did not see it would start its workers again."""
+    monkeypatch.setattr(Driver, "interrupted", threading.Event())
+    event = threading.Event()
+    replacement = next(replacement for replacement in REPLACEMENTS if replacement.name == "register_shutdown_event")
+    assert replacement.make(lambda: event)() is event
+    own, given = driver(), list[object]()
+    monkeypatch.setattr(own.dispatcher, "start", lambda *arguments: given.extend(arguments))
+    own.start(2, lambda ranks, events: (0, 0.0))
+    assert given[2] is event
