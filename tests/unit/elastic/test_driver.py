@@ -26,7 +26,7 @@ from horovod.runner.util import network
 from hvd_train.elastic import driver as driver_module
 from hvd_train.elastic.driver import _CHANGE_FOLDER, REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks
-from hvd_train.elastic.roster import TOO_FEW_WORKERS, Finish, FormWorld
+from hvd_train.elastic.roster import Finish, FormWorld
 from hvd_train.elastic.worker import Worker
 from hvd_train.launch import client, last_word
 from hvd_train.launch.last_word import LastWord
@@ -306,21 +306,6 @@ def test_a_job_has_as_many_workers_as_the_user_asks_for() -> None:
     for least, most, expected in ((2, 5, (2, 5)), (0, None, (1, sys.maxsize))):
         roster = Driver(Rendezvous(), NoHosts(), least, most).dispatcher._roster
         assert (roster.min_workers, roster.max_workers) == expected
-
-
-def test_a_job_without_enough_hosts_ends_with_the_code_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The supervisor does not take a long wait for them for a steady life."""
-    own = driver()
-    monkeypatch.setattr(own.dispatcher, "wait_for_slots", lambda count: ["a"])
-    assert own.wait_for_available_slots(2).host_assignment_order == ["a"]
-
-    def none(count: int) -> list[str]:
-        raise TimeoutError("no hosts with 2 slots were found")
-
-    monkeypatch.setattr(own.dispatcher, "wait_for_slots", none)
-    with pytest.raises(JobFailedError, match="no hosts with 2 slots") as failed:
-        own.wait_for_available_slots(2)
-    assert failed.value.exit_code == TOO_FEW_WORKERS
 
 
 def test_a_worker_without_a_rank_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
