@@ -189,7 +189,7 @@ class Dispatcher:
             process = self._processes.get(number)
             if process is not None:
                 process.heard_at = now
-            if self._interrupted.is_set():
+            if self._interrupted.is_set() and self._finish is None:  # afterwards there was time for the last commit
                 return "stop"
             if process is None or process.end.is_set():
                 return "end"

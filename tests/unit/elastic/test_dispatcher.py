@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 import time
@@ -9,11 +11,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from hvd_train.elastic import orphans
 from hvd_train.elastic.dispatcher import _LAST_COMMIT_S, Dispatcher
 from hvd_train.elastic.ranks import RankAssignment
 from hvd_train.elastic.roster import SILENT_WHILE_MEETING_S, Finish, Roster
 from hvd_train.launch.last_word import LastWord
-from hvd_train.launch.launcher import GOES_ON, REPLACES, SLOT, SPENT, STARTED, WORKER
+from hvd_train.launch.launcher import GOES_ON, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
 from tests.support.launching import wait_for
 
 
@@ -25,6 +28,8 @@ class Job:
         self.worlds: list[int] = []
         self.started: list[RankAssignment] = []
         self.exit_codes: dict[int, int] = {}
+        self.deaf: set[int] = set()
+        """Workers whose processes go on, whatever they are told."""
         self.interrupted = threading.Event()
         roster = Roster(min_workers, min_workers, 8, patience_s=60)
         self.dispatcher = Dispatcher(roster, lambda: self.hosts, lambda ranks: self.worlds.append(len(ranks)))
@@ -37,7 +42,7 @@ class Job:
 
     def _run_worker(self, ranks: RankAssignment, events: list[threading.Event]) -> tuple[int, float]:
         self.started.append(ranks)
-        while not any(event.is_set() for event in events):
+        while ranks.worker in self.deaf or not any(event.is_set() for event in events):
             if ranks.worker in self.exit_codes:
                 return self.exit_codes[ranks.worker], 0.0
             events[0].wait(0.01)
@@ -61,6 +66,7 @@ class Job:
 
     def end(self) -> Finish:
         """All workers that are left end well; how the job has finished then."""
+        self.deaf.clear()
         for ranks in self.started:
             self.exit_codes.setdefault(ranks.worker, 0)
         self.dispatcher.stop()
@@ -71,9 +77,11 @@ class Job:
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     """A job of two workers on two hosts, which are started and have no ranks yet."""
     monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 0.01)
+    monkeypatch.setattr("hvd_train.elastic.discovery._EVERY_S", 0.05)
     job = Job({"a": 1, "b": 1})
     job.start()
     yield job
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 0.01)
     job.interrupted.set()
     job.end()
 
@@ -210,7 +218,9 @@ def test_a_worker_whose_ssh_and_lifeline_are_gone_is_dead_at_once(
     assert "its heartbeats still come" not in capsys.readouterr().err
 
 
-def test_the_last_word_of_a_worker_whose_ssh_has_failed_is_its_exit_code(two: Job) -> None:
+def test_the_last_word_of_a_worker_whose_ssh_has_failed_is_its_exit_code(
+    two: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Before or after the ssh fails: a job that is done is not started again."""
     first, second = sorted(ranks.worker for ranks in two.started)
     two.ask(first, second)
@@ -220,6 +230,7 @@ def test_the_last_word_of_a_worker_whose_ssh_has_failed_is_its_exit_code(two: Jo
     two.exit_codes[first] = two.exit_codes[second] = 255
     two.dispatcher.last_word_received(second, LastWord(0))
     assert two.end() == Finish(0, "done")
+    assert "exit code" not in capsys.readouterr().err
     two.dispatcher.last_word_received(first, LastWord(1))  # of nobody any more
 
 
@@ -296,3 +307,147 @@ def test_no_more_workers_are_waited_for_than_there_may_be() -> None:
     assert roster.start_workers == 2
     dispatcher.stop()
     assert dispatcher.wait_for_end() == Finish(1, "stopped")
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The numbers of workers whose processes were killed."""
+    numbers: list[str] = []
+    monkeypatch.setattr(orphans, "kill_worker", lambda number, job: numbers.append(number))
+    return numbers
+
+
+def test_a_worker_that_is_taken_out_hears_of_it_and_may_end_by_itself(two: Job, killed: list[str]) -> None:
+    """Its process may live on for a while, as one behind an ssh does; killed it would leave half a commit."""
+    first, second = (ranks.worker for ranks in two.started)
+    two.deaf.add(second)
+    two.hosts = {"a": 1}
+    wait_for("its end", lambda: two.dispatcher.heartbeat_received(second) == "end")
+    assert second in two.dispatcher._processes
+    assert two.dispatcher.heartbeat_received(first) == "train"
+    assert killed == []
+
+
+def test_a_worker_that_is_silent_is_killed(two: Job, killed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process hears nothing, and would keep its GPU; whoever beats is spared."""
+    first, second = (ranks.worker for ranks in two.started)
+    two.ask(first, second)
+    monkeypatch.setattr("hvd_train.elastic.roster.SILENT_S", 0.5)
+    wait_for("its end", lambda: two.dispatcher.heartbeat_received(first) == "train" and killed)
+    assert killed == [str(second)]
+
+
+def test_a_worker_asks_by_the_local_rank_of_its_last_world() -> None:
+    """As Horovod's core does, which knows nothing of numbers; another one may have had that local rank before."""
+    job = Job({"a": 2}, min_workers=1)
+    job.start()
+    ranks_of = {ranks.local_rank: ranks for ranks in job.ask(*(r.worker for r in job.started)).values() if ranks}
+    job.exit_codes[ranks_of[0].worker] = 137
+    alone = job.dispatcher.wait_for_ranks("a", 1)
+    assert alone is not None
+    assert (alone.worker, alone.size, alone.local_rank) == (ranks_of[1].worker, 1, 0)
+    wait_for("the successor", lambda: len(job.started) == 3)
+    newcomer = threading.Thread(target=job.ask, args=(job.started[2].worker,), daemon=True)
+    newcomer.start()
+    wait_for("a wish to change", lambda: job.dispatcher.heartbeat_received(alone.worker) == "change")
+    both = job.dispatcher.wait_for_ranks("a", 0)
+    assert both is not None
+    assert (both.worker, both.size, both.rank) == (alone.worker, 2, 0)
+    newcomer.join(20)
+    assert job.end() == Finish(0, "done")
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_job_without_its_supervisor_stops(lives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a signal, once: nobody would start it again, or take its exit code."""
+    signals: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: signals.append((process, number)))
+    monkeypatch.setenv(SUPERVISOR, str(os.getppid() if lives else os.getpid()))
+    job = Job({"a": 1})
+    job.start()
+    job.ask(job.started[0].worker)
+    assert job.end() == Finish(0, "done")
+    assert signals == ([] if lives else [(os.getpid(), signal.SIGTERM)])
+
+
+@pytest.mark.parametrize("ends", ["silence", "the limit"])
+def test_after_a_signal_the_job_waits_for_commits_on_other_hosts(
+    two: Job, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ssh to them has ended with the signal; they beat as long as they write, and nobody waits for ever."""
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 1000.0)
+    numbers = [ranks.worker for ranks in two.started]
+    two.ask(*numbers)
+    assert two.dispatcher.heartbeat_received(numbers[1]) == "train"
+    if ends == "the limit":
+        monkeypatch.setattr("hvd_train.elastic.dispatcher._LAST_COMMIT_S", 0.5)
+    two.interrupted.set()
+    two.exit_codes |= dict.fromkeys(numbers, 143)
+    over = threading.Event()
+    threading.Thread(target=lambda: [two.dispatcher.wait_for_end(), over.set()], daemon=True).start()
+    assert not over.wait(0.3)
+    if ends == "silence":
+        monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 0.01)
+    assert over.wait(20)
+
+
+def test_a_worker_that_hangs_after_a_signal_is_told_to_end(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It beats for ever, and its ssh has failed: the launcher must not wait for it for ever."""
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._LAST_COMMIT_S", 0.3)
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 1000.0)
+    first, second = (ranks.worker for ranks in two.started)
+    two.ask(first, second)
+    two.dispatcher.heartbeat_received(second)
+    two.interrupted.set()
+    two.exit_codes |= {first: 143, second: 255}
+    assert two.dispatcher.heartbeat_received(second) == "stop"
+    wait_for("an end", lambda: two.dispatcher.heartbeat_received(second) == "end")
+
+
+def test_a_heartbeat_after_the_lifeline_was_cut_proves_that_a_worker_lives(
+    two: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Something between the hosts may cut connections that carry nothing; and then an ssh fails as well."""
+    first, second = (ranks.worker for ranks in two.started)
+    two.ask(first, second)
+    theirs, ours = socket.socketpair()
+    two.dispatcher.lifeline_opened(second, ours)
+    theirs.close()
+    wait_for("the cut", lambda: two.dispatcher._processes[second].cut_at)
+    assert two.dispatcher.heartbeat_received(second) == "train"
+    two.exit_codes[second] = 255
+    printed = [""]
+
+    def told() -> bool:
+        assert two.dispatcher.heartbeat_received(second) == "train"
+        printed[0] += capsys.readouterr().err
+        return "its heartbeats still come" in printed[0]
+
+    wait_for("a word about it", told)
+    assert two.dispatcher.may_ask(second) == "ask"
+
+
+def test_a_worker_that_was_taken_out_is_not_followed(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ssh has ended with 255 since we have ended it: its slot is free, though it may still beat for a while."""
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 1000.0)
+    second = two.started[1].worker
+    assert two.dispatcher.heartbeat_received(second) == "train"
+    two.deaf.add(second)
+    two.hosts = {"a": 1}
+    wait_for("its end", lambda: two.dispatcher.heartbeat_received(second) == "end")
+    two.exit_codes[second] = 255
+    wait_for("its slot", lambda: two.dispatcher.heartbeat_received(second) and two.dispatcher.may_ask(second) == "end")
+    assert second not in two.dispatcher._processes
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_of_the_driver_ends_the_job_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its workers, and not as a success: the supervisor starts it again."""
+    job = Job({"a": 1})
+
+    def broken(commands: object) -> None:
+        raise KeyError("a slip of ours")
+
+    job.start()
+    monkeypatch.setattr(job.dispatcher._roster, "commands", broken)
+    assert job.dispatcher.wait_for_end() == Finish(1, "the driver failed (see above)")

@@ -299,3 +299,32 @@ def test_a_lifeline_outlives_its_request(monkeypatch: pytest.MonkeyPatch) -> Non
     held.close()
     assert ended.wait(20)
     server.stop()
+
+
+def test_a_job_has_as_many_workers_as_the_user_asks_for() -> None:
+    """--min-np and --max-np; without them one is enough and there is no bound."""
+    for least, most, expected in ((2, 5, (2, 5)), (0, None, (1, sys.maxsize))):
+        roster = Driver(Rendezvous(), NoHosts(), least, most).dispatcher._roster
+        assert (roster.min_workers, roster.max_workers) == expected
+
+
+def test_a_worker_without_a_rank_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Horovod's form, where its core and ours look for it; the others get theirs."""
+    own = driver()
+    ranks = assign_ranks([Worker(1000, "a", slot=0, started_at=0, heard_at=0)])[0]
+    for answer in (ranks, None):
+        monkeypatch.setattr(own.dispatcher, "wait_for_ranks", lambda host, local_rank, answer=answer: answer)
+        own.record_ready("a", 1000)
+        assert own.get_slot_info("a", 1000) == (slot_info(ranks) if answer else INVALID_SLOT_INFO)
+
+
+def test_the_launchers_event_for_a_signal_is_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Horovod keeps it to itself, and a job that did not see it would start its workers again."""
+    monkeypatch.setattr(Driver, "interrupted", threading.Event())
+    event = threading.Event()
+    replacement = next(replacement for replacement in REPLACEMENTS if replacement.name == "register_shutdown_event")
+    assert replacement.make(lambda: event)() is event
+    own, given = driver(), list[object]()
+    monkeypatch.setattr(own.dispatcher, "start", lambda *arguments: given.extend(arguments))
+    own.start(2, lambda ranks, events: (0, 0.0))
+    assert given[2] is event

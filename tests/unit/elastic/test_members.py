@@ -74,3 +74,27 @@ def test_a_change_counts_from_the_first_that_noticed() -> None:
         change = change_between(reports, step=7)
         assert change is not None
         assert change.waited_s == 0.5
+
+
+def test_a_change_is_told_as_the_rank_that_is_ahead_has_seen_it() -> None:
+    """One that lost its world some steps before was in another one, and left it for another reason."""
+    behind = replace(survivor(B, 5), previous_members=(B, C), reason="its network was away")
+    for reports in ([survivor(A, 7), behind], [behind, survivor(A, 7)]):
+        change = change_between(reports, step=7)
+        assert change is not None
+        assert (change.before, change.reason, change.steps_lost) == ((A, B), "a rank was lost", 0)
+
+
+def test_of_many_that_come_or_leave_three_are_named() -> None:
+    """A line for a thousand ranks is as long as one for four."""
+    many = [RankReport(Member(f"h{n}", 1)) for n in range(5)]
+    for count, names in (
+        (3, "h0 (process 1), h1 (process 1), h2 (process 1) came"),
+        (5, "h2 (process 1) and 2 more came"),
+    ):
+        change = change_between([survivor(A, 7), survivor(B, 7), *many[:count]], step=7)
+        assert change is not None
+        assert names in change.describe(1.0)
+    change = change_between([survivor(A, 7), survivor(B, 7), *many[:4]], step=7)
+    assert change is not None
+    assert "and 1 more came" in change.describe(1.0)

@@ -42,8 +42,9 @@ def test_a_stopped_predecessor_is_cleared_away(workers: dict[tuple[str, str], su
     old.send_signal(signal.SIGSTOP)
     orphans.kill_predecessor({JOB: "a", WORKER: "1002", REPLACES: "1000"})
     assert old.wait(10) == -signal.SIGKILL
-    assert workers["a", "1001"].poll() is None
-    assert workers["b", "1000"].poll() is None
+    for other in (workers["a", "1001"], workers["b", "1000"]):
+        other.terminate()
+        assert other.wait(10) == -signal.SIGTERM, "what ends it is this signal, and nothing before it"
 
 
 LEAVE_S = 1.0

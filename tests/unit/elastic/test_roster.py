@@ -21,6 +21,8 @@ def test_the_first_world_waits_for_all() -> None:
     one, two, three = play.started
     play.ask(one, three)
     assert play.world == []
+    assert not play.roster.wants_change(), "nobody is there who could"
+    assert not play.roster.wants_stop()
     play.ask(two)
     assert play.world == [one, two, three] or sorted(play.world) == sorted(play.started)
 
@@ -93,7 +95,9 @@ def test_the_silent_one_is_taken_out_when_the_others_meet() -> None:
 def test_a_stopped_worker_is_noticed_by_itself() -> None:
     """Also where the others do not miss it."""
     play = training({"a": 1, "b": 1})
-    play.wait(SILENT_S + 2, play.world[1])
+    play.wait(SILENT_S - 1, play.world[1])
+    assert not play.taken_out, "a network may be away for seconds"
+    play.wait(3, play.world[1])
     assert list(play.taken_out) == [play.world[1]]
 
 
@@ -290,7 +294,9 @@ def test_a_worker_that_dies_after_a_steady_life_is_replaced_at_once() -> None:
     play = training({"a": 1, "b": 1})
     first = play.world[0]
     for _ in range(8):
-        play.wait(STEADY_S)
+        play.wait(STEADY_S / 2)
+        play.ask(*play.world)  # a change of world does not make it new
+        play.wait(STEADY_S / 2)
         play.end(play.world[1], 137)
         play.ask(first)
         play.wait(1)
@@ -385,3 +391,39 @@ def test_each_meeting_waits_as_long_as_the_first() -> None:
     play.wait(REPORT_S - 1)
     play.ask(two)
     assert (play.world, play.taken_out) == ([one, two], {})
+
+
+def test_who_asks_for_a_rank_is_alive() -> None:
+    """Though its heartbeats were lost on the way."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.wait(SILENT_S - 1, two)
+    play.ask(two)
+    play.wait(2, two)
+    play.ask(one)
+    assert (play.world, play.taken_out) == ([one, two], {})
+
+
+def test_while_members_meet_no_other_one_is_asked_to() -> None:
+    """It comes by itself, since its world is broken; a newcomer is let in by the same meeting."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.find({"a": 1, "b": 1, "c": 1})
+    play.ask(one)
+    play.ask(play.newest("c"))
+    assert not play.roster.wants_change()
+    play.ask(two)
+    assert play.world == [one, two, play.newest("c")]
+
+
+def test_what_a_worker_ends_with_that_was_taken_out_says_nothing() -> None:
+    """The signal that ended it was ours: its job has committed nothing."""
+    play = training({"a": 1, "b": 1})
+    one, stopped = play.world
+    play.wait(SILENT_S + 2, stopped)
+    play.end(stopped, 143)
+    play.end(one, 137)
+    assert play.finish is None
+    play.wait(3)
+    play.ask(*play.started[2:])
+    assert play.world == play.started[2:]

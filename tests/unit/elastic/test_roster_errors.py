@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_train.elastic.roster import Finish
+from hvd_train.elastic.roster import LEAVE_S, SILENT_S, Finish
 from hvd_train.elastic.worker import UNRECOVERABLE
 from hvd_train.launch.last_word import LastWord
 from tests.support.roster_play import Play, training
@@ -117,8 +117,21 @@ def test_an_error_frees_the_others_before_the_process_has_ended() -> None:
     play.roster.last_word_received(two, LastWord(1, "Traceback", "training", 20), play.now)
     play.ask(one)
     assert play.world == [one]
-    play.wait(12)
+    play.wait(LEAVE_S)
+    assert not play.taken_out
+    play.wait(1)
     assert "has not ended" in play.taken_out[two]
+
+
+def test_the_last_word_of_a_worker_that_is_taken_out_changes_nothing() -> None:
+    """It has been told to end already, and is not told again."""
+    play = training({"a": 1, "b": 1})
+    two = play.world[1]
+    play.wait(SILENT_S + 2, two)
+    reason = play.taken_out[two]
+    play.roster.last_word_received(two, LastWord(1, "Traceback", "training", 20), play.now)
+    play.wait(LEAVE_S + 2, two)
+    assert play.taken_out == {two: reason}
 
 
 def test_a_crash_in_an_exit_handler_is_no_fault() -> None:

@@ -84,3 +84,35 @@ def test_those_left_out_come_back_one_at_a_time() -> None:
     assert len(play.world) == 3
     play.miss(*play.world)
     assert play.world == [*old, play.newest("good")]
+
+
+def test_only_failures_in_a_row_count() -> None:
+    """A meeting that comes about in between clears everybody, those that were left out as well."""
+    play = training({"a": 1, "b": 1})
+    old = play.world
+    for _ in range(3):
+        play.miss(*old)
+        play.miss(*old)
+        play.ask(*old)
+        assert (play.world, play.taken_out) == (old, {})
+
+    play.find({"a": 1, "b": 1, "far": 1})
+    play.ask(play.newest("far"))
+    play.ask(*old)
+    for _ in range(3):
+        play.miss(*play.world)
+    play.end(play.newest("far"), 143)
+    play.wait(61)
+    play.ask(play.newest("far"))
+    play.ask(*old)
+    everybody = [*old, play.newest("far")]
+    play.ask(*everybody)
+    play.miss(*everybody)
+    assert play.world == everybody
+    play.end(play.newest("far"), 137)
+    play.ask(*old)
+    play.wait(2)
+    play.ask(play.newest("far"))
+    play.ask(*old)
+    play.miss(*old, play.newest("far"))
+    assert play.world == [*old, play.newest("far")], "its successor in the slot is no longer on trial"

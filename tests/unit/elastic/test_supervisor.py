@@ -41,10 +41,20 @@ def test_a_job_that_has_ended_for_good_is_left_at_that(code: int) -> None:
 
 def test_a_job_that_broke_off_goes_on() -> None:
     """The same command again, which is told that it goes on: --resume never holds for the first start alone."""
-    done = supervise('echo "$HVD_TRAIN_GOES_ON" >> log; test $(wc -l < log) = 2 || exit 1')
+    begun = time.monotonic()
+    own_session = 'test $(cut -d" " -f6 /proc/$$/stat) = $$ -a $HVD_TRAIN_SUPERVISOR = $PPID || exit 2'
+    told = 'echo "$HVD_TRAIN_STARTED $HVD_TRAIN_OWNER $HVD_TRAIN_GRACE_SECONDS" >> job'
+    notes = f'{own_session}; {told}; echo "$HVD_TRAIN_GOES_ON" >> log'
+    done = supervise(f"{notes}; test $(wc -l < log) = 2 || exit 1")
     assert done.returncode == 0
     assert Path("log").read_text() == "\n1\n"
     assert "the job ended with exit code 1; it goes on from its last commit in 2 s" in done.stderr
+    first, second = Path("job").read_text().splitlines()
+    assert first == second, "it is as old as its first attempt, and may take over the folder of the one before"
+    started, owner, grace_s = first.split()
+    assert begun <= float(started) <= time.monotonic() - 2
+    assert owner
+    assert grace_s == "30", "a large model takes longer to commit than the 5 s that a launcher gives"
 
 
 def test_a_job_that_fails_again_and_again_is_given_up() -> None:
@@ -74,13 +84,14 @@ def test_a_job_that_never_finds_workers_is_given_up() -> None:
 def test_a_signal_ends_it_all() -> None:
     """It goes to the command, which ends in its own way; there is no next attempt."""
     program = [sys.executable, "-m", "hvd_train.elastic.supervisor", "--", "sh", "-c"]
-    with subprocess.Popen(
-        [*program, "trap 'echo stopped > log; exit 9' TERM; touch up; while :; do sleep 0.1; done"]
-    ) as process:
+    command = "trap 'echo stopped > log; exit 9' TERM; touch up; while :; do sleep 0.1; done"
+    with subprocess.Popen([*program, command], stderr=subprocess.PIPE, text=True) as process:
         wait_for("the command to run", lambda: Path("up").exists())
         started = time.monotonic()
         process.terminate()
-        assert process.wait(20) == 9
+        _, printed = process.communicate(timeout=20)
+        assert process.returncode == 9
+    assert printed == ""
     assert time.monotonic() - started < 20
     assert Path("log").read_text() == "stopped\n"
 
@@ -97,3 +108,19 @@ def test_a_terminal_that_is_gone_stops_the_job_once() -> None:
         process.send_signal(signal.SIGHUP)
         assert process.wait(20) == 143
     assert Path("log").read_text() == "stopped\n"
+
+
+def test_a_job_that_a_signal_ends_has_the_exit_code_of_shells() -> None:
+    """128 + its number: a batch system tells a killed launcher from one that failed."""
+    assert supervise("kill -9 $$", restarts=0).returncode == 137
+
+
+def test_a_signal_between_two_attempts_ends_it_all() -> None:
+    """With the exit code of the last one; the command is not started for it."""
+    program = [sys.executable, "-m", "hvd_train.elastic.supervisor", "--", "sh", "-c", "echo once >> log; exit 7"]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "it goes on from its last commit in 2 s" in process.stderr.readline()
+        process.terminate()
+        assert process.wait(20) == 7
+    assert Path("log").read_text() == "once\n"

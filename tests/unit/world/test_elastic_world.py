@@ -233,3 +233,38 @@ def test_a_signal_is_passed_on_to_the_driver(starts: list[Place | Exception]) ->
     world = ElasticWorld()
     assert world.requested() == "train"
     assert world.requested(told_to_end=True) == "stop"
+
+
+def test_a_worker_leaves_its_world_before_it_asks_for_the_next(
+    starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait for it otherwise. When it trains no more it may take its time to write; what it holds ends last."""
+    calls: list[str] = []
+    monkeypatch.setattr(horovod_world, "stop", lambda: calls.append("stop"))
+    monkeypatch.setattr(heartbeat, "announce_rejoining", lambda environ, not_met: calls.append("ask"))
+    for name in ("training_left", "all_written"):
+        monkeypatch.setattr(heartbeat.Heartbeat, name, lambda beat, name=name: calls.append(name))
+    world, changes = ElasticWorld(), [WorldChanged()]
+    starts += [Place(0, 2), Place(0, 3)]
+
+    def body() -> None:
+        calls.append("train")
+        if changes:
+            raise changes.pop()
+
+    world.run(body)
+    world.close()
+    assert calls == ["train", "stop", "ask", "train", "training_left", "all_written", "stop"]
+
+
+def test_a_worker_that_fails_frees_the_others_at_once(
+    starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait for its process to end, and it may have much to write."""
+    calls: list[str] = []
+    monkeypatch.setattr(horovod_world, "stop", lambda: calls.append("stop"))
+    monkeypatch.setattr(heartbeat.Heartbeat, "training_left", lambda beat: calls.append("training_left"))
+    starts.append(Place(0, 2))
+    with pytest.raises(KeyError):
+        ElasticWorld().run(lambda: {}["missing"])
+    assert calls == ["stop", "training_left"]

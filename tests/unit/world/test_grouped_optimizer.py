@@ -88,6 +88,9 @@ grouped = world.wrap(plain, model, Reduction(groups=2))
 own = world._optimizers[grouped]
 start = own._start_sums
 own._start_sums = lambda tensors, name: (sent.append((name, len(tensors))), start(tensors, name))[1]
+def alone(parameter):
+    raise AssertionError("a gradient travels with its group, on every rank and once")
+grouped._allreduce_grad_async = alone
 world.expect_passes(grouped, 2)
 carried = torch.tensor([1.0, 2.0])
 model(torch.ones(1, 3)).sum().backward()
@@ -102,13 +105,30 @@ with world.reduced(grouped):
     assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected))
     grouped.step()
 
-# A step that broke leaves nothing behind.
+# A step that broke leaves nothing behind: no group that was sent, no count of gradients or of passes.
 model(torch.ones(1, 3)).sum().backward()
+model[1](torch.ones(1, 4)).sum().backward()
+model[0].bias.sum().backward()
 own.forget_step()
+model.zero_grad(set_to_none=True)
+sent.clear()
+model(torch.ones(1, 3)).sum().backward()
+assert sent == [], sent
+model[0].bias.sum().backward()
+assert sent == [], sent
+model[1](model[0].weight.sum().expand(1, 4)).sum().backward()
+assert [name for name, _ in sent] == ["1.bias", "0.bias"], sent
+expected = [parameter.grad.clone() for parameter in model.parameters()]
+with world.reduced(grouped):
+    assert len(sent) == 2, sent
+    assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected))
+
+# With fewer passes than before, the hooks send as early as they can.
 sent.clear()
 model.zero_grad(set_to_none=True)
 world.expect_passes(grouped, 1)
 model[1](torch.ones(1, 4)).sum().backward()
+assert [name for name, _ in sent] == ["1.bias"], sent
 with world.reduced(grouped):
     assert [name for name, _ in sent] == ["1.bias", "0.bias"], sent
     assert model[0].weight.grad.tolist() == [[0.0] * 3] * 4

@@ -190,6 +190,7 @@ def test_a_worker_that_writes_its_last_commit_is_not_ended_by_a_silent_driver(mo
     assert len(requested_after([""] * 500, monkeypatch, left)) == 500
     with pytest.raises(Exited):
         requested_after([""] * 700, monkeypatch, left)
+    assert len(requested_after([""] * 630, monkeypatch, {35: Heartbeat.training_left})) == 630
     with pytest.raises(Exited):
         requested_after([""] * 250, monkeypatch, {**left, 200: Heartbeat.all_written})
 
@@ -261,3 +262,30 @@ def test_a_change_that_has_happened_is_not_requested_again() -> None:
     beat.requested = "stop"
     beat.world_formed()
     assert beat.requested == "stop"
+
+
+def test_the_lifeline_lasts_as_long_as_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end says that the process has ended, and to the driver that means another worker in its slot."""
+    theirs, ours = socket.socketpair()
+    lines = [ours]
+    del ours
+    monkeypatch.setattr(client, "hold", lambda environ, path, timeout_s: lines.pop())
+    beat = Heartbeat({})
+    monkeypatch.setattr(beat, "_beat", lambda environ: None)
+    beat._live({WORKER: "1007"})
+    theirs.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        theirs.recv(1)
+    theirs.close()
+
+
+def test_a_worker_that_was_given_up_has_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves by its driver's word, and is not to take itself for one that was left alone."""
+    now = [0.0]
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for answer, gone in ((None, True), ("end", False)):
+        beat = Heartbeat({})
+        beat._has_driver = True
+        beat._hear(answer)
+        now[0] += heartbeat.GONE_S + 1
+        assert beat.driver_gone is gone

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from horovod.common.elastic import State, notification_manager
 from torch import nn
+from torch.optim import Optimizer
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import launcher, mpi_roll_call, slurm
 from hvd_train.world import horovod_world
 from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, RankGroup, hvd
+from hvd_train.world.wire import MOST_BYTES, pieces
 from hvd_train.world.world import Place, Reduction
 
 
@@ -192,3 +197,127 @@ def test_mpi_is_finished_by_the_world_that_has_started_it(world: FourRanks, monk
     world._mpi = Mpi()
     world.close()
     assert ended == ["Horovod", "Horovod", "MPI"]
+
+
+class Wrapped:
+    """What `hvd.DistributedOptimizer` makes of an optimizer; it keeps its hooks and state to itself."""
+
+    backward_passes_per_step = 1
+
+    def __init__(self, optimizer: Optimizer, **options: Any) -> None:
+        self.param_groups, self.options = optimizer.param_groups, options
+        self.state: dict[torch.Tensor, Any] = {}
+        self._requires_update = {parameter for _, parameter in options["named_parameters"]}
+        self.calls: list[str] = []
+
+    def synchronize(self) -> None:
+        """Note the call."""
+        self.calls.append("synchronize")
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Note that it is left as well."""
+        self.calls.append("skip")
+        yield
+        self.calls.append("no longer")
+
+
+@pytest.mark.parametrize("fp16_wire", [False, True])
+def test_an_optimizer_is_wrapped_with_what_it_has_learned(
+    world: FourRanks, monkeypatch: pytest.MonkeyPatch, fp16_wire: bool
+) -> None:
+    """Momenta come along, which Horovod forgets; only what is trained is reduced, and it is summed."""
+    monkeypatch.setattr(hvd, "DistributedOptimizer", Wrapped)
+    model = nn.Linear(2, 1)
+    model.bias.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    momentum = torch.ones_like(model.weight)
+    optimizer.state[model.weight]["momentum_buffer"] = momentum
+    wrapped: Any = world.wrap(optimizer, model, Reduction(fp16_wire=fp16_wire))
+    assert wrapped.state[model.weight]["momentum_buffer"] is momentum
+    assert wrapped.options["named_parameters"] == [("weight", model.weight)]
+    assert wrapped.options["op"] is hvd.Sum
+    sent, _ = wrapped.options["compression"].compress(torch.ones(2, 2))
+    assert sent.dtype == (torch.float16 if fp16_wire else torch.float32)
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+def test_a_launched_world_of_one_has_all_gradients_too(
+    world: FourRanks, monkeypatch: pytest.MonkeyPatch, reduces: bool
+) -> None:
+    """Horovod has no part in them there: what no pass has reached is zero, as it is on more ranks, and not None."""
+    monkeypatch.setattr(hvd, "DistributedOptimizer", Wrapped)
+    monkeypatch.setattr(hvd, "grouped_allreduce_async_", lambda tensors, **named: 7)
+    model = nn.Linear(2, 1)
+    wrapped: Any = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
+    if not reduces:
+        wrapped._requires_update.clear()
+    wrapped._handles = {}
+    with world.reduced(wrapped):
+        assert model.weight.grad is not None
+        assert model.weight.grad.tolist() == [[0.0, 0.0]]
+    assert wrapped.calls == [*(["synchronize"] if reduces else []), "skip", "no longer"]
+
+
+@pytest.mark.parametrize(
+    ("reduction", "beside"), [(Reduction(), False), (Reduction(predivide=8.0), True), (Reduction(adasum=True), True)]
+)
+def test_what_is_counted_is_summed_as_it_is(
+    world: FourRanks, monkeypatch: pytest.MonkeyPatch, reduction: Reduction, beside: bool
+) -> None:
+    """Losses and votes travel with the gradients, but not where those are scaled, or mixed by Adasum."""
+    carried, sums = list[torch.Tensor](), list[str]()
+    monkeypatch.setattr(world, "start_sum", lambda tensor, name: sums.append(name) or (lambda: 4 * tensor))
+    optimizer: Any = object()
+    world._optimizers[optimizer] = SimpleNamespace(reduction=reduction, piggyback=carried.append)  # type: ignore[assignment]
+    total = world.sum_with_gradients(optimizer, torch.ones(1))()
+    assert (sums, len(carried), float(total)) == ((["step"], 0, 4.0) if beside else ([], 1, 1.0))
+
+
+def test_a_rank_of_a_job_that_stays_as_it_is_stops_for_all(world: FourRanks) -> None:
+    """It cannot leave alone."""
+    assert (world.requested(), world.requested(told_to_end=True)) == ("train", "stop")
+
+
+def test_tensors_arrive_piece_by_piece_and_all_of_them(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few pieces are on their way at a time, each under a name that no other one has then."""
+    sent = [torch.arange(5 * MOST_BYTES + 1).to(torch.uint8), torch.arange(9.0), torch.arange(4)]
+    stream = [piece.outgoing() for piece in pieces(sent)]
+    under_way: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def begin(room: torch.Tensor, root: int, name: str) -> str:
+        assert name not in under_way
+        assert root == 0
+        under_way[name] = room, stream.pop(0)
+        return name
+
+    def finish(name: str) -> torch.Tensor:
+        room, arrived = under_way.pop(name)
+        return room.copy_(arrived)
+
+    monkeypatch.setattr(hvd, "broadcast_async_", begin)
+    monkeypatch.setattr(hvd, "synchronize", finish)
+    received = [torch.zeros_like(tensor) for tensor in sent]
+    progress: list[int] = []
+    world.broadcast_tensors(received, 0, progress.append)
+    assert all(torch.equal(one, other) for one, other in zip(received, sent, strict=True))
+    assert sum(progress) == sum(tensor.nbytes for tensor in sent)
+    assert (stream, under_way) == ([], {})
+
+
+def test_no_operation_of_a_gather_carries_more_than_others_do(
+    world: FourRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together, not from each rank: on a slow link the limit is for the whole."""
+    carried: list[int] = []
+
+    def allgather(given: torch.Tensor, name: str) -> torch.Tensor:
+        together = torch.cat([given] * 4)
+        carried.append(together.nbytes)
+        return together
+
+    monkeypatch.setattr(hvd, "allgather", allgather)
+    value = bytes(range(256)) * (MOST_BYTES // 200)
+    assert world.gather(value) == [value] * 4
+    assert len(carried) > 2
+    assert max(carried) <= MOST_BYTES

@@ -56,6 +56,7 @@ def test_a_large_tensor_is_split_and_small_ones_travel_together() -> None:
     assert sizes == [10, 10, 8, 9]
     sent = [piece.outgoing() for piece in pieces([large, *small], most_bytes=10)]
     assert torch.equal(torch.cat(sent), torch.cat([large, *small]))
+    assert list(pieces([torch.empty(0), torch.empty(2, 0)])) == [], "nothing takes no operation"
 
 
 def test_a_large_tensor_is_sent_from_its_own_memory_and_received_into_it() -> None:
