@@ -1,4 +1,4 @@
-"""The changes that patches C1 to C5, C7 to C10, L1, L2, L3 and L5 of Horovod make, each shown by real processes.
+"""The changes that patches C1 to C5, C7 to C10, L1, L2, L3, L5 and L7 of Horovod make, each shown by real processes.
 
 HVD_TRAIN_TEST_PYTHON names the Python of another environment; with a build of `--without-patches` there, the tests
 must fail. C6 needs several GPUs and has no test.
@@ -367,3 +367,25 @@ def test_l5_the_launcher_does_not_import_torch_to_know_its_build(tmp_path: Path,
     result = subprocess.run([PYTHON, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
     assert not (folder / "imported").exists()
     assert result.stdout.strip() == str(has(part))
+
+
+@pytest.mark.parametrize("gone", ["stdout", "both"])
+def test_l7_ranks_whose_output_nobody_reads_go_on(tmp_path: Path, controller: str, gone: str) -> None:
+    """As in `horovodrun ... | head -1`: the ranks come to their end, however much they print, and nothing is said."""
+    command = [PYTHON, "-m", "horovod.runner.launch", controller, "-np", "2", PYTHON, str(WORKERS / "l7_many_lines.py")]
+    errors = (tmp_path / "errors").open("w+") if gone == "stdout" else subprocess.STDOUT
+    with subprocess.Popen(
+        [*command, str(tmp_path / "done")], env=environment(), stdout=subprocess.PIPE, stderr=errors, text=True
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline()
+        job.stdout.close()
+        try:
+            assert job.wait(60) == 0
+        finally:
+            job.terminate()
+    assert (tmp_path / "done").exists()
+    if gone == "stdout":
+        written = (tmp_path / "errors").read_text()
+        assert "Traceback" not in written and "SIGPIPE" not in written
+        assert "error " in written and "1999" in written  # what has a reader is still there, to the end

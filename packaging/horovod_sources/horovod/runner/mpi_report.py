@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from horovod.runner import mpi_rank
 from horovod.runner.common.util import hosts
@@ -107,6 +107,17 @@ def _write_stderr(text: str) -> None:
     sys.stderr.flush()
 
 
+def _pass_on(output: IO[bytes]) -> None:
+    """Write what mpirun prints to standard output, as it comes: where nobody reads it, mpirun would end the job."""
+    binary = getattr(sys.stdout, "buffer", None)  # a notebook's has none
+    while chunk := os.read(output.fileno(), 65536):
+        if binary is None:
+            sys.stdout.write(chunk.decode("utf-8", "replace"))
+        else:
+            binary.write(chunk)
+        sys.stdout.flush()
+
+
 def _end_with_parent() -> None:
     """Make the kernel send SIGTERM to mpirun when horovodrun is gone, even after kill -9 (Linux only).
 
@@ -136,6 +147,7 @@ def run_mpirun(command: str, env: Mapping[str, str], settings: Any) -> None:
         "exec " + command,
         shell=True,
         env=env,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
         preexec_fn=_end_with_parent,
@@ -166,8 +178,11 @@ def run_mpirun(command: str, env: Mapping[str, str], settings: Any) -> None:
         mpirun.wait()
         news.put(None)
 
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
+    assert mpirun.stdout is not None
+    readers = [threading.Thread(target=read, daemon=True)]
+    readers += [threading.Thread(target=_pass_on, args=(mpirun.stdout,), daemon=True)]
+    for reader in readers:
+        reader.start()
     threading.Thread(target=wait, daemon=True).start()
 
     deadline: float | None = None
@@ -186,7 +201,8 @@ def run_mpirun(command: str, env: Mapping[str, str], settings: Any) -> None:
         if deadline is not None and (len(report.ended) == settings.num_proc or time.monotonic() > deadline):
             report.silent = True  # what mpirun may say about the end of the guards
             _end(mpirun)
-    reader.join(timeout=_MARGIN_S)
+    for reader in readers:
+        reader.join(timeout=_MARGIN_S)
 
     if len(report.ended) == settings.num_proc and not any(report.ended.values()):
         return  # also where a signal came as the last rank finished

@@ -1,0 +1,49 @@
+"""Output streams that fall silent where their reader is gone, so that the threads which read from ranks live on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET)  # nobody reads the pipe; the terminal is gone
+
+
+class _Outliving(io.FileIO):
+    """Writes to a file descriptor, and takes for written what cannot be."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno in _GONE:
+                nothing = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, self.fileno())
+                os.close(nothing)
+            return memoryview(data).nbytes
+
+
+def _outliving(stream: TextIO | None, number: int) -> TextIO:
+    """Return a stream that writes where `stream` does, or into nothing where there is none; else `stream` itself."""
+    if stream is None:
+        return open(os.devnull, "w")  # as long as the process lives
+    raw = getattr(getattr(stream, "buffer", None), "raw", getattr(stream, "buffer", None))  # python -u has no buffer
+    if type(stream) is not io.TextIOWrapper or type(raw) is not io.FileIO or stream.fileno() != number:
+        return stream
+    with contextlib.suppress(OSError):
+        stream.flush()
+    buffer = io.BufferedWriter(_Outliving(number, "wb", closefd=False))
+    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+
+
+def outlive() -> None:
+    """Let what this process prints from here on vanish where its console is gone, instead of raising OSError."""
+    for number in range(3):  # one that was closed (`>&-`) would soon be the number of another file
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout, sys.stderr = _outliving(sys.stdout, 1), _outliving(sys.stderr, 2)
