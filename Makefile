@@ -24,7 +24,7 @@ help:
 	@echo "make test          set up .venv, then run the tests"
 	@echo "make test-slow     the tests that take minutes"
 	@echo "make test-image    build the container image and run it (podman or docker; 20 GB, 15 minutes)"
-	@echo "make campaign      random faults on three hosts for half an hour (as root); SECONDS=600 SEED=1"
+	@echo "make campaign      random faults, a state of 500 MB, half an hour (as root); SECONDS=600 SEED=1"
 	@echo "make mutants       changes to the core that the unit tests must notice: 300 of them, half an hour on 2 cores"
 	@echo "                   ROOM=progress or ROOM=\"loop elastic.roster\": every one there; SAMPLE=100 SEED=1"
 	@echo "make bench         every benchmark and docs/benchmarks.md, on an idle machine (two hours; as root)"

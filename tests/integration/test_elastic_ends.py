@@ -42,9 +42,9 @@ def training(*more: str) -> list[str]:
     return [*arguments(EPOCHS, OBEDIENT), *more]
 
 
-def newest_commit(folder: Path) -> int:
-    """Return the step of the newest checkpoint, which must be whole."""
-    snapshot = checkpoint.newest_good(folder / "run", pytest.fail)
+def newest_commit(run: Path) -> int:
+    """Return the step of the newest checkpoint of a run, which must be whole."""
+    snapshot = checkpoint.newest_good(run, pytest.fail)
     return snapshot["progress"]["step"] if snapshot else 0
 
 
@@ -72,7 +72,7 @@ def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Pat
 
         steps = running.steps
         running.driver.kill()
-        wait_for("a commit", lambda: newest_commit(tmp_path) >= steps)
+        wait_for("a commit", lambda: newest_commit(running.run) >= steps)
         on_demand.pace(tmp_path, 0)
         running.launcher.wait(200)
         check(running, expected, EPOCHS)
@@ -83,19 +83,19 @@ def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Pat
 def test_the_first_host_powers_off(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Launcher, driver and rank 0 vanish without a word: what the survivors have done is committed, to the last step.
 
-    The same command, typed on another host, goes on from there.
+    The same command, typed on another host, goes on from there, though it names no run folder.
     """
     on_demand.pace(tmp_path, 0.1)
-    never = training("--commit-steps", "1000")
+    never = arguments(EPOCHS, OBEDIENT, "--commit-steps 1000")
     with job(hosts, tmp_path, training=never) as running:
         running.after(30)
         hosts.power_off("h1")
         steps = running.steps
         wait_for("the survivors to end", lambda: not (hosts.workers("h2") or hosts.workers("h3")), limit_s=90)
-        committed = newest_commit(tmp_path)
+        committed = newest_commit(running.run)
         assert committed >= steps
-    journal = (tmp_path / "run/metrics.jsonl").read_text()
-    assert f"step {committed} is committed in run/checkpoints/step-{committed:010}.ckpt" in journal
+    journal = (running.run / "metrics.jsonl").read_text()
+    assert f"step {committed} is committed in runs/{running.run.name}/checkpoints/step-{committed:010}.ckpt" in journal
     on_demand.pace(tmp_path, 0)
     with job(hosts, tmp_path, listed=("h2", "h3"), training=never, start_on="h2") as running:
         assert running.launcher.wait(200) == 0, running.output
@@ -112,7 +112,7 @@ def test_a_host_that_is_told_to_go(hosts: Hosts, tmp_path: Path, expected: Weigh
             steps = running.steps
             hosts.signal_all(name, signal.SIGTERM)
             running.reaches(3 - left)
-            wait_for("its commit", lambda least=steps: newest_commit(tmp_path) >= least)
+            wait_for("its commit", lambda least=steps: newest_commit(running.run) >= least)
             wait_for("its worker to end", lambda gone=name: not hosts.workers(gone))
             running.after(running.steps + 5)
         assert not hosts.workers("h3") and not hosts.workers("h2")
@@ -121,7 +121,7 @@ def test_a_host_that_is_told_to_go(hosts: Hosts, tmp_path: Path, expected: Weigh
         steps = running.steps
         running.worker("h1").send_signal(signal.SIGTERM)
         assert running.launcher.wait(60) == 128 + signal.SIGTERM, running.output
-        assert newest_commit(tmp_path) >= steps
+        assert newest_commit(running.run) >= steps
     on_demand.pace(tmp_path, 0)
     with job(hosts, tmp_path, training=training("--commit-steps", "1000")) as running:
         assert running.launcher.wait(200) == 0, running.output

@@ -37,19 +37,27 @@ TOLERANCE = 1e-5
 OBEDIENT = "tests.support.on_demand:obedient"
 
 
-def arguments(epochs: int = 8, model: str = "tests.support.runs:smooth") -> list[str]:
+def arguments(epochs: int = 8, model: str = "tests.support.runs:smooth", more: str = "--output-dir run") -> list[str]:
     """Return the arguments of a training of `STEPS_PER_EPOCH * epochs` steps in 3 slots, with a ledger."""
     line = f"--data digits --model {model} --epochs {epochs} --global-batch-size 60 --batch-size 20 --ledger "
-    line += "--learning-rate 0.02 --augment none --log-steps 1 --device cpu --commit-steps 10 --output-dir run"
+    line += f"--learning-rate 0.02 --augment none --log-steps 1 --device cpu --commit-steps 10 {more}"
     return line.split()
 
 
-def undisturbed(folder: Path, epochs: int = 8) -> Weights:
+def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = None, limit_s: float = 150) -> Weights:
     """Return the weights of the same training in one process that nothing disturbs."""
-    code, output = finished(["env", f"PYTHONPATH={ROOT}", HVD_TRAIN, "train", *arguments(epochs)], folder)
+    own = ["env", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
+    code, output = finished([*own, HVD_TRAIN, "train", *(training or arguments(epochs))], folder, limit_s)
     assert code == 0, output
-    weights: Weights = torch.load(folder / "run/model-final.pt", weights_only=True)
+    weights: Weights = torch.load(run_below(folder) / "model-final.pt", weights_only=True)
     return weights
+
+
+def run_below(folder: Path) -> Path:
+    """Return the run folder of a job in `folder`: the one that it was told, else the only one that it has made."""
+    made = [path for path in (folder / "runs").glob("*") if path.is_dir()]
+    assert len(made) <= 1, f"the same command began another run: {made}"
+    return made[0] if made else folder / "run"
 
 
 def list_hosts(folder: Path, lines: Sequence[str]) -> None:
@@ -67,9 +75,14 @@ class Job:
     launcher: subprocess.Popen[bytes]
 
     @property
+    def run(self) -> Path:
+        """The run folder, which may not be there yet."""
+        return run_below(self.folder)
+
+    @property
     def steps(self) -> int:
         """The number of finished steps that the ledger has."""
-        path = self.folder / "run" / "ledger.jsonl"
+        path = self.run / "ledger.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         whole = [line for line in lines if line.endswith(b"\n")]
         last: int = json.loads(whole[-1])["steps"][1] if whole else 0
@@ -78,7 +91,7 @@ class Job:
     @property
     def changes(self) -> list[dict[str, Any]]:
         """The changes of world so far, as the journal has them."""
-        path = self.folder / "run" / "metrics.jsonl"
+        path = self.run / "metrics.jsonl"
         if not path.exists():
             return []
         lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
@@ -135,8 +148,8 @@ class Job:
 
     @property
     def output(self) -> str:
-        """Everything that was printed."""
-        return (self.folder / "output.txt").read_text()
+        """Everything that was printed, by each command that was typed."""
+        return "".join(path.read_text() for path in sorted(self.folder.glob("output*.txt")))
 
 
 @contextmanager
@@ -151,18 +164,35 @@ def job(
 ) -> Iterator[Job]:
     """Train on the listed hosts; processes that are left at the end are killed."""
     list_hosts(folder, listed)
-    script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *(training or arguments())]
-    own = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", "PYTHONFAULTHANDLER=1"]
-    line = hosts.inside(start_on, folder, "env", *own, f"PYTHONPATH={ROOT}", *environment, *script)
+    line = command(hosts, folder, options, training or arguments(), environment, start_on)
     with started(line, folder, folder / "output.txt") as launcher:
         yield Job(hosts, folder, launcher)
 
 
-def check(running: Job, expected: Weights, epochs: int = 8) -> None:
-    """Assert that each sample counted once per epoch, no step was lost, and the weights are the undisturbed ones."""
-    report = audit(running.folder / "run")
+def command(
+    hosts: Hosts,
+    folder: Path,
+    options: Sequence[str],
+    training: Sequence[str],
+    environment: Sequence[str] = (),
+    start_on: str = "h1",
+) -> list[str]:
+    """Return the command that trains on the hosts of the job's list, typed on the host `start_on` as it is now."""
+    script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *training]
+    own = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", "PYTHONFAULTHANDLER=1"]
+    return hosts.inside(start_on, folder, "env", *own, f"PYTHONPATH={ROOT}", *environment, *script)
+
+
+def check(running: Job, expected: Weights, epochs: int = 8, tolerance: float = TOLERANCE) -> float:
+    """Assert that each sample counted once per epoch, no step was lost, and the weights are the undisturbed ones.
+
+    Returns how far the weights are from those.
+    """
+    report = audit(running.run)
     assert (report.faults, report.epochs, report.steps) == ((), epochs, epochs * STEPS_PER_EPOCH), report
     assert all(change["steps_lost"] == 0 for change in running.changes)
-    weights = torch.load(running.folder / "run/model-final.pt", weights_only=True)
+    weights = torch.load(running.run / "model-final.pt", weights_only=True)
     weights.pop("ballast", None)
-    assert largest_difference(weights, expected) <= TOLERANCE
+    difference = largest_difference(weights, expected)
+    assert difference <= tolerance, f"{difference} > {tolerance}"
+    return difference
