@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,18 +14,18 @@ Place = int | Literal["building", "meeting"]
 """Where an error has ended a worker: in the step after so many steps, before it was in a world, or as its ranks met."""
 
 
-def place_of_error(worker: Worker, world: Sequence[Worker], *, others_train: bool) -> Place | None:
+def place_of_error(worker: Worker, *, others_train: bool) -> Place | None:
     """Return where an error has ended this worker, or None where that says nothing about the job.
 
-    An error may be the worker's own: others do well where it failed. `world` has the members of the last world, and
-    `others_train` says whether any of them still runs.
+    An error may be the worker's own: others do well where it failed. `others_train` says whether a member of the job's
+    last world still runs, which may have formed since the worker failed in an earlier one.
     """
-    if worker not in world:
+    if not worker.world:
         return None if others_train else "building"
     if worker.last_word is None:
         return None  # nothing is known of it
     if worker.failed_to_meet:
-        return None if not worker.has_met and any(other.has_met for other in world) else "meeting"
+        return None if not worker.has_met and any(other.has_met for other in worker.world) else "meeting"
     return worker.last_word.step
 
 

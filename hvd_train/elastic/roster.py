@@ -200,10 +200,10 @@ class Roster:
             self._finish = Finish(exit_code, f"{worker} ended with exit code {exit_code}")
         elif exit_code == WRONG_SETTINGS and not self.worlds_formed:
             self._finish = Finish(exit_code, f"{worker} cannot start")
-        elif exit_code == WRONG_SETTINGS and worker.failed_to_meet and worker in self.world[:1]:
+        elif exit_code == WRONG_SETTINGS and worker.failed_to_meet and worker in worker.world[:1]:
             self._finish = Finish(exit_code, f"{worker}, as rank 0, cannot go on")  # and no other could
         elif exit_code in (1, WRONG_SETTINGS):
-            place = place_of_error(worker, self.world, others_train=bool(self._members()))
+            place = place_of_error(worker, others_train=bool(self._members()))
             if place is not None:
                 self._errors = self._errors.and_another(place, worker)
         if self._finish is None and worker in self.world and not self._members():
@@ -327,10 +327,10 @@ class Roster:
             return [*commands, *self._tell_of_the_wait(len(chosen), now)]
         dropped = [worker for worker in members if worker not in chosen]
         commands += [self._end(worker, "its host is no longer listed") for worker in dropped]
-        for worker in chosen:
-            worker.stage = Stage.TRAINING
-            worker.joined_at = worker.joined_at or now
         self.world, self._meeting_since, self._short_since = tuple(chosen), None, None
+        for worker in chosen:
+            worker.stage, worker.world = Stage.TRAINING, self.world
+            worker.joined_at = worker.joined_at or now
         self._wait_told_at = None
         self.worlds_formed += 1
         self._errors = self._errors.once_a_world_forms()

@@ -47,6 +47,8 @@ class Worker:
     """Whether a signal has told it to end: it leaves after the next step, and the others go on."""
     joined_at: float | None = None
     """When it became a member of a world."""
+    world: tuple[Worker, ...] = ()
+    """The members of the last world that it was in, itself among them; others may have formed another one since."""
     has_met: bool = False
     """Whether it is known to have come to one state with the other ranks of a world."""
     last_word: LastWord | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -58,11 +59,14 @@ def started(command: list[str], folder: Path, output: Path) -> Iterator[subproce
 
 
 def finished(command: list[str], folder: Path, limit_s: float = 150) -> tuple[int, str]:
-    """Run a program to its end and return its exit code and all that it printed."""
+    """Run a program to its end and return its exit code and all that it printed.
+
+    Raises AssertionError, with what it has printed, where it does not end within `limit_s` seconds.
+    """
     output = folder / "output.txt"
-    with started(command, folder, output) as process:
-        code = process.wait(limit_s)
-    return code, output.read_text()
+    with started(command, folder, output) as process, suppress(subprocess.TimeoutExpired):
+        return process.wait(limit_s), output.read_text()
+    raise AssertionError(f"{shlex.join(command)} has not ended within {limit_s:.0f} s; it printed:\n{output.read_text()}")
 
 
 def wait_for(what: str, condition: Callable[[], object], limit_s: float = 60, poll_s: float = 0.05) -> None:

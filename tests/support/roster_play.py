@@ -43,10 +43,14 @@ class Play:
         self.obey()
 
     def fail(self, number: int, during: During, step: int = 0, code: int = 1) -> None:
-        """An error ends a worker."""
+        """An error ends a worker, and its process with it."""
+        self.say(number, during, step, code)
+        self.end(number, code)
+
+    def say(self, number: int, during: During, step: int = 0, code: int = 1) -> None:
+        """A worker says which error ends it; its process goes on for a while."""
         self.roster.last_word_received(number, LastWord(code, "Traceback", during, step), self.now)
         self.obey()
-        self.end(number, code)
 
     def miss(self, *numbers: int) -> None:
         """These workers have not met in their world, and wait for another."""

@@ -15,6 +15,12 @@ def ended(during: During | None = "building", step: int = 0, code: int = 1, *, h
     return Worker(1000, "a", 0, started_at=0.0, heard_at=0.0, has_met=has_met, last_word=word)
 
 
+def together(*members: Worker) -> None:
+    """These workers were in one world."""
+    for member in members:
+        member.world = members
+
+
 def row(*places: Place) -> ErrorsInARow:
     """Errors in these places, one after another."""
     errors = ErrorsInARow()
@@ -26,29 +32,32 @@ def row(*places: Place) -> ErrorsInARow:
 def test_the_step_says_where_a_member_failed() -> None:
     """However far the others had come to one state."""
     worker = ended("training", 7)
-    assert place_of_error(worker, [worker], others_train=True) == 7
+    together(worker)
+    assert place_of_error(worker, others_train=True) == 7
 
 
 def test_a_member_without_a_last_word_failed_nowhere() -> None:
     """Nothing is known of its error, so no other one is the same."""
     worker = ended(None)
-    assert place_of_error(worker, [worker], others_train=False) is None
+    together(worker)
+    assert place_of_error(worker, others_train=False) is None
 
 
 @pytest.mark.parametrize("during", ["building", None])
 def test_a_newcomer_fails_by_itself_while_others_train(during: During | None) -> None:
     """They have been built from the same program; where nobody trains, it may be the program."""
-    other = ended()
-    assert place_of_error(ended(during), [other], others_train=True) is None
-    assert place_of_error(ended(during), [other], others_train=False) == "building"
+    assert place_of_error(ended(during), others_train=True) is None
+    assert place_of_error(ended(during), others_train=False) == "building"
 
 
 def test_a_newcomer_that_fails_to_meet_says_something_only_if_nobody_has_met() -> None:
     """Where others have met before, the newcomer is what is new; one of those that had met speaks for the job."""
     newcomer, old = ended("meeting"), ended("meeting", has_met=True)
-    assert place_of_error(newcomer, [newcomer, old], others_train=True) is None
-    assert place_of_error(old, [newcomer, old], others_train=True) == "meeting"
-    assert place_of_error(newcomer, [newcomer, ended()], others_train=True) == "meeting"
+    together(newcomer, old)
+    assert place_of_error(newcomer, others_train=True) is None
+    assert place_of_error(old, others_train=True) == "meeting"
+    together(newcomer, ended())
+    assert place_of_error(newcomer, others_train=True) == "meeting"
 
 
 def test_errors_in_one_place_are_counted() -> None:

@@ -94,6 +94,37 @@ def test_a_torn_picture_kills_three_workers_and_then_the_job(steps: tuple[int, i
     assert play.finish == Finish(2, "3 workers in a row ended with an error in step 21 (see above)")
 
 
+def test_an_error_counts_where_it_was_though_the_others_have_formed_a_world_since() -> None:
+    """They need not wait for the end of the process: each of three workers is in a later world when one's has ended."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.say(two, "training", step=20, code=2)
+    play.ask(one)
+    assert play.world == [one]
+    play.end(two, 2)
+    play.wait(9)
+    third = play.started[-1]
+    play.ask(third)
+    play.say(one, "training", step=20, code=2)
+    assert play.world == [third]
+    play.end(one, 2)
+    assert play.finish is None
+    play.fail(third, "training", step=20, code=2)
+    assert play.finish == Finish(2, "3 workers in a row ended with an error in step 21 (see above)")
+
+
+def test_a_rank_0_that_cannot_go_on_ends_the_job_though_the_others_have_formed_a_world_since() -> None:
+    """It was rank 0 of the world in which it found the run folder with other settings."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.say(one, "meeting", code=2)
+    play.ask(two)
+    assert play.world == [two]
+    play.end(one, 2)
+    assert play.finish is not None
+    assert play.finish.exit_code == 2
+
+
 def test_errors_at_different_steps_are_survived() -> None:
     """And so are deaths by a signal, at whatever step, and the end of an ssh."""
     play = training({"a": 1, "b": 1})
