@@ -147,7 +147,7 @@ def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: s
     if config.run.resume == "auto" or belongs_to(path, owner):
         return _reopen(path, config, owner, wait=wait)
     start()
-    lock = _lock(path, "")  # raises Busy: a folder that is trained in is not moved away
+    lock = _lock(path, "", wait=wait)  # raises Busy: a folder that is trained in is not moved away
     aside = _free_name(path.with_name(f"{path.name}.old"))
     path.rename(aside)
     lock.close()
@@ -186,9 +186,7 @@ def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:
             f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never to start anew "
             "(the old run is kept aside), or name another --output-dir"
         )
-    if wait and _has_members(path):
-        raise Busy(path)
-    lock = _lock(path, owner)
+    lock = _lock(path, owner, wait=wait)
     notes = []
     text = config_file.dump(config)
     if (path / CONFIG).read_text(encoding="utf-8") != text:
@@ -199,8 +197,13 @@ def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:
     return RunFolder(path, earlier=True, notes=tuple(notes), _lock=lock)
 
 
-def _lock(path: Path, owner: str) -> IO[str]:
-    """Lock the folder, and write into the lock file which job owns the folder from here on."""
+def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
+    """Lock the folder, and write into the lock file which job owns the folder from here on.
+
+    Raises Busy where another process has it or, if the caller would rather `wait`, where one stays in it.
+    """
+    if wait and _has_members(path):
+        raise Busy(path)
     lock = open(path / _LOCK, "a")  # noqa: SIM115  # held open for as long as the process lives
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
