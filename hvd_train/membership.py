@@ -8,11 +8,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from hvd_train.elastic.members import Holds, Member, RankReport, change_between
 from hvd_train.errors import FaultRepeats, RankLost
 from hvd_train.handover import Handover
 from hvd_train.job import Arrival
+from hvd_train.launch import launcher
+from hvd_train.run_files import run_folder
 from hvd_train.state import TrainState
 
 _SAME_STEP_FAULTS = 5  # a fault that comes back as often at one step is in the step, not in the cluster
@@ -25,6 +28,8 @@ class Membership:
         self._report = RankReport(Member(socket.gethostname(), os.getpid()))
         self._left_at = self._reported_at = 0.0
         self._broken_step, self._faults_in_row = -1, 0
+        self._stay: IO[str] | None = None
+        """Has another job wait for this process, which may be the last one with the steps that it has done."""
 
     @property
     def has_trained(self) -> bool:
@@ -86,10 +91,17 @@ class Membership:
         self._report = replace(self._report, has_trained=True, previous_members=members, run_dir=run_dir)
         if has_state:
             self._report = replace(self._report, holds="whole")
+        if run_dir is not None and self._stay is None and launcher.elastic(os.environ):
+            self._stay = run_folder.stay(run_dir)
         change = change_between(reports, step)
         if change is not None and change.left:
             self._faults_in_row = 0  # that explains the fault: it was in the cluster
         return Arrival(change, self._reported_at) if change else None
+
+    def close(self) -> None:
+        """Let another job go on in the run folder: this process has nothing left to write."""
+        if self._stay is not None:
+            self._stay.close()
 
     def leave(self, why: str) -> None:
         """Note that this rank leaves its world now, and why, in words for the user."""

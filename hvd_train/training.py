@@ -75,6 +75,7 @@ class Training:
     def close(self) -> None:
         """Finish what is being written, and end the loader processes."""
         self._output.close()
+        self._membership.close()
         for loader in (self._parts.train_loader, self._parts.val_loader, self._parts.test_loader):
             if loader is not None:
                 loader.close()

@@ -19,6 +19,7 @@ from hvd_train.run_files import durable
 RUNS = Path("runs")
 CONFIG, SUMMARY, METRICS, ENVIRONMENT = "config.yaml", "summary.json", "metrics.jsonl", "environment.json"
 _LOCK = ".lock"
+_MEMBERS = ".members"
 
 
 class Busy(UsageError):
@@ -74,6 +75,30 @@ def belongs_to(path: Path, owner: str) -> bool:
         return False
 
 
+def stay(path: Path) -> IO[str] | None:
+    """Have new jobs wait for this process before they go on in the folder: it may have steps that are not committed.
+
+    That holds until what is returned is closed, or the process ends. None where the file system has no such locks.
+    """
+    with suppress(OSError):
+        members = open(path / _MEMBERS, "a+")  # noqa: SIM115  # held open for as long as the process stays
+        fcntl.flock(members, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return members
+    return None
+
+
+def _has_members(path: Path) -> bool:
+    """Return whether a process stays in the folder, whoever holds its lock."""
+    try:
+        with open(path / _MEMBERS, "r+") as members:
+            fcntl.flock(members, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def in_use(path: Path) -> bool:
     """Return whether a process of this machine trains in the folder, without touching its lock."""
     # Taking the lock to see whether it is free would refuse the folder to a run that starts at this moment. psutil
@@ -93,13 +118,13 @@ def claim(
 
     `start` is called before a new folder is made or an old one moved aside: what it raises leaves all as it was. A
     folder that the job `owner` has claimed before is its own, whatever the config says about resuming. Without
-    `--output-dir`, a folder in which another job trains is passed over unless the caller would rather `wait`. Raises
-    Busy where another process trains in the folder, and UsageError where it belongs to another config or to something
-    else entirely, or cannot be written.
+    `--output-dir`, a folder in which another job trains is passed over unless the caller would rather `wait`: also for
+    the members of a job that has lost the process which had the folder. Raises Busy where another process trains in the
+    folder, and UsageError where it belongs to another config or to something else entirely, or cannot be written.
     """
     try:
         if config.run.output_dir:
-            return _claim_named(config.run.output_dir, config, start, owner)
+            return _claim_named(config.run.output_dir, config, start, owner, wait=wait)
         return _claim_own(config, now, start, owner, wait=wait)
     except OSError as error:
         raise UsageError(
@@ -108,7 +133,7 @@ def claim(
         ) from None
 
 
-def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: str) -> RunFolder:
+def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: str, *, wait: bool) -> RunFolder:
     if path.exists() and not path.is_dir():
         raise UsageError(f"--output-dir {path} is a file; name a folder")
     if not (path / CONFIG).exists():
@@ -120,9 +145,9 @@ def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: s
         start()
         return _create(path, config, owner)
     if config.run.resume == "auto" or belongs_to(path, owner):
-        return _reopen(path, config, owner)
+        return _reopen(path, config, owner, wait=wait)
     start()
-    lock = _lock(path, "")  # raises Busy: a folder that is trained in is not moved away
+    lock = _lock(path, "", wait=wait)  # raises Busy: a folder that is trained in is not moved away
     aside = _free_name(path.with_name(f"{path.name}.old"))
     path.rename(aside)
     lock.close()
@@ -136,7 +161,7 @@ def _claim_own(config: Config, now: datetime, start: Callable[[], None], owner: 
     unfinished = [path for path in found if config.run.resume == "auto" and not (path / SUMMARY).exists()]
     for path in own or unfinished:
         try:
-            return _reopen(path, config, owner)
+            return _reopen(path, config, owner, wait=wait)
         except Busy:
             if own or wait:
                 raise
@@ -154,14 +179,14 @@ def _create(path: Path, config: Config, owner: str, *notes: str) -> RunFolder:
     return RunFolder(path, earlier=False, notes=notes, _lock=lock)
 
 
-def _reopen(path: Path, config: Config, owner: str) -> RunFolder:
+def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:
     differences = config.differences(config_file.load(path / CONFIG))
     if differences:
         raise UsageError(
             f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never to start anew "
             "(the old run is kept aside), or name another --output-dir"
         )
-    lock = _lock(path, owner)
+    lock = _lock(path, owner, wait=wait)
     notes = []
     text = config_file.dump(config)
     if (path / CONFIG).read_text(encoding="utf-8") != text:
@@ -172,8 +197,13 @@ def _reopen(path: Path, config: Config, owner: str) -> RunFolder:
     return RunFolder(path, earlier=True, notes=tuple(notes), _lock=lock)
 
 
-def _lock(path: Path, owner: str) -> IO[str]:
-    """Lock the folder, and write into the lock file which job owns the folder from here on."""
+def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
+    """Lock the folder, and write into the lock file which job owns the folder from here on.
+
+    Raises Busy where another process has it or, if the caller would rather `wait`, where one stays in it.
+    """
+    if wait and _has_members(path):
+        raise Busy(path)
     lock = open(path / _LOCK, "a")  # noqa: SIM115  # held open for as long as the process lives
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

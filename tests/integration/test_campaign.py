@@ -89,6 +89,10 @@ class Campaign:
         for worker in self.hosts.workers(host):
             worker.kill()
 
+    def power_off(self, host: str) -> None:
+        """Kill a host, with its connections closed or silent."""
+        self.chance.choice((self.hosts.kill, self.hosts.power_off))(host)
+
     def workers(self) -> list[psutil.Process]:
         """Return the workers of all hosts."""
         return [worker for host in ALL for worker in self.hosts.workers(host)]
@@ -103,6 +107,14 @@ class Campaign:
         line = command(self.hosts, self.job.folder, OPTIONS, TRAINING, start_on=LAUNCHER)
         output = self.job.folder / f"output-{count + 1}.txt"
         self.job.launcher = self._typed.enter_context(started(line, self.job.folder, output))
+
+    def goes_on_without(self, workers: list[psutil.Process]) -> None:
+        """Boot the launcher's host and type the command again, at once or when the workers of before have ended."""
+        if self.chance.random() < 0.5:
+            self.ends(workers)
+        self.hosts.boot(LAUNCHER)
+        self.type_again()
+        self.ends(workers)
 
     def sees(self, condition: Callable[[], object]) -> None:
         """Wait until a condition holds, or the training is over."""
@@ -119,10 +131,8 @@ class Campaign:
 
     def _is_whole(self) -> bool:
         """Return whether the world has three workers, none of which is still being given the state."""
-        if not (changes := self.job.changes):
-            return True
-        last = changes[-1]
-        settled = not last["came"] or self.watch.last >= last["step"] + HANDOVER_STEPS
+        last = self.job.worlds[-1]
+        settled = not last.get("came") or self.watch.last >= last["step"] + HANDOVER_STEPS
         return last["world_size"] == 3 and settled
 
 
@@ -167,7 +177,7 @@ def abort(campaign: Campaign) -> None:
 def lose_host(campaign: Campaign) -> None:
     """Kill a host, with its connections closed or silent, and start it again after a while."""
     host = campaign.chance.choice(ALL)
-    campaign.chance.choice((campaign.hosts.kill, campaign.hosts.power_off))(host)
+    campaign.power_off(host)
     time.sleep(campaign.chance.uniform(0, 10))
     campaign.hosts.boot(host)
 
@@ -212,12 +222,33 @@ def lose_launcher(campaign: Campaign) -> None:
         kill_driver(campaign)
         return
     workers = campaign.workers()
-    campaign.chance.choice((campaign.hosts.kill, campaign.hosts.power_off))(LAUNCHER)
-    if campaign.chance.random() < 0.5:
-        campaign.ends(workers)
-    campaign.hosts.boot(LAUNCHER)
-    campaign.type_again()
-    campaign.ends(workers)
+    campaign.power_off(LAUNCHER)
+    campaign.goes_on_without(workers)
+
+
+def lose_two_hosts(campaign: Campaign) -> None:
+    """Kill the host of launcher and driver, and one with a worker at any time until all have noticed that.
+
+    The survivors commit, be it rank 0 that is gone. The same command is typed as in `lose_launcher`.
+    """
+    if campaign.watch.last > STEPS - 60:
+        lose_host(campaign)
+        return
+    workers, host = campaign.workers(), campaign.chance.choice(ALL)
+    campaign.power_off(LAUNCHER)
+    time.sleep(campaign.chance.uniform(0, 12))
+    campaign.power_off(host)
+    campaign.hosts.boot(host)
+    campaign.goes_on_without(workers)
+
+
+def kill_out_of_reach(campaign: Campaign) -> None:
+    """Kill a worker while the network of the launcher's host is away: the others wait until they can ask the driver."""
+    campaign.hosts.unplug(LAUNCHER)
+    time.sleep(campaign.chance.uniform(0, 4))
+    campaign.kill(campaign.chance.choice(ALL))
+    time.sleep(campaign.chance.uniform(0, 3))
+    campaign.hosts.plug(LAUNCHER)
 
 
 def tell_to_go(campaign: Campaign) -> None:
@@ -239,7 +270,7 @@ def relist(campaign: Campaign) -> None:
 
 FAULTS: list[Callable[[Campaign], None]] = [
     *(kill, kill_twice, kill_in_handover, stop, abort, lose_host, unplug, tell_to_go, relist),
-    *(unplug_driver, cut_off_driver, kill_driver, lose_launcher),
+    *(unplug_driver, kill_out_of_reach, cut_off_driver, kill_driver, lose_launcher, lose_two_hosts),
 ]
 
 

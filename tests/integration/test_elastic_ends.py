@@ -83,7 +83,8 @@ def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Pat
 def test_the_first_host_powers_off(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Launcher, driver and rank 0 vanish without a word: what the survivors have done is committed, to the last step.
 
-    The same command, typed on another host, goes on from there, though it names no run folder.
+    The same command, typed at once on another host, waits for that and goes on from there, though it names no run
+    folder.
     """
     on_demand.pace(tmp_path, 0.1)
     never = arguments(EPOCHS, OBEDIENT, "--commit-steps 1000")
@@ -91,16 +92,15 @@ def test_the_first_host_powers_off(hosts: Hosts, tmp_path: Path, expected: Weigh
         running.after(30)
         hosts.power_off("h1")
         steps = running.steps
-        wait_for("the survivors to end", lambda: not (hosts.workers("h2") or hosts.workers("h3")), limit_s=90)
-        committed = newest_commit(running.run)
-        assert committed >= steps
-    journal = (running.run / "metrics.jsonl").read_text()
-    assert f"step {committed} is committed in runs/{running.run.name}/checkpoints/step-{committed:010}.ckpt" in journal
-    on_demand.pace(tmp_path, 0)
-    with job(hosts, tmp_path, listed=("h2", "h3"), training=never, start_on="h2") as running:
-        assert running.launcher.wait(200) == 0, running.output
-        check(running, expected, EPOCHS)
-    assert f"step {committed}" in running.output.split("going on at", 1)[1].splitlines()[0]
+        with job(hosts, tmp_path, listed=("h2", "h3"), training=never, start_on="h2") as again:
+            wait_for("the next job", lambda: "going on at" in again.output, limit_s=90)
+            on_demand.pace(tmp_path, 0)
+            assert again.launcher.wait(200) == 0, again.output
+            check(again, expected, EPOCHS)
+    committed = int(again.output.split("going on at", 1)[1].splitlines()[0].split("step ")[1])
+    assert committed >= steps
+    journal = (again.run / "metrics.jsonl").read_text()
+    assert f"step {committed} is committed in runs/{again.run.name}/checkpoints/step-{committed:010}.ckpt" in journal
 
 
 def test_a_host_that_is_told_to_go(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:

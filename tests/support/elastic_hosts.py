@@ -91,11 +91,16 @@ class Job:
     @property
     def changes(self) -> list[dict[str, Any]]:
         """The changes of world so far, as the journal has them."""
+        return [event for event in self.worlds if event["name"] == "world"]
+
+    @property
+    def worlds(self) -> list[dict[str, Any]]:
+        """The changes of world so far, and the starts of the training, the first one and those from a commit."""
         path = self.run / "metrics.jsonl"
         if not path.exists():
             return []
         lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-        return [line for line in lines if line.get("name") == "world"]
+        return [line for line in lines if line.get("name") in ("start", "world")]
 
     def after(self, steps: int) -> None:
         """Wait until this many steps are done."""

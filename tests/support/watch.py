@@ -30,11 +30,13 @@ class Watch:
         """Watch the job of a folder: the only run below runs/, and the files output*.txt; both may come later."""
         self._folder = folder
         self.steps: list[tuple[float, int]] = []
-        """When the number of finished steps was seen to change, and to what."""
+        """When the end of a step was seen, and its number."""
         self.lines: list[Seen] = []
         """The lines of the output."""
         self.lost = 0
         """Steps that were finished, and had to be taken again."""
+        self._records = set[tuple[int, float]]()  # the numbers and times of the steps that were seen
+        self._highest = 0
         self._read = Counter[Path]()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -71,10 +73,12 @@ class Watch:
     def look(self) -> None:
         """Note what is new: the last step, and lines of output."""
         now = time.time()
-        step = _last_step(self._folder / "runs")
-        if step is not None and step != self.last:
-            self.lost += max(0, self.last - step)
-            self.steps.append((now, step))
+        for step, written in _last_steps(self._folder / "runs"):
+            if (step, written) not in self._records:
+                self.lost += step <= self._highest
+                self._records.add((step, written))
+                self._highest = max(self._highest, step)
+                self.steps.append((now, step))
         for path in self._folder.glob("output*.txt"):
             with path.open("rb") as file:
                 file.seek(self._read[path])
@@ -96,13 +100,15 @@ class Pause(NamedTuple):
         return self.end - self.begin
 
 
-def _last_step(folder: Path) -> int | None:
-    """Return the last finished step that the metrics of the only run below a folder have; None before the first."""
+def _last_steps(folder: Path) -> list[tuple[int, float]]:
+    """Return the last steps in the metrics of the only run below a folder, each with the time at which it was written.
+
+    A step that is taken again has another time.
+    """
     for path in folder.glob("*/metrics.jsonl"):
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 20_000))
-            for line in reversed(file.read().splitlines(keepends=True)[1:]):
-                if line.endswith(b"\n") and line.startswith(b'{"kind": "step"'):
-                    step: int = json.loads(line)["step"]
-                    return step
-    return None
+            whole = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"}\n")]
+        records = [json.loads(line) for line in whole if line.startswith(b'{"kind": "step"')]
+        return [(record["step"], record["time"]) for record in records]
+    return []

@@ -35,10 +35,18 @@ def test_a_step_that_is_taken_again_is_a_lost_one(tmp_path: Path) -> None:
     metrics.parent.mkdir(parents=True)
     begun = time.time()
     watch = Watch(tmp_path)
-    for step in (1, 2, 5, 3, 4):
-        metrics.write_text('{"kind": "event"}\n' + json.dumps({"kind": "step", "step": step}) + "\n")
+    steps = [json.dumps({"kind": "step", "time": at, "step": step}) + "\n" for at, step in enumerate((1, 2, 3, 4, 5))]
+    for count in (1, 2, 5):
+        metrics.write_text('{"kind": "event"}\n' + "".join(steps[:count]) + '{"kind": "step", "ti')
         watch.look()
-    assert (watch.last, watch.lost) == (4, 2)
+    assert (watch.last, watch.lost) == (5, 0)
+    again = [line.replace('"time": ', '"time": 10') for line in steps]
+    metrics.write_text("".join([*steps[:4], again[4]]))
+    watch.look()
+    assert (watch.last, watch.lost) == (5, 1)
+    metrics.write_text("".join([*steps[:2], *again[2:4]]))
+    watch.look()
+    assert (watch.last, watch.lost) == (4, 3)
     watch.steps = [(begun + at, 1 + at) for at in (0, 1, 3, 7, 8)]
     assert watch.pause(begun + 0.5).seconds == pytest.approx(4)
     assert watch.pause(begun + 7.5).seconds == pytest.approx(1)

@@ -223,3 +223,39 @@ def test_a_busy_folder_of_another_job_is_passed_over_and_said() -> None:
     with pytest.raises(Busy):
         claim(mine, LATER, owner="another")
     released(busy)
+
+
+@pytest.mark.parametrize("output_dir", [None, Path("mine")])
+def test_a_job_waits_for_those_that_have_lost_the_process_with_the_folder(output_dir: Path | None) -> None:
+    """They may be about to commit; they claim the folder themselves for that, and so does who has waited enough."""
+    config = Config().replace(recipe="digits", output_dir=output_dir)
+    path = released(claim(config, NOON)).path
+    assert released(claim(config, LATER, wait=True)).earlier
+    one, other = run_folder.stay(path), run_folder.stay(path)
+    assert one is not None
+    assert other is not None
+    one.close()
+    with pytest.raises(Busy) as refused:
+        claim(config, LATER, wait=True)
+    assert refused.value.path == path
+    assert released(claim(config, LATER)).path == path
+    other.close()
+    assert released(claim(config, LATER, wait=True)).path == path
+
+
+def test_a_run_whose_members_still_commit_is_not_moved_away() -> None:
+    """They would write into the folder of the new run, which has the name of theirs."""
+    config = named(resume="never")
+    member = run_folder.stay(released(claim(config, NOON)).path)
+    assert member is not None
+    with pytest.raises(Busy):
+        claim(config, LATER, wait=True)
+    assert [path.name for path in Path().iterdir()] == ["mine"]
+    member.close()
+    released(claim(config, LATER, wait=True))
+    assert {path.name for path in Path().iterdir()} == {"mine", "mine.old"}
+
+
+def test_without_a_folder_nobody_is_waited_for() -> None:
+    """A host that does not have the folder, or whose file system has no locks, trains all the same."""
+    assert run_folder.stay(Path("missing")) is None

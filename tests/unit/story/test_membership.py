@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hvd_train.errors import FaultRepeats, RankLost
 from hvd_train.handover import Handover, nothing_to_hand_over
 from hvd_train.membership import Membership
 from hvd_train.parts import fresh_state, warm_parts
+from hvd_train.run_files import run_folder
 from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import convnet, few_digits, small_config
@@ -115,3 +117,19 @@ def test_deaths_are_no_fault_of_the_step(state: TrainState) -> None:
         membership.join([membership.report(state, NOTHING)], None, 7, has_state=True)
     with pytest.raises(FaultRepeats):
         membership.count_fault(lost, 7)
+
+
+def test_a_member_of_an_elastic_job_is_waited_for(
+    state: TrainState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next job goes on in the folder when all members have written what they have, or have ended."""
+    config = small_config(output_dir=tmp_path / "run")
+    run_folder.claim(config, datetime.now()).release()
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    member = Membership()
+    member.join([member.report(state, NOTHING)], tmp_path / "run", 0, has_state=True)
+    member.join([member.report(state, NOTHING)], tmp_path / "run", 1, has_state=True)
+    with pytest.raises(run_folder.Busy):
+        run_folder.claim(config, datetime.now(), wait=True)
+    member.close()
+    run_folder.claim(config, datetime.now(), wait=True).release()
