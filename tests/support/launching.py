@@ -66,7 +66,8 @@ def finished(command: list[str], folder: Path, limit_s: float = 150) -> tuple[in
     output = folder / "output.txt"
     with started(command, folder, output) as process, suppress(subprocess.TimeoutExpired):
         return process.wait(limit_s), output.read_text()
-    raise AssertionError(f"{shlex.join(command)} has not ended within {limit_s:.0f} s; it printed:\n{output.read_text()}")
+    printed = output.read_text()
+    raise AssertionError(f"{shlex.join(command)} has not ended within {limit_s:.0f} s; it printed:\n{printed}")
 
 
 def wait_for(what: str, condition: Callable[[], object], limit_s: float = 60, poll_s: float = 0.05) -> None:
