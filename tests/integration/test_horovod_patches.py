@@ -1,4 +1,4 @@
-"""The changes that patches C1 to C5, C7 to C10, L1, L2, L3, L5 and L7 of Horovod make, each shown by real processes.
+"""The changes that patches C1 to C5, C7 to C11, L1, L2, L3, L5 and L7 of Horovod make, each shown by real processes.
 
 HVD_TRAIN_TEST_PYTHON names the Python of another environment; with a build of `--without-patches` there, the tests
 must fail. C6 needs several GPUs and has no test.
@@ -191,6 +191,14 @@ def test_c10_who_waits_for_a_result_sleeps(controller: str) -> None:
     """A rank that waits for others leaves its core to them."""
     done = horovodrun(2, controller, "c10_waits.py")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+def test_c11_a_peer_that_dies_halfway_through_a_message_is_noticed_at_once(sender: int) -> None:
+    """Who has received or sent a part of a message does not wait for the rest of it once the connection is closed."""
+    limits = {"HOROVOD_GLOO_TIMEOUT_SECONDS": 60, "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": 15}
+    codes, printed = run_world(2, 100, "c11_half_a_message.py", SENDER=sender, **limits)
+    assert codes == [0, -signal.SIGKILL], printed
 
 
 def horovodrun(ranks: int, controller: str, worker: str, **env: object) -> subprocess.CompletedProcess[str]:
