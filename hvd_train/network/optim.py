@@ -157,4 +157,5 @@ def is_elementwise(optimizer: Optimizer) -> bool:
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
     """Set the learning rate of the next step for all parameters."""
-    optimizer.param_groups[0]["lr"] = learning_rate
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate

@@ -305,6 +305,45 @@ def test_tensors_arrive_piece_by_piece_and_all_of_them(world: FourRanks, monkeyp
     assert (stream, under_way) == ([], {})
 
 
+def test_a_value_arrives_as_the_root_has_sent_it(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root keeps its own value; the others learn how much comes, then take it in, whatever they passed."""
+    value = {"weights": torch.arange(5.0), "name": "a" * 1000}
+    sizes: list[tuple[list[int], int, str]] = []
+    sent: list[torch.Tensor] = []
+
+    def of_root(tensor: torch.Tensor, root: int, name: str) -> torch.Tensor:
+        sizes.append((tensor.tolist(), root, name))
+        return torch.tensor(sizes[0][0])
+
+    def through(tensors: list[torch.Tensor], root: int) -> None:
+        (payload,) = tensors
+        if root == world.place.rank:
+            sent.append(payload)
+        else:
+            assert payload.shape == sent[0].shape
+            payload.copy_(sent[0])
+
+    monkeypatch.setattr(hvd, "broadcast", of_root)
+    monkeypatch.setattr(world, "broadcast_tensors", through)
+    assert world.broadcast(value, root=1) is value
+    received = world.broadcast({"name": "of another rank"}, root=0)
+    assert torch.equal(received["weights"], value["weights"])
+    assert received["name"] == value["name"]
+    assert sizes[0][0] == [sent[0].numel()]
+    assert [(root, name) for _, root, name in sizes] == [(1, sizes[0][2]), (0, sizes[0][2])]
+
+
+def test_a_broken_broadcast_is_a_lost_rank(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size of a value is the first that its ranks exchange, and already then one may be gone."""
+
+    def broken(*arguments: Any, **named: Any) -> torch.Tensor:
+        raise HorovodInternalError("connection closed")
+
+    monkeypatch.setattr(hvd, "broadcast", broken)
+    with pytest.raises(RankLost, match="connection closed"):
+        world.broadcast("value", root=1)
+
+
 def test_no_operation_of_a_gather_carries_more_than_others_do(
     world: FourRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
