@@ -65,11 +65,15 @@ class Mutant:
     def tests(self) -> list[str]:
         """Return the tests of its room that call the changed function, the fastest first.
 
-        Where no test calls it, that may be since they do so in processes of their own: these are all of its module.
+        After them come those tests of its module that call nothing of it but, perhaps, in processes of their own.
         """
-        called_by = state().tests_by_mangled_function_name[format_utils.mangled_name_from_mutant_name(self.name)]
+        tests_of = state().tests_by_mangled_function_name
+        called_by = tests_of[format_utils.mangled_name_from_mutant_name(self.name)]
         in_room = [test for test in called_by if test.startswith(f"{folder(self.room)}/")]
-        return fastest_first(in_room or _tests_in(f"{folder(self.room)}/test_{self.path.stem}"))
+        begin = f"hvd_train.{self.module}.x"
+        calling = {test for name, tests in tests_of.items() if name.startswith(begin) for test in tests}
+        others = {*_tests_in(f"{folder(self.room)}/test_{self.path.stem}")} - calling
+        return fastest_first(in_room) + fastest_first(others)
 
     def described(self) -> str:
         """Return where the change is, and the line before and after it."""
