@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +24,7 @@ from hvd_train.world import horovod_world, mpi
 from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, RankGroup, hvd
 from hvd_train.world.wire import MOST_BYTES, pieces
 from hvd_train.world.world import Place, Reduction
+from tests.support.contract import PROMISES
 
 
 class FourRanks(HorovodWorld):
@@ -232,6 +236,49 @@ def test_ranks_call_the_roll_before_horovod_starts(
     assert meets == [*(by_mpi if built else [("the store", 1, 2, {"torch": "2.15"}, os.environ)]), "start"]
     assert world.place == Place(1, 2, 1, 2, 0)
     assert world._mpi == ("MPI" if built else None)
+
+
+def test_the_parts_of_a_job_compare_what_they_run(meets: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the communicator that they share, before Horovod starts among them."""
+    monkeypatch.setattr(mpi_roll_call, "call", lambda *told: meets.append(told))
+    monkeypatch.setattr(horovod_world, "start", lambda communicator: meets.append(communicator) or Place(0, 2, 0, 2, 0))
+    HorovodWorld(RankGroup("half of them", local_rank=2, local_size=4), {"torch": "2.15"})
+    assert meets == [("half of them", {"torch": "2.15"}), "half of them"]
+
+
+def test_the_place_of_a_rank_is_what_horovod_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the place's fields; Horovod is left when the world is."""
+    told: list[Any] = []
+    monkeypatch.setattr(hvd, "init", lambda comm: told.append(comm))
+    monkeypatch.setattr(hvd, "shutdown", lambda: told.append("shutdown"))
+    for number, name in enumerate(("rank", "size", "local_rank", "local_size", "cross_rank"), start=11):
+        monkeypatch.setattr(hvd, name, lambda number=number: number)
+    assert horovod_world.start("all") == Place(rank=11, size=12, local_rank=13, local_size=14, cross_rank=15)
+    horovod_world.stop()
+    assert told == ["all", "shutdown"]
+
+
+def test_an_error_while_a_rank_prepares_is_raised_on_all(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hear of it before one of them trains, and waits for the others for ever."""
+    monkeypatch.setattr(world, "gather", lambda value: [None, value, UsageError("rank 2 has no disk"), None])
+    with pytest.raises(UsageError, match="rank 2 has no disk"):
+        world.prepare(lambda: "built")
+    monkeypatch.setattr(world, "gather", lambda value: [None] * 4)
+    assert world.prepare(lambda: "built") == "built"
+
+
+@pytest.mark.timeout(120)
+def test_a_launched_world_of_one_keeps_the_contract() -> None:
+    """All that ranks do together, by Horovod's core: the suite of launched ranks, in a process of its own."""
+    place = {"RANK": 0, "SIZE": 1, "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    environment = {**os.environ, "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    environment |= {f"HOROVOD_{name}": str(number) for name, number in place.items()}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    suite = "tests/parallel/test_world_contract.py"
+    root = Path(__file__).parents[3]
+    done = subprocess.run([*command, suite], cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(PROMISES)} passed" in done.stdout, done.stdout
 
 
 def test_ranks_without_a_store_meet_in_horovod(meets: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

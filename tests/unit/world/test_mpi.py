@@ -36,6 +36,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_mpi_is_initialized_for_the_roll_call_and_left_to_the_caller(fake: Any) -> None:
     """Horovod finds it initialized, and so leaves finalizing it to us."""
     assert mpi.call_roll({"torch": "2.15"}) is fake
+    rc = sys.modules["mpi4py"].rc
+    assert (rc.initialize, rc.finalize) == (False, False), "else the import alone does both, at times of its own"
     assert fake.calls == [("init", 3), ("all ranks", {"torch": "2.15"})]
 
 
