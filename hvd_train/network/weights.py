@@ -90,6 +90,10 @@ def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
 def _from_file(path: Path) -> dict[str, Tensor]:
     try:
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # torch's own text says how to run what is in the file
+        raise UsageError(
+            f"--weights {path}: cannot be read (it is damaged, or holds more than tensors, which could run code here)"
+        ) from None
     except UNREADABLE as error:
         raise UsageError(f"--weights {path}: cannot be read ({str(error).partition(chr(10))[0]})") from None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):

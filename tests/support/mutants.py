@@ -41,7 +41,7 @@ AIM = 0.9
 STORY = "story"
 """The room of modules at the top level, whose tests are in tests/unit/story."""
 KILLED = (1, 2, 3)  # pytest: a test failed, ended the run, or broke pytest itself
-_WORDS = {0: "survived", 33: "survived, as no test calls the function"}
+_WORDS = {0: "survived", 33: "survived, as its module has no test"}
 NOT_RUN = (4, 5, 255)  # pytest was started with tests that it does not find
 _RUN = "MUTANTS_OF"
 """An environment variable by which processes that a mutant leaves behind are found."""
@@ -63,9 +63,17 @@ class Mutant:
         return room_of(self.module)
 
     def tests(self) -> list[str]:
-        """Return the tests of its room that call the changed function, the fastest first."""
-        called_by = state().tests_by_mangled_function_name[format_utils.mangled_name_from_mutant_name(self.name)]
-        return fastest_first(test for test in called_by if test.startswith(f"{folder(self.room)}/"))
+        """Return the tests of its room that call the changed function, the fastest first.
+
+        After them come those tests of its module that call nothing of it but, perhaps, in processes of their own.
+        """
+        tests_of = state().tests_by_mangled_function_name
+        called_by = tests_of[format_utils.mangled_name_from_mutant_name(self.name)]
+        in_room = [test for test in called_by if test.startswith(f"{folder(self.room)}/")]
+        begin = f"hvd_train.{self.module}.x"
+        calling = {test for name, tests in tests_of.items() if name.startswith(begin) for test in tests}
+        others = {*_tests_in(f"{folder(self.room)}/test_{self.path.stem}")} - calling
+        return fastest_first(in_room) + fastest_first(others)
 
     def described(self) -> str:
         """Return where the change is, and the line before and after it."""
@@ -148,21 +156,27 @@ def run(mutants: list[Mutant], workers: int) -> dict[Mutant, int]:
     waiting = {mutant.name: mutant for mutant in mutants}
     # One run of each room's tests, called as they are for the mutants but without one, shows that these runs can pass.
     controls = {f"{room}.x_control__mutmut_0": room for room in sorted({mutant.room for mutant in mutants})}
-    tests = {name: fastest_first(_tests_in(folder(room))) for name, room in controls.items()}
+    tests = {name: fastest_first(_tests_in(f"{folder(room)}/")) for name, room in controls.items()}
     tests |= {mutant.name: mutant.tests() for mutant in mutants}
     left = sorted(tests, key=lambda name: (name not in controls, sum(map(_seconds, tests[name]))))
+    again: list[str] = []
+    tried_again: set[str] = set()
     runner.startup()
     try:
-        while left or runner.pending_count():
-            if left and runner.has_capacity():
-                name = left.pop(0)
+        while left or again or runner.pending_count():
+            if (left and runner.has_capacity()) or (again and not runner.pending_count()):
+                name = (left or again).pop(0)
                 expected = sum(map(_seconds, tests[name]))
                 limit = (expected + config().timeout_constant) * config().timeout_multiplier
                 runner.submit(name, tests[name], math.ceil(2 * limit), expected)
                 continue
             result = runner.wait_for_result()
-            if result.exit_code not in (0, *KILLED):
+            if result.exit_code not in (*_WORDS, *KILLED, *NOT_RUN):
                 _end_left_processes(result.mutant_name)
+                if result.mutant_name not in tried_again:
+                    tried_again.add(result.mutant_name)
+                    again.append(result.mutant_name)  # alone, after all others: the machine may have been too busy
+                    continue
             if (result.mutant_name in controls and result.exit_code != 0) or result.exit_code in NOT_RUN:
                 print(f"pytest ends with {result.exit_code} for {result.mutant_name}, for no fault of a mutant")
                 raise SystemExit(2)
@@ -222,7 +236,8 @@ def _seconds(test: str) -> float:
 
 
 def _tests_in(path: str) -> list[str]:
-    return [test for test in state().duration_by_test if test.startswith(f"{path}/")]
+    """Return the tests of a folder or of modules, of which this is the beginning of the path."""
+    return [test for test in state().duration_by_test if test.startswith(path)]
 
 
 def _choose_kinds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -46,6 +47,20 @@ def test_a_batch_that_does_not_fit_has_memory_of_its_own() -> None:
     assert not isinstance(batch, Unreadable)
     assert (batch[0].shape, batch[2]) == ((2, 1, 2, 2), 0)
     assert not buffer.any()
+
+
+@pytest.mark.parametrize("buffers", [None, {0: torch.zeros(4 * ITEM_BYTES, dtype=torch.uint8)}], ids=["own", "lent"])
+def test_items_of_several_number_formats_are_one_batch_in_a_buffer_too(buffers: dict[int, Tensor] | None) -> None:
+    """A folder with one image of 16 bits is read alike in the first batch and in the later ones."""
+
+    class Formats(RandomItems):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return (torch.full((1, 2, 2), 7 + index, dtype=[torch.uint8, torch.float32][index]), index)
+
+    batch = TaskReader(Formats(), seed=1)[Task([(0, 0), (0, 1)], 0, buffers)]
+    assert not isinstance(batch, Unreadable), batch.reason
+    assert batch[0].dtype == torch.float32
+    assert batch[0][:, 0, 0, 0].tolist() == [7.0, 8.0]
 
 
 def test_an_item_that_cannot_be_read_is_a_value() -> None:

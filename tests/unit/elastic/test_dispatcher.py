@@ -105,6 +105,16 @@ def test_a_process_learns_its_number_and_slot(two: Job) -> None:
         assert not {REPLACES, GOES_ON} & ranks.environment.keys()
 
 
+def test_a_process_learns_with_how_many_it_shares_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it has a rank: it has to choose how many threads compute."""
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 0.01)
+    job = Job({"a": 2, "b": 1})
+    job.start()
+    assert sorted((ranks.hostname, ranks.local_size) for ranks in job.started) == [("a", 2), ("a", 2), ("b", 1)]
+    job.interrupted.set()
+    job.end()
+
+
 def test_a_worker_learns_how_old_the_job_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the start of the supervisor on, whichever driver starts it."""
     monkeypatch.setenv(STARTED, str(time.monotonic() - 1000))
@@ -291,8 +301,9 @@ def test_an_error_is_printed_once_and_its_copies_are_counted(two: Job, capsys: p
     two.dispatcher.last_word_received(two.started[2].worker, LastWord(1, "something else"))
     printed = capsys.readouterr().err
     assert printed.count("NameError") == 1
+    assert ":\nTraceback:\n" in printed, "the lines of a traceback stand below each other"
     assert "the same error (2 times so far)" in printed
-    assert "something else" in printed
+    assert ": something else\n" in printed
     assert "exit code" not in printed
     two.dispatcher.last_word_received(7, LastWord(1, "no worker of the job"))
     assert capsys.readouterr().err == ""
@@ -326,6 +337,19 @@ def test_a_worker_that_is_taken_out_hears_of_it_and_may_end_by_itself(two: Job, 
     assert second in two.dispatcher._processes
     assert two.dispatcher.heartbeat_received(first) == "train"
     assert killed == []
+
+
+def test_a_worker_that_does_not_leave_is_ended(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a rank and hears that there is none; whoever hangs then would keep its GPU for ever."""
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._LEAVE_S", 0.05)
+    second = two.started[1].worker
+    asking = threading.Thread(target=two.dispatcher.wait_for_ranks, args=("b", second), daemon=True)
+    asking.start()
+    wait_for("its request", lambda: two.dispatcher._processes[second].waiting)
+    two.hosts = {"a": 1}
+    wait_for("its end", lambda: second not in two.dispatcher._processes)
+    asking.join(20)
+    assert not asking.is_alive()
 
 
 def test_a_worker_that_is_silent_is_killed(two: Job, killed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import shlex
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import urllib.error
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,8 +146,10 @@ def test_no_interfaces_are_searched_for_when_a_job_starts(monkeypatch: pytest.Mo
 
 
 def test_ssh_gets_our_options() -> None:
-    """Before those of Horovod."""
-    assert replacement_of("get_remote_command")("true", host="h2").startswith(f"ssh {SSH_OPTIONS} -o ")
+    """Before those of Horovod; an ssh in the user's own command keeps its own."""
+    line = replacement_of("get_remote_command")(shlex.quote("ssh h3 true"), host="h2")
+    assert line.startswith(f"ssh {SSH_OPTIONS} -o ")
+    assert line.count(SSH_OPTIONS) == 1
 
 
 ENDS = "import os, signal, sys; print('out'); print('err', file=sys.stderr); sys.stdout.flush(); "
@@ -271,7 +274,7 @@ def test_how_a_job_has_ended(finish: Finish, interrupted: bool, monkeypatch: pyt
     own = driver()
     monkeypatch.setattr(own.dispatcher, "wait_for_end", lambda: finish)
     if finish.exit_code == 0 or interrupted:
-        assert own.get_results().error_message is None
+        assert vars(own.get_results()) == {"error_message": None, "worker_results": {}}
     else:
         with pytest.raises(JobFailedError, match="no more workers") as failed:
             own.get_results()
@@ -313,7 +316,8 @@ def test_a_worker_without_a_rank_is_told_so(monkeypatch: pytest.MonkeyPatch) -> 
     own = driver()
     ranks = assign_ranks([Worker(1000, "a", slot=0, started_at=0, heard_at=0)])[0]
     for answer in (ranks, None):
-        monkeypatch.setattr(own.dispatcher, "wait_for_ranks", lambda host, local_rank, answer=answer: answer)
+        answers = {("a", 1000): answer}
+        monkeypatch.setattr(own.dispatcher, "wait_for_ranks", lambda host, rank, answers=answers: answers[host, rank])
         own.record_ready("a", 1000)
         assert own.get_slot_info("a", 1000) == (slot_info(ranks) if answer else INVALID_SLOT_INFO)
 
@@ -328,3 +332,32 @@ def test_the_launchers_event_for_a_signal_is_the_jobs(monkeypatch: pytest.Monkey
     monkeypatch.setattr(own.dispatcher, "start", lambda *arguments: given.extend(arguments))
     own.start(2, lambda ranks, events: (0, 0.0))
     assert given[2] is event
+
+
+def test_the_launcher_runs_with_all_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with our defaults, where the user has none; an address of another job's driver is not for its workers."""
+    original = {replacement: object() for replacement in REPLACEMENTS}
+    made: dict[str, object] = {}
+    for replacement in REPLACEMENTS:
+        monkeypatch.setattr(replacement.module, replacement.name, original[replacement])
+    ours = [
+        replace(one, make=lambda found, one=one: made.setdefault(one.name, found) and f"our {one.name}")
+        for one in REPLACEMENTS
+    ]
+    monkeypatch.setattr(driver_module, "REPLACEMENTS", ours)
+    first, *others = driver_module.DEFAULTS
+    monkeypatch.setenv(first, "the user's")
+    for name in others:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(client.ADDRESS, "10.0.0.9")
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr(driver_module, "outlive", lambda: seen.append({}))
+    monkeypatch.setattr(driver_module.launch, "run_commandline", lambda: seen.append(dict(os.environ)))
+    driver_module.main()
+    assert made == {one.name: original[one] for one in REPLACEMENTS}
+    assert all(getattr(one.module, one.name) == f"our {one.name}" for one in REPLACEMENTS)
+    assert len(seen) == 2, "a console that is gone must not end it"
+    assert seen[1][first] == "the user's"
+    assert {name: seen[1][name] for name in others} == {name: driver_module.DEFAULTS[name] for name in others}
+    assert client.ADDRESS not in seen[1]

@@ -52,6 +52,7 @@ def test_if_it_fails_again_without_them_somebody_else_goes_at_once() -> None:
     members = [member(number, has_met=True) for number in range(3)]
     failed = FailedMeetings(MEETINGS).without_those().and_another()
     assert failed.to_leave_out(members[:-1], []) == [members[1]]
+    assert FailedMeetings(MEETINGS).without_those().to_leave_out(members[:-1], []) == [], "it has not failed again"
 
 
 def test_the_user_reads_how_often_it_was() -> None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hvd_train.elastic.members import Holds, Member, RankReport, change_between, most_advanced, survivors_differ
+from hvd_train.elastic.members import (
+    Holds,
+    Member,
+    RankReport,
+    can_train_on,
+    change_between,
+    in_common,
+    most_advanced,
+    survivors_differ,
+)
 
 A, B, C = (Member(host, 1) for host in "abc")
 
@@ -50,6 +59,25 @@ def test_survivors_that_differed_are_not_trusted_at_the_next_meeting_either() ->
     """One of them has meanwhile loaded the last commit, another was lost to that meeting before it heard of it."""
     assert survivors_differ([survivor(A, 5, holds="distrusted"), survivor(B, 7)])
     assert not survivors_differ([survivor(A, 5), survivor(B, 7), RankReport(C, holds="torn")])
+
+
+def test_the_others_train_on_while_a_newcomer_alone_lacks_the_state() -> None:
+    """A survivor that is behind, and one to whom another state was handed over, are given it while all wait."""
+    assert can_train_on([survivor(A, 7), survivor(B, 7), RankReport(C)], 0)
+    assert not can_train_on([survivor(A, 7), survivor(B, 6, digest="y"), RankReport(C)], 0)
+    assert not can_train_on([survivor(A, 7), replace(RankReport(C), digest="y")], 0)
+    assert not can_train_on([RankReport(C), RankReport(A)], 0), "nobody has a state to go on with"
+
+
+def test_as_much_is_sent_anew_as_one_of_those_that_lack_it_has_not() -> None:
+    """What all newcomers have of this very step stays; where none lacks anything, there is nothing to send."""
+    root = survivor(A, 7)
+    at_7, at_6 = (replace(RankReport(C), epoch=0, step=step, digest="part", arrived=5) for step in (7, 6))
+    assert in_common([root, at_7], 0) == 5
+    assert in_common([at_7, root, replace(at_7, arrived=3)], 1) == 3
+    assert in_common([root, at_7, at_6], 0) == 0
+    assert in_common([root, at_7, RankReport(B)], 0) == 0
+    assert in_common([root, survivor(B, 7)], 0) == 0
 
 
 def test_a_change_names_who_left_and_who_came() -> None:

@@ -144,6 +144,7 @@ def test_a_job_that_stays_short_of_workers_is_given_up() -> None:
     play.ask(one)
     play.wait(601)
     assert play.finish == Finish(TOO_FEW_WORKERS, "fewer than 2 workers for 600 s")
+    assert play.taken_out[one] == play.finish.reason
 
 
 def test_a_job_says_what_it_waits_for() -> None:

@@ -43,6 +43,11 @@ def wait(**changes: object) -> Wait:
             "ready. Add hosts to the list, or give -np 2",
         ),
         (
+            wait(ready=2, starting=2, slots=4, starts_in_s=0.7),
+            "2 of 4 are ready, 2 are starting; the hosts have 4 slots; in 1 s the training starts with those that are "
+            "ready",
+        ),
+        (
             wait(ready=0, starting=4, slots=4, starts_in_s=-5.0),
             "0 of 4 are ready, 4 are starting; the hosts have 4 slots",
         ),

@@ -30,6 +30,8 @@ def test_it_is_named_by_its_host_and_slot() -> None:
         (LastWord(143), -6, 143),
         (LastWord(0), 128, 0),
         (LastWord(0), 1, 1),
+        (LastWord(143), 0, 0),
+        (LastWord(143), 127, 127),
         (LastWord(2, "bad"), 1, 2),
         (LastWord(1, "Traceback"), 0, 1),
     ],

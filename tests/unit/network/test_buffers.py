@@ -123,3 +123,27 @@ def test_what_is_in_no_state_dict_is_loaded_by_name() -> None:
     assert torch.equal(before, torch.ones(8))
     buffers.load(model, {"0.unsaved": torch.ones(3)})
     assert torch.equal(model[0].unsaved, torch.ones(3))
+
+
+@pytest.mark.parametrize(("size", "is_new"), [(1, False), (2, True), (3, True)])
+def test_a_buffer_whose_numbers_share_memory_gets_memory_of_its_own(size: int, is_new: bool) -> None:
+    """What was expanded from one number cannot hold several; a length of 1 is as it was."""
+    model = nn.Module()
+    model.register_buffer("scale", torch.zeros(2, 1).expand(2, size))
+    (buffer,) = buffers_of(model)
+    before = buffer.tensor.data_ptr()
+    value = torch.arange(2.0 * size).view(2, size)
+    buffers.copy_into(buffer, value)
+    assert torch.equal(buffer.tensor, value)
+    assert (buffer.tensor.data_ptr() != before) is is_new
+    assert buffer.tensor.data_ptr() != value.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_a_value_of_another_number_format_keeps_it(dtype: torch.dtype) -> None:
+    """A buffer that was turned into float64 on one rank is so on all."""
+    model = nn.Module()
+    model.register_buffer("seen", torch.zeros(3))
+    buffers.copy_into(buffers_of(model)[0], torch.full((3,), 7, dtype=dtype))
+    assert model.seen.dtype == dtype
+    assert model.seen.tolist() == [7, 7, 7]

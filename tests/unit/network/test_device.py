@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,6 +39,48 @@ def test_freed_memory_is_kept_for_the_next_step(variables: dict[str, str], kept:
     assert (int(done.stdout) < 20 * pages) is kept, "of forty; some find their place only after a few"
 
 
+@pytest.mark.parametrize(
+    ("variable", "options"),
+    [
+        (None, [(-4, 0), (-1, 2**31 - 1)]),
+        ("GLIBC_TUNABLES", []),
+        ("MALLOC_MMAP_MAX_", []),
+        ("MALLOC_MMAP_THRESHOLD_", []),
+        ("MALLOC_TRIM_THRESHOLD_", []),
+    ],
+)
+def test_malloc_is_left_to_whoever_configures_it(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, options: list[tuple[int, int]]
+) -> None:
+    """Else it maps nothing and trims nothing: the numbers are those of M_MMAP_MAX and M_TRIM_THRESHOLD in malloc.h."""
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_"))]:
+        monkeypatch.delenv(name)
+    if variable is not None:
+        monkeypatch.setenv(variable, "1")
+    given: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *option: given.append(option))
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    device.choose_device(Config().replace(device="cpu"), Place())
+    assert given == options
+
+
+def test_another_allocator_than_glibcs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """musl, for one, has no mallopt."""
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: SimpleNamespace())
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    assert device.choose_device(Config().replace(device="cpu"), Place()) == torch.device("cpu")
+
+
+def test_torch_computes_with_as_many_threads_as_the_rank_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of one host that each took all cores would wait for each other."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    device.choose_device(Config().replace(device="cpu"), Place(0, 2, 0, 2))
+    assert threads == [3]
+
+
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host with two GPUs, as far as torch says so."""
@@ -65,6 +108,24 @@ def test_gpus_that_are_not_there_are_an_error_of_use(gpus: None, monkeypatch: py
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UsageError, match="--device cuda: torch sees no GPU here"):
         device.choose_device(Config().replace(device="cuda"), Place())
+
+
+def test_a_gpu_repeats_itself_where_that_is_asked_for(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else cuDNN may try what is fastest; cuBLAS needs a workspace that it does not choose itself."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "of before")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    device.choose_device(Config(), Place(1, 2, 1, 2))
+    assert torch.backends.cudnn.benchmark
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    try:
+        device.choose_device(Config().replace(deterministic=True), Place())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not torch.backends.cudnn.benchmark
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert chosen == [torch.device("cuda", 1), torch.device("cuda", 0)]
 
 
 def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

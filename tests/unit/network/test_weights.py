@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
+from typing import Any
 from urllib.response import addinfourl
 
 import pytest
@@ -83,6 +85,22 @@ def test_files_that_do_not_fit(make: Callable[[], str], reason: str) -> None:
     assert reason in str(told.value)
     assert "\n" not in str(told.value)
     assert equal(before, dict(model.state_dict()))
+
+
+class Malicious:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return os.mkdir, ("owned",)
+
+
+def test_a_file_that_would_run_code_is_refused() -> None:
+    """Weights are passed from hand to hand: whoever made them has no say here, besides the numbers."""
+    torch.save({"conv.weight": Malicious()}, "weights.pt")
+    with pytest.raises(UsageError, match=r"weights\.pt: cannot be read .*more than tensors") as told:
+        weights.start_from("./weights.pt", runs.batch_norm(10), "mine", 10)
+    assert "weights_only" not in str(told.value), "torch's advice to run it"
+    assert not Path("owned").exists()
 
 
 @pytest.mark.parametrize(

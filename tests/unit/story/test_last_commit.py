@@ -113,6 +113,7 @@ def test_a_folder_that_another_process_has_is_not_taken(state: TrainState, monke
     other.release()
     Path(aside).rename(path)
     assert newest() == 7
+    assert checkpoint.read(Path(path))["config"] == CONFIG.as_dict(), "what a run that resumes compares its own with"
 
 
 def test_a_lock_that_outlives_its_host_is_waited_for(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:

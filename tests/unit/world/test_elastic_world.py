@@ -41,15 +41,22 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Place | Exception]]
     monkeypatch.setenv("HVD_TRAIN_SLOT", "1")
     monkeypatch.setattr(horovod_world, "start", start)
     monkeypatch.setattr(horovod_world, "stop", lambda: None)
-    monkeypatch.setattr(elastic_world.time, "sleep", lambda seconds: None)
+    slept: list[float] = []
+    monkeypatch.setattr(elastic_world.time, "sleep", slept.append)
     yield places
     assert places == []
+    assert all(0 < seconds <= 2 for seconds in slept)
 
 
-def test_before_the_ranks_meet_a_worker_knows_its_slot(starts: list[Place | Exception]) -> None:
-    """It decides the GPU, for life: Horovod may number the ranks of a host anew."""
+def test_before_the_ranks_meet_a_worker_knows_its_slot(
+    starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It decides the GPU, for life: Horovod may number the ranks of a host anew. Cores are shared with its host's."""
+    monkeypatch.delenv("HOROVOD_LOCAL_SIZE", raising=False)
     world = ElasticWorld()
-    assert (world.place.local_rank, world.place.size) == (1, 1)
+    assert (world.place.local_rank, world.place.local_size, world.place.size) == (1, 1, 1)
+    monkeypatch.setenv("HOROVOD_LOCAL_SIZE", "4")
+    assert ElasticWorld().place.local_size == 4
     starts.append(Place(2, 3, 0, 1, 2))
     assert world.run(lambda: world.place) == Place(2, 3, 1, 1, 2)
 
@@ -73,8 +80,12 @@ def test_a_fault_and_a_change_lead_into_the_next_world(starts: list[Place | Exce
 def test_a_worker_finds_its_driver_and_then_its_way_to_the_others(
     starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver before the first word to it, the way before each start of Horovod, which reads it then."""
+    """The driver before the first word to it, the way before each start of Horovod, which reads it then.
+
+    Before all this nobody else uses the slot and its GPU any more.
+    """
     calls: list[str] = []
+    monkeypatch.setattr(elastic_world.orphans, "kill_predecessor", lambda environ: calls.append("alone"))
     monkeypatch.setattr(elastic_world.addresses, "find_driver", lambda environ: calls.append("driver"))
     monkeypatch.setattr(
         heartbeat, "Heartbeat", lambda environ, real=heartbeat.Heartbeat: calls.append("beat") or real({})
@@ -84,7 +95,7 @@ def test_a_worker_finds_its_driver_and_then_its_way_to_the_others(
     starts += [Place(0, 3), Place(0, 2)]
     faults = [RankLost("gone")]
     ElasticWorld().run(lambda: faults and (_ for _ in ()).throw(faults.pop()))
-    assert calls == ["driver", "beat", *["way", "start"] * 2]
+    assert calls == ["alone", "driver", "beat", *["way", "start"] * 2]
 
 
 def test_a_fault_while_the_ranks_come_to_one_state_is_survived(starts: list[Place | Exception]) -> None:

@@ -105,11 +105,16 @@ with world.reduced(grouped):
     assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected))
     grouped.step()
 
+def break_step():
+    for handle, _ in grouped._handles.values():
+        hvd.synchronize(handle)  # the fault has ended it: else its name is taken while the machine is busy
+    own.forget_step()
+
 # A step that broke leaves nothing behind: no group that was sent, no count of gradients or of passes.
 model(torch.ones(1, 3)).sum().backward()
 model[1](torch.ones(1, 4)).sum().backward()
 model[0].bias.sum().backward()
-own.forget_step()
+break_step()
 model.zero_grad(set_to_none=True)
 sent.clear()
 model(torch.ones(1, 3)).sum().backward()
@@ -122,6 +127,19 @@ expected = [parameter.grad.clone() for parameter in model.parameters()]
 with world.reduced(grouped):
     assert len(sent) == 2, sent
     assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected))
+
+# Nor where the next step does not reach what the broken one has sent.
+for _ in range(2):
+    model(torch.ones(1, 3)).sum().backward()
+assert len(grouped._handles) == 2
+break_step()
+model.zero_grad(set_to_none=True)
+sent.clear()
+for _ in range(2):
+    model[1](torch.ones(1, 4)).sum().backward()
+with world.reduced(grouped):
+    assert [name for name, _ in sent] == ["1.bias", "0.bias"], sent
+    assert model[0].weight.grad.tolist() == [[0.0] * 3] * 4
 
 # With fewer passes than before, the hooks send as early as they can.
 sent.clear()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +19,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import launcher, mpi_roll_call, slurm
-from hvd_train.world import horovod_world
+from hvd_train.launch import launcher, mpi_roll_call, roll_call, slurm
+from hvd_train.world import horovod_world, mpi
 from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, RankGroup, hvd
 from hvd_train.world.wire import MOST_BYTES, pieces
 from hvd_train.world.world import Place, Reduction
+from tests.support.contract import PROMISES
 
 
 class FourRanks(HorovodWorld):
@@ -158,6 +162,132 @@ def test_a_port_that_is_in_use_under_srun_is_said_with_what_to_type(monkeypatch:
         monkeypatch.setattr(slurm, "variables", lambda environ: {**variables, "HOROVOD_RANK": "0"})
         with pytest.raises(UsageError, match=rf"port {port}, .* export {slurm.PORT}=N"):
             horovod_world._rendezvous_of_srun()
+
+
+def test_a_rank_under_srun_alone_finds_the_rendezvous_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Horovod reads from the environment what a launcher would have put there, once somebody serves the port."""
+    variables = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "node1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "12345",
+        "HOROVOD_RANK": "3",
+    }
+    for name in variables:
+        monkeypatch.setenv(name, "before")
+    awaited: list[tuple[str, int]] = []
+    monkeypatch.setattr(slurm, "variables", lambda environ: variables)
+    monkeypatch.setattr(slurm, "wait_for_rank_0", lambda address, port: awaited.append((address, port)))
+    assert horovod_world._rendezvous_of_srun() is None
+    assert awaited == [("node1", 12345)]
+    assert {name: os.environ[name] for name in variables} == variables
+
+
+def test_rank_0_under_srun_alone_serves_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the port that the other ranks know, until it leaves."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    variables = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "localhost",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_RANK": "0",
+        "HOROVOD_SIZE": "1",
+    }
+    for name in variables:
+        monkeypatch.setenv(name, "before")
+    monkeypatch.setattr(slurm, "variables", lambda environ: variables)
+    server = horovod_world._rendezvous_of_srun()
+    assert server is not None
+    try:
+        socket.create_connection(("localhost", port), timeout=10).close()
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def meets(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Notes who calls the roll, with what; Horovod's own start gives rank 1 of two."""
+    noted: list[Any] = []
+    for name, value in {
+        "HOROVOD_DISABLE_GROUP_FUSION": "set by a test",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "set by a test",
+        "HOROVOD_RANK": "1",
+        "HOROVOD_SIZE": "2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(slurm, "alone", lambda environ: False)
+    monkeypatch.setattr(roll_call, "store", lambda environ: "the store" if environ is os.environ else None)
+    monkeypatch.setattr(roll_call, "call", lambda *told: noted.append(told))
+    monkeypatch.setattr(mpi, "leave_quickly", lambda environ: noted.append("quickly" if environ is os.environ else ""))
+    monkeypatch.setattr(mpi, "call_roll", lambda facts: noted.append(facts) or "MPI")
+    monkeypatch.setattr(horovod_world, "start", lambda: noted.append("start") or Place(1, 2, 1, 2, 0))
+    return noted
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_ranks_call_the_roll_before_horovod_starts(
+    meets: list[Any], monkeypatch: pytest.MonkeyPatch, built: bool
+) -> None:
+    """With its own number, the number of all and its facts: by the launcher's store, unless all meet over MPI."""
+    monkeypatch.setattr(mpi_roll_call, "meets_over_mpi", lambda environ: environ is os.environ)
+    monkeypatch.setattr(hvd, "mpi_built", lambda: built)
+    world = HorovodWorld(facts={"torch": "2.15"})
+    by_mpi = ["quickly", {"torch": "2.15"}]
+    assert meets == [*(by_mpi if built else [("the store", 1, 2, {"torch": "2.15"}, os.environ)]), "start"]
+    assert world.place == Place(1, 2, 1, 2, 0)
+    assert world._mpi == ("MPI" if built else None)
+
+
+def test_the_parts_of_a_job_compare_what_they_run(meets: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the communicator that they share, before Horovod starts among them."""
+    monkeypatch.setattr(mpi_roll_call, "call", lambda *told: meets.append(told))
+    monkeypatch.setattr(horovod_world, "start", lambda communicator: meets.append(communicator) or Place(0, 2, 0, 2, 0))
+    HorovodWorld(RankGroup("half of them", local_rank=2, local_size=4), {"torch": "2.15"})
+    assert meets == [("half of them", {"torch": "2.15"}), "half of them"]
+
+
+def test_the_place_of_a_rank_is_what_horovod_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the place's fields; Horovod is left when the world is."""
+    told: list[Any] = []
+    monkeypatch.setattr(hvd, "init", lambda comm: told.append(comm))
+    monkeypatch.setattr(hvd, "shutdown", lambda: told.append("shutdown"))
+    for number, name in enumerate(("rank", "size", "local_rank", "local_size", "cross_rank"), start=11):
+        monkeypatch.setattr(hvd, name, lambda number=number: number)
+    assert horovod_world.start("all") == Place(rank=11, size=12, local_rank=13, local_size=14, cross_rank=15)
+    horovod_world.stop()
+    assert told == ["all", "shutdown"]
+
+
+def test_an_error_while_a_rank_prepares_is_raised_on_all(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hear of it before one of them trains, and waits for the others for ever."""
+    monkeypatch.setattr(world, "gather", lambda value: [None, value, UsageError("rank 2 has no disk"), None])
+    with pytest.raises(UsageError, match="rank 2 has no disk"):
+        world.prepare(lambda: "built")
+    monkeypatch.setattr(world, "gather", lambda value: [None] * 4)
+    assert world.prepare(lambda: "built") == "built"
+
+
+@pytest.mark.timeout(120)
+def test_a_launched_world_of_one_keeps_the_contract() -> None:
+    """All that ranks do together, by Horovod's core: the suite of launched ranks, in a process of its own."""
+    place = {"RANK": 0, "SIZE": 1, "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    environment = {**os.environ, "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    environment |= {f"HOROVOD_{name}": str(number) for name, number in place.items()}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    suite = "tests/parallel/test_world_contract.py"
+    root = Path(__file__).parents[3]
+    done = subprocess.run([*command, suite], cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(PROMISES)} passed" in done.stdout, done.stdout
+
+
+def test_ranks_without_a_store_meet_in_horovod(meets: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the ranks of an elastic job do, which come and go."""
+    monkeypatch.setattr(mpi_roll_call, "meets_over_mpi", lambda environ: False)
+    monkeypatch.setattr(hvd, "mpi_built", lambda: True)
+    monkeypatch.setattr(roll_call, "store", lambda environ: None)
+    HorovodWorld()
+    assert meets == ["start"]
 
 
 def test_horovods_defaults_that_would_change_a_result_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,6 +433,45 @@ def test_tensors_arrive_piece_by_piece_and_all_of_them(world: FourRanks, monkeyp
     assert all(torch.equal(one, other) for one, other in zip(received, sent, strict=True))
     assert sum(progress) == sum(tensor.nbytes for tensor in sent)
     assert (stream, under_way) == ([], {})
+
+
+def test_a_value_arrives_as_the_root_has_sent_it(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root keeps its own value; the others learn how much comes, then take it in, whatever they passed."""
+    value = {"weights": torch.arange(5.0), "name": "a" * 1000}
+    sizes: list[tuple[list[int], int, str]] = []
+    sent: list[torch.Tensor] = []
+
+    def of_root(tensor: torch.Tensor, root: int, name: str) -> torch.Tensor:
+        sizes.append((tensor.tolist(), root, name))
+        return torch.tensor(sizes[0][0])
+
+    def through(tensors: list[torch.Tensor], root: int) -> None:
+        (payload,) = tensors
+        if root == world.place.rank:
+            sent.append(payload)
+        else:
+            assert payload.shape == sent[0].shape
+            payload.copy_(sent[0])
+
+    monkeypatch.setattr(hvd, "broadcast", of_root)
+    monkeypatch.setattr(world, "broadcast_tensors", through)
+    assert world.broadcast(value, root=1) is value
+    received = world.broadcast({"name": "of another rank"}, root=0)
+    assert torch.equal(received["weights"], value["weights"])
+    assert received["name"] == value["name"]
+    assert sizes[0][0] == [sent[0].numel()]
+    assert [(root, name) for _, root, name in sizes] == [(1, sizes[0][2]), (0, sizes[0][2])]
+
+
+def test_a_broken_broadcast_is_a_lost_rank(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size of a value is the first that its ranks exchange, and already then one may be gone."""
+
+    def broken(*arguments: Any, **named: Any) -> torch.Tensor:
+        raise HorovodInternalError("connection closed")
+
+    monkeypatch.setattr(hvd, "broadcast", broken)
+    with pytest.raises(RankLost, match="connection closed"):
+        world.broadcast("value", root=1)
 
 
 def test_no_operation_of_a_gather_carries_more_than_others_do(

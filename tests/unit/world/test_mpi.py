@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import _ctypes
+import ctypes
+import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +36,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_mpi_is_initialized_for_the_roll_call_and_left_to_the_caller(fake: Any) -> None:
     """Horovod finds it initialized, and so leaves finalizing it to us."""
     assert mpi.call_roll({"torch": "2.15"}) is fake
+    rc = sys.modules["mpi4py"].rc
+    assert (rc.initialize, rc.finalize) == (False, False), "else the import alone does both, at times of its own"
     assert fake.calls == [("init", 3), ("all ranks", {"torch": "2.15"})]
 
 
@@ -50,6 +56,23 @@ def test_no_roll_is_called_by_another_mpi_than_horovods(
     monkeypatch.setattr(mpi, "_loaded_libraries", lambda: libraries)
     assert mpi.call_roll({}) is None
     assert fake.calls == []
+
+
+@pytest.mark.parametrize("name", ["libmpi.so.40", "libmpich.so.12"])
+def test_the_mpi_libraries_of_this_process_are_those_that_it_has_loaded(tmp_path: Path, name: str) -> None:
+    """By the names that Open MPI and MPICH have; what only begins alike, as libmpi_cxx, is none of its own."""
+    before = mpi._loaded_libraries()
+    source = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libm." in line)
+    handles = []
+    for copy in (tmp_path / name, tmp_path / "libmpi_cxx.so.40"):
+        shutil.copy(source, copy)
+        handles.append(ctypes.CDLL(str(copy))._handle)
+    try:
+        assert mpi._loaded_libraries() - before == {str(tmp_path / name)}
+    finally:
+        for handle in handles:
+            _ctypes.dlclose(handle)
+    assert mpi._loaded_libraries() == before
 
 
 def test_without_mpi4py_no_roll_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -54,3 +57,43 @@ def test_niceness_stays() -> None:
     thread.start()
     thread.join()
     assert found == [7, 7]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the kernel is asked for, on a Linux with another processor than this one perhaps."""
+    calls: list[tuple[Any, ...]] = []
+    library = SimpleNamespace(syscall=lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(time_slices.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(time_slices.platform, "machine", lambda: "aarch64")
+    return calls
+
+
+def test_the_kernel_is_asked_for_nothing_but_another_slice(asked: list[tuple[Any, ...]]) -> None:
+    """By sched_setattr(2), for this thread, with 48 bytes as the manual page lays them out; then for its default."""
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    with time_slices.short():
+        pass
+    assert [(number, thread, flags) for number, thread, _, flags in asked] == [(274, 0, 0)] * 2
+    laid_out = [struct.unpack("=IIQiIQQQ", attributes) for _, _, attributes, _ in asked]
+    assert laid_out == [(48, os.SCHED_OTHER, 0, nice, 0, slice_ns, 0, 0) for slice_ns in (100_000, 0)]
+
+
+@pytest.mark.parametrize(("machine", "system"), [("riscv64", "Linux"), ("aarch64", "Darwin")])
+def test_no_other_kernel_is_asked_by_that_number(
+    asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, machine: str, system: str
+) -> None:
+    """It may mean another system call there."""
+    monkeypatch.setattr(time_slices.platform, "machine", lambda: machine)
+    monkeypatch.setattr(time_slices.platform, "system", lambda: system)
+    with time_slices.short():
+        pass
+    assert asked == []
+
+
+def test_a_thread_of_another_policy_keeps_it(asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who starts a training in batch or real time wants that more than short slices."""
+    monkeypatch.setattr(os, "sched_getscheduler", lambda thread: os.SCHED_BATCH)
+    with time_slices.short():
+        pass
+    assert asked == []

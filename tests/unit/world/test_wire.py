@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hvd_train.world.wire import MOST_BYTES, InMemoryOrder, packed, pieces, unpacked
+from hvd_train.world.wire import MOST_BYTES, InMemoryOrder, has_no_gaps, packed, pieces, unpacked
 
 
 def test_a_value_comes_back_as_it_was() -> None:
@@ -71,3 +71,20 @@ def test_a_large_tensor_is_sent_from_its_own_memory_and_received_into_it() -> No
 def test_an_operation_carries_what_a_slow_link_takes_within_its_limit() -> None:
     """Each piece has the 5 s of an operation for itself: 8 Mbit/s will do."""
     assert MOST_BYTES * 8 / 8e6 < 5
+
+
+@pytest.mark.parametrize(
+    ("tensor", "fills"),
+    [
+        (torch.zeros(2, 3, 4, 5), True),
+        (torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last), True),
+        (torch.zeros(4, 3).t(), True),
+        (torch.zeros(4, 3)[:, :2], False),
+        (torch.zeros(4)[::2], False),
+        (torch.zeros(1).expand(4), False),
+    ],
+    ids=["plain", "channels last", "transposed", "columns", "every other", "expanded"],
+)
+def test_what_fills_its_memory_is_seen_from_its_strides(tensor: torch.Tensor, fills: bool) -> None:
+    """Only that can be sent from where it lies; nothing is allocated to find out."""
+    assert has_no_gaps(tensor) is fills

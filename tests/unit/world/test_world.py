@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -59,24 +58,24 @@ def test_a_rank_that_fails_ends_the_others_and_its_error_is_raised() -> None:
 def test_the_result_of_rank_0s_work_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes: the others exchange something with it meanwhile, and do not use their own result."""
     monkeypatch.setattr(world_module, "_EXCHANGE_S", 0.01)
+    of_rank_0: Future[str] = Future()
     exchanges = []
 
     class Counting(ThreadWorld):
         def broadcast(self, value: Any, root: int) -> Any:
             exchanges.append(self.place.rank)
+            if self.place.rank == 0 and exchanges.count(0) == 4:
+                of_rank_0.set_result("of rank 0")
             return super().broadcast(value, root)
 
     def body(world: ThreadWorld) -> str:
         counting = Counting(world.place.rank, world._meeting)
-        work: Future[str] = Future()
-        if world.place.rank == 0:
-            threading.Timer(0.2, work.set_result, ["of rank 0"]).start()
-        else:
-            work.set_result("of another rank")
-        return result_of_rank_0(counting, work)
+        of_another: Future[str] = Future()
+        of_another.set_result("of another rank")
+        return result_of_rank_0(counting, of_rank_0 if world.place.rank == 0 else of_another)
 
     assert run_ranks(3, body) == ["of rank 0"] * 3
-    assert exchanges.count(0) > 3
+    assert exchanges.count(0) > 4
 
 
 def test_rank_0_does_not_wait_for_its_work_where_another_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
