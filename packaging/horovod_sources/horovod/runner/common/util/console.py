@@ -36,7 +36,8 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
     with contextlib.suppress(OSError):
         stream.flush()
     buffer = io.BufferedWriter(_Outliving(number, "wb", closefd=False))
-    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+    line_buffering, write_through = stream.line_buffering, stream.write_through
+    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, None, line_buffering, write_through)
 
 
 def outlive() -> None:
