@@ -179,3 +179,71 @@ def test_a_gpu_draws_by_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     device.seed(torch.device("cpu"), 3)
     device.seed(torch.device("cuda", 0), 5)
     assert seeds == [5]
+
+
+def test_a_gpu_is_called_by_the_name_of_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the GPU that the rank has; a CPU has no such name."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda of: f"GPU {of.index}")
+    assert [device.gpu_name(torch.device(kind)) for kind in ("cuda:1", "cpu")] == ["GPU 1", None]
+
+
+def test_only_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work on a CPU is done when it returns; that of a GPU is waited for on the rank's own."""
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    for kind in ("cpu", "cuda:1"):
+        device.synchronize(torch.device(kind))
+    assert waited == [torch.device("cuda", 1)]
+
+
+class Event:
+    """A moment in the queue of a GPU, half a second after the one before, that is not known until it is waited for."""
+
+    recorded = 0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at, self.known = -1, False
+
+    def record(self) -> None:
+        """Stand in the queue from now on."""
+        self.at, Event.recorded = Event.recorded * 500, Event.recorded + 1
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+        self.known = True
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return the milliseconds from here to `end`."""
+        assert end.known
+        return float(end.at - self.at)
+
+
+def test_phases_on_a_gpu_are_timed_in_its_own_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stamp takes its place among the work that is queued, and is waited for when the time is asked for."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "recorded", 0)
+    split = device.split_on(torch.device("cuda", 0))
+    for phase in ("data", "forward", "forward"):
+        split.mark(phase)
+    spent = split.take()
+    assert spent is not None
+    assert {phase: seconds for phase, seconds in spent.items() if seconds} == {"data": 0.5, "forward": 1.0}
+    device.split_on(torch.device("cpu")).mark("data")
+    assert Event.recorded == 4, "none of them for a CPU"
+
+
+@pytest.mark.parametrize(("precision", "fp16_wire", "scale"), [("fp16", False, 65536.0), ("fp32", True, 1024.0)])
+def test_a_rank_without_a_slot_in_the_first_step_has_a_loss_scale(
+    precision: str, fp16_wire: bool, scale: float
+) -> None:
+    """It divides the gradients that the other ranks have sent it by the scale, though it has scaled no loss itself."""
+    scaler = device.loss_scaler(Config().replace(precision=precision), torch.device("cpu"), fp16_wire=fp16_wire)
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.full((2,), 3.0 * scale)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.tolist() == [-3.0, -3.0]
+    assert scaler._device == "cpu"

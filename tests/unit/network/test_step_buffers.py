@@ -287,3 +287,67 @@ def test_a_mean_over_slots_by_name(size: int) -> None:
     for held in run_ranks(size, body):
         torch.testing.assert_close(held[:3], 0.9 + mean)
         assert held[3] == 5 + int(SLOTS[0].sum() * 100)
+
+
+def test_a_mean_of_counts_is_rounded_and_one_of_numbers_is_not() -> None:
+    """Integers of the user's own move by the mean to the nearest number, beside floats that move by the mean itself."""
+
+    def counts(module: Noted, values: Tensor) -> None:
+        module.held += 3 if torch.equal(values, SLOTS[0]) else 2
+
+    model = nn.Sequential(Noted(torch.tensor([5, 7]), counts), Noted(torch.zeros(1), counts))
+    stepped(LocalWorld(), model, SLOTS[:3], patterns=("*.held",))
+    assert model[0].held.tolist() == [7, 9]
+    assert torch.equal(model[1].held, torch.tensor([7.0]) / 3)
+
+
+def test_nothing_is_undone_before_a_step_begins_or_after_it_is_taken() -> None:
+    """A fault between two steps leaves what a step has made, and what was loaded since."""
+    model = nn.Sequential(started(), Noted(torch.ones(3), writes))
+    buffers = StepBuffers(model, CPU)
+    buffers.undo()
+    assert torch.equal(model[0].running_mean, started().running_mean)
+    take(LocalWorld(), buffers, model, SLOTS)
+    model[0].running_mean.fill_(7.0)
+    model[1].held.fill_(8.0)
+    buffers.undo()
+    assert model[0].running_mean.tolist() == [7.0] * 3
+    assert model[1].held.tolist() == [8.0] * 3
+
+
+def test_only_slot_0_has_news_of_a_buffer_and_only_once() -> None:
+    """The first change is news to the other ranks; later ones travel with the message, and a new step knows none."""
+    model = Noted(torch.zeros(2), writes)
+    buffers = StepBuffers(model, CPU)
+    seen = []
+    for number in (1, 0):
+        buffers.begin()
+        buffers.begin_slot()
+        model(SLOTS[number])
+        buffers.end_slot(number)
+        seen.append(buffers.has_news)
+    assert seen == [False, True]
+    buffers.exchange_news(LocalWorld())
+    buffers.finish(torch.cat(buffers.changes), 1)
+    buffers.begin()
+    assert not buffers.has_news
+    assert [change.tolist() for change in buffers.changes] == [[0.0, 0.0]]
+    model(SLOTS[0])
+    buffers.end_slot(0)
+    assert not buffers.has_news
+    assert torch.equal(buffers.changes[0], model.held)
+
+
+def test_buffers_are_not_brought_together_before_the_first_step() -> None:
+    """There is nothing that the ranks could have seen or missed yet, and they exchange nothing."""
+
+    class Silent(LocalWorld):
+        def gather(self, value: object) -> list[object]:  # type: ignore[override]
+            raise AssertionError("nothing is to be told")
+
+    model = Noted(torch.zeros(2), writes)
+    buffers = StepBuffers(model, CPU)
+    buffers.begin()
+    model(SLOTS[0])
+    buffers.bring_together(Silent())
+    assert torch.equal(model.held, torch.zeros(2) + SLOTS[0].sum() * 100)
