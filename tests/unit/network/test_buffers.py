@@ -147,3 +147,38 @@ def test_a_value_of_another_number_format_keeps_it(dtype: torch.dtype) -> None:
     buffers.copy_into(buffers_of(model)[0], torch.full((3,), 7, dtype=dtype))
     assert model.seen.dtype == dtype
     assert model.seen.tolist() == [7, 7, 7]
+
+
+def test_what_is_no_dense_tensor_is_no_buffer_here() -> None:
+    """A place that is empty, as of batch norm without statistics, and a sparse table are passed over."""
+    model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.Module())
+    model[1].register_buffer("table", torch.eye(3).to_sparse())
+    model[1].register_buffer("seen", torch.zeros(2))
+    model.register_buffer("own", torch.zeros(1))
+    assert [(buffer.name, buffer.key) for buffer in buffers_of(model)] == [("own", "own"), ("1.seen", "seen")]
+
+
+def test_only_the_first_four_buffers_are_told_of() -> None:
+    """The line that says what a pattern could have matched stays short."""
+    model = nn.Module()
+    for number in range(4):
+        model.register_buffer(f"b{number}", torch.zeros(1))
+    with pytest.raises(UsageError, match=r"they are called b0, b1, b2, b3$"):
+        buffers.averaged(model, ("none",))
+    model.register_buffer("b4", torch.zeros(1))
+    with pytest.raises(UsageError, match=r"they are called b0, b1, b2, b3, \.\.\.$"):
+        buffers.averaged(model, ("none",))
+
+
+def test_buffers_but_those_with_a_name_are_copied_to_a_copy() -> None:
+    """A moving average takes over tables and counters, and keeps what it averages itself."""
+    source, target = runs.Remembers(), runs.Remembers()
+    for buffer in buffers_of(source):
+        buffer.put(torch.ones_like(buffer.tensor))
+    kept = target.mean
+    buffers.copy_others(source, target, {"mean"})
+    assert target.mean is kept
+    assert not kept.any()
+    assert all(bool(buffer.tensor.all()) for buffer in buffers_of(target) if buffer.name != "mean")
+    buffers_of(source)[-1].tensor.zero_()
+    assert buffers_of(target)[-1].tensor.all(), "a copy"

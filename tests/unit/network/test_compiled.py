@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from hvd_train.network import compiled
@@ -85,3 +85,44 @@ def test_a_newcomer_has_a_program_for_any_cut(quick: None) -> None:
     for size in (32, 16, 50):
         model(compiled._images(example, size)).sum().backward()
     assert counters["stats"]["unique_graphs"] == known > 0
+
+
+class Seen(nn.Module):
+    """Notes what comes, in which mode and with which gradients; one of its weights has no part in the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.unused = nn.Linear(4, 3), nn.Parameter(torch.ones(2))
+        self.passes: list[tuple[list[list[float]], bool, bool]] = []
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Stay as it is."""
+        self.passes.clear()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The logits."""
+        self.passes.append((images.tolist(), self.training, torch.is_grad_enabled()))
+        logits: Tensor = self.linear(images)
+        return logits
+
+
+def test_passes_are_those_of_training_and_then_of_evaluation() -> None:
+    """Each size once, the images again and again to fill it; a weight that no pass uses is no error."""
+    model, example = Seen(), torch.tensor([[1.0] * 4, [2.0] * 4])
+    compile_model(model, example, nullcontext(), train_sizes=[3, 1], eval_sizes=[5])
+    one, two = example.tolist()
+    assert model.passes == [
+        ([one, two, one], True, True),
+        ([one], True, True),
+        ([one, two, one, two, one], False, False),
+    ]
+    assert model.training
+
+
+def test_images_have_memory_of_their_own() -> None:
+    """As a loader's have: a view of a larger tensor would be another kind of input to a program."""
+    example = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    images = compiled._images(example, 3)
+    assert images.shape == (3, 3, 4, 4)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert images.untyped_storage().nbytes() == images.nbytes

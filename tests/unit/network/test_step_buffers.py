@@ -293,12 +293,12 @@ def test_a_mean_of_counts_is_rounded_and_one_of_numbers_is_not() -> None:
     """Integers of the user's own move by the mean to the nearest number, beside floats that move by the mean itself."""
 
     def counts(module: Noted, values: Tensor) -> None:
-        module.held += 3 if torch.equal(values, SLOTS[0]) else 2
+        module.held += 2 if torch.equal(values, SLOTS[0]) else 3
 
     model = nn.Sequential(Noted(torch.tensor([5, 7]), counts), Noted(torch.zeros(1), counts))
     stepped(LocalWorld(), model, SLOTS[:3], patterns=("*.held",))
-    assert model[0].held.tolist() == [7, 9]
-    assert torch.equal(model[1].held, torch.tensor([7.0]) / 3)
+    assert model[0].held.tolist() == [8, 10]
+    assert torch.equal(model[1].held, torch.tensor([8.0]) / 3)
 
 
 def test_nothing_is_undone_before_a_step_begins_or_after_it_is_taken() -> None:

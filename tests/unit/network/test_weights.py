@@ -173,3 +173,36 @@ def test_a_damaged_download_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.hub, "urlopen", fetch)
     with pytest.raises(UsageError, match=r"cannot fetch .* \(invalid hash value"):
         weights.start_from("IMAGENET1K_V1", resnet18(num_classes=10), "resnet18", 10)
+
+
+@pytest.mark.parametrize(("count", "more"), [(5, ""), (7, " and 2 more")])
+def test_the_first_five_tensors_that_do_not_fit_are_shown(count: int, more: str) -> None:
+    """With both shapes, that of a number too, in the order of their names."""
+    model = nn.Module()
+    for number in range(count):
+        model.register_buffer(f"t{number}", torch.zeros(2, 3))
+    torch.save({f"t{number}": torch.tensor(1.0) for number in range(count)}, "w.pt")
+    with pytest.raises(UsageError) as told:
+        weights.start_from("./w.pt", model, "mine", 10)
+    shown = ", ".join(f"t{number} (one number for 2 x 3)" for number in range(5))
+    assert str(told.value) == f"--weights ./w.pt do not fit --model mine: {shown}{more}"
+
+
+def test_a_file_that_holds_something_else_is_told_by_what_it_has() -> None:
+    """The first five names of a table; of anything else there is nothing to tell."""
+    torch.save({f"k{number}": number for number in range(7)}, "table.pt")
+    torch.save([torch.ones(1)], "list.pt")
+    must = "it must hold a plain state_dict (names and tensors)"
+    for name, told in (("table.pt", f"{must} but has k0, k1, k2, k3, k4"), ("list.pt", must)):
+        with pytest.raises(UsageError) as error:
+            weights.start_from(f"./{name}", runs.convnet(10), "mine", 10)
+        assert str(error.value) == f"--weights {name}: {told}"
+
+
+def test_what_is_a_file_and_what_a_name() -> None:
+    """A path has a slash or a dot, which no name of torchvision's has; both that are there pass."""
+    kinds = {"w.pt": True, "folder/w": True, "IMAGENET1K_V1": False, "DEFAULT": False}
+    assert {text: weights.is_file(text) for text in kinds} == kinds
+    Path("w.pt").touch()
+    for known in ("w.pt", "DEFAULT", "IMAGENET1K_V1"):
+        weights.check(known, "resnet18")
