@@ -257,3 +257,28 @@ def test_without_a_ledger_the_user_is_told_how_to_have_one(tmp_path: Path) -> No
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(f'{{"name": "start", "num_samples": 100, "seed": {SEED}}}\n{{"name": "start", "nu')
     assert audit(tmp_path).steps == 1
+
+
+@pytest.mark.parametrize(
+    ("positions", "place", "fault"),
+    [
+        ((39, 50), 4, "epoch 0: 1 samples more than once, 0 that do not exist"),
+        ((90, 98), 9, "epoch 0: 2 samples never"),
+    ],
+)
+def test_positions_that_do_not_add_up_are_not_saved_by_fingerprints_that_do(
+    positions: tuple[int, int], place: int, fault: str
+) -> None:
+    """The step is named whose samples are not those at its positions, and then what became of the epoch."""
+    faults = audit_entries(changed(place, positions=positions), 100, seed=SEED).faults
+    step = f"step {place + 1}: not the samples that stand at positions {positions[0]} to {positions[1] - 1} of epoch 0"
+    assert faults == (step, fault)
+
+
+def test_a_long_entry_is_looked_up_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch of a thousand million samples in one line needs little memory, and its samples count all the same."""
+    monkeypatch.setattr(ledger, "_AT_ONCE", 7)
+    entries = exact(1)
+    entries[3] = replace(entries[3], fingerprint=1)
+    faults = audit_entries(entries, 100, seed=SEED).faults
+    assert faults == ("step 4: not the samples that stand at positions 30 to 39 of epoch 0",)

@@ -202,3 +202,16 @@ def test_something_else_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the line at byte 5 is not a step of a ledger"):
         LedgerFile(tmp_path, 0)
     assert (tmp_path / "ledger.jsonl").read_text() == "what\nelse\n"
+
+
+def test_a_first_step_is_written_where_all_before_was_cut_away(tmp_path: Path) -> None:
+    """A run that goes back to its beginning has its first step on disk again, though that is a line of its own."""
+    file = LedgerFile(tmp_path, 0)
+    file.took(STEPS[0])
+    file.close()
+    assert held(tmp_path) == [(1, 1)]
+    again = LedgerFile(tmp_path, 0)
+    assert held(tmp_path) == []
+    again.took(STEPS[0])
+    again.close()
+    assert held(tmp_path) == [(1, 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,3 +138,62 @@ def test_a_folder_that_is_gone_is_told(state: TrainState) -> None:
     """With the reason."""
     (RUN / run_folder.CONFIG).unlink()
     assert commit(state).startswith("NOT committed: --output-dir run is not empty and not a run")
+
+
+def test_a_commit_that_comes_between_the_look_and_the_lock_is_enough(
+    state: TrainState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another survivor was faster: its commit stays as it is, and nothing more is told in the run."""
+    path, claim = checkpoint.path_of(RUN, 7), run_folder.claim
+
+    def slow(*given: Any, **named: Any) -> RunFolder:
+        checkpoint.write(path, checkpoint.read(checkpoint.path_of(RUN, 5)))
+        return claim(*given, **named)
+
+    monkeypatch.setattr(run_folder, "claim", slow)
+    before = (RUN / "ledger.jsonl").read_text()
+    assert commit(state) == "committed by another rank; the same command goes on from there"
+    assert checkpoint.read(path)["progress"]["step"] == 5
+    assert (RUN / "ledger.jsonl").read_text() == before
+    assert "rescued" not in (RUN / "metrics.jsonl").read_text()
+
+
+def test_a_step_that_cannot_be_kept_anywhere_is_told(
+    state: TrainState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the reason, and without the line that says where it is."""
+    monkeypatch.setattr(last_commit, "_PATIENCE_S", 0.0)
+    _other = held()
+
+    def full(path: Path, content: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    told = commit(state)
+    assert told.startswith("NOT committed: another process has the run folder, and run/checkpoints/step-0000000007-of-")
+    assert told.endswith(".ckpt cannot be written (No space left on device)")
+    assert "another process has the run folder" not in capsys.readouterr().err
+
+
+def test_a_commit_that_fails_in_the_folder_is_told(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system has said why; nobody is told that the step is safe."""
+    monkeypatch.setattr(Output, "commit_last", lambda self, state: False)
+    assert commit(state) == "NOT committed (see above); the same command goes on from the last commit"
+    assert "rescued" not in (RUN / "metrics.jsonl").read_text()
+
+
+def test_the_folder_is_claimed_for_the_job_that_this_process_is_of(
+    state: TrainState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another survivor of it, and a run that starts meanwhile, can tell whose the claim is."""
+    owners: list[object] = []
+    claim = run_folder.claim
+
+    def noted(*given: Any, **named: Any) -> RunFolder:
+        owners.append(named["owner"])
+        return claim(*given, **named)
+
+    monkeypatch.setattr(last_commit.launcher, "owner", lambda environment: "this job")
+    monkeypatch.setattr(run_folder, "claim", noted)
+    commit(state)
+    assert owners == ["this job"]

@@ -13,7 +13,7 @@ from hvd_train.network import optim
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
 from hvd_train.settings.optimizer import OptimizerConfig
-from hvd_train.state import Evaluation, Progress, Snapshot, TrainState, confirm_equal
+from hvd_train.state import Evaluation, Progress, Snapshot, TrainState, check_same_shapes, confirm_equal, first_few
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
@@ -231,3 +231,52 @@ def test_a_snapshot_of_weights_that_lie_otherwise_in_memory(name: str, there: to
     stepped(first)
     second.load(first.snapshot())
     torch.testing.assert_close(stepped(second), stepped(first), atol=1e-6, rtol=1e-5)
+
+
+def test_models_that_differ_are_told_apart_by_their_first_three_tensors() -> None:
+    """In the order of their names, with both shapes; what one of them lacks is absent there."""
+    mine = {"a": torch.ones(2), "b": torch.ones(3, 1), "c": torch.ones(4), "same": torch.ones(1)}
+    theirs = {"a": torch.ones(7), "b0": torch.ones(()), "c": torch.ones(4), "same": torch.ones(1)}
+    check_same_shapes(mine, dict(reversed(mine.items())))
+    shown = "the checkpoint is of another model: a (7,) for (2,), b absent for (3, 1), b0 () for absent"
+    advice = "; start it with the same --model and --data"
+    for of_others, more in ((theirs, ""), ({**theirs, "c": torch.ones(5), "d": torch.ones(1)}, " and 2 more")):
+        with pytest.raises(UsageError) as told:
+            check_same_shapes(mine, of_others)
+        assert str(told.value) == f"{shown}{more}{advice}"
+
+
+def test_a_line_has_the_first_few_of_many() -> None:
+    """Four unless another number is wanted, and how many are left out."""
+    assert first_few([1, 2, 3, 4]) == "1, 2, 3, 4"
+    assert first_few([1, 2, 3, 4, 5, 6]) == "1, 2, 3, 4 and 2 more"
+    assert first_few(["a", "b", "c"], 1) == "a and 2 more"
+
+
+def test_the_first_three_ranks_that_deviate_are_told_of() -> None:
+    """All of their numbers, and of three of them in what they differ; who has only a part of the state is left out."""
+
+    def body(world: ThreadWorld) -> str:
+        state = state_after(1)
+        if world.place.rank > 0:
+            state.model.get_parameter("5.bias").data.view(torch.int32)[0] ^= 1
+        with pytest.raises(ReplicasDiffer) as caught:
+            confirm_equal(state, world, has_state=world.place.rank != 2)
+        return str(caught.value)
+
+    (told,) = set(run_ranks(6, body))
+    assert told == (
+        "ranks 1, 3, 4, 5 hold other weights than rank 0 at step 1; this must not happen: please report it with the "
+        "run's config.yaml. They differ: rank 1 in 5.bias; rank 3 in 5.bias; rank 4 in 5.bias"
+    )
+
+
+def test_a_number_of_the_optimizer_for_no_weight_of_the_model_is_named_too() -> None:
+    """A weight that the user's function added to the optimizer alone has no name of its own."""
+    state = state_after(1)
+    extra = nn.Parameter(torch.ones(2))
+    extra.grad = torch.ones(2)
+    state.optimizer.add_param_group({"params": [extra]})
+    state.optimizer.step()
+    names = [name for name in state.digests() if name.endswith(" of a parameter")]
+    assert names == ["step of a parameter", "exp_avg of a parameter", "exp_avg_sq of a parameter"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 from hvd_train import Config
 from hvd_train.data.batches import Batch
+from hvd_train.progress.clock import Split
 from hvd_train.state import Progress, to_host
+from hvd_train.step import Step, Votes
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import equal
 from tests.unit.story.test_step import CLIPPED, ROUNDINGS, InDoublePrecision, batch, by_hand, state_of, take
@@ -97,3 +100,29 @@ def test_a_loss_that_is_not_finite_skips_the_step_though_its_gradient_is_finite(
     assert result.skipped
     assert result.not_finite == (1,)
     assert equal(to_host(model.state_dict()), before)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_the_time_of_a_step_is_given_to_the_phases_it_belongs_to(slots: int) -> None:
+    """Forward and backward for each slot; what is done meanwhile comes before the end of the wait for other ranks."""
+    events: list[str | None] = []
+    split, model = Split(), InDoublePrecision()
+    split.listener = events.append
+    step = Step(Config(), LocalWorld(), model, torch.device("cpu"), split=split)
+    part = batch(8, 8 // slots)
+    step.take(
+        state_of(LocalWorld(), model), part, Votes(), want_norm=False, meanwhile=lambda: events.append("meanwhile")
+    )
+    assert events == ["forward", "backward"] * slots + ["meanwhile", "reduction", "optimizer"]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_the_arithmetic_is_the_one_that_is_asked_for(precision: str, dtype: torch.dtype) -> None:
+    """On the device of the rank; plain numbers need no context at all."""
+    model = nn.Linear(1, 1)
+    plain = Step(Config(), LocalWorld(), model, torch.device("cpu")).autocast()
+    assert isinstance(plain, nullcontext)
+    with Step(Config().replace(precision=precision), LocalWorld(), model, torch.device("cpu")).autocast():
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") == dtype
+    assert not torch.is_autocast_enabled("cpu")

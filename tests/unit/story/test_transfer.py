@@ -207,3 +207,50 @@ def test_the_user_is_told_how_far_a_long_transfer_is(
     now[0] += 2.9
     told(int(35e6))
     assert capsys.readouterr().err == ""
+
+
+def test_how_much_has_been_sent_is_told_by_the_root_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where every moment is a long one, it says to how many ranks; the bytes that it counts add up to the state."""
+    monkeypatch.setattr(transfer, "_QUIET_S", 0.0)
+    monkeypatch.setattr(transfer, "_EVERY_S", 1e9)
+    counted: list[transfer._Told] = []
+    made = transfer._Told.__init__
+
+    def noted(self: transfer._Told, num_bytes: int, what: str) -> None:
+        made(self, num_bytes, what)
+        counted.append(self)
+
+    monkeypatch.setattr(transfer._Told, "__init__", noted)
+    for ranks, to in ((2, "1 rank"), (3, "2 ranks")):
+        counted.clear()
+        run_ranks(ranks, lambda world: synchronize(state_after(1), world, 1), kind=SmallPieces)
+        (told,) = counted
+        assert told._sent == told._num_bytes > 0
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"hvd-train: sending the state to {to}: 0 of 0 MB after ")
+
+
+def test_alone_there_is_nothing_to_hand_over() -> None:
+    """A world of one rank is a world in which all have the state, however large it is."""
+    state = state_after(2)
+    giving = transfer.hand_over(state, LocalWorld(), 0, has_it=True)
+    assert (giving.arrived, giving.is_under_way, giving.is_done) == (0, False, False)
+    assert state.digest() == state_after(2).digest()
+
+
+def test_an_optimizer_with_more_used_weights_than_here_is_refused() -> None:
+    """Its numbers for a weight that this rank's optimizer does not have are no traceback either."""
+
+    def body(world: ThreadWorld) -> None:
+        state = state_after(1)
+        if world.place.rank == 0:
+            extra = torch.nn.Parameter(torch.ones(1))
+            extra.grad = torch.ones(1)
+            state.optimizer.add_param_group({"params": [extra]})
+            state.optimizer.step()
+        synchronize(state, world, 0)
+
+    with pytest.raises(UsageError, match="the state of the other ranks is of another optimizer: "):
+        run_ranks(2, body)
