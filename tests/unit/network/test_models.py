@@ -136,3 +136,21 @@ def test_the_head_of_many_networks(name: str) -> None:
     """What makes the logits, by name."""
     with torch.device("meta"):
         assert models.head_of(models.build(name, num_classes=7, channels=3, seed=0)) == HEADS[name]
+
+
+def test_torchvision_is_asked_for_what_the_run_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random weights and the run's classes; where a model of its has auxiliary classifiers, none of them."""
+    import torchvision
+
+    asked: list[tuple[str, dict[str, object]]] = []
+
+    def get_model(name: str, **settings: object) -> nn.Module:
+        asked.append((name, settings))
+        return nn.Identity()
+
+    monkeypatch.setattr(torchvision.models, "get_model", get_model)
+    for name in ("resnet18", "googlenet", "inception_v3"):
+        models.build(name, num_classes=7, channels=3, seed=0)
+    plain: dict[str, object] = {"weights": None, "num_classes": 7}
+    without = {**plain, "aux_logits": False}
+    assert asked == [("resnet18", plain), ("googlenet", without), ("inception_v3", without)]

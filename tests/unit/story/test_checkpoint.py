@@ -439,3 +439,58 @@ def test_weights_that_run_code_are_refused_wherever_they_are_named(content: str,
     with pytest.raises(UsageError, match=r"^--weights .*model-best\.pt: cannot be read [^\n]*$"):
         start_from(str(tmp_path / "model-best.pt"), torch.nn.Linear(3, 2), "mine", 2)
     assert not Path("owned").exists()
+
+
+def test_one_commit_is_written_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one waits for the one before: two at once could leave the older one as the newest on disk."""
+    second_began, steps, plain = threading.Event(), list[int](), checkpoint.write
+
+    def write(path: Path, snapshot: Any, *others: Any) -> None:
+        if steps:
+            second_began.set()
+        steps.append(snapshot["progress"]["step"])
+        if len(steps) == 1:
+            assert not second_began.wait(0.2)
+        plain(path, snapshot, *others)
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    disk = store(Path("run"))
+    assert disk.commit(state_at(1))
+    assert disk.commit_last(state_at(2)).result()
+    disk.close()
+    assert (steps, steps_on_disk(Path("run"))) == ([1, 2], [2, 1])
+
+
+def test_what_a_full_disk_means_is_told_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While training goes on, and at its end: which file, why, which checkpoint is the newest, what becomes of it."""
+
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    told: list[str] = []
+    disk = store(Path("run"), told)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write", full)
+        patch.setattr(checkpoint, "write_weights", full)
+        commit_next(disk, state_at(1))
+        commit_next(disk, state_at(2))
+        disk.save_weights(checkpoint.BEST, state_at(2))
+        assert not disk.commit_last(state_at(3), final_weights=True).result()
+    assert disk.commit_last(state_at(4)).result()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write", full)
+        assert not disk.commit_last(state_at(5)).result()
+    disk.close()
+    folder, why = "cannot write run/checkpoints/step-000000000", "No space left on device"
+    best = f"cannot write run/{checkpoint.BEST}: {why}"
+    assert told == [
+        f"{folder}1.ckpt: {why}; training goes on, there is no checkpoint yet",
+        f"{best}; it is kept in memory until it fits",
+        f"{folder}3.ckpt: {why}; there is no checkpoint yet",
+        best,
+        f"cannot write run/{checkpoint.FINAL}: {why}",
+        "commits fit again: step 4 is on disk",
+        f"{folder}5.ckpt: {why}; the newest good checkpoint is step-0000000004.ckpt",
+    ]
+    for name in (checkpoint.BEST, checkpoint.FINAL):
+        assert checkpoint.read_weights(Path("run") / name) is not None

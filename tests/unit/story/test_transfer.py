@@ -254,3 +254,64 @@ def test_an_optimizer_with_more_used_weights_than_here_is_refused() -> None:
 
     with pytest.raises(UsageError, match="the state of the other ranks is of another optimizer: "):
         run_ranks(2, body)
+
+
+def test_an_outline_fits_what_lies_in_memory_as_it_does() -> None:
+    """Same lengths, number format and order in memory; the stride of a length of 1 does not count."""
+    tensor = torch.zeros(2, 3, 4)
+    outline = transfer.Outline.of(tensor)
+    assert outline == transfer.Outline((2, 3, 4), (12, 4, 1), torch.float32, on_host=True)
+    assert outline.fits(tensor)
+    assert outline.fits(torch.nn.Parameter(tensor))
+    others = (
+        torch.zeros(2, 3, 5),
+        tensor.double(),
+        torch.zeros(2, 4, 3).transpose(1, 2),
+        torch.zeros(2, 3, 8)[..., ::2],
+    )
+    assert not any(outline.fits(other) for other in (*others, 0.5, None))
+    assert transfer.Outline.of(torch.zeros(1, 3)).fits(torch.zeros(5, 3)[::5])
+    last = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    made = transfer.Outline.of(last).empty("cpu")
+    assert (made.stride(), made.shape, made.dtype) == (last.stride(), last.shape, last.dtype)
+    assert transfer.Outline.of(torch.zeros(8, dtype=torch.int64)[::2]).empty("cpu").stride() == (1,)
+
+
+def test_nested_outlines_are_filled_with_what_is_there_or_with_room() -> None:
+    """Own tensors that fit are used; others are made on the device, or on the host where they are on the host there."""
+    there = {"moment": torch.ones(2), "step": torch.ones(()), "list": [torch.ones(3)], "rate": 0.5, "pair": (1, None)}
+    outline = transfer._outlined(there)
+    assert (outline["rate"], outline["pair"], type(outline["list"])) == (0.5, (1, None), list)
+    moment = torch.zeros(2)
+    mine = transfer._filled(outline, {"moment": moment, "step": torch.ones(1)}, torch.device("meta"))
+    assert mine["moment"] is moment
+    assert (mine["step"].shape, mine["step"].device.type) == ((), "cpu")
+    assert (mine["rate"], mine["pair"], mine["list"][0].shape) == (0.5, (1, None), (3,))
+    on_gpu = transfer.Outline((2,), (1,), torch.float32, on_host=False)
+    assert transfer._filled(on_gpu, None, torch.device("meta")).device.type == "meta"
+    pairs = list(transfer._pairs(outline, mine))
+    assert [one for one, _ in pairs] == [outline["moment"], outline["step"], outline["list"][0]]
+    assert [id(tensor) for _, tensor in pairs] == [id(mine["moment"]), id(mine["step"]), id(mine["list"][0])]
+
+
+def test_what_belongs_to_a_weight_is_handed_over_with_it() -> None:
+    """Its two moments and its place in the average, and no count of steps; a weight with gaps in memory is left out."""
+    model = torch.nn.Linear(3, 2)
+    model.register_parameter("gap", torch.nn.Parameter(torch.zeros(4)[::2]))
+    config = OptimizerConfig(optimizer="adamw", ema_decay=0.9)
+    optimizer, average = optim.build(config, model), optim.moving_average(config, model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    from hvd_train.progress.order import Cut
+
+    units = transfer._units(TrainState(model, optimizer, scaler(), Cut(20, 4), average=average))
+    expected = []
+    assert average is not None
+    averages = dict(average.module.named_parameters())
+    for name in ("weight", "bias"):
+        parameter = model.get_parameter(name)
+        moments = optimizer.state[parameter]
+        tensors = (parameter, moments["exp_avg"], moments["exp_avg_sq"], averages[name])
+        expected.append([(tensor.data_ptr(), tensor.numel()) for tensor in tensors])
+    assert [[(tensor.data_ptr(), len(tensor)) for tensor in unit] for unit in units] == expected
