@@ -318,3 +318,9 @@ def test_a_part_of_a_repeated_epoch_is_a_part_of_it() -> None:
     whole = RepeatedOrder(5, 1, 50, 3)[0:50]
     for start, stop in ((0, 7), (7, 7), (13, 50), (49, 99)):
         assert np.array_equal(order[start:stop], whole[start:stop])
+
+
+def test_a_large_order_never_changes_either() -> None:
+    """Beyond the sets whose words are permuted at once, and where samples are repeated."""
+    assert EpochOrder(7, 3, 100_003)[:4].tolist() == [85199, 80323, 80088, 7669]
+    assert RepeatedOrder(7, 4, 1000, 3)[:6].tolist() == [1966, 2966, 248, 1248, 2248, 220]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -126,3 +127,30 @@ def test_the_arithmetic_is_the_one_that_is_asked_for(precision: str, dtype: torc
         assert torch.is_autocast_enabled("cpu")
         assert torch.get_autocast_dtype("cpu") == dtype
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_samples_whose_loss_is_not_finite_are_named_by_their_own_numbers() -> None:
+    """Those of any slot of the rank, by their numbers in the data set rather than their places in the batch."""
+    model = OneLogit()
+    first, second = batch(8, 4).micro_batches
+    part = Batch(
+        8,
+        2,
+        (
+            dataclasses.replace(first, targets=torch.tensor([0, 0, 0, 1]), samples=np.array([70, 61, 52, 43])),
+            dataclasses.replace(second, targets=torch.tensor([1, 0, 1, 0]), samples=np.array([34, 25, 16, 7])),
+        ),
+    )
+    result = take(Config(), LocalWorld(), state_of(LocalWorld(), model), part)
+    assert result.not_finite == (43, 34, 16)
+
+
+def test_the_norm_of_a_gradient_is_that_of_the_weights_that_have_one() -> None:
+    """A weight that no pass uses has no gradient, and is neither moved nor in the way of clipping."""
+    model = nn.Module()
+    model.used, model.unused = nn.Parameter(torch.tensor([1.0, 1.0])), nn.Parameter(torch.ones(3))
+    model.used.grad = torch.tensor([3.0, 4.0])
+    step = Step(Config().replace(clip_norm=2.5), LocalWorld(), model, torch.device("cpu"))
+    assert step._clip(list(model.parameters())) == 5.0
+    assert model.unused.grad is None
+    torch.testing.assert_close(model.used.grad, torch.tensor([1.5, 2.0]), rtol=4 * 2**-23 + 1e-6 / 5, atol=0)

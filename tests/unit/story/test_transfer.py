@@ -269,6 +269,7 @@ def test_an_outline_fits_what_lies_in_memory_as_it_does() -> None:
         torch.zeros(2, 4, 3).transpose(1, 2),
         torch.zeros(2, 3, 8)[..., ::2],
     )
+    assert not transfer.Outline.of(torch.zeros(2)).fits(torch.zeros(4)[::2])
     assert not any(outline.fits(other) for other in (*others, 0.5, None))
     assert transfer.Outline.of(torch.zeros(1, 3)).fits(torch.zeros(5, 3)[::5])
     last = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
