@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
-from typing import Any
 from urllib.response import addinfourl
 
 import pytest
@@ -19,6 +17,7 @@ from hvd_train.errors import UsageError
 from hvd_train.network import weights
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
+from tests.support.malicious import Malicious
 from tests.support.runs import equal, small_config, trained
 
 
@@ -85,13 +84,6 @@ def test_files_that_do_not_fit(make: Callable[[], str], reason: str) -> None:
     assert reason in str(told.value)
     assert "\n" not in str(told.value)
     assert equal(before, dict(model.state_dict()))
-
-
-class Malicious:
-    """Runs code when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
-        return os.mkdir, ("owned",)
 
 
 def test_a_file_that_would_run_code_is_refused() -> None:

@@ -10,6 +10,7 @@ import torch
 from hvd_train import transfer
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.network import optim
+from hvd_train.progress.order import Cut
 from hvd_train.settings.optimizer import OptimizerConfig
 from hvd_train.state import Evaluation, TrainState
 from hvd_train.transfer import synchronize
@@ -74,8 +75,6 @@ def settings(name: str) -> Callable[[], TrainState]:
         if name == "in no state_dict":
             model.register_buffer("grows", torch.zeros(0), persistent=False)
         average = optim.moving_average(config, model) if name == "average" else None
-        from hvd_train.progress.order import Cut
-
         return TrainState(model, optimizer, scaler(), Cut(20, 4), average=average)
 
     return fresh
@@ -304,8 +303,6 @@ def test_what_belongs_to_a_weight_is_handed_over_with_it() -> None:
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    from hvd_train.progress.order import Cut
-
     units = transfer._units(TrainState(model, optimizer, scaler(), Cut(20, 4), average=average))
     expected = []
     assert average is not None

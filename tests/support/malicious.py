@@ -1,0 +1,14 @@
+"""What somebody might put into a file that others load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+
+class Malicious:
+    """Makes the folder `owned` when it is unpickled without care."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return os.mkdir, ("owned",)
