@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from hvd_train.travel import may_travel
 
+
+@may_travel
 class HvdTrainError(Exception):
     """Base of every error this package raises on purpose; `exit_code` is what the command line returns."""
 
@@ -16,6 +19,9 @@ class HvdTrainError(Exception):
     """Whether the user has read of the error already, from this rank or another."""
     asked_to_end = False
     """Whether the launcher had asked this process to end before the training ended with this error."""
+
+    def __init_subclass__(cls) -> None:
+        may_travel(cls)
 
 
 class UsageError(HvdTrainError):

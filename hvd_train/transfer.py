@@ -17,6 +17,7 @@ from hvd_train.errors import UsageError
 from hvd_train.handover import Handover, Unit
 from hvd_train.network import normalization, optim
 from hvd_train.state import Snapshot, TrainState, check_same_shapes, confirm_equal
+from hvd_train.travel import may_travel
 from hvd_train.world.wire import as_it_lies, has_no_gaps
 from hvd_train.world.world import World, unwatched
 
@@ -27,6 +28,7 @@ _EVERY_S = 10.0
 _WITH_TENSORS = ("optimizer", "average", "model", "buffers")
 
 
+@may_travel
 @dataclass(frozen=True)
 class Outline:
     """What stands for a tensor in the message that comes before the tensors."""

@@ -139,10 +139,11 @@ def _run_by_mpi(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
         for trial in sweep[group::at_a_time]:
             rows.append(_try(trial, HorovodWorld(ranks), speaks=mine.rank == 0))
     mpi_roll_call.come_together(everyone)
-    rows_of_ranks = everyone.gather([row for row in rows if row], 0)
-    code = 0 if rows_of_ranks is None else _conclude(list(itertools.chain(*rows_of_ranks)), folder)
+    texts = mpi_roll_call.gathered(everyone, json.dumps([row for row in rows if row]))
+    of_all: list[dict[str, Any]] = list(itertools.chain(*(json.loads(text) for text in texts)))
+    code = _conclude(of_all, folder) if everyone.rank == 0 else 0
     mpi_roll_call.come_together(everyone)  # rank 0 has written a file
-    return int(everyone.bcast(code, 0))
+    return int(mpi_roll_call.gathered(everyone, str(code))[0])
 
 
 def _try(trial: Trial, world: World, *, speaks: bool) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.driver import driver_service
 from horovod.runner.elastic import discovery
+from horovod.runner.http.http_server import RendezvousServer
 from horovod.runner.util import network
 
 from hvd_train.console import outlive
@@ -56,9 +57,35 @@ _WATCHED = "trap '' HUP; trap : INT TERM; exec 3>&2 2>/dev/null; ({script}) 2>&3
 _CHANGE_FOLDER = "> /dev/null 2>&1 ; "  # how Horovod's script begins; the worker itself comes after it
 
 
-# Where ranks that connect look for the addresses of others. An answer that is neither 200 nor 404, three times within
-# 1.5 s, ends the attempt; otherwise they look again until HOROVOD_GLOO_TIMEOUT_SECONDS are over.
+# Where ranks that connect write their addresses, and look for those of others. An answer that is neither 200 nor 404,
+# three times within 1.5 s, ends the attempt; otherwise they look again until HOROVOD_GLOO_TIMEOUT_SECONDS are over.
 _OF_GLOO = ("/global", "/local_", "/cross_")
+_OF_WORKERS = ("/facts/", "/last_word/", "/not_met/")
+
+
+class Store(RendezvousServer):  # type: ignore[misc]  # Horovod has no types
+    """Horovod's rendezvous server, which listens where workers need it: at first on this host alone."""
+
+    def __init__(self, verbose: int = 0) -> None:
+        super().__init__(verbose)
+        self._lock = threading.Lock()
+        self._listens_at = {addresses.LOOPBACK}
+        Driver.listen_at = self.listen_at
+
+    def start(self, handler_cls: Any) -> int:
+        """Begin to answer, and return the port."""
+        port: int = super().start(handler_cls, addresses.LOOPBACK)
+        return port
+
+    def listen_at(self, wanted: Sequence[str]) -> list[str]:
+        """Listen at these addresses of this host, too, and return those at which the server can be reached now."""
+        with self._lock:
+            for address in wanted:
+                if address not in self._listens_at:
+                    with suppress(OSError):  # the port may be in use there
+                        self.also_listen_at(address)
+                        self._listens_at.add(address)
+            return [address for address in wanted if address in self._listens_at]
 
 
 class Driver:
@@ -69,6 +96,9 @@ class Driver:
 
     interfaces: ClassVar[Sequence[str]] = ()
     """The network interfaces that the user has named, if any."""
+
+    listen_at: ClassVar[Callable[[Sequence[str]], list[str]]] = list
+    """Lets the store be reached at some addresses of this host (`Store.listen_at`)."""
 
     def __init__(
         self,
@@ -163,7 +193,8 @@ def _keeping_the_event(register_shutdown_event: Callable[[], threading.Event]) -
 def _with_our_variables(create_slot_env_vars: Callable[[Any], dict[str, str]]) -> Callable[[Any], dict[str, str]]:
     def replacement(slot_info: Any) -> dict[str, str]:
         ours = slot_info.environment if isinstance(slot_info, RankAssignment) else {}
-        found = addresses.for_worker_on(slot_info.hostname, Driver.interfaces)
+        likely = addresses.for_worker_on(slot_info.hostname, Driver.interfaces)
+        found = Driver.listen_at(likely) or likely
         where = {client.ADDRESS: found[0], DRIVER_ADDRESSES: ",".join(found), INTERFACES: ",".join(Driver.interfaces)}
         return {**create_slot_env_vars(slot_info), **where, **ours}
 
@@ -215,6 +246,12 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
                         )  # one of them is dead: whoever waits for it waits in vain
                     else:
                         super().do_GET()
+
+            def do_PUT(self) -> None:  # noqa: N802
+                if self.path.startswith((*_OF_GLOO, *_OF_WORKERS)):
+                    super().do_PUT()
+                else:  # whatever Horovod's own workers write would be unpickled
+                    self.send_status_code(HTTPStatus.NOT_FOUND)
 
             def _get_value(self, scope: str, key: str) -> bytes | None:
                 if scope == "lifeline":
@@ -285,6 +322,13 @@ REPLACEMENTS = (
         "driver",
         _with_our_requests,
         why="Workers send heartbeats and say what they run; a worker that dies while it waits prints no traceback.",
+    ),
+    Replacement(
+        gloo_run,
+        "RendezvousServer",
+        "verbose",
+        lambda _: Store,
+        why="It would listen at all addresses of this host, whether or not a worker is anywhere else.",
     ),
     Replacement(
         gloo_run,

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hvd_train.travel import may_travel
+
 Holds = Literal["whole", "fresh", "torn", "distrusted"]
 """What a rank has in memory: a state of all ranks after some step; the one before the first step, as it was built; a
 mixture of that and another rank's, which was lost while it was sending; or a state of a meeting in which survivors of
 one step turned out to differ. From the last two no training can go on."""
 
 
+@may_travel
 @dataclass(frozen=True)
 class Member:
     """One process of a world, named by its host and its process number there."""
@@ -28,6 +31,7 @@ class Member:
         return f"{self.host} (process {self.process})"
 
 
+@may_travel
 @dataclass(frozen=True)
 class RankReport:
     """What one rank tells all others when they meet: who it is, how far it has come, and why it left its last world."""

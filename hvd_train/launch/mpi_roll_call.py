@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import socket
 import threading
 import time
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -29,12 +32,26 @@ def call(communicator: Any, facts: Mapping[str, str]) -> None:
     Raises UsageError on all of them where their `facts` differ; rank 0 prints it.
     """
     come_together(communicator)
-    facts_of_ranks = communicator.allgather({"host": socket.gethostname(), **facts})
-    if problem := disagreement(facts_of_ranks):
+    texts = gathered(communicator, json.dumps({"host": socket.gethostname(), **facts}))
+    if problem := disagreement([json.loads(text) for text in texts]):
         if communicator.rank == 0:
             say(problem)
         communicator.barrier()  # the first rank that ends, ends the job
         raise error_for(problem, by_rank_0=True)
+
+
+def gathered(communicator: Any, text: str) -> list[str]:
+    """Return the texts of all ranks of an mpi4py communicator, on each of them.
+
+    mpi4py itself would send a pickle, which may run code where it is read.
+    """
+    sent = text.encode()
+    lengths = array("q", [0]) * communicator.size
+    communicator.Allgather(array("q", [len(sent)]), lengths)
+    received = bytearray(sum(lengths))
+    communicator.Allgatherv(sent, [received, lengths.tolist()])
+    ends = itertools.accumulate(lengths)
+    return [received[end - length : end].decode() for end, length in zip(ends, lengths, strict=True)]
 
 
 def come_together(communicator: Any) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
-import socket
 import time
-from collections.abc import Mapping
+import urllib.error
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from pathlib import Path
 
 from hvd_train.errors import UsageError
+from hvd_train.launch import client, signature
 from hvd_train.numerals import whole_number
 
 _PORTS = range(20_000, 32_000)  # below the ports that systems hand out themselves
 PORT = "HVD_TRAIN_PORT"
 _PATIENCE_S = 120.0
+_EXPORT_KEY = f"export {signature.KEY}=$(openssl rand -hex 32)"
 
 
 def alone(environ: Mapping[str, str]) -> bool:
@@ -28,9 +33,9 @@ def alone(environ: Mapping[str, str]) -> bool:
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that tell Horovod, with Gloo, this task's ranks and where the ranks meet.
 
-    They meet on the first node of the step, on a port computed from the numbers of the job and the step, or on
-    HVD_TRAIN_PORT. Raises UsageError where Slurm's variables are missing or not understood, or where HVD_TRAIN_PORT is
-    no port.
+    They meet on the first node of the step, over the loopback where there is no other node, on a port computed from
+    the numbers of the job and the step, or on HVD_TRAIN_PORT. Raises UsageError where Slurm's variables are missing or
+    not understood, or where HVD_TRAIN_PORT is no port.
     """
     try:
         tasks = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
@@ -53,25 +58,75 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
         "HOROVOD_HOSTNAME": environ.get("SLURMD_NODENAME", "localhost"),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": first,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": first if len(tasks) > 1 else "127.0.0.1",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
     }
 
 
-def wait_for_rank_0(address: str, port: int) -> None:
-    """Wait until rank 0 listens at the address; ranks may import for a while. Raises UsageError after 120 seconds."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
+class KeyFile:
+    """Where rank 0 leaves the key of the job for the other tasks of the step, which no other user can read.
+
+    It is in the home folder, which nodes share. With HOROVOD_RENDEZVOUS_KEY in the environment of srun, which Slurm
+    gives to its tasks alone, there is no file.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        step = f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
+        self.path = cache / "hvd_train" / "jobs" / f"{step}.key"
+
+    def write(self, key: str) -> None:
+        """Write the key, in place of whatever is there. Raises UsageError where that cannot be."""
+        new = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         try:
-            socket.create_connection((address, port), timeout=5).close()
-            return
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+                file.write(key)
+            new.rename(self.path)
         except OSError as error:
-            if time.monotonic() > deadline:
-                raise UsageError(
-                    f"rank 0 on {address} cannot be reached on port {port} ({error.strerror or error}) after "
-                    f"{_PATIENCE_S:.0f} s: it has not started (see its output), or a firewall is between the nodes"
-                ) from None
-            time.sleep(0.2)
+            raise UsageError(
+                f"cannot write {self.path} ({error.strerror}), by which the ranks know one another: "
+                f"{_EXPORT_KEY} before srun"
+            ) from None
+
+    def read(self) -> str | None:
+        """Return the key, or None where rank 0 has not written it, or somebody else has."""
+        with suppress(OSError), open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+            if os.fstat(file.fileno()).st_uid == os.geteuid():
+                return file.read()
+        return None
+
+    def remove(self) -> None:
+        """Remove the file: all tasks have read it, or there will be none."""
+        self.path.unlink(missing_ok=True)
+
+
+def find_rank_0(environ: MutableMapping[str, str]) -> None:
+    """Wait until rank 0 answers, and let `environ` have the job's key. Ranks may import for a while.
+
+    Another process may have the port, be it anybody's: only who knows the key is rank 0. Raises UsageError after 120
+    seconds.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    file = None if environ.get(signature.KEY) else KeyFile(environ)
+    while True:
+        key = environ[signature.KEY] if file is None else file.read()
+        problem = f"there is no key of its own in {file.path}" if file else ""
+        if key is not None:
+            try:
+                client.get({**environ, signature.KEY: key}, "hvd_train/here", 5)
+            except urllib.error.HTTPError:  # a signed answer: there is no such text
+                environ[signature.KEY] = key
+                return
+            except OSError as error:
+                problem = error.strerror or str(error)
+        if time.monotonic() > deadline:
+            raise UsageError(
+                f"rank 0 on {environ[client.ADDRESS]} cannot be reached on port {environ[client.PORT]} after "
+                f"{_PATIENCE_S:.0f} s ({problem}): it has not started (see its output), a firewall is between the "
+                f"nodes, or they do not share the home folder: then {_EXPORT_KEY} before srun"
+            )
+        time.sleep(0.2)
 
 
 def tasks_per_node(text: str) -> list[int]:

@@ -24,6 +24,7 @@ from hvd_train.profiling.clock_offsets import NO_OFFSET, BarrierTimes, offset_be
 from hvd_train.profiling.summary import Cost, costs, summary
 from hvd_train.profiling.trace import Span
 from hvd_train.progress.clock import Split
+from hvd_train.travel import may_travel
 from hvd_train.world.world import World, barrier
 
 _CLOCK_BARRIERS = 8  # each of them bounds the offsets between the ranks' clocks; the tightest bounds count
@@ -32,6 +33,7 @@ _BARRIER_TENSORS = ("allgather.hvd_train.gather.size", "allgather.hvd_train.gath
 _TIMELINE = "horovod.json"
 
 
+@may_travel
 @dataclass(frozen=True)
 class ClockSample:
     """When a rank came to some barriers and left them, and which kernel kept the time: its processes share a clock."""
@@ -40,6 +42,7 @@ class ClockSample:
     barriers: tuple[tuple[int, int], ...]
 
 
+@may_travel
 @dataclass(frozen=True)
 class RankTrace:
     """What a rank contributes to the trace: its packed events, or why there are none."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import horovod.torch as hvd
 import torch
+from horovod.common import elastic
 from horovod.common.elastic import State, run_fn
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import launcher, mpi_roll_call, roll_call, slurm
+from hvd_train.launch import addresses, launcher, mpi_roll_call, roll_call, signature, slurm
 from hvd_train.world import mpi, time_slices
 from hvd_train.world.grouped_optimizer import GroupedOptimizer, StartSums
 from hvd_train.world.wire import MOST_BYTES, InMemoryOrder, Piece, packed, pieces, unpacked
@@ -255,6 +256,7 @@ class HorovodWorld(World):
             self._mpi.Finalize()  # Horovod leaves it to whoever has initialized it
         if self._rendezvous is not None:
             self._rendezvous.shutdown()
+            slurm.KeyFile(os.environ).remove()
 
 
 def start(communicator: Any = None) -> Place:
@@ -320,6 +322,22 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
             raise HorovodInternalError(str(error)) from error
 
 
+class _Unnotified:
+    """Takes the place of Horovod's notifications where the driver is ours, which answers heartbeats instead.
+
+    Horovod's would listen on a port for pickles, and put the key that signs them into the store.
+    """
+
+    def init(self) -> None:
+        """Do nothing."""
+
+    def register_listener(self, _: ElasticState) -> None:
+        """Do nothing."""
+
+    def remove_listener(self, _: ElasticState) -> None:
+        """Do nothing."""
+
+
 def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[], None]) -> T:
     """Run `body` by the loop of `hvd.elastic`: again in each new world, after `rejoin` and the state's `sync`.
 
@@ -335,6 +353,8 @@ def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[],
         except WorldChanged:
             raise HostsUpdatedInterrupt(skip_sync=False) from None
 
+    if launcher.WORKER in os.environ:
+        elastic.notification_manager = _Unnotified()
     run: Callable[[ElasticState], T] = run_fn(in_one_world, rejoin)
     with as_rank_lost():
         return run(state)
@@ -364,23 +384,29 @@ def _wait(handle: int) -> Tensor:
 def _rendezvous_of_srun() -> Any:
     """Tell Horovod what Slurm says about this rank; on rank 0, return a running rendezvous server as launchers have.
 
-    Raises UsageError where the server's port is in use.
+    Raises UsageError where the server's port is in use, or where rank 0 cannot be found.
     """
     variables = slurm.variables(os.environ)
     os.environ.update(variables)
-    address, port = variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(variables["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     if variables["HOROVOD_RANK"] != "0":
-        slurm.wait_for_rank_0(address, port)
+        slurm.find_rank_0(os.environ)
         return None
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
+    has_key = bool(os.environ.get(signature.KEY))
+    if not has_key:
+        os.environ[signature.KEY] = signature.make_key()
+    address, port = variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(variables["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     try:
-        server = RendezvousHTTPServer(("", port), RendezvousHandler, 0)
+        # This node may know its own name by another address than the other nodes.
+        server = RendezvousHTTPServer((address if addresses.is_loopback(address) else "", port), RendezvousHandler, 0)
     except OSError as error:
         raise UsageError(
             f"port {port}, which follows from the job's number, cannot be had ({error.strerror}): "
             f"export {slurm.PORT}=N, a free one, before srun"
         ) from None
+    if not has_key:
+        slurm.KeyFile(os.environ).write(os.environ[signature.KEY])
     server.init([])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

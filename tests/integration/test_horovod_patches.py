@@ -1,4 +1,4 @@
-"""The changes that patches C1 to C5, C7 to C11, L1, L2, L3, L5 and L7 of Horovod make, each shown by real processes.
+"""The changes that patches C1 to C5, C7 to C11, L1, L2, L3, L5, L7 and S3 of Horovod make, shown by real processes.
 
 HVD_TRAIN_TEST_PYTHON names the Python of another environment; with a build of `--without-patches` there, the tests
 must fail. C6 needs several GPUs and has no test.
@@ -7,6 +7,7 @@ must fail. C6 needs several GPUs and has no test.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -199,6 +200,13 @@ def test_c11_a_peer_that_dies_halfway_through_a_message_is_noticed_at_once(sende
     limits = {"HOROVOD_GLOO_TIMEOUT_SECONDS": 60, "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": 15}
     codes, printed = run_world(2, 100, "c11_half_a_message.py", SENDER=sender, **limits)
     assert codes == [0, -signal.SIGKILL], printed
+
+
+def test_s3_strangers_are_not_taken_for_peers(tmp_path: Path) -> None:
+    """Whoever connects to the ports of ranks that meet, and whatever they say, the ranks find one another."""
+    codes, printed = run_world(3, 100, "s3_strangers.py", FOLDER=tmp_path, HOROVOD_GLOO_TIMEOUT_SECONDS=10)
+    assert codes == [0, 0, 0], printed
+    assert len(re.findall(r"VISITED [1-9]", printed)) == 3, printed
 
 
 def horovodrun(ranks: int, controller: str, worker: str, **env: object) -> subprocess.CompletedProcess[str]:

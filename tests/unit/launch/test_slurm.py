@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
+from pathlib import Path
 
 import pytest
+from horovod.runner.http.http_server import RendezvousServer
 
 from hvd_train.errors import UsageError
-from hvd_train.launch import launcher, slurm
+from hvd_train.launch import client, launcher, signature, slurm
 
 # Of task 4 of 5, on the second of two nodes.
 SAID = {
@@ -99,11 +102,73 @@ def test_a_port_that_is_none_is_said(port: str) -> None:
         slurm.variables({**SAID, slurm.PORT: port})
 
 
-def test_rank_0_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told with the place that was tried, not waited for for ever."""
-    monkeypatch.setattr(slurm, "_PATIENCE_S", 0.0)
+@pytest.fixture
+def task(tmp_path: Path) -> dict[str, str]:
+    """The environment of a task, with a home of its own and a port at which nobody listens."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        with pytest.raises(UsageError, match=f"rank 0 on 127.0.0.1 cannot be reached on port {port} .*firewall"):
-            slurm.wait_for_rank_0("127.0.0.1", port)
+    where = {client.ADDRESS: "127.0.0.1", client.PORT: str(port), "XDG_CACHE_HOME": str(tmp_path)}
+    return {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", **where}
+
+
+def test_rank_0_that_does_not_come(task: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told with the place that was tried, not waited for for ever."""
+    monkeypatch.setattr(slurm, "_PATIENCE_S", 0.0)
+    place = f"rank 0 on 127.0.0.1 cannot be reached on port {task[client.PORT]}"
+    with pytest.raises(UsageError, match=f"{place} .*no key of its own in .*7.1.key.*firewall.*home folder"):
+        slurm.find_rank_0(task)
+    slurm.KeyFile(task).write("a key")
+    with pytest.raises(UsageError, match=f"{place} .*refused"):
+        slurm.find_rank_0(task)
+
+
+def test_tasks_find_rank_0_by_the_key_that_it_has_left(task: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that an earlier step has left is of no use, and is replaced."""
+    key = signature.make_key()
+    slurm.KeyFile(task).write("of an earlier step")
+    monkeypatch.setenv(signature.KEY, key)
+    server = RendezvousServer()
+    task[client.PORT] = str(server.start(address="127.0.0.1"))
+    timer = threading.Timer(0.3, lambda: slurm.KeyFile(task).write(key))
+    timer.start()
+    try:
+        slurm.find_rank_0(task)
+    finally:
+        timer.join()
+        server.stop()
+    assert task[signature.KEY] == key
+
+
+def test_a_process_without_the_key_is_not_rank_0(task: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever listens first at the port, which follows from the job's number, is not believed."""
+    monkeypatch.setenv(signature.KEY, "of somebody else")
+    impostor = RendezvousServer()
+    task |= {client.PORT: str(impostor.start(address="127.0.0.1")), signature.KEY: "of the job"}
+    monkeypatch.setattr(slurm, "_PATIENCE_S", 0.0)
+    try:
+        with pytest.raises(UsageError, match="not signed by this job"):
+            slurm.find_rank_0(task)
+    finally:
+        impostor.stop()
+
+
+def test_no_other_account_can_read_or_plant_the_key(task: dict[str, str], tmp_path: Path) -> None:
+    """Its folder and the file are the user's alone; a link in its place is neither followed nor believed."""
+    file = slurm.KeyFile(task)
+    file.write("a key")
+    assert file.read() == "a key"
+    assert (file.path.stat().st_mode & 0o777, file.path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    (tmp_path / "elsewhere").write_text("planted")
+    file.remove()
+    file.path.symlink_to(tmp_path / "elsewhere")
+    assert file.read() is None
+    file.write("another key")
+    assert (file.read(), (tmp_path / "elsewhere").read_text()) == ("another key", "planted")
+
+
+def test_a_home_that_cannot_be_written_is_told(task: dict[str, str], tmp_path: Path) -> None:
+    """One line with what to type."""
+    (tmp_path / "hvd_train").write_text("a file where a folder should be")
+    with pytest.raises(UsageError, match=r"cannot write .*7\.1\.key.*export HOROVOD_RENDEZVOUS_KEY=.* before srun"):
+        slurm.KeyFile(task).write("a key")

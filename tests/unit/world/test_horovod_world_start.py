@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hvd_train.errors import UsageError
-from hvd_train.launch import mpi_roll_call, roll_call, slurm
+from hvd_train.launch import mpi_roll_call, roll_call, signature, slurm
 from hvd_train.world import horovod_world, mpi
 from hvd_train.world.horovod_world import HorovodWorld, RankGroup, hvd
 from hvd_train.world.world import Place
@@ -26,6 +26,8 @@ def under_srun(monkeypatch: pytest.MonkeyPatch, address: str, port: int, rank: i
     }
     for name in variables:
         monkeypatch.setenv(name, "before")
+    monkeypatch.setenv(signature.KEY, "")
+    monkeypatch.setenv("XDG_CACHE_HOME", os.getcwd())
     monkeypatch.setattr(slurm, "variables", lambda environ: variables)
     return variables
 
@@ -44,10 +46,10 @@ def test_a_port_that_is_in_use_under_srun_is_said_with_what_to_type(monkeypatch:
 def test_a_rank_under_srun_alone_finds_the_rendezvous_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """Horovod reads from the environment what a launcher would have put there, once somebody serves the port."""
     variables = under_srun(monkeypatch, "node1", 12345, rank=3)
-    awaited: list[tuple[str, int]] = []
-    monkeypatch.setattr(slurm, "wait_for_rank_0", lambda address, port: awaited.append((address, port)))
+    awaited: list[object] = []
+    monkeypatch.setattr(slurm, "find_rank_0", awaited.append)
     assert horovod_world._rendezvous_of_srun() is None
-    assert awaited == [("node1", 12345)]
+    assert awaited == [os.environ]
     assert {name: os.environ[name] for name in variables} == variables
 
 

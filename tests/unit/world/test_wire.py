@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from hvd_train.elastic.members import Member, RankReport
+from hvd_train.errors import UsageError
 from hvd_train.world.wire import MOST_BYTES, InMemoryOrder, has_no_gaps, packed, pieces, unpacked
+from tests.support.malicious import Malicious
 
 
 def test_a_value_comes_back_as_it_was() -> None:
@@ -88,3 +94,43 @@ def test_an_operation_carries_what_a_slow_link_takes_within_its_limit() -> None:
 def test_what_fills_its_memory_is_seen_from_its_strides(tensor: torch.Tensor, fills: bool) -> None:
     """Only that can be sent from where it lies; nothing is allocated to find out."""
     assert has_no_gaps(tensor) is fills
+
+
+def test_what_ranks_send_runs_no_code() -> None:
+    """A peer that is not one of ours sends what makes a folder where it is unpickled; it is refused."""
+    file = io.BytesIO()
+    torch.save({"weights": [Malicious()]}, file)
+    payload = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+    with pytest.raises(pickle.UnpicklingError):
+        unpacked(payload)
+    assert not Path("owned").exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        0,
+        "",
+        [],
+        (1, 2.5, True, "ä", b"\0", None, {3}),
+        {"a": [torch.bfloat16, Path("runs/x")]},
+        RankReport(Member("h1", 7), run_dir=Path("run"), previous_members=(Member("h2", 8),)),
+        UsageError("wrong"),
+    ],
+    ids=repr,
+)
+def test_what_is_sent_arrives(value: object) -> None:
+    """With its type."""
+    arrived = unpacked(packed(value))
+    assert type(arrived) is type(value)
+    assert repr(arrived) == repr(value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint16, torch.float8_e4m3fn])
+def test_tensors_of_every_type_arrive(dtype: torch.dtype) -> None:
+    """Buffers of a model may have any."""
+    sent = torch.arange(3).to(dtype)
+    arrived = unpacked(packed({"tensor": sent}))["tensor"]
+    assert arrived.dtype == dtype
+    assert torch.equal(arrived.view(torch.uint8), sent.view(torch.uint8))

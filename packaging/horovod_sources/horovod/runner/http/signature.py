@@ -1,0 +1,143 @@
+"""Signatures on what passes between the store of a job and its ranks; horovod/common/gloo/signature.h says what for.
+
+A request has a number of its own, and the answer to it is signed with that number: neither can be used again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+KEY = "HOROVOD_RENDEZVOUS_KEY"
+"""The variable with the key of a job, in the environment of its launcher and its ranks: never on a command line."""
+NONCE, DIGEST, SIGNATURE = "Horovod-Nonce", "Horovod-Digest", "Horovod-Signature"
+MOST_BYTES = 64 << 20
+"""The longest body of a request. (The addresses of 1,024 ranks take 170 KB.)"""
+_WINDOW = 1024
+
+
+def make_key() -> str:
+    """Return a new random key."""
+    return secrets.token_hex(32)
+
+
+def key_of_job() -> str:
+    """Return the key of the job that this process belongs to; empty where it has none, and nothing is signed."""
+    return os.environ.get(KEY, "")
+
+
+def digest(body: bytes) -> str:
+    """Return SHA-256 of a body, in hexadecimal digits."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def of_request(key: str, method: str, path: str, nonce: str, digest_of_body: str) -> str:
+    """Return the signature of a request, which the store checks before it reads the body."""
+    return _signed(key, f"request\n{method}\n{path}\n{nonce}\n{digest_of_body}")
+
+
+def of_answer(key: str, nonce: str, status: int, body: bytes) -> str:
+    """Return the signature of the answer to the request with this nonce."""
+    return _signed(key, f"answer\n{nonce}\n{int(status)}\n{digest(body)}")
+
+
+def is_equal(one: str, other: str) -> bool:
+    """Compare two signatures in a time that does not depend on where they differ."""
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+def _signed(key: str, message: str) -> str:
+    return hmac.new(key.encode(), message.encode(), hashlib.sha256).hexdigest()
+
+
+class Requester:
+    """Signs the requests of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._process = self._name = ""
+
+    def headers(self, key: str, method: str, path: str, body: bytes) -> dict[str, str]:
+        """Return the header lines of a request, none without a key."""
+        if not key:
+            return {}
+        nonce = self._nonce()
+        signature = of_request(key, method, path, nonce, digest(body))
+        return {NONCE: nonce, DIGEST: digest(body), SIGNATURE: signature}
+
+    def _nonce(self) -> str:
+        with self._lock:
+            if self._process != str(os.getpid()):  # at first, and in a fork
+                self._process, self._name = str(os.getpid()), secrets.token_hex(16)
+            self._count += 1
+            return f"{self._name}-{self._count}"
+
+
+class Seen:
+    """The requests that the store has taken, so that none is taken twice.
+
+    Each process counts its requests; of those that it has sent last the store remembers which have come.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of_process: dict[str, tuple[int, int]] = {}  # the highest number, and in bits those up to it
+
+    def is_new(self, nonce: str) -> bool:
+        """Note a request, and return whether it comes for the first time; False for one that is very late."""
+        process, _, count = nonce.partition("-")
+        if not (count.isascii() and count.isdigit() and len(count) < 20):
+            return False
+        number = int(count)
+        with self._lock:
+            highest, bits = self._of_process.get(process, (number - 1, 0))
+            behind = highest - number
+            if behind < 0:
+                bits, highest, behind = bits << min(-behind, _WINDOW), number, 0
+            if behind >= _WINDOW or bits >> behind & 1:
+                return False
+            self._of_process[process] = highest, (bits | 1 << behind) & ((1 << _WINDOW) - 1)
+            return True
+
+
+class Doorkeeper:
+    """Decides which requests a store takes, and tells once of one that it does not."""
+
+    def __init__(self) -> None:
+        self.key = key_of_job()
+        self._seen = Seen()
+        self._lock = threading.Lock()
+        self._is_told = False
+
+    def admits(self, method: str, path: str, headers: Mapping[str, str]) -> bool:
+        """Return whether a request is one of this job's, which has not come before; all are where there is no key."""
+        if not self.key:
+            return True
+        nonce = headers.get(NONCE, "")
+        signature = of_request(self.key, method, path, nonce, headers.get(DIGEST, ""))
+        return is_equal(headers.get(SIGNATURE, ""), signature) and self._seen.is_new(nonce)
+
+    def takes(self, headers: Mapping[str, str], body: bytes) -> bool:
+        """Return whether the body of a request that was admitted is the one that was signed."""
+        return not self.key or is_equal(headers.get(DIGEST, ""), digest(body))
+
+    def refused(self, address: str, why: str) -> None:
+        """Tell the user, once in the life of the store, that a stranger has knocked."""
+        with self._lock:
+            is_told, self._is_told = self._is_told, True
+        if not is_told:
+            print(
+                f"horovod: refused a request from {address} ({why}); it is not of this job, and further ones "
+                "are refused without a word",
+                file=sys.stderr,
+                flush=True,
+            )

@@ -1,0 +1,1 @@
+"""Attacks by other accounts of the machine on real jobs."""
