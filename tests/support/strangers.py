@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import encodings.idna  # noqa: F401  # what a connection imports, which another account may not be able to read
 import os
 import pickle
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -40,6 +42,8 @@ def as_nobody(work: Callable[[], None]) -> int:
         os.setuid(NOBODY)
         work()
         code = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(code)
 
@@ -103,12 +107,12 @@ def listening(process: psutil.Process) -> set[tuple[str, str, int]]:
 def kind_of(process: psutil.Process) -> str:
     """Return what a process of a job is, as SECURITY.md calls it."""
     line = process.cmdline()
-    words = " ".join(line)
-    if "orterun" in words or "mpirun" in words or "prte" in words or "orted" in words:
+    names = {Path(word).name for word in line}
+    if names & {"mpirun", "orterun", "prterun", "orted", "hydra_pmi_proxy", "mpiexec"}:
         return "mpirun"
-    if any(word.endswith("hvd-train") for word in line) and "train" in line and "horovodrun" not in words:
-        return "rank"
-    return "launcher"
+    if names & {"horovodrun", "hvd_train.elastic.driver", "hvd_train.elastic.supervisor"}:
+        return "launcher"
+    return "rank" if "hvd-train" in names else "launcher"
 
 
 @dataclass
@@ -148,5 +152,5 @@ def besieged(job: int, owned: Path) -> Iterator[Siege]:
     finally:
         stop.set()
         thread.join()
-        for attacker in attackers:
-            os.waitpid(attacker, 0)
+        ends = [os.waitpid(attacker, 0)[1] for attacker in attackers]
+        assert not any(ends), f"an attacker has failed: {ends}"

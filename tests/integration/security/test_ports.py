@@ -26,7 +26,7 @@ PORTS = ROOT / "SECURITY.md"
 
 def named() -> dict[str, set[tuple[str, str]]]:
     """Return, for each kind of job, the process and the address of each port that SECURITY.md names."""
-    rows = re.findall(r"^\| `([^`]+)` \| (\w+) \| `([\d.]+)` \|", PORTS.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `([^`]+)` \| (\w+) \| `([\d.:]+)` \|", PORTS.read_text(), re.MULTILINE)
     found: dict[str, set[tuple[str, str]]] = {}
     for job, process, address in rows:
         found.setdefault(job, set()).add((process, address))
