@@ -110,3 +110,13 @@ def test_statistics_are_no_part_of_the_graph() -> None:
     for _ in range(2):
         layer(values(4, 3).requires_grad_())
     assert not any(buffer.requires_grad for buffer in layer.buffers())
+
+
+def test_it_computes_where_its_input_is() -> None:
+    """Whatever torch's default device is, which may be set for the whole process."""
+    layer = synchronised(nn.BatchNorm1d(3), LocalWorld())
+    images = values(4, 3).requires_grad_()
+    with torch.device("meta"):
+        layer(images).square().sum().backward()
+    assert images.grad is not None
+    assert {tensor.device.type for tensor in (images.grad, *layer.buffers())} == {"cpu"}
