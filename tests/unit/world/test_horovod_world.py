@@ -314,3 +314,10 @@ def test_what_is_counted_is_summed_as_it_is(
 def test_a_rank_of_a_job_that_stays_as_it_is_stops_for_all(world: FourRanks) -> None:
     """It cannot leave alone."""
     assert (world.requested(), world.requested(told_to_end=True)) == ("train", "stop")
+
+
+def test_launched_ranks_come_to_one_state_before_they_train(world: FourRanks) -> None:
+    """Once: they stay as they are until the end, and what the body returns is returned."""
+    calls: list[str] = []
+    assert world.run(lambda: calls.append("body") or "trained", lambda: calls.append("sync")) == "trained"
+    assert calls == ["sync", "body"]

@@ -105,8 +105,9 @@ def test_an_operation_carries_what_a_slow_link_takes_within_its_limit() -> None:
         (torch.zeros(4, 3)[:, :2], False),
         (torch.zeros(4)[::2], False),
         (torch.zeros(1).expand(4), False),
+        (torch.zeros(1).expand(2**50), False),
     ],
-    ids=["plain", "channels last", "transposed", "columns", "every other", "expanded"],
+    ids=["plain", "channels last", "transposed", "columns", "every other", "expanded", "larger than any memory"],
 )
 def test_what_fills_its_memory_is_seen_from_its_strides(tensor: torch.Tensor, fills: bool) -> None:
     """Only that can be sent from where it lies; nothing is allocated to find out."""
