@@ -119,6 +119,18 @@ def test_a_driver_that_cannot_be_reached_is_tried_five_times(starts: list[Place 
         ElasticWorld().run(lambda: "never")
 
 
+def test_a_meeting_that_has_failed_is_left_before_the_next(
+    starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else ranks that connected half would wait in it; a driver that is out of reach is given a second."""
+    calls: list[str | float] = []
+    monkeypatch.setattr(horovod_world, "stop", lambda: calls.append("stop"))
+    monkeypatch.setattr(elastic_world.time, "sleep", calls.append)
+    starts += [ValueError("nobody came"), OSError("no driver"), Place(0, 2)]
+    ElasticWorld().run(lambda: calls.append("trains"))
+    assert calls == ["stop", "stop", 1.0, "trains"]
+
+
 def test_how_often_ranks_try_to_meet_is_for_our_driver_to_say(
     starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +142,7 @@ def test_how_often_ranks_try_to_meet_is_for_our_driver_to_say(
         return True
 
     monkeypatch.setattr(heartbeat, "announce_rejoining", announce)
-    starts += [*[ValueError("nobody\ncame")] * 7, Place(0, 2), Place(0, 2), Place(0, 1)]
+    starts += [*[ValueError("nobody\ncame\nat all")] * 7, Place(0, 2), Place(0, 2), Place(0, 1)]
     faults: list[Exception] = [RankLost("too slow")]
 
     def sync() -> None:
@@ -212,9 +224,10 @@ def test_a_core_that_waits_for_a_dead_driver_is_left_behind(
     starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Horovod's own request for a rank has no time limit; what is trained can still be committed, and nobody waits."""
-    never, stopped = threading.Event(), list[str]()
+    never, stopped, threads = threading.Event(), list[str](), list[threading.Thread]()
 
     def start() -> Place:
+        threads.append(threading.current_thread())
         never.wait(20)
         raise AssertionError("the driver has answered after all")
 
@@ -228,6 +241,7 @@ def test_a_core_that_waits_for_a_dead_driver_is_left_behind(
     world.close()
     assert stopped == []
     never.set()
+    assert [(thread.daemon, thread.name) for thread in threads] == [(True, "meeting")], "the process ends without it"
 
 
 def test_one_without_which_the_job_goes_on_leaves(
