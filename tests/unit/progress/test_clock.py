@@ -105,6 +105,29 @@ def test_a_timer_is_due_when_its_time_has_come() -> None:
     assert not never.due
 
 
+def test_a_time_limit_goes_on_from_what_is_used_up() -> None:
+    """A worker that starts late in a job has the rest of the job's time."""
+    clock = Clock()
+    timer = Timer(5, clock, passed=3)
+    clock.time += 1.9
+    assert not timer.due
+    clock.time += 0.1
+    assert timer.due
+
+
+def test_speed_leaves_out_the_time_before_a_restart() -> None:
+    """As that in which ranks meet anew."""
+    clock = Clock()
+    watch = Stopwatch(clock)
+    for _ in range(5):
+        watch.step(10)
+    clock.time += 1000
+    watch.restart()
+    clock.time += 2
+    watch.step(10)
+    assert watch.images_per_second == 10 / 2
+
+
 def test_a_listener_hears_each_mark_and_each_restart() -> None:
     """By the phase, and by None for what was not training; a profile draws its phases from that."""
     split = Split(Clock())
@@ -117,7 +140,16 @@ def test_a_listener_hears_each_mark_and_each_restart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0"), (0.0123, "0.0123 s"), (59, "59 s"), (60, "1:00"), (3599.6, "1:00:00")]
+    ("seconds", "text"),
+    [
+        (0, "0"),
+        (0.0123, "0.0123 s"),
+        (59, "59 s"),
+        (60, "1:00"),
+        (3599.6, "1:00:00"),
+        (3661, "1:01:01"),
+        (7140, "1:59:00"),
+    ],
 )
 def test_durations_are_written_as_people_do(seconds: float, text: str) -> None:
     """Seconds below a minute, then minutes, then hours."""
