@@ -30,12 +30,24 @@ def test_each_phase_has_its_mean_seconds_per_step() -> None:
     split = Split(clock)
     assert split.take() is None
     for wait in (1.0, 3.0):
-        for phase, seconds in (("data", wait), ("forward", 2.0), ("backward", 4.0), ("forward", 2.0)):
+        for phase, seconds in (
+            ("data", wait),
+            ("forward", 2.0),
+            ("backward", 4.0),
+            ("forward", 2.0),
+            ("optimizer", 1.0),
+        ):
             clock.time += seconds
             split.mark(phase)
         clock.time += 1000
         split.restart()
-    assert split.take() == {**dict.fromkeys(PHASES, 0.0), "data": 2.0, "forward": 4.0, "backward": 4.0}
+    assert split.take() == {
+        **dict.fromkeys(PHASES, 0.0),
+        "data": 2.0,
+        "forward": 4.0,
+        "backward": 4.0,
+        "optimizer": 1.0,
+    }
     assert split.take() is None
 
 
@@ -45,9 +57,19 @@ def test_a_long_way_between_lines_keeps_nothing_but_sums() -> None:
     split = Split(clock)
     for _ in range(10_000):
         clock.time += 0.5
-        split.mark("data")
+        split.mark("optimizer")
     assert len(split._marks) < 1000
-    assert split.take() == {**dict.fromkeys(PHASES, 0.0), "data": 0.5}
+    assert split.take() == {**dict.fromkeys(PHASES, 0.0), "optimizer": 0.5}
+
+
+def test_the_wait_for_samples_that_end_an_epoch_is_no_step() -> None:
+    """Samples are asked for before the first step, beside each one, and so once more than there are steps."""
+    clock = Clock()
+    split = Split(clock)
+    for phase in ("data", "forward", "data", "optimizer", "forward", "data", "optimizer"):
+        clock.time += 3.0
+        split.mark(phase)
+    assert split.take() == {**dict.fromkeys(PHASES, 0.0), "data": 4.5, "forward": 3.0, "optimizer": 3.0}
 
 
 def slow_forward(num_classes: int) -> nn.Module:
