@@ -85,6 +85,23 @@ def test_elements_that_all_have_are_not_given_again() -> None:
     assert differing == -1  # the last element of the first weight, of 72, was said to be there already
 
 
+@pytest.mark.usefixtures("any_size")
+def test_a_rank_that_has_the_state_takes_none_of_it() -> None:
+    """It trains on with its own weights while the parts go by: what arrives is of the step before."""
+
+    def body(world: ThreadWorld) -> tuple[bool, bool]:
+        state = state_after(2 if world.place.rank < 2 else 1)
+        giving = hand_over(state, world, 1, has_it=world.place.rank < 2)
+        if world.place.rank == 0:
+            state.model.get_parameter("0.weight").data += 1
+        before = state.digest()
+        while giving.is_under_way:
+            giving.start_part()()
+        return state.digest() == before, state.digest() == state_after(2).digest()
+
+    assert run_ranks(3, body) == [(True, False), (True, True), (False, True)]
+
+
 @pytest.mark.parametrize(("spare", "parts"), [(0, False), (-1, True)])
 def test_a_state_of_so_many_bytes_is_given_beside_the_steps(
     spare: int, parts: bool, monkeypatch: pytest.MonkeyPatch
