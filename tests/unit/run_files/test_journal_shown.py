@@ -58,6 +58,15 @@ def test_a_change_of_world_says_why() -> None:
     assert line["message"] == CHANGE.describe(1.23456)
 
 
+def test_a_line_has_its_time_to_the_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a few milliseconds can be told apart, and no line is longer than it need be."""
+    journal = RunJournal(Path(), 0, 0, live=False)
+    monkeypatch.setattr("time.time", lambda: 1_700_000_000.123456)
+    journal.event("note", "hello")
+    journal.close()
+    assert lines()[0]["time"] == 1_700_000_000.123
+
+
 def test_curves_have_their_names() -> None:
     """All numbers of a step but its number, and the three scores of an epoch."""
     journal = RunJournal(Path(), 0, 0, live=False)

@@ -77,11 +77,33 @@ def test_lists_of_repeated_augmentation_are_judged_by_rounds() -> None:
     assert (whole.faults, whole.epochs) == ((), 2)
     half = audit_entries([FIRST, SECOND, third], 4, 2)
     assert (half.faults, half.epochs) == ((), 1)
+    more = audit_entries([FIRST, SECOND, replace(third, samples=(3, 1, 0))], 4, 2)
+    assert (more.faults, more.epochs) == ((), 1)
     less = audit_entries([FIRST], 4, 2)
     assert (less.faults, less.epochs) == ((), 0)
     often = replace(fourth, samples=(0, 0))
     faults = audit_entries([FIRST, SECOND, third, often], 4, 2).faults
     assert faults == ("epochs 0 to 1: 1 samples more than 2 times, 0 that do not exist",)
+
+
+def test_a_round_that_lacks_a_sample_is_no_finished_one() -> None:
+    """Neither of its epochs counts, whichever of them lacks it; those of later rounds do."""
+    for place in (9, 19):
+        entries = exact(4, times=2)
+        start, stop = entries[place].positions
+        entries[place] = replace(entries[place], positions=(start, stop - 1))
+        report = audit_entries(entries, 100, 2, SEED)
+        assert report.epochs == 2
+        assert report.faults[-1] == "epochs 0 to 1: 1 samples less than 2 times"
+
+
+@pytest.mark.parametrize("place", [9, 19])
+def test_positions_beyond_either_epoch_of_a_round_are_found(place: int) -> None:
+    """They add up over its epochs."""
+    entries = exact(2, times=2)
+    entries[place] = replace(entries[place], positions=(90, 102))
+    faults = audit_entries(entries, 100, 2, SEED).faults
+    assert faults[-1] == "epochs 0 to 1: 0 samples more than 2 times, 2 that do not exist"
 
 
 def test_samples_of_lists_that_are_missing_are_counted() -> None:
