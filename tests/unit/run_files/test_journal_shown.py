@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,6 @@ def test_curves_have_their_names() -> None:
 
 def test_an_epoch_that_was_not_evaluated_has_no_scores() -> None:
     """Neither a curve nor a number in their place."""
-    from dataclasses import replace
-
     journal = RunJournal(Path(), 0, 0, live=False)
     journal.epoch(replace(epoch_record(1, 4), val_loss=None, val_top1=None, val_top5=math.nan))
     journal.close()
