@@ -211,6 +211,20 @@ def test_a_signal_comes_to_the_command_as_one_that_it_knows(attempts: Attempts, 
     assert len(attempts.started) == 1
 
 
+def test_a_signal_while_the_command_starts_comes_to_it(attempts: Attempts) -> None:
+    """Nobody else would stop it; it hears of it once."""
+    attempts.codes = [143]
+    attempts.as_it_starts = lambda: signal.raise_signal(signal.SIGHUP)
+    assert keep_going(COMMAND, 3) == 143
+    assert attempts.heard == [signal.SIGTERM]
+
+    attempts.codes, attempts.heard = [7, 130], []
+    ends = iter([signal.SIGINT])
+    attempts.as_it_starts = lambda: len(attempts.started) == 2 and signal.raise_signal(next(ends))
+    assert keep_going(COMMAND, 3) == 130
+    assert attempts.heard == [signal.SIGINT], "it is not the one before, whose process has ended"
+
+
 def test_a_signal_while_nothing_runs_comes_to_nobody(attempts: Attempts) -> None:
     """The command that has ended has no process any more; there is no other attempt, and no wait for it."""
     attempts.codes = [7, 0]
