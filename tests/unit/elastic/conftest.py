@@ -25,7 +25,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The numbers of workers whose processes were killed."""
+    """The numbers of workers whose processes were killed, and their jobs."""
     numbers: list[str] = []
-    monkeypatch.setattr(orphans, "kill_worker", lambda number, job: numbers.append(number))
+    monkeypatch.setattr(orphans, "kill_worker", lambda number, job: numbers.append(f"{number} of {job}"))
     return numbers

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
 import pytest
 
 from hvd_train.elastic.dispatcher import Dispatcher
-from hvd_train.elastic.roster import Finish, Roster
+from hvd_train.elastic.roster import SILENT_S, Finish, Roster
 from hvd_train.launch.last_word import LastWord
-from hvd_train.launch.launcher import GOES_ON, REPLACES, SLOT, SPENT, STARTED, WORKER
+from hvd_train.launch.launcher import GOES_ON, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, WORKER
 from tests.support.dispatched import Job
 from tests.support.launching import wait_for
 
@@ -156,13 +157,13 @@ def test_a_worker_that_does_not_leave_is_ended(two: Job, monkeypatch: pytest.Mon
     assert not asking.is_alive()
 
 
-def test_a_worker_that_is_silent_is_killed(two: Job, killed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_silent_is_killed(two: Job, killed: list[str]) -> None:
     """A stopped process hears nothing, and would keep its GPU; whoever beats is spared."""
     first, second = (ranks.worker for ranks in two.started)
     two.ask(first, second)
-    monkeypatch.setattr("hvd_train.elastic.roster.SILENT_S", 0.5)
+    two.dispatcher._roster.heartbeat_received(second, time.monotonic() - SILENT_S - 1)
     wait_for("its end", lambda: two.dispatcher.heartbeat_received(first) == "train" and killed)
-    assert killed == [str(second)]
+    assert killed == [f"{second} of {two.started[1].environment[JOB]}"]
 
 
 def test_a_worker_asks_by_the_local_rank_of_its_last_world() -> None:
@@ -183,3 +184,100 @@ def test_a_worker_asks_by_the_local_rank_of_its_last_world() -> None:
     assert (both.worker, both.size, both.rank) == (alone.worker, 2, 0)
     newcomer.join(20)
     assert job.end() == Finish(0, "done")
+
+
+def test_a_worker_learns_the_names_of_its_job(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that no other job has; and that of the supervisor's job, which lasts longer, where there is one."""
+    (name,) = {ranks.environment[JOB] for ranks in two.started}
+    assert {ranks.environment[OWNER] for ranks in two.started} == {name}
+    monkeypatch.setenv(OWNER, "the supervisor's")
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 0.01)
+    other = Job({"a": 1})
+    other.start()
+    (ranks,) = other.started
+    assert ranks.environment[OWNER] == "the supervisor's"
+    assert len({name, ranks.environment[JOB], ranks.environment[OWNER]}) == 3
+    other.interrupted.set()
+    other.end()
+
+
+def test_what_happens_has_its_consequences_at_once(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the roster is asked the next time: seconds of waiting, summed over changes, are a lost machine."""
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._TICK_S", 1000.0)
+    first, second = (ranks.worker for ranks in two.started)
+    two.ask(first, second)
+    two.hosts = {"a": 1, "b": 1, "c": 1}
+    wait_for("the newcomer", lambda: len(two.started) == 3)
+    two.deaf.add(second)
+    asking = threading.Thread(target=two.ask, args=(first,), daemon=True)
+    asking.start()
+    wait_for("its request", lambda: two.dispatcher._processes[first].waiting)
+    two.dispatcher.last_word_received(second, LastWord(1, "Traceback", "training", 3))
+    asking.join(20)
+    assert two.worlds == [2, 1]
+    theirs, ours = socket.socketpair()
+    two.dispatcher.lifeline_opened(first, ours)
+    two.dispatcher.heartbeat_received(first)
+    two.exit_codes[first] = 255
+    theirs.close()
+    wait_for("its end", lambda: first not in two.dispatcher._processes)
+    two.exit_codes[second] = 1
+    wait_for("its end", lambda: second not in two.dispatcher._processes)
+
+
+def test_no_thread_of_a_job_keeps_the_launcher_from_ending() -> None:
+    """It ends when its main thread does; and the thread that obeys the roster ends with the job."""
+    before = set(threading.enumerate())
+    job = Job({"a": 1})
+    job.start()
+    theirs, ours = socket.socketpair()
+    job.dispatcher.lifeline_opened(job.started[0].worker, ours)
+    job.ask(job.started[0].worker)
+    mine = set(threading.enumerate()) - before
+    assert len(mine) >= 3
+    assert all(thread.daemon for thread in mine)
+    theirs.close()
+    assert job.end() == Finish(0, "done")
+    wait_for("the threads", lambda: not any(thread.is_alive() for thread in mine))
+
+
+def test_the_user_reads_what_the_job_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words of the roster."""
+    monkeypatch.setattr("hvd_train.elastic.waiting.SOON_S", 0.0)
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 0.01)
+    job = Job({"a": 1}, min_workers=2)
+    job.start()
+    printed = [""]
+
+    def told() -> bool:
+        printed[0] += capsys.readouterr().err
+        return "hvd-train: waiting for workers: 0 of 2 are ready" in printed[0]
+
+    wait_for("the line", told)
+    job.interrupted.set()
+    job.end()
+
+
+def test_a_worker_that_is_to_leave_does_so_when_the_others_have_met(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exit would take a core that they need meanwhile; at the end of the job nobody waits any more."""
+    monkeypatch.setattr("hvd_train.elastic.dispatcher._MEETING_S", 1000.0)
+    left = threading.Event()
+    first, second = (ranks.worker for ranks in two.started)
+    two.ask(first, second)
+    two.dispatcher.told_to_end(second)
+    leaving = lambda: [two.dispatcher.wait_for_ranks("b", second), left.set()]  # noqa: E731
+    threading.Thread(target=leaving, daemon=True).start()
+    wait_for("its end", lambda: two.dispatcher._processes[second].waiting is False and two.ask(first))
+    assert not left.wait(0.1)
+    two.dispatcher.stop()
+    assert left.wait(20)
+
+
+def test_facts_of_a_worker_that_has_ended_are_no_error(two: Job) -> None:
+    """They were on their way when it died; the job runs what it has said."""
+    two.dispatcher.facts_received(7, {"host": "a", "torch": "2.15"})
+    second = two.started[1].worker
+    two.dispatcher.facts_received(second, {"host": "b", "torch": "2.14"})
+    assert "2.14 there, 2.15 on a" in two.dispatcher.problem_of(second)
