@@ -16,6 +16,8 @@ class Play:
         self.hosts: dict[int, str] = {}
         self.world: list[int] = []
         self.taken_out: dict[int, str] = {}
+        self.given_up: list[int] = []
+        """Those of them that are not to be waited for."""
         self.told: list[str] = []
         self.finish: Finish | None = None
         self.find(hosts)
@@ -52,10 +54,10 @@ class Play:
         self.roster.last_word_received(number, LastWord(code, "Traceback", during, step), self.now)
         self.obey()
 
-    def miss(self, *numbers: int) -> None:
+    def miss(self, *numbers: int, why: str = "connection refused") -> None:
         """These workers have not met in their world, and wait for another."""
         for number in numbers:
-            self.roster.not_met(number, "connection refused")
+            self.roster.not_met(number, why)
         self.ask(*numbers)
 
     def newest(self, host: str) -> int:
@@ -81,6 +83,8 @@ class Play:
                 self.world = [worker.number for worker in command.workers]
             elif isinstance(command, End):
                 self.taken_out[command.worker.number] = command.reason
+                assert isinstance(command.unresponsive, bool)
+                self.given_up += [command.worker.number] if command.unresponsive else []
             elif isinstance(command, Tell):
                 self.told.append(command.message)
             else:
