@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_train.elastic.ranks import assign_ranks, starting
+from hvd_train.elastic.ranks import RankAssignment, assign_ranks, starting
 from hvd_train.elastic.worker import Worker
 
 
@@ -23,4 +23,5 @@ def test_ranks_keep_their_order_whatever_hosts_they_are_on() -> None:
 def test_a_process_that_starts_has_its_number_for_a_local_rank() -> None:
     """By that the driver knows it when it asks for its first rank."""
     ranks = starting(Worker(1003, "a", slot=1, started_at=0, heard_at=0), 4, {"X": "1"})
-    assert (ranks.hostname, ranks.local_rank, ranks.local_size, ranks.environment) == ("a", 1003, 4, {"X": "1"})
+    alone = {"rank": 0, "size": 1, "cross_rank": 0, "cross_size": 1}
+    assert ranks == RankAssignment("a", local_rank=1003, local_size=4, worker=1003, environment={"X": "1"}, **alone)
