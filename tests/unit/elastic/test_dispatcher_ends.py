@@ -48,6 +48,7 @@ def test_a_worker_whose_ssh_has_failed_stays_while_its_heart_beats(
     assert two.dispatcher.may_ask(second) == "ask"
     monkeypatch.setattr("hvd_train.elastic.dispatcher.SILENT_S", 0.1)
     wait_for("its successor", lambda: len(two.started) == 3)
+    assert "worker b[0] ended with exit code 255" in capsys.readouterr().err
     assert two.started[2].environment[REPLACES] == str(second)
     assert two.dispatcher.heartbeat_received(second) == "end"
 
@@ -317,6 +318,9 @@ def test_a_followed_worker_that_is_taken_out_is_soon_followed_no_more(
     monkeypatch.setattr("hvd_train.elastic.dispatcher._LEAVE_S", 0.01)
     two.ask(first, second)
     wait_for("its end", lambda: second not in two.dispatcher._processes)
+    printed[0] += capsys.readouterr().err
+    assert printed[0].count("its heartbeats still come") == 1
+    assert "exit code" not in printed[0]
 
 
 def test_a_lifeline_that_breaks_is_cut(two: Job) -> None:

@@ -11,6 +11,7 @@ def test_ranks_keep_their_order_whatever_hosts_they_are_on() -> None:
     on = ["a", "b", "a", "c", "b", "a"]
     workers = [Worker(1000 + n, host, slot=n, started_at=0, heard_at=0) for n, host in enumerate(on)]
     assignments = assign_ranks(workers)
+    assert [ranks.hostname for ranks in assignments] == on
     assert [ranks.rank for ranks in assignments] == [0, 1, 2, 3, 4, 5]
     assert [ranks.worker for ranks in assignments] == [1000, 1001, 1002, 1003, 1004, 1005]
     assert [ranks.local_rank for ranks in assignments] == [0, 0, 1, 0, 1, 2]

@@ -25,9 +25,10 @@ def test_a_silent_worker_is_given_up_after_ten_seconds(stage: str) -> None:
     if stage == "training":
         play = later({"a": 1, "b": 1})
     elif stage == "ready":
-        play = Play({"a": 1, "b": 1}, first=2)
+        play = Play({"a": 1, "b": 1}, first=2, fewest=2)
         play.wait(LATER)
         play.ask(play.started[1])
+        assert not play.world
     else:
         play = later({"a": 1, "b": 1}, fewest=2)
         play.end(play.world[0], 137)
