@@ -9,9 +9,11 @@ from hvd_train.launch.last_word import During, LastWord
 class Play:
     """A job under test; time stands still unless it is told to go on."""
 
-    def __init__(self, hosts: dict[str, int], *, first: int, fewest: int = 1, most: int = 8) -> None:
+    def __init__(
+        self, hosts: dict[str, int], *, first: int, fewest: int = 1, most: int = 8, begins_at: float = 0.0
+    ) -> None:
         self.roster = Roster(first, fewest, most, patience_s=600)
-        self.now = 0.0
+        self.now = begins_at
         self.started: list[int] = []
         self.hosts: dict[int, str] = {}
         self.world: list[int] = []

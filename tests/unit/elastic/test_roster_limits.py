@@ -131,7 +131,7 @@ def test_an_only_worker_that_nobody_could_mend_ends_the_job() -> None:
 
 def test_the_first_world_waits_for_a_minute_and_a_job_for_its_patience() -> None:
     """Counted from when there are too few: not a second less."""
-    play = Play({"a": 1, "gone": 1}, first=2)
+    play = Play({"a": 1, "gone": 1}, first=2, begins_at=LATER)
     play.ask(play.started[0])
     play.wait(60)
     assert play.world == []
