@@ -168,3 +168,17 @@ def test_a_worker_that_dies_while_it_waits_is_no_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(KVStoreHandler, "do_GET", lambda self: fails(ValueError("a slip")))
     with pytest.raises(ValueError, match="a slip"):
         asked.do_GET()
+
+
+def test_a_worker_gets_its_ranks_through_horovods_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks with its host and number, and reads the answer as Horovod's core does."""
+    own = driver()
+    ranks = assign_ranks([Worker(1000, "a", slot=0, started_at=0, heard_at=0)])[0]
+    answers = {("a", 1000): ranks}
+    monkeypatch.setattr(own.dispatcher, "wait_for_ranks", lambda host, number: answers.get((host, number)))
+    server = RendezvousServer()
+    environ = {client.ADDRESS: "127.0.0.1"}
+    environ[client.PORT] = str(server.start(replacement_of("create_rendezvous_handler")(own)))
+    assert client.get(environ, "rank_and_size/a:1000", 20) == "0,1,0,1,0,1"
+    assert client.get(environ, "rank_and_size/b:1001", 20).startswith("-1,")
+    server.stop()
