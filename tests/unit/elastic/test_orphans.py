@@ -51,10 +51,11 @@ def test_a_stopped_predecessor_is_cleared_away(workers: dict[tuple[str, str], su
 
 LEAVE_S = 1.0
 LAST_COMMIT = """
-import sys, time
+import sys
 from pathlib import Path
 from hvd_train.run_files import durable
-time.sleep(0.3)  # the end of its last step
+print("training", flush=True)
+sys.stdin.readline()  # the end of its last step
 with durable.writing(Path(sys.argv[1])) as file:
     print("writing", flush=True)
     sys.stdin.read()
@@ -73,8 +74,11 @@ def test_a_predecessor_that_commits_is_waited_for(tmp_path: Path) -> None:
         text=True,
     )
     successor = threading.Thread(target=orphans.kill_predecessor, args=({JOB: "a", REPLACES: "1000"}, LEAVE_S))
+    assert old.stdout is not None and old.stdin is not None
+    assert old.stdout.readline() == "training\n"
     successor.start()
-    assert old.stdout is not None
+    old.stdin.write("\n")
+    old.stdin.flush()
     assert old.stdout.readline() == "writing\n"
     successor.join(2 * LEAVE_S)  # longer than it would have had without a file to write
     assert successor.is_alive()
