@@ -205,9 +205,10 @@ def test_what_happens_has_its_consequences_at_once(two: Job, monkeypatch: pytest
     """Not when the roster is asked the next time: seconds of waiting, summed over changes, are a lost machine."""
     monkeypatch.setattr("hvd_train.elastic.dispatcher._TICK_S", 1000.0)
     first, second = (ranks.worker for ranks in two.started)
-    two.ask(first, second)
     two.hosts = {"a": 1, "b": 1, "c": 1}
     wait_for("the newcomer", lambda: len(two.started) == 3)
+    two.dispatcher.stop()  # each list of hosts is a tick, too
+    two.ask(first, second)
     two.deaf.add(second)
     asking = threading.Thread(target=two.ask, args=(first,), daemon=True)
     asking.start()

@@ -257,6 +257,7 @@ def test_a_worker_that_waits_when_a_signal_comes_is_answered(two: Job) -> None:
     asking.start()
     wait_for("its request", lambda: two.dispatcher._processes[first].waiting)
     two.deaf |= {ranks.worker for ranks in two.started}
+    two.dispatcher.stop()
     two.interrupted.set()
     asking.join(20)
     assert not asking.is_alive()
