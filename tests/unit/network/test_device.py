@@ -224,13 +224,14 @@ def test_phases_on_a_gpu_are_timed_in_its_own_queue(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(Event, "recorded", 0)
     split = device.split_on(torch.device("cuda", 0))
-    for phase in ("data", "forward", "forward"):
+    for phase in ("data", "forward", "forward", "optimizer"):
         split.mark(phase)
     spent = split.take()
     assert spent is not None
-    assert {phase: seconds for phase, seconds in spent.items() if seconds} == {"data": 0.5, "forward": 1.0}
+    phases = {"data": 0.5, "forward": 1.0, "optimizer": 0.5}
+    assert {phase: seconds for phase, seconds in spent.items() if seconds} == phases
     device.split_on(torch.device("cpu")).mark("data")
-    assert Event.recorded == 4, "none of them for a CPU"
+    assert Event.recorded == 5, "none of them for a CPU"
 
 
 @pytest.mark.parametrize(("precision", "fp16_wire", "scale"), [("fp16", False, 65536.0), ("fp32", True, 1024.0)])
