@@ -137,7 +137,7 @@ def test_how_often_ranks_try_to_meet_is_for_our_driver_to_say(
     """It hears why they have not met, be it that they did not connect or that the state did not arrive."""
     told: list[str] = []
 
-    def announce(environ: object, not_met: str) -> bool:
+    def announce(environ: object, silent_since: float, not_met: str) -> bool:
         told.append(not_met)
         return True
 
@@ -165,7 +165,7 @@ def test_a_worker_asks_for_its_first_rank_and_announces_that_it_rejoins(
     """The first is asked for when all is built, with the facts of this process; later ones by Horovod's core."""
     asked: list[object] = []
     monkeypatch.setattr(heartbeat, "wait_for_first_rank", lambda environ, facts: asked.append(facts))
-    monkeypatch.setattr(heartbeat, "announce_rejoining", lambda environ, not_met: asked.append("rejoins"))
+    monkeypatch.setattr(heartbeat, "announce_rejoining", lambda environ, silent_since, not_met: asked.append("rejoins"))
     errors: list[Exception] = [WorldChanged(), WorldChanged()]
     starts += [Place(0, 2), Place(0, 3), Place(0, 2)]
 
@@ -266,7 +266,7 @@ def test_a_worker_leaves_its_world_before_it_asks_for_the_next(
     """Others wait for it otherwise. When it trains no more it may take its time to write; what it holds ends last."""
     calls: list[str] = []
     monkeypatch.setattr(horovod_world, "stop", lambda: calls.append("stop"))
-    monkeypatch.setattr(heartbeat, "announce_rejoining", lambda environ, not_met: calls.append("ask"))
+    monkeypatch.setattr(heartbeat, "announce_rejoining", lambda environ, silent_since, not_met: calls.append("ask"))
     for name in ("training_left", "all_written"):
         monkeypatch.setattr(heartbeat.Heartbeat, name, lambda beat, name=name: calls.append(name))
     world, changes = ElasticWorld(), [WorldChanged()]

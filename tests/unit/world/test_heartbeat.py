@@ -6,6 +6,7 @@ import http.server
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -100,13 +101,13 @@ def test_one_that_was_given_up_leaves_in_peace(driver: tuple[dict[str, str], lis
     environment, talk = driver
     talk.append("end")
     with pytest.raises(SystemExit) as left:
-        heartbeat.announce_rejoining(environment)
+        heartbeat.announce_rejoining(environment, time.monotonic())
     assert left.value.code == 0
     assert talk == ["/may_ask/1007"]
     talk[:] = ["ask"]
-    assert heartbeat.announce_rejoining(environment)
+    assert heartbeat.announce_rejoining(environment, time.monotonic())
     talk[:] = ["", "ask"]
-    assert heartbeat.announce_rejoining(environment, "connection refused")
+    assert heartbeat.announce_rejoining(environment, time.monotonic(), "connection refused")
     assert talk == ["/not_met/1007 connection refused", "/may_ask/1007"]
     talk[:] = ["", "", "-1,3,-1,1,-1,3"]
     with pytest.raises(SystemExit) as left:
@@ -128,7 +129,7 @@ def test_without_our_driver_nobody_is_asked() -> None:
     """Horovod's own has given a rank already."""
     environment = {"HOROVOD_ELASTIC": "1", "HOROVOD_RANK": "1"}
     heartbeat.wait_for_first_rank(environment, {})
-    assert not heartbeat.announce_rejoining(environment)
+    assert not heartbeat.announce_rejoining(environment, time.monotonic())
     assert environment["HOROVOD_RANK"] == "1"
 
 
@@ -277,12 +278,14 @@ def test_a_driver_out_of_reach_is_asked_again_before_a_worker_gives_up(monkeypat
     monkeypatch.setattr(client, "get", ask)
     monkeypatch.setattr(client, "put", ask)
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    assert heartbeat.announce_rejoining({WORKER: "1007"}, "connection refused")
+    assert heartbeat.announce_rejoining({WORKER: "1007"}, now[0], "connection refused")
     assert now[0] == 1000.0 + heartbeat.GONE_S + 1, "the last question is one that is asked after ten seconds"
     assert len(limits) == 11 + 2
     failures[0] = 100
+    begun = now[0]
     with pytest.raises(DriverLost, match=r"the driver has not answered for 10 s \(no route to host\)"):
-        heartbeat.announce_rejoining({WORKER: "1007"})
+        heartbeat.announce_rejoining({WORKER: "1007"}, begun - 8)
+    assert now[0] == begun + heartbeat.GONE_S - 8 + 1, "it has been silent for eight seconds already"
     assert all(limit is not None and 0 < limit <= 2 for limit in limits)
 
 
@@ -302,8 +305,9 @@ def test_a_worker_that_was_given_up_has_a_driver(monkeypatch: pytest.MonkeyPatch
     now = [1000.0]
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for answer, gone in ((None, True), ("end", False)):
-        beat = Heartbeat({})
+        beat, begun = Heartbeat({}), now[0]
         beat._has_driver = True
         beat._hear(answer)
         now[0] += heartbeat.GONE_S + 1
         assert beat.driver_gone is gone
+        assert beat.silent_since == (begun if gone else now[0])
