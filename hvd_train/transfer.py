@@ -75,7 +75,7 @@ def synchronize(state: TrainState, world: World, root: int, *, keep: bool = Fals
     if world.place.rank == root:
         _fill(_pairs_of(outline, live), world, root)
     elif keep:
-        live = {**outline, **{name: _filled(outline[name], None, torch.device("cpu")) for name in _WITH_TENSORS}}
+        live = {**outline, **{name: _filled(outline[name], None) for name in _WITH_TENSORS}}
         _fill(_pairs_of(outline, live), world, root)
         state.load(live)
     else:
@@ -168,8 +168,8 @@ def _units(state: TrainState) -> list[Unit]:
 def _fill(pairs: Sequence[tuple[Outline, Tensor]], world: World, root: int) -> None:
     """Fill each tensor with that of rank `root`, by way of a copy where it does not lie as its outline says."""
     is_root = world.place.rank == root
-    travelling = [tensor if outline.fits(tensor) else outline.empty(tensor.device) for outline, tensor in pairs]
-    apart = [(tensor, copy) for (_, tensor), copy in zip(pairs, travelling, strict=True) if tensor is not copy]
+    both = [(tensor, tensor if outline.fits(tensor) else outline.empty(tensor.device)) for outline, tensor in pairs]
+    travelling, apart = [copy for _, copy in both], [pair for pair in both if pair[0] is not pair[1]]
     if is_root:
         for tensor, copy in apart:
             copy.copy_(tensor)
@@ -218,10 +218,10 @@ def _with_room(outline: Any, optimizer: Optimizer) -> dict[str, Any]:
     for index, values in outline["state"].items():
         own = parameters[index] if index < len(parameters) else torch.empty(0)
         state[index] = _filled(values, optimizer.state.get(own), own.device)
-    return {"state": state, "param_groups": _filled(outline["param_groups"], None, torch.device("cpu"))}
+    return {"state": state, "param_groups": _filled(outline["param_groups"], None)}
 
 
-def _filled(outline: Any, own: Any, device: torch.device) -> Any:
+def _filled(outline: Any, own: Any, device: torch.device | str = "cpu") -> Any:
     """Return nested outlines as tensors: those in the same place of `own` that fit, else empty ones.
 
     Those of tensors on the host are on the host, others on `device`.

@@ -38,6 +38,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from hvd_train.console import say
 from hvd_train.elastic import orphans
@@ -121,13 +122,13 @@ class Dispatcher:
         """
         self._roster.start_workers = min(max(num_workers, self._roster.min_workers), self._roster.max_workers)
         self._run_worker, self._interrupted = run_worker, interrupted
-        threading.Thread(target=self._run, daemon=True).start()
+        _in_a_thread(self._run)
 
     def wait_for_end(self) -> Finish:
         """Wait until the job is over and no process is left, and return how it has finished."""
         with self._changed:
             while self._finish is None or self._processes:
-                self._changed.wait(1.0)
+                self._changed.wait()
         return self._finish
 
     def stop(self) -> None:
@@ -175,7 +176,7 @@ class Dispatcher:
             self._roster.rank_requested(number, time.monotonic())
             self._changed.notify_all()
             while process.assignment is None and process.waiting and not self._interrupted.is_set():
-                self._changed.wait(1.0)
+                self._changed.wait()
             process.waiting = False
             assignment = process.assignment
         if assignment is None:
@@ -217,7 +218,7 @@ class Dispatcher:
                     process.cut_at = time.monotonic()
                     self._changed.notify_all()
 
-        threading.Thread(target=watch, daemon=True).start()
+        _in_a_thread(watch)
 
     def may_ask(self, number: int) -> str:
         """Return whether a worker that has left its world may ask for its next rank ("ask") or was given up ("end")."""
@@ -267,7 +268,7 @@ class Dispatcher:
 
     def _obey_the_roster(self) -> None:
         # In a thread of its own, so that ranks that meet do not wait for the user's command.
-        threading.Thread(target=self._discovery.watch, args=(self._stopped,), daemon=True).start()
+        _in_a_thread(self._discovery.watch, self._stopped)
         supervisor = os.environ.pop(SUPERVISOR, None)
         while self._finish is None:
             if supervisor and os.getppid() != int(supervisor):
@@ -275,14 +276,17 @@ class Dispatcher:
                 os.kill(os.getpid(), signal.SIGTERM)  # nobody watches over this job any more: commit and end
             if self._interrupted.is_set():
                 self._wait_for_last_commits()
-                continue
-            with self._changed:
-                commands = self._roster.commands(time.monotonic())
-                is_over = any(isinstance(command, Finish) for command in commands)
-                for command in commands:
-                    self._carry_out(command, quietly=is_over)
-                if self._finish is None:
-                    self._changed.wait(_TICK_S)
+            else:
+                self._obey_commands()
+
+    def _obey_commands(self) -> None:
+        with self._changed:
+            commands = self._roster.commands(time.monotonic())
+            is_over = any(isinstance(command, Finish) for command in commands)
+            for command in commands:
+                self._carry_out(command, quietly=is_over)
+            if self._finish is None:
+                self._changed.wait(_TICK_S)
 
     def _wait_for_last_commits(self) -> None:
         """Wait until the workers, which a signal has told to end, are gone.
@@ -297,7 +301,6 @@ class Dispatcher:
                     break
                 self._changed.wait(_TICK_S)
             self._finish = Finish(1, "stopped")
-            self._changed.notify_all()
 
     def _hosts_found(self, hosts: Mapping[str, int]) -> None:
         with self._changed:
@@ -306,8 +309,8 @@ class Dispatcher:
 
     def _carry_out(self, command: Command, *, quietly: bool) -> None:
         if isinstance(command, Start):
-            self._processes[command.worker.number] = WorkerProcess()
-            threading.Thread(target=self._run_to_exit, args=(command.worker,), daemon=True).start()
+            process = self._processes[command.worker.number] = WorkerProcess()
+            _in_a_thread(self._run_to_exit, command.worker, process, self._roster.hosts[command.worker.host])
         elif isinstance(command, End):
             self._end(command, quietly=quietly)
         elif isinstance(command, FormWorld):
@@ -318,11 +321,9 @@ class Dispatcher:
             self._finish = command
         self._changed.notify_all()
 
-    def _run_to_exit(self, worker: Worker) -> None:
+    def _run_to_exit(self, worker: Worker, process: WorkerProcess, local_size: int) -> None:
         """Start a worker's process, wait until it has ended, and report its exit code to the roster."""
         assert self._run_worker is not None
-        process = self._processes[worker.number]
-        local_size = self._roster.hosts.get(worker.host, 1)
         exit_code, _ = self._run_worker(starting(worker, local_size, self._environment_of(worker)), [process.end])
         if exit_code == _SSH_FAILED and not process.end.is_set() and process.heard_at is not None:
             exit_code = self._follow(worker, process)
@@ -367,9 +368,7 @@ class Dispatcher:
 
     def _end(self, command: End, *, quietly: bool) -> None:
         number = command.worker.number
-        process = self._processes.get(number)
-        if process is None:
-            return
+        process = self._processes[number]
         if not quietly:
             say(f"worker {command.worker} is taken out: {command.reason}")
         if command.unresponsive:  # on another host its successor does this
@@ -388,5 +387,9 @@ class Dispatcher:
         self._publish_world(assignments)
         self._number_of = {(ranks.hostname, ranks.local_rank): ranks.worker for ranks in assignments}
         for ranks in assignments:
-            if (process := self._processes.get(ranks.worker)) is not None:
-                process.assignment = ranks
+            self._processes[ranks.worker].assignment = ranks
+
+
+def _in_a_thread(function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function in a thread of its own, which does not keep the launcher from ending."""
+    threading.Thread(target=function, args=arguments, daemon=True).start()

@@ -159,7 +159,7 @@ class Driver:
 
 
 def _patience_s(environ: Mapping[str, str]) -> int:
-    text = environ.get("HOROVOD_ELASTIC_TIMEOUT", "") or "600"
+    text = environ.get("HOROVOD_ELASTIC_TIMEOUT") or "600"
     seconds = whole_number(text)
     if not seconds:
         raise JobFailedError(f"HOROVOD_ELASTIC_TIMEOUT is a number of seconds from 1, not {text!r}", WRONG_SETTINGS)

@@ -16,6 +16,7 @@ from hvd_train.launch import processes
 from hvd_train.launch.launcher import JOB, REPLACES, WORKER
 
 _POLL_S = 0.1
+_LEAVE_S = 5.0
 _WRITE_S = 600.0
 _UNFINISHED = ".partial"  # how the name of a file ends while it is written (run_files/durable.py)
 _AT_REST = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -28,7 +29,7 @@ def kill_worker(number: str, job: str) -> None:
             process.kill()
 
 
-def kill_predecessor(environ: Mapping[str, str], leave_s: float = 5.0) -> None:
+def kill_predecessor(environ: Mapping[str, str], leave_s: float = _LEAVE_S) -> None:
     """Kill the worker that the current process replaces, where `environ`, its environment, names one.
 
     A worker that was cut off, or whose driver was, may be about to commit what it has and to end. It has `leave_s`

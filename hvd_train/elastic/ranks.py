@@ -42,14 +42,14 @@ def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
         RankAssignment(
             hostname=worker.host,
             rank=rank,
-            local_rank=local_rank,
-            cross_rank=hosts_with[local_rank].index(worker.host),
+            local_rank=local_ranks[rank],
+            cross_rank=hosts_with[local_ranks[rank]].index(worker.host),
             size=len(workers),
             local_size=on_host[worker.host],
-            cross_size=len(hosts_with[local_rank]),
+            cross_size=len(hosts_with[local_ranks[rank]]),
             worker=worker.number,
         )
-        for rank, (worker, local_rank) in enumerate(zip(workers, local_ranks, strict=True))
+        for rank, worker in enumerate(workers)
     ]
 
 

@@ -407,7 +407,7 @@ class Roster:
         """Return how the job finishes since an error comes back again and again, or None."""
         if not self._errors.is_long:
             return None
-        if self._errors.place == "building" and (self._members() or self._in(Stage.READY) or self._may_build(now)):
+        if self._errors.place == "building" and (self._in(Stage.READY) or self._may_build(now)):
             return None
         return Finish(self._errors.exit_code, str(self._errors))
 

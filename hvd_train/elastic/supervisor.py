@@ -79,6 +79,7 @@ class _Signals:
     def __init__(self) -> None:
         self.received = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._unheard: int | None = None  # a signal that came while no command ran, though one may have been starting
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
                 signal.signal(number, self._pass_on)
@@ -88,6 +89,8 @@ class _Signals:
         # A group of its own: a terminal's Ctrl-C comes here, and is passed on once.
         environment = {GRACE: GRACE_S, **os.environ, SUPERVISOR: str(os.getpid())}
         with subprocess.Popen(command, start_new_session=True, env=environment) as self._process:
+            if self._unheard is not None:
+                self._send(self._process, self._unheard)
             code = self._process.wait()
         return code if code >= 0 else 128 - code
 
@@ -100,10 +103,14 @@ class _Signals:
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         again, self.received = self.received, True
+        if self._process is None or self._process.poll() is not None:
+            self._unheard = number
         # At a second signal the launcher no longer waits for commits, and a terminal that is gone sends several.
-        if self._process is None or self._process.poll() is not None or (again and number == signal.SIGHUP):
-            return
-        self._process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)  # it knows no others
+        elif not again or number != signal.SIGHUP:
+            self._send(self._process, number)
+
+    def _send(self, process: subprocess.Popen[bytes], number: int) -> None:
+        process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)  # it knows no others
 
 
 def main() -> None:

@@ -97,7 +97,7 @@ class Split:
     def _add_up(self) -> None:
         for phase, end, start in self._marks:
             self._spent[phase] += self._seconds(end, start)
-            self._steps += phase == "data"
+            self._steps += phase == "optimizer"  # once in each step; samples are asked for once more in each epoch
         self._marks.clear()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,9 +35,7 @@ class Totals:
 
     def means(self) -> dict[str, float]:
         """Return the mean loss, and top-1 and top-5 as shares from 0 to 1; NaN over no samples."""
-        if self.count == 0:
-            return {"loss": float("nan"), "top1": float("nan"), "top5": float("nan")}
-        return {name: getattr(self, name) / self.count for name in ("loss", "top1", "top5")}
+        return {name: getattr(self, name) / self.count if self.count else math.nan for name in ("loss", "top1", "top5")}
 
 
 def hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -102,7 +102,9 @@ class ElasticWorld(horovod_world.HorovodWorld):
         while True:
             try:
                 if self._has_had_rank:
-                    attempts = 0 if heartbeat.announce_rejoining(os.environ, self._not_met) else attempts
+                    silent_since = self._heartbeat.silent_since
+                    if heartbeat.announce_rejoining(os.environ, silent_since, self._not_met):
+                        attempts = 0
                 else:
                     heartbeat.wait_for_first_rank(os.environ, self._facts)
                     self._has_had_rank = True

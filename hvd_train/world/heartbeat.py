@@ -48,6 +48,11 @@ class Heartbeat:
         """Whether the driver has not answered for so long that it counts as gone."""
         return self._has_driver and time.monotonic() - self._all_was_well > GONE_S and not self._given_up
 
+    @property
+    def silent_since(self) -> float:
+        """When the driver was heard last, by time.monotonic; where it has given this worker up, that is now."""
+        return time.monotonic() if self._given_up else self._all_was_well
+
     def told_to_end(self) -> None:
         """Tell the driver at once that this worker was told to end by a signal; the driver answers how it is to.
 
@@ -114,17 +119,18 @@ def _answer(environ: Mapping[str, str], scope: str) -> str | None:
     return answer if answer in _ANSWERS else None
 
 
-def announce_rejoining(environ: Mapping[str, str], not_met: str = "") -> bool:
+def announce_rejoining(environ: Mapping[str, str], silent_since: float, not_met: str = "") -> bool:
     """Tell our driver that this worker leaves its world, and that Horovod's core is about to ask for its next rank.
 
     `not_met` is why its ranks have not come to one state; empty where they have. The core asks by host and local rank,
     which may be another process's by now: a worker that was silent for a while has been replaced. A driver that is out
-    of reach is asked again for `GONE_S` seconds. Returns False where the driver is not ours. Raises SystemExit (0) in a
-    worker that has been given up, DriverLost where the driver is gone.
+    of reach, and has answered no heartbeat since the time `silent_since`, is asked again until its silence has lasted
+    for `GONE_S` seconds. Returns False where the driver is not ours. Raises SystemExit (0) in a worker that has been
+    given up, DriverLost where the driver is gone.
     """
     if WORKER not in environ:
         return False
-    deadline = time.monotonic() + GONE_S
+    deadline = silent_since + GONE_S
     while True:
         try:
             if not_met:

@@ -9,13 +9,17 @@ from hvd_train.launch.last_word import During, LastWord
 class Play:
     """A job under test; time stands still unless it is told to go on."""
 
-    def __init__(self, hosts: dict[str, int], *, first: int, fewest: int = 1, most: int = 8) -> None:
+    def __init__(
+        self, hosts: dict[str, int], *, first: int, fewest: int = 1, most: int = 8, begins_at: float = 0.0
+    ) -> None:
         self.roster = Roster(first, fewest, most, patience_s=600)
-        self.now = 0.0
+        self.now = begins_at
         self.started: list[int] = []
         self.hosts: dict[int, str] = {}
         self.world: list[int] = []
         self.taken_out: dict[int, str] = {}
+        self.given_up: list[int] = []
+        """Those of them that are not to be waited for."""
         self.told: list[str] = []
         self.finish: Finish | None = None
         self.find(hosts)
@@ -52,10 +56,10 @@ class Play:
         self.roster.last_word_received(number, LastWord(code, "Traceback", during, step), self.now)
         self.obey()
 
-    def miss(self, *numbers: int) -> None:
+    def miss(self, *numbers: int, why: str = "connection refused") -> None:
         """These workers have not met in their world, and wait for another."""
         for number in numbers:
-            self.roster.not_met(number, "connection refused")
+            self.roster.not_met(number, why)
         self.ask(*numbers)
 
     def newest(self, host: str) -> int:
@@ -81,6 +85,8 @@ class Play:
                 self.world = [worker.number for worker in command.workers]
             elif isinstance(command, End):
                 self.taken_out[command.worker.number] = command.reason
+                assert isinstance(command.unresponsive, bool)
+                self.given_up += [command.worker.number] if command.unresponsive else []
             elif isinstance(command, Tell):
                 self.told.append(command.message)
             else:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
 
 import pytest
 
+from hvd_train.elastic import discovery
 from hvd_train.elastic.discovery import Discovery, HostCommand
 
 
 def test_hosts_are_read_from_a_command() -> None:
     """NAME:SLOTS a line; a name alone has the default number of slots; no lines are no hosts."""
     assert HostCommand("printf 'a:2\\nb\\n\\n'", 4).find_available_hosts_and_slots() == {"a": 2, "b": 4}
+    assert HostCommand("echo a", None).find_available_hosts_and_slots() == {"a": 1}
     assert HostCommand("true", None).find_available_hosts_and_slots() == {}
 
 
@@ -28,6 +31,14 @@ def test_a_bad_list_is_one_line(command: str, message: str) -> None:
     """The job goes on with the list before it."""
     with pytest.raises(ValueError, match=message):
         HostCommand(command, 1).find_available_hosts_and_slots()
+
+
+def test_a_command_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After half a minute, which is a moment here: the list before it stays in force."""
+    assert discovery._COMMAND_S == 30
+    monkeypatch.setattr(discovery, "_COMMAND_S", 0.05)
+    with pytest.raises(subprocess.TimeoutExpired):
+        HostCommand("exec sleep 60", 1).find_available_hosts_and_slots()
 
 
 def test_after_a_failure_the_last_list_holds(capsys: pytest.CaptureFixture[str]) -> None:

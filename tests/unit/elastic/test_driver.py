@@ -6,14 +6,12 @@ import inspect
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import threading
-import urllib.error
 from dataclasses import fields, replace
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from horovod.runner import gloo_run
@@ -21,46 +19,17 @@ from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.elastic import discovery, rendezvous
 from horovod.runner.elastic.driver import ElasticDriver
-from horovod.runner.http.http_server import KVStoreHandler, RendezvousServer
 from horovod.runner.util import network
+from typing_extensions import override
 
 from hvd_train.elastic import driver as driver_module
+from hvd_train.elastic.dispatcher import RunWorker
 from hvd_train.elastic.driver import _CHANGE_FOLDER, REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks
-from hvd_train.elastic.roster import Finish, FormWorld
+from hvd_train.elastic.roster import Finish
 from hvd_train.elastic.worker import Worker
-from hvd_train.launch import client, last_word
-from hvd_train.launch.last_word import LastWord
-from hvd_train.launch.launcher import WORKER
-
-
-class Rendezvous:
-    """Takes the place of Horovod's rendezvous server."""
-
-    def init(self, ranks: object) -> None:
-        """Nobody meets here."""
-
-    def stop(self) -> None:
-        """Nothing runs."""
-
-
-class NoHosts:
-    """A discovery that finds nothing."""
-
-    def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """No hosts."""
-        return {}
-
-
-def driver(timeout: int = 600) -> Driver:
-    """A driver whose job has not been started."""
-    return Driver(Rendezvous(), NoHosts(), 1, None, timeout)
-
-
-def replacement_of(name: str) -> Any:
-    """What the driver puts in the place of a name of Horovod's launcher."""
-    found = next(replacement for replacement in REPLACEMENTS if replacement.name == name)
-    return found.make(getattr(found.module, name))
+from hvd_train.launch import client
+from tests.support.drivers import NoHosts, Rendezvous, driver, replacement_of
 
 
 @pytest.mark.parametrize("replacement", REPLACEMENTS, ids=lambda replacement: replacement.name)
@@ -93,21 +62,12 @@ def test_the_driver_answers_all_that_horovod_asks() -> None:
         assert list(ours) == list(theirs), name
 
 
-def test_the_server_has_what_the_handler_overrides() -> None:
-    """The methods through which requests pass."""
-    handler = replacement_of("create_rendezvous_handler")(driver())
-    assert issubclass(handler, KVStoreHandler)
-    for name in ("do_GET", "_get_value", "_put_value"):
-        assert list(inspect.signature(getattr(KVStoreHandler, name)).parameters) == list(
-            inspect.signature(getattr(handler, name)).parameters
-        )
-
-
 def test_ranks_are_in_the_form_that_workers_read() -> None:
     """An answer is `rank,size,local_rank,local_size,cross_rank,cross_size`."""
     assert {field.name for field in fields(SlotInfo)} <= {field.name for field in fields(RankAssignment)}
     workers = [Worker(1000 + n, host, slot=n, started_at=0, heard_at=0) for n, host in enumerate("abacba")]
     assert slot_info(assign_ranks(workers)[3]).to_response_string() == "3,6,0,1,2,3"
+    assert slot_info(assign_ranks(workers)[3]).hostname == "c"
     assert INVALID_SLOT_INFO.to_response_string().startswith("-1,")
 
 
@@ -123,15 +83,18 @@ def test_a_workers_process_gets_our_variables_beside_horovods() -> None:
 
 def test_each_host_gets_an_address_that_leads_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """This one the loopback, any other those of the interfaces that the user has named, and none gets Horovod's own."""
-    monkeypatch.setattr(Driver, "interfaces", ("eth7",))
+    monkeypatch.setattr(Driver, "interfaces", ("eth7", "ib0"))
     monkeypatch.setattr(driver_module.addresses, "for_worker_on", lambda host, names: [f"{host} by {n}" for n in names])
     ranks = {"rank": 0, "local_rank": 0, "cross_rank": 0, "size": 1, "local_size": 1, "cross_size": 1}
     variables = replacement_of("create_slot_env_vars")(SlotInfo("h2", **ranks))
-    assert variables[client.ADDRESS] == variables["HVD_TRAIN_DRIVER_ADDRESSES"] == "h2 by eth7"
-    assert variables["HVD_TRAIN_INTERFACES"] == "eth7"
+    assert variables[client.ADDRESS] == "h2 by eth7", "the likeliest one"
+    assert variables["HVD_TRAIN_DRIVER_ADDRESSES"] == "h2 by eth7,h2 by ib0"
+    assert variables["HVD_TRAIN_INTERFACES"] == "eth7,ib0"
     for_all = replacement_of("create_run_env_vars")("127.0.0.1", {"lo"}, 4567, elastic=True)
     assert (for_all[client.PORT], for_all["HOROVOD_ELASTIC"]) == (4567, "1")
     assert not [name for name, value in for_all.items() if value in ("127.0.0.1", "lo")]
+    not_elastic = replacement_of("create_run_env_vars")("127.0.0.1", {"lo"}, 4567)
+    assert "HOROVOD_ELASTIC" not in not_elastic
 
 
 def test_no_interfaces_are_searched_for_when_a_job_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +113,16 @@ def test_ssh_gets_our_options() -> None:
     line = replacement_of("get_remote_command")(shlex.quote("ssh h3 true"), host="h2")
     assert line.startswith(f"ssh {SSH_OPTIONS} -o ")
     assert line.count(SSH_OPTIONS) == 1
+
+
+def test_ssh_gets_the_port_and_only_the_worker_takes_the_place_of_its_shell() -> None:
+    """What the user's own command redirects is the user's."""
+    inner = f"sh -c 'true {_CHANGE_FOLDER}true'"
+    line = replacement_of("get_remote_command")(shlex.quote(f"cd / {_CHANGE_FOLDER}{inner}"), "h2", 2222)
+    assert "-p 2222" in line
+    assert "h2" in line.split()
+    assert line.count("exec sh -c") == 1
+    assert line.count("exec true") == 0
 
 
 ENDS = "import os, signal, sys; print('out'); print('err', file=sys.stderr); sys.stdout.flush(); "
@@ -175,19 +148,6 @@ def test_what_ssh_runs_reports_how_the_worker_has_ended(end: str, code: int, she
     assert (done.returncode, done.stdout, done.stderr) == (code, "out\n", "err\n")
 
 
-def test_requests_of_workers_come_to_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each under its name, with the number of the worker."""
-    own, heard = driver(), list[object]()
-    names = ("heartbeat_received", "told_to_end", "may_ask", "problem_of", "elsewhere")
-    for name in names:
-        monkeypatch.setattr(own.dispatcher, name, lambda number, name=name: heard.append((name, number)) or "train")
-    handler = replacement_of("create_rendezvous_handler")(own)
-    asked = handler.__new__(handler)
-    for scope in ("heartbeat", "leaving", "may_ask", "problem", "elsewhere"):
-        assert asked._get_value(scope, "1007") == b"train"
-    assert heard == [(name, 1007) for name in names]
-
-
 def test_patience_is_what_the_user_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """By Horovod's flag, else by its variable; ten minutes without either."""
     assert driver(30).dispatcher._roster.patience_s == 30
@@ -211,58 +171,6 @@ def test_a_start_waits_for_no_list_of_hosts() -> None:
     assert driver().wait_for_available_slots(4).host_assignment_order == []
 
 
-def test_a_worker_of_another_host_shows_by_which_way_it_came() -> None:
-    """With what it runs; from then on the workers here are told its address, by which they choose their interface."""
-    own = driver()
-    handler = replacement_of("create_rendezvous_handler")(own)
-    asked = handler.__new__(handler)
-    for sender, known in (("127.0.0.1", ""), ("10.1.0.7", "10.1.0.7"), ("127.0.0.1", "10.1.0.7")):
-        asked.client_address = (sender, 34567)
-        asked._put_value("facts", "1000", b"{}")
-        assert asked._get_value("elsewhere", "1000") == known.encode()
-
-
-def test_a_workers_words_reach_the_job() -> None:
-    """Its last word, and that its ranks have not met."""
-    own = driver()
-    own.dispatcher._roster.hosts_found({"a": 1})
-    own.dispatcher._roster.commands(0.0)
-    worker = own.dispatcher._roster.worker(1000)
-    assert worker is not None
-    server = RendezvousServer()
-    environ = {client.ADDRESS: "127.0.0.1", WORKER: "1000"}
-    environ[client.PORT] = str(server.start(replacement_of("create_rendezvous_handler")(own)))
-    client.put(environ, "not_met/1000", "connection refused", 20)
-    assert own.dispatcher._roster._not_met == {1000: "connection refused"}
-    assert last_word.say(environ, LastWord(0))
-    assert worker.last_word == LastWord(0)
-    server.stop()
-
-
-def test_ranks_do_not_wait_for_the_address_of_a_dead_one() -> None:
-    """Gloo asks again and again for what is not there yet (404), and gives up where the answer is another."""
-    own = driver()
-    roster = own.dispatcher._roster
-    roster.hosts_found({"a": 2})
-    roster.commands(0.0)
-    for number in (1000, 1001):
-        roster.rank_requested(number, 0.0)
-    assert any(isinstance(command, FormWorld) for command in roster.commands(0.0))
-    server = RendezvousServer()
-    port = server.start(replacement_of("create_rendezvous_handler")(own))
-    environ = {client.ADDRESS: "127.0.0.1", client.PORT: str(port)}
-
-    def answer(path: str) -> int:
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            client.get(environ, path, 20)
-        return refused.value.code
-
-    assert answer("global/1") == 404
-    roster.worker_exited(1001, 137, 0.0)
-    assert [answer(path) for path in ("global/1", "local_a/1", "cross_0/1", "other/1")] == [410, 410, 410, 404]
-    server.stop()
-
-
 @pytest.mark.parametrize("finish", [Finish(0, "done"), Finish(3, "no more workers")])
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_how_a_job_has_ended(finish: Finish, interrupted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,45 +189,12 @@ def test_how_a_job_has_ended(finish: Finish, interrupted: bool, monkeypatch: pyt
         assert failed.value.exit_code == 3
 
 
-def test_a_lifeline_outlives_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server answers and lets go of the connection; the dispatcher sees when the worker's end of it is closed."""
-    own, ended = driver(), threading.Event()
-    lines: list[socket.socket] = []
-    monkeypatch.setattr(own.dispatcher, "lifeline_opened", lambda number, line: lines.append(line))
-    server = RendezvousServer()
-    environ = {
-        client.ADDRESS: "127.0.0.1",
-        client.PORT: str(server.start(replacement_of("create_rendezvous_handler")(own))),
-    }
-    held = client.hold(environ, "lifeline/1007", 20)
-    assert held.recv(1000)
-    while held.recv(1000):
-        pass  # to the end of the answer
-    (line,) = lines
-    threading.Thread(target=lambda: ended.set() if line.recv(1) == b"" else None, daemon=True).start()
-    line.settimeout(None)
-    assert not ended.wait(0.1)
-    held.close()
-    assert ended.wait(20)
-    server.stop()
-
-
 def test_a_job_has_as_many_workers_as_the_user_asks_for() -> None:
     """--min-np and --max-np; without them one is enough and there is no bound."""
     for least, most, expected in ((2, 5, (2, 5)), (0, None, (1, sys.maxsize))):
         roster = Driver(Rendezvous(), NoHosts(), least, most).dispatcher._roster
         assert (roster.min_workers, roster.max_workers) == expected
-
-
-def test_a_worker_without_a_rank_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In Horovod's form, where its core and ours look for it; the others get theirs."""
-    own = driver()
-    ranks = assign_ranks([Worker(1000, "a", slot=0, started_at=0, heard_at=0)])[0]
-    for answer in (ranks, None):
-        answers = {("a", 1000): answer}
-        monkeypatch.setattr(own.dispatcher, "wait_for_ranks", lambda host, rank, answers=answers: answers[host, rank])
-        own.record_ready("a", 1000)
-        assert own.get_slot_info("a", 1000) == (slot_info(ranks) if answer else INVALID_SLOT_INFO)
+        assert roster.start_workers == roster.min_workers, "until the launcher says for how many the start waits"
 
 
 def test_the_launchers_event_for_a_signal_is_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,8 +205,9 @@ def test_the_launchers_event_for_a_signal_is_the_jobs(monkeypatch: pytest.Monkey
     assert replacement.make(lambda: event)() is event
     own, given = driver(), list[object]()
     monkeypatch.setattr(own.dispatcher, "start", lambda *arguments: given.extend(arguments))
-    own.start(2, lambda ranks, events: (0, 0.0))
-    assert given[2] is event
+    run_worker: RunWorker = lambda ranks, events: (0, 0.0)  # noqa: E731
+    own.start(2, run_worker)
+    assert given == [2, run_worker, event]
 
 
 def test_the_launcher_runs_with_all_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,3 +237,39 @@ def test_the_launcher_runs_with_all_that_is_replaced(monkeypatch: pytest.MonkeyP
     assert seen[1][first] == "the user's"
     assert {name: seen[1][name] for name in others} == {name: driver_module.DEFAULTS[name] for name in others}
     assert client.ADDRESS not in seen[1]
+    driver_module.main()  # where there is no such address, nothing is to be forgotten
+    assert len(seen) == 4
+
+
+class OneHost(NoHosts):
+    """A discovery that finds a host with one slot."""
+
+    @override
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """The host."""
+        return {"a": 1}
+
+
+def test_a_job_runs_on_the_hosts_that_are_found_and_meets_at_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the launcher's start to its end, with one worker; at the end nobody looks for hosts or answers any more."""
+    monkeypatch.setattr(Driver, "interrupted", threading.Event())
+    server = Mock()
+    own, ready = Driver(server, OneHost(), 1, 1), threading.Event()
+    started: list[RankAssignment] = []
+
+    def run_worker(ranks: RankAssignment, events: list[threading.Event]) -> tuple[int, float]:
+        started.append(ranks)
+        own.record_ready(ranks.hostname, ranks.worker)
+        assert own.get_slot_info(ranks.hostname, ranks.worker).to_response_string() == "0,1,0,1,0,1"
+        ready.set()
+        return 0, 0.0
+
+    own.start(1, run_worker)
+    assert own.get_results().worker_results == {}
+    assert ready.is_set()
+    server.init.assert_called_once_with(assign_ranks([Worker(1000, "a", slot=0, started_at=0, heard_at=0)]))
+    assert not own.dispatcher._stopped.is_set()
+    server.stop.assert_not_called()
+    own.stop()
+    assert own.dispatcher._stopped.is_set()
+    server.stop.assert_called_once_with()

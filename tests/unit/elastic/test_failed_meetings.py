@@ -19,6 +19,7 @@ def test_nobody_is_left_out_before_the_third_failure() -> None:
         failed = failed.and_another()
         assert failed.to_leave_out([old, new], []) == []
     assert failed.and_another().to_leave_out([old, new], []) == [new]
+    assert failed.and_another().to_leave_out([new, old], []) == [new], "wherever in the order of ranks it is"
 
 
 def test_all_that_are_new_are_left_out() -> None:

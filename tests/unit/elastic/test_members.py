@@ -90,6 +90,15 @@ def test_a_change_names_who_left_and_who_came() -> None:
         "1.2 s to the next step, 0 steps lost"
     )
     assert change_between([RankReport(A), RankReport(B)], step=0) is None
+    for after, who in (
+        ([survivor(A, 7), survivor(B, 7)], "2 -> 2 at step 7: the same ranks met again"),
+        ([survivor(A, 7)], "2 -> 1 at step 7: b (process 1) left"),
+        ([survivor(A, 7), survivor(B, 7), RankReport(C)], "2 -> 3 at step 7: c (process 1) came"),
+    ):
+        change = change_between(after, step=7)
+        assert change is not None
+        rest = " (a rank was lost); 2.0 s to the next step, 0 steps lost"
+        assert change.describe(2.0) == f"world {who}{rest}"
     went_back = change_between([survivor(A, 7)], step=5)
     assert went_back is not None
     assert went_back.steps_lost == 2

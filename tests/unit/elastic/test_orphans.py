@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from hvd_train.elastic import orphans
@@ -49,10 +51,11 @@ def test_a_stopped_predecessor_is_cleared_away(workers: dict[tuple[str, str], su
 
 LEAVE_S = 1.0
 LAST_COMMIT = """
-import sys, time
+import sys
 from pathlib import Path
 from hvd_train.run_files import durable
-time.sleep(0.3)  # the end of its last step
+print("training", flush=True)
+sys.stdin.readline()  # the end of its last step
 with durable.writing(Path(sys.argv[1])) as file:
     print("writing", flush=True)
     sys.stdin.read()
@@ -71,8 +74,11 @@ def test_a_predecessor_that_commits_is_waited_for(tmp_path: Path) -> None:
         text=True,
     )
     successor = threading.Thread(target=orphans.kill_predecessor, args=({JOB: "a", REPLACES: "1000"}, LEAVE_S))
+    assert old.stdout is not None and old.stdin is not None
+    assert old.stdout.readline() == "training\n"
     successor.start()
-    assert old.stdout is not None
+    old.stdin.write("\n")
+    old.stdin.flush()
     assert old.stdout.readline() == "writing\n"
     successor.join(2 * LEAVE_S)  # longer than it would have had without a file to write
     assert successor.is_alive()
@@ -95,3 +101,23 @@ def test_the_first_in_a_place_replaces_nobody(workers: dict[tuple[str, str], sub
     orphans.kill_predecessor({JOB: "a", WORKER: "1002"})
     orphans.kill_worker("1003", "a")
     wait_for("nothing", lambda: all(process.poll() is None for process in workers.values()), limit_s=1)
+
+
+def test_seconds_to_leave_and_minutes_to_write(tmp_path: Path) -> None:
+    """A process that runs has so many seconds; one with an unfinished file has ten minutes, and no more."""
+    this = psutil.Process()
+    assert orphans._is_leaving(this, 4.9, 5.0)
+    assert not orphans._is_leaving(this, 5.0, 5.0)
+    with (tmp_path / "step-1.ckpt.partial").open("wb"):
+        assert orphans._is_leaving(this, 599.9, 5.0)
+        assert not orphans._is_leaving(this, 600.0, 5.0)
+    assert not orphans._is_leaving(this, 599.9, 5.0)
+
+
+def test_a_process_that_ends_by_itself_spares_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may do so at the moment when it is to be killed."""
+    ended, other = Mock(), Mock()
+    ended.kill.side_effect = psutil.NoSuchProcess(7)
+    monkeypatch.setattr(orphans.processes, "started_with", lambda variables: [ended, other])
+    orphans.kill_worker("1000", "a")
+    other.kill.assert_called_once_with()

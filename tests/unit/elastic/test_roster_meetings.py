@@ -21,7 +21,10 @@ def test_a_newcomer_with_which_nobody_can_meet_is_left_out_for_ever_longer() -> 
             assert play.world == [*old, far]
             play.miss(*old, far)
         assert play.world == old
-        assert "the ranks have not met with it" in play.taken_out[far]
+        often = ", 3 times in a row" if attempts == 3 else ""
+        seconds = 60 * 2 ** len(waits)
+        reason = f"the ranks have not met with it{often}; it is tried again in {seconds} s"
+        assert play.taken_out[far] == reason
         play.end(far, 143)
         begun = play.now
         while play.newest("far") == far:
@@ -116,3 +119,62 @@ def test_only_failures_in_a_row_count() -> None:
     play.ask(*old)
     play.miss(*old, play.newest("far"))
     assert play.world == [*old, play.newest("far")], "its successor in the slot is no longer on trial"
+
+
+def test_rank_0_says_why_the_ranks_have_not_met() -> None:
+    """One reason is enough for a line; the others are mostly that the first has left."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.roster.not_met(two, "the other one has left")
+    play.miss(one, why="no route to host")
+    play.ask(two)
+    assert play.told == ["the ranks have not met: no route to host"]
+
+
+def test_a_newcomer_that_has_met_begins_anew() -> None:
+    """It was left out long ago: a link that has been good since is as good as any other."""
+    play = training({"a": 1, "b": 1})
+    old = play.world
+    play.find({"a": 1, "b": 1, "far": 1})
+    waits = []
+    for _ in range(2):
+        far = play.newest("far")
+        play.ask(far)
+        play.ask(*old)
+        for _ in range(3):
+            play.miss(*old, far)
+        assert play.world == old
+        play.end(far, 143)
+        begun = play.now
+        while play.newest("far") == far:
+            play.wait(1)
+        waits.append(play.now - begun)
+        far = play.newest("far")
+        play.ask(far)
+        play.ask(*old)
+        play.ask(*old, far)
+        play.end(far, 137)
+        play.ask(*old)
+        play.wait(60)
+    assert waits == [60, 60]
+
+
+def test_a_failure_that_was_a_newcomers_does_not_count_for_the_others() -> None:
+    """They have three failures of their own before one of them is left out."""
+    play = training({"a": 1, "b": 1})
+    old = play.world
+    play.find({"a": 1, "b": 1, "far": 1})
+    for attempts in (3, 1):
+        far = play.newest("far")
+        play.ask(far)
+        play.ask(*old)
+        for _ in range(attempts):
+            play.miss(*old, far)
+        assert play.world == old
+        play.end(far, 143)
+        play.wait(61)
+    play.miss(*old)
+    play.miss(*old)
+    assert play.world == old
+    play.miss(*old)
+    assert play.world == old[:1]

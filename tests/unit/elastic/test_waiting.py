@@ -33,6 +33,11 @@ def wait(**changes: object) -> Wait:
             "Add hosts to the list, or give --min-np 1",
         ),
         (
+            wait(ready=2, slots=2, wanted=4, least=2),
+            "2 of 4 are ready; the hosts have 2 slots; in 55 s the training starts with those that are ready. "
+            "Add hosts to the list, or give -np 2",
+        ),
+        (
             wait(ready=0, slots=0),
             "0 of 4 are ready; the hosts have 0 slots; if there are fewer than 1 in 590 s, the job ends. "
             "Add hosts to the list",

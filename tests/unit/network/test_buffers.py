@@ -182,3 +182,11 @@ def test_buffers_but_those_with_a_name_are_copied_to_a_copy() -> None:
     assert all(bool(buffer.tensor.all()) for buffer in buffers_of(target) if buffer.name != "mean")
     buffers_of(source)[-1].tensor.zero_()
     assert buffers_of(target)[-1].tensor.all(), "a copy"
+
+
+def test_a_value_from_elsewhere_comes_to_where_the_buffer_is() -> None:
+    """Ranks tell each other of buffers by way of the CPU."""
+    model = nn.Module()
+    model.register_buffer("seen", torch.zeros(3, device="meta"))
+    buffers.copy_into(buffers_of(model)[0], torch.ones(5))
+    assert (model.seen.device.type, model.seen.shape) == ("meta", (5,))

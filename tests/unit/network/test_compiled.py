@@ -94,6 +94,7 @@ class Seen(nn.Module):
         super().__init__()
         self.linear, self.unused = nn.Linear(4, 3), nn.Parameter(torch.ones(2))
         self.passes: list[tuple[list[list[float]], bool, bool]] = []
+        self.backward_passes: list[int] = []
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Stay as it is."""
@@ -103,19 +104,23 @@ class Seen(nn.Module):
         """The logits."""
         self.passes.append((images.tolist(), self.training, torch.is_grad_enabled()))
         logits: Tensor = self.linear(images)
+        if logits.requires_grad:
+            logits.register_hook(lambda gradient: self.backward_passes.append(len(gradient)))
         return logits
 
 
 def test_passes_are_those_of_training_and_then_of_evaluation() -> None:
     """Each size once, the images again and again to fill it; a weight that no pass uses is no error."""
     model, example = Seen(), torch.tensor([[1.0] * 4, [2.0] * 4])
-    compile_model(model, example, nullcontext(), train_sizes=[3, 1], eval_sizes=[5])
+    with torch.device("meta"):  # the default, which is not where the model is
+        compile_model(model, example, nullcontext(), train_sizes=[3, 1], eval_sizes=[5])
     one, two = example.tolist()
     assert model.passes == [
         ([one, two, one], True, True),
         ([one], True, True),
         ([one, two, one, two, one], False, False),
     ]
+    assert model.backward_passes == [3, 1]
     assert model.training
 
 

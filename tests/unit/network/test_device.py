@@ -224,13 +224,14 @@ def test_phases_on_a_gpu_are_timed_in_its_own_queue(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(Event, "recorded", 0)
     split = device.split_on(torch.device("cuda", 0))
-    for phase in ("data", "forward", "forward"):
+    for phase in ("data", "forward", "forward", "optimizer"):
         split.mark(phase)
     spent = split.take()
     assert spent is not None
-    assert {phase: seconds for phase, seconds in spent.items() if seconds} == {"data": 0.5, "forward": 1.0}
+    phases = {"data": 0.5, "forward": 1.0, "optimizer": 0.5}
+    assert {phase: seconds for phase, seconds in spent.items() if seconds} == phases
     device.split_on(torch.device("cpu")).mark("data")
-    assert Event.recorded == 4, "none of them for a CPU"
+    assert Event.recorded == 5, "none of them for a CPU"
 
 
 @pytest.mark.parametrize(("precision", "fp16_wire", "scale"), [("fp16", False, 65536.0), ("fp32", True, 1024.0)])
@@ -238,7 +239,8 @@ def test_a_rank_without_a_slot_in_the_first_step_has_a_loss_scale(
     precision: str, fp16_wire: bool, scale: float
 ) -> None:
     """It divides the gradients that the other ranks have sent it by the scale, though it has scaled no loss itself."""
-    scaler = device.loss_scaler(Config().replace(precision=precision), torch.device("cpu"), fp16_wire=fp16_wire)
+    with torch.device("meta"):  # the default, which is not where the model is
+        scaler = device.loss_scaler(Config().replace(precision=precision), torch.device("cpu"), fp16_wire=fp16_wire)
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.full((2,), 3.0 * scale)
     optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -247,3 +249,23 @@ def test_a_rank_without_a_slot_in_the_first_step_has_a_loss_scale(
     scaler.update()
     assert weight.tolist() == [-3.0, -3.0]
     assert scaler._device == "cpu"
+
+
+@pytest.mark.parametrize(("available", "count"), [(False, 2), (True, 0)])
+def test_without_a_gpu_that_works_a_rank_computes_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, available: bool, count: int
+) -> None:
+    """Unless GPUs are asked for: a driver that is too old shows GPUs that cannot be used."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    assert device.choose_device(Config(), Place()) == torch.device("cpu")
+    with pytest.raises(UsageError, match="--device cuda: torch sees no GPU here"):
+        device.choose_device(Config().replace(device="cuda"), Place())
+
+
+def test_one_gpu_is_enough_for_one_rank(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for or not."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for config in (Config(), Config().replace(device="cuda")):
+        assert device.choose_device(config, Place()) == torch.device("cuda", 0)

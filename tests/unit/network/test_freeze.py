@@ -157,3 +157,53 @@ def test_a_change_of_what_is_trained_is_told_once() -> None:
     assert [freeze.apply(config, model, epoch) for epoch in (0, 0, 1, 1)] == [True, False, True, False]
     with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert with_gradient == {"5.weight", "5.bias"}
+
+
+def test_an_optimizer_is_built_for_all_that_is_ever_trained() -> None:
+    """Whatever the model has frozen itself; without `--freeze` that is for the model to say."""
+    for unfreeze, trained_ones in (((), {"5"}), (("3:1.*",), {"1", "5"}), (("3:1.*", "12:0.*"), {"0", "1", "5"})):
+        model = runs.batch_norm(10).requires_grad_(False)
+        config = ModelConfig(freeze="backbone", unfreeze=unfreeze)
+        freeze.prepare(config, model)
+        found = {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad}
+        assert found == trained_ones
+        assert {name.split(".")[0] for name in freeze.ever_trained(config, model)} == trained_ones
+    model = runs.batch_norm(10).requires_grad_(False)
+    freeze.prepare(ModelConfig(), model)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_without_freezing_nothing_is_touched() -> None:
+    """Neither what requires a gradient, nor the gradients, nor the modes of layers."""
+    model = runs.batch_norm(10)
+    model[0].requires_grad_(False)
+    model[1].eval()
+    model[5].weight.grad = torch.ones_like(model[5].weight)
+    assert freeze.frozen(ModelConfig(), model, 0) == set()
+    assert freeze.apply(ModelConfig(), model, 0) is False
+    assert not model[0].weight.requires_grad
+    assert not model[1].training
+    assert model[5].weight.grad is not None
+
+
+def test_statistics_follow_the_weights_that_they_belong_to() -> None:
+    """A batch norm without weights of its own, and a model that is evaluated, keep their modes."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3, affine=False), torch.nn.Linear(3, 2))
+    config = ModelConfig(freeze="backbone", unfreeze=("1:0.weight",))
+    modes = []
+    for epoch, training in ((0, True), (1, True), (0, False), (1, False)):
+        model.train(training)
+        freeze.apply(config, model, epoch)
+        modes.append([layer.training for layer in model])
+    assert modes == [[False, True, True], [True, True, True], [False] * 3, [False] * 3]
+
+
+def test_what_cannot_be_frozen_is_told_with_what_there_is() -> None:
+    """The first four names, or that there is no head to leave out."""
+    with pytest.raises(UsageError, match="--freeze backbone: the model has no linear or convolutional layer"):
+        freeze.frozen(ModelConfig(freeze="backbone"), torch.nn.BatchNorm1d(3), 0)
+    with pytest.raises(UsageError) as told:
+        freeze.frozen(ModelConfig(freeze="x*"), runs.batch_norm(10), 0)
+    assert str(told.value) == (
+        "no parameter of the model is called x*; they are called 0.weight, 1.weight, 1.bias, 5.weight, ..."
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -154,3 +155,96 @@ def test_torchvision_is_asked_for_what_the_run_needs(monkeypatch: pytest.MonkeyP
     plain: dict[str, object] = {"weights": None, "num_classes": 7}
     without = {**plain, "aux_logits": False}
     assert asked == [("resnet18", plain), ("googlenet", without), ("inception_v3", without)]
+
+
+def test_timm_is_asked_for_the_classes_and_channels_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own name for the model."""
+    asked: list[tuple[str, dict[str, int]]] = []
+    timm = SimpleNamespace(create_model=lambda name, **given: asked.append((name, given)) or nn.Identity())
+    monkeypatch.setitem(sys.modules, "timm", timm)  # type: ignore[arg-type]
+    models.build("timm:resnet10t", num_classes=7, channels=1, seed=0)
+    assert asked == [("resnet10t", {"num_classes": 7, "in_chans": 1})]
+
+
+def test_images_of_8_x_8_keep_their_size_until_they_are_pooled() -> None:
+    """What digits-convnet makes of them, layer by layer; its weights have the names and shapes of checkpoints."""
+    model = models.build("digits-convnet", num_classes=7, channels=2, seed=0)
+    images, shapes = torch.zeros(5, 2, 8, 8), list[tuple[int, ...]]()
+    for layer in model:
+        images = layer(images)
+        if not isinstance(layer, nn.ReLU):
+            shapes.append(tuple(images.shape[1:]))
+    assert shapes == [(32, 8, 8), (64, 8, 8), (64, 4, 4), (64, 4, 4), (64, 2, 2), (256,), (128,), (7,)]
+    assert {name: tuple(value.shape) for name, value in model.state_dict().items() if name.endswith("weight")} == {
+        "0.weight": (32, 2, 3, 3),
+        "2.weight": (64, 32, 3, 3),
+        "5.weight": (64, 64, 3, 3),
+        "9.weight": (128, 256),
+        "11.weight": (7, 128),
+    }
+    assert model(torch.zeros(1, 2, 12, 9)).shape == (1, 7), "or a few more pixels"
+
+
+def test_a_users_function_goes_before_a_name(own: str) -> None:
+    """It decides about channels by itself, and its weights are drawn from the seed as well."""
+    asked: list[int] = []
+
+    def make(num_classes: int) -> nn.Module:
+        asked.append(num_classes)
+        return nn.Linear(2, num_classes)
+
+    for name in ("resnet18", "timm:resnet10t", f"{own}:linear"):
+        first, second = (models.build(name, num_classes=7, channels=3, seed=5, own=make) for _ in range(2))
+        assert torch.equal(first.weight, second.weight)
+    assert asked == [7] * 6
+    assert not models.needs_colour(f"{own}:linear")
+
+
+def test_a_function_that_is_not_there_is_told_by_its_flag(own: str) -> None:
+    """As soon as the name is known, and again where a model is to be made of it."""
+    for use in (models.check_name, lambda name: models.build(name, num_classes=5, channels=1, seed=0)):
+        with pytest.raises(UsageError, match="--model nothing_here:make: cannot import nothing_here"):
+            use("nothing_here:make")
+        with pytest.raises(UsageError, match=f"unknown function in {own} for --model 'lineal'; did you mean 'linear'"):
+            use(f"{own}:lineal")
+
+
+def test_a_model_without_layers_that_could_make_logits_has_no_head() -> None:
+    """A convolution may be one, as in SqueezeNet; batch norm and activations are none."""
+    assert models.head_of(nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())) is None
+    assert models.head_of(nn.Sequential(nn.Linear(2, 2), nn.Conv1d(2, 2, 1), nn.ReLU())) == "1"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_one_image_is_enough_to_see_whether_a_model_fits(training: bool) -> None:
+    """In evaluation, without a graph: batch norm takes one image only there. The mode is that of before."""
+    seen: list[tuple[bool, bool]] = []
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 10)).train(training)
+    model.register_forward_hook(lambda one, *_: seen.append((one.training, torch.is_grad_enabled())))
+    models.check_fits(model, "m", torch.ones(1, 1, 2, 2), 10)
+    assert seen == [(False, False)]
+    assert [module.training for module in model.modules()] == [training] * 4
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, AssertionError])
+def test_only_the_first_line_of_a_models_complaint_is_told(error: type[Exception]) -> None:
+    """Torch's go on with what only its developers read."""
+
+    class Complains(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            raise error("too small\nfor this\nmodel")
+
+    with pytest.raises(UsageError) as told:
+        models.check_fits(Complains(), "m", torch.zeros(2, 3, 4, 5), 10)
+    assert str(told.value) == "model m cannot take images of 3 x 4 x 5: too small; try another --image-size"
+
+
+def test_logits_for_another_number_of_classes_or_images_are_refused() -> None:
+    """Both are told."""
+    for model, images, got in (
+        (nn.Flatten(), torch.zeros(2, 1, 3, 3), r"\(2, 9\)"),
+        (nn.Flatten(0), torch.zeros(2, 1, 5, 1), r"\(10,\)"),
+        (nn.Unflatten(0, (1, 1)), torch.zeros(1, 10), r"\(1, 1, 10\)"),
+    ):
+        with pytest.raises(UsageError, match=rf"model m returns shape {got}; it must"):
+            models.check_fits(model, "m", images, 10)

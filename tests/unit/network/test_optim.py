@@ -152,3 +152,79 @@ def test_the_learning_rate_is_that_of_every_group() -> None:
     assert len(optimizer.param_groups) == 2
     optim.set_learning_rate(optimizer, 0.125)
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
+
+
+@pytest.mark.parametrize("decay_of", ["all", "weights"])
+def test_lars_and_lamb_are_those_of_timm(decay_of: str) -> None:
+    """With the settings that each of them has; weight decay is for the groups that decay."""
+    from timm.optim.lamb import Lamb
+    from timm.optim.lars import Lars
+
+    model = nn.Sequential(nn.Linear(2, 3))
+    for name, kind in (("lars", Lars), ("lamb", Lamb)):
+        config = OptimizerConfig(
+            optimizer=name,  # type: ignore[arg-type]
+            learning_rate=0.3,
+            weight_decay=0.02,
+            momentum=0.7,
+            nesterov=name == "lars",
+            decay_of=decay_of,  # type: ignore[arg-type]
+        )
+        optimizer = optim.build(config, model)
+        assert type(optimizer) is kind
+        decays = [group["weight_decay"] for group in optimizer.param_groups]
+        assert decays == ([0.02] if decay_of == "all" else [0.02, 0.0])
+        assert [len(group["params"]) for group in optimizer.param_groups] == ([2] if decay_of == "all" else [1, 1])
+        for group in optimizer.param_groups:
+            assert group["lr"] == 0.3
+            if name == "lars":
+                assert (group["momentum"], group["nesterov"]) == (0.7, True)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_momenta_are_there_from_the_start(momentum: float) -> None:
+    """One of zeros for each weight: a weight that is thawed later must not lack one then. Without momentum, none."""
+    model = nn.Linear(2, 3)
+    optimizer = optim.build(OptimizerConfig(momentum=momentum), model)
+    found = [optimizer.state[parameter].get("momentum_buffer") for parameter in model.parameters()]
+    if momentum:
+        assert [(one.shape, bool(one.any())) for one in found] == [((3, 2), False), ((3,), False)]
+    else:
+        assert found == [None, None]
+
+
+def test_a_step_is_fused_where_torch_can_fuse_it() -> None:
+    """One pass over memory; a weight with gaps, or of complex numbers, keeps all of them from it."""
+    dense, gaps = nn.Linear(2, 3), nn.Linear(2, 3)
+    gaps.view = nn.Parameter(torch.zeros(4, 6)[:, ::2])
+    waves = nn.Linear(2, 3)
+    waves.waves = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    for name in ("sgd", "adam"):
+        built = [optim.build(OptimizerConfig(optimizer=name), model) for model in (dense, gaps, waves)]  # type: ignore[arg-type]
+        assert [optimizer.param_groups[0]["fused"] for optimizer in built] == [True, False, False]
+
+
+def test_a_state_keeps_its_number_format_where_only_its_order_in_memory_is_wrong() -> None:
+    """Counts and what has another shape than the weight stay as they are."""
+    model = nn.Conv2d(3, 4, 2, bias=False).to(memory_format=torch.channels_last)
+    optimizer = optim.build(OptimizerConfig(optimizer="adam"), model)
+    plain = torch.arange(48.0, dtype=torch.float64).view(4, 3, 2, 2)
+    step, row, right = torch.tensor(3.0), torch.arange(48.0), torch.zeros_like(model.weight)
+    optimizer.state[model.weight] = {"step": step, "moment": plain, "row": row, "right": right, "name": "adam"}
+    optim.match_memory_format(optimizer)
+    state = optimizer.state[model.weight]
+    assert (state["step"] is step, state["row"] is row, state["right"] is right) == (True, True, True)
+    assert state["name"] == "adam"
+    assert (state["moment"].dtype, state["moment"].stride()) == (torch.float64, model.weight.stride())
+    assert torch.equal(state["moment"], plain)
+
+
+def test_optimizers_that_are_known_to_work_number_by_number() -> None:
+    """Others scale by norms of whole weights, or may."""
+    weights = [nn.Parameter(torch.zeros(1))]
+    known = (SGD(weights), Adam(weights), AdamW(weights), torch.optim.RMSprop(weights))
+    assert [optim.is_elementwise(optimizer) for optimizer in known] == [True, True, True, False]
+    model = nn.Linear(2, 2)
+    names = ("sgd", "adam", "adamw", "lars", "lamb")
+    built = {name: optim.build(OptimizerConfig(optimizer=name), model) for name in names}  # type: ignore[arg-type]
+    assert [name for name in names if optim.is_elementwise(built[name])] == ["sgd", "adam", "adamw"]

@@ -10,7 +10,9 @@ import torch
 
 from hvd_train import checkpoint
 from hvd_train.checkpoint import DiskStore
+from hvd_train.network.optim import moving_average
 from hvd_train.run import evaluate
+from hvd_train.settings.optimizer import OptimizerConfig
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.elastic import Hosts, Kill, run_elastic
@@ -95,3 +97,24 @@ def test_buffers_that_have_no_mean_over_slots_are_those_of_the_model() -> None:
     assert {name for name in names if not torch.equal(found[name], last[name])} == {"0.mean"}
     trained(LocalWorld(), config.replace(output_dir=Path("alone")), runs.remembers)
     assert largest_difference(found, final("alone")) <= 1e-5
+
+
+def test_an_average_begins_as_the_model_and_then_follows_it() -> None:
+    """By the rest of the decay at each update, weights and running statistics alike; other buffers are copied."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), runs.Remembers())
+    assert moving_average(OptimizerConfig(), model) is None
+    average = moving_average(OptimizerConfig(ema_decay=0.75), model, ("1.mean",))
+    assert average is not None
+
+    def set_all(value: float) -> None:
+        with torch.no_grad():
+            for tensor in (model[0].weight, model[0].running_mean, model[1].mean, model[1].table):
+                tensor.fill_(value)
+
+    found = []
+    for value in (4.0, 8.0):
+        set_all(value)
+        average.update_parameters(model)
+        of = average.module
+        found.append([float(t.mean()) for t in (of[0].weight, of[0].running_mean, of[1].mean, of[1].table)])
+    assert found == [[4.0] * 4, [5.0, 5.0, 5.0, 8.0]]

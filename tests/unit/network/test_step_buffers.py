@@ -351,3 +351,36 @@ def test_buffers_are_not_brought_together_before_the_first_step() -> None:
     model(SLOTS[0])
     buffers.bring_together(Silent())
     assert torch.equal(model.held, torch.zeros(2) + SLOTS[0].sum() * 100)
+
+
+def test_numbers_of_eight_bits_travel_as_they_are() -> None:
+    """An odd count of them as well, which no pieces of 16 bits would hold."""
+
+    def halves(module: Noted, values: Tensor) -> None:
+        module.held = (module.held.float() / 2 + values.mean(0)).to(module.held.dtype)
+
+    start = torch.ones(3, dtype=torch.float8_e4m3fn)
+    model, alone = Noted(start, halves), Noted(start, halves)
+    buffers = StepBuffers(model, CPU)
+    for _ in range(3):
+        take(LocalWorld(), buffers, model, SLOTS)
+        alone(SLOTS[0])
+        assert torch.equal(model.held.view(torch.uint8), alone.held.view(torch.uint8))
+
+
+def test_what_travels_is_where_the_model_is() -> None:
+    """Whatever torch's default device is, from the first step on."""
+    model = nn.Sequential(started(), Noted(torch.tensor(2**60 + 1), writes), Noted(torch.ones(3), assigns))
+    with torch.device("meta"):
+        buffers = StepBuffers(model, CPU, ("2.*",))
+        for _ in range(2):
+            buffers.begin()
+            buffers.begin_slot()
+            model(SLOTS[0]).square().sum().backward()
+            buffers.end_slot(0)
+            if buffers.has_news:
+                buffers.exchange_news(LocalWorld())
+            buffers.finish(torch.cat(buffers.changes), 1)
+        buffers.begin()
+    assert {change.device.type for change in buffers.changes} == {"cpu"}
+    assert {buffer.device.type for buffer in model.buffers()} == {"cpu"}

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
+from urllib.error import URLError
 from urllib.response import addinfourl
 
 import pytest
@@ -198,3 +199,31 @@ def test_what_is_a_file_and_what_a_name() -> None:
     Path("w.pt").touch()
     for known in ("w.pt", "DEFAULT", "IMAGENET1K_V1"):
         weights.check(known, "resnet18")
+
+
+def test_weights_that_cannot_be_fetched_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line, by the reason of the network's error; nothing is shown while it is tried."""
+    monkeypatch.setenv("TORCH_HOME", "home")
+    asked: list[dict[str, bool]] = []
+
+    def fetch(of: object, **named: bool) -> None:
+        asked.append(named)
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(ResNet18_Weights, "get_state_dict", fetch)
+    with pytest.raises(UsageError, match=r"cannot fetch https://[^ ]+ \(no route to host\): put that file at home/"):
+        weights.start_from("DEFAULT", resnet18(num_classes=10), "resnet18", 10)
+    assert asked == [{"progress": False, "check_hash": True}]
+    assert Path("home/hub/checkpoints").is_dir(), "where the user is told to put the file"
+
+
+def test_only_the_first_line_of_an_error_while_reading_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's go on for a page."""
+
+    def load(path: Path, **named: object) -> None:
+        raise RuntimeError("failed finding central directory\nframe #0: somewhere\nframe #1")
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(UsageError) as told:
+        weights.start_from("./w.pt", runs.convnet(10), "mine", 10)
+    assert str(told.value) == "--weights w.pt: cannot be read (failed finding central directory)"

@@ -30,12 +30,24 @@ def test_each_phase_has_its_mean_seconds_per_step() -> None:
     split = Split(clock)
     assert split.take() is None
     for wait in (1.0, 3.0):
-        for phase, seconds in (("data", wait), ("forward", 2.0), ("backward", 4.0), ("forward", 2.0)):
+        for phase, seconds in (
+            ("data", wait),
+            ("forward", 2.0),
+            ("backward", 4.0),
+            ("forward", 2.0),
+            ("optimizer", 1.0),
+        ):
             clock.time += seconds
             split.mark(phase)
         clock.time += 1000
         split.restart()
-    assert split.take() == {**dict.fromkeys(PHASES, 0.0), "data": 2.0, "forward": 4.0, "backward": 4.0}
+    assert split.take() == {
+        **dict.fromkeys(PHASES, 0.0),
+        "data": 2.0,
+        "forward": 4.0,
+        "backward": 4.0,
+        "optimizer": 1.0,
+    }
     assert split.take() is None
 
 
@@ -45,9 +57,19 @@ def test_a_long_way_between_lines_keeps_nothing_but_sums() -> None:
     split = Split(clock)
     for _ in range(10_000):
         clock.time += 0.5
-        split.mark("data")
+        split.mark("optimizer")
     assert len(split._marks) < 1000
-    assert split.take() == {**dict.fromkeys(PHASES, 0.0), "data": 0.5}
+    assert split.take() == {**dict.fromkeys(PHASES, 0.0), "optimizer": 0.5}
+
+
+def test_the_wait_for_samples_that_end_an_epoch_is_no_step() -> None:
+    """Samples are asked for before the first step, beside each one, and so once more than there are steps."""
+    clock = Clock()
+    split = Split(clock)
+    for phase in ("data", "forward", "data", "optimizer", "forward", "data", "optimizer"):
+        clock.time += 3.0
+        split.mark(phase)
+    assert split.take() == {**dict.fromkeys(PHASES, 0.0), "data": 4.5, "forward": 3.0, "optimizer": 3.0}
 
 
 def slow_forward(num_classes: int) -> nn.Module:
@@ -105,6 +127,29 @@ def test_a_timer_is_due_when_its_time_has_come() -> None:
     assert not never.due
 
 
+def test_a_time_limit_goes_on_from_what_is_used_up() -> None:
+    """A worker that starts late in a job has the rest of the job's time."""
+    clock = Clock()
+    timer = Timer(5, clock, passed=3)
+    clock.time += 1.9
+    assert not timer.due
+    clock.time += 0.1
+    assert timer.due
+
+
+def test_speed_leaves_out_the_time_before_a_restart() -> None:
+    """As that in which ranks meet anew."""
+    clock = Clock()
+    watch = Stopwatch(clock)
+    for _ in range(5):
+        watch.step(10)
+    clock.time += 1000
+    watch.restart()
+    clock.time += 2
+    watch.step(10)
+    assert watch.images_per_second == 10 / 2
+
+
 def test_a_listener_hears_each_mark_and_each_restart() -> None:
     """By the phase, and by None for what was not training; a profile draws its phases from that."""
     split = Split(Clock())
@@ -117,7 +162,16 @@ def test_a_listener_hears_each_mark_and_each_restart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0"), (0.0123, "0.0123 s"), (59, "59 s"), (60, "1:00"), (3599.6, "1:00:00")]
+    ("seconds", "text"),
+    [
+        (0, "0"),
+        (0.0123, "0.0123 s"),
+        (59, "59 s"),
+        (60, "1:00"),
+        (3599.6, "1:00:00"),
+        (3661, "1:01:01"),
+        (7140, "1:59:00"),
+    ],
 )
 def test_durations_are_written_as_people_do(seconds: float, text: str) -> None:
     """Seconds below a minute, then minutes, then hours."""

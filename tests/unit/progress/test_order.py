@@ -210,6 +210,20 @@ def test_samples_are_looked_up_when_their_time_comes(global_batch: int, at_most:
     assert global_batch <= sum(looked_up) <= at_most
 
 
+def test_one_look_up_serves_many_steps_of_one_of_many_ranks() -> None:
+    """Its own samples of a step are few, and looking them up step by step would cost more than the samples."""
+    looked_up = []
+
+    class Watched(InSequence):
+        def at(self, positions: Indices) -> Indices:
+            looked_up.append(len(positions))
+            return super().at(positions)
+
+    work = assignments(Watched(HUGE), 0, Cut(64 * 32, 32), 5, 64)
+    assert [len(assignment.slots) for assignment in islice(work, 64)] == [1] * 64
+    assert looked_up == [64 * 32]
+
+
 def test_in_sequence_is_the_stored_order() -> None:
     """An evaluation goes through the set as it is stored."""
     assert InSequence(5)[1:99].tolist() == [1, 2, 3, 4]

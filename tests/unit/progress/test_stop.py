@@ -76,12 +76,14 @@ def test_hangups_never_end_the_process() -> None:
 
 @pytest.mark.parametrize("why", ["nohup", "elastic"])
 def test_a_hangup_may_mean_nothing(why: str) -> None:
-    """Under nohup it is ignored already, and a worker's ssh may be lost while its job goes on."""
+    """Under nohup it is ignored already, and a worker's ssh may be lost while its job goes on; others count."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if why == "nohup" else signal.getsignal(signal.SIGHUP)
     try:
         with StopSignal(hangup=why == "nohup") as stop:
             os.kill(os.getpid(), signal.SIGHUP)
             assert stop.received is None
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.received == signal.SIGTERM
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -131,6 +131,20 @@ def test_a_record_is_written_once_by_whoever_takes_the_journal_over() -> None:
     ]
 
 
+def test_lines_before_a_torn_one_are_looked_at_all_the_same() -> None:
+    """What did not happen goes, and what was written is known to be."""
+    journal = RunJournal(Path(), 0, 0, live=False)
+    for step in (1, 2, 3):
+        journal.step(step_record(step))
+    journal.close()
+    with Path("metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "st')
+    journal = RunJournal(Path(), 2, 0, live=False)
+    journal.catch_up([], step_record(2), None)
+    journal.close()
+    assert [line["step"] for line in lines()] == [1, 2]
+
+
 def test_a_change_of_world_has_its_facts() -> None:
     """Who left, who came, how long it took and what it cost, for programs; TensorBoard shows size and seconds."""
     members = [Member("h1", 1), Member("h2", 2), Member("h3", 3)]

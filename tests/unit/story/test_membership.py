@@ -133,3 +133,32 @@ def test_a_member_of_an_elastic_job_is_waited_for(
         run_folder.claim(config, datetime.now(), wait=True)
     member.close()
     run_folder.claim(config, datetime.now(), wait=True).release()
+
+
+def test_the_wait_is_counted_from_the_end_of_a_world_to_the_next_step(
+    state: TrainState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank tells how long it had waited when all met; what comes after that is counted here."""
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    membership = Membership()
+    membership.join([membership.report(state, NOTHING)], None, 0, has_state=True)
+    now[0] = 1000.0
+    membership.leave("hosts came or went")
+    now[0] = 1002.5
+    report = membership.report(state, NOTHING)
+    assert report.waited_s == 2.5
+    arrival = membership.join([report], None, 0, has_state=True)
+    assert arrival is not None
+    now[0] = 1006.0
+    assert arrival.seconds() == 6.0
+
+
+def test_a_member_of_another_job_is_not_waited_for(state: TrainState, tmp_path: Path) -> None:
+    """Where launchers end all ranks together, no job comes that could wait."""
+    config = small_config(output_dir=tmp_path / "run")
+    run_folder.claim(config, datetime.now()).release()
+    member = Membership()
+    member.join([member.report(state, NOTHING)], tmp_path / "run", 0, has_state=True)
+    run_folder.claim(config, datetime.now(), wait=True).release()
+    member.close()

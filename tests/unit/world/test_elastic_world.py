@@ -119,18 +119,30 @@ def test_a_driver_that_cannot_be_reached_is_tried_five_times(starts: list[Place 
         ElasticWorld().run(lambda: "never")
 
 
+def test_a_meeting_that_has_failed_is_left_before_the_next(
+    starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else ranks that connected half would wait in it; a driver that is out of reach is given a second."""
+    calls: list[str | float] = []
+    monkeypatch.setattr(horovod_world, "stop", lambda: calls.append("stop"))
+    monkeypatch.setattr(elastic_world.time, "sleep", calls.append)
+    starts += [ValueError("nobody came"), OSError("no driver"), Place(0, 2)]
+    ElasticWorld().run(lambda: calls.append("trains"))
+    assert calls == ["stop", "stop", 1.0, "trains"]
+
+
 def test_how_often_ranks_try_to_meet_is_for_our_driver_to_say(
     starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It hears why they have not met, be it that they did not connect or that the state did not arrive."""
     told: list[str] = []
 
-    def announce(environ: object, not_met: str) -> bool:
+    def announce(environ: object, silent_since: float, not_met: str) -> bool:
         told.append(not_met)
         return True
 
     monkeypatch.setattr(heartbeat, "announce_rejoining", announce)
-    starts += [*[ValueError("nobody\ncame")] * 7, Place(0, 2), Place(0, 2), Place(0, 1)]
+    starts += [*[ValueError("nobody\ncame\nat all")] * 7, Place(0, 2), Place(0, 2), Place(0, 1)]
     faults: list[Exception] = [RankLost("too slow")]
 
     def sync() -> None:
@@ -153,7 +165,7 @@ def test_a_worker_asks_for_its_first_rank_and_announces_that_it_rejoins(
     """The first is asked for when all is built, with the facts of this process; later ones by Horovod's core."""
     asked: list[object] = []
     monkeypatch.setattr(heartbeat, "wait_for_first_rank", lambda environ, facts: asked.append(facts))
-    monkeypatch.setattr(heartbeat, "announce_rejoining", lambda environ, not_met: asked.append("rejoins"))
+    monkeypatch.setattr(heartbeat, "announce_rejoining", lambda environ, silent_since, not_met: asked.append("rejoins"))
     errors: list[Exception] = [WorldChanged(), WorldChanged()]
     starts += [Place(0, 2), Place(0, 3), Place(0, 2)]
 
@@ -212,9 +224,10 @@ def test_a_core_that_waits_for_a_dead_driver_is_left_behind(
     starts: list[Place | Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Horovod's own request for a rank has no time limit; what is trained can still be committed, and nobody waits."""
-    never, stopped = threading.Event(), list[str]()
+    never, stopped, threads = threading.Event(), list[str](), list[threading.Thread]()
 
     def start() -> Place:
+        threads.append(threading.current_thread())
         never.wait(20)
         raise AssertionError("the driver has answered after all")
 
@@ -228,6 +241,7 @@ def test_a_core_that_waits_for_a_dead_driver_is_left_behind(
     world.close()
     assert stopped == []
     never.set()
+    assert [(thread.daemon, thread.name) for thread in threads] == [(True, "meeting")], "the process ends without it"
 
 
 def test_one_without_which_the_job_goes_on_leaves(
@@ -252,7 +266,7 @@ def test_a_worker_leaves_its_world_before_it_asks_for_the_next(
     """Others wait for it otherwise. When it trains no more it may take its time to write; what it holds ends last."""
     calls: list[str] = []
     monkeypatch.setattr(horovod_world, "stop", lambda: calls.append("stop"))
-    monkeypatch.setattr(heartbeat, "announce_rejoining", lambda environ, not_met: calls.append("ask"))
+    monkeypatch.setattr(heartbeat, "announce_rejoining", lambda environ, silent_since, not_met: calls.append("ask"))
     for name in ("training_left", "all_written"):
         monkeypatch.setattr(heartbeat.Heartbeat, name, lambda beat, name=name: calls.append(name))
     world, changes = ElasticWorld(), [WorldChanged()]

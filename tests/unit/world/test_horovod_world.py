@@ -21,7 +21,6 @@ from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import launcher
 from hvd_train.world import horovod_world
 from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, hvd
-from hvd_train.world.wire import MOST_BYTES, pieces
 from hvd_train.world.world import Place, Reduction
 from tests.support.contract import PROMISES
 
@@ -105,6 +104,22 @@ def test_adasum_says_what_it_needs(world: FourRanks) -> None:
         world.wrap(optimizer, model, Reduction(adasum=True))
 
 
+def test_adasum_is_for_1_2_4_8_ranks_and_alone_needs_no_mpi(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two need it already; one has nothing to reduce."""
+
+    def fits(size: int) -> bool:
+        world.place = Place(0, size)
+        try:
+            world._check_adasum()
+        except UsageError:
+            return False
+        return True
+
+    assert [size for size in range(1, 10) if fits(size)] == [1]
+    monkeypatch.setattr(hvd, "mpi_enabled", lambda: True)
+    assert [size for size in range(1, 10) if fits(size)] == [1, 2, 4, 8]
+
+
 def test_the_transport_is_named_with_the_one_that_coordinates_it(
     world: FourRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +129,8 @@ def test_the_transport_is_named_with_the_one_that_coordinates_it(
     assert world.transport(torch.device("cuda")) == "NCCL, with Gloo"
     monkeypatch.setattr(hvd, "mpi_enabled", lambda: True)
     assert world.transport(torch.device("cuda")) == "NCCL, with MPI"
+    monkeypatch.setattr(hvd, "nccl_built", lambda: False)
+    assert world.transport(torch.device("cuda")) == "MPI"
 
 
 def test_a_timeline_begins_and_ends_where_all_ranks_are_ready_for_it(
@@ -229,6 +246,38 @@ def test_an_optimizer_is_wrapped_with_what_it_has_learned(
     assert sent.dtype == (torch.float16 if fp16_wire else torch.float32)
 
 
+def test_a_wrapped_optimizer_reduces_as_its_settings_say(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In so many groups, each under the name of a weight in it, in the wire's format, scaled before and after."""
+    sums: list[tuple[list[torch.dtype], dict[str, Any]]] = []
+
+    def begin(tensors: list[torch.Tensor], **named: Any) -> int:
+        sums.append(([tensor.dtype for tensor in tensors], named))
+        return 7
+
+    monkeypatch.setattr(hvd, "DistributedOptimizer", Wrapped)
+    monkeypatch.setattr(hvd, "grouped_allreduce_async_", begin)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    reduction = Reduction(fp16_wire=True, predivide=8.0, groups=2)
+    wrapped: Any = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, reduction)
+    wrapped._handles = {}
+    with world.reduced(wrapped):
+        pass
+    scaled = {"op": hvd.Sum, "prescale_factor": 0.125, "postscale_factor": 8.0}
+    assert sums == [([torch.float16] * 2, {"name": name, **scaled}) for name in ("1.bias", "0.bias")]
+    model[0].requires_grad_(False)
+    world.regroup(wrapped)
+    assert wrapped._groups == [(model[1].bias, model[1].weight)]
+
+
+def test_the_number_of_passes_reaches_the_optimizer_that_counts_them(world: FourRanks) -> None:
+    """Its hooks send gradients after the last one."""
+    told: list[int] = []
+    optimizer: Any = object()
+    world._optimizers[optimizer] = SimpleNamespace(expect_passes=told.append)  # type: ignore[assignment]
+    world.expect_passes(optimizer, 3)
+    assert told == [3]
+
+
 @pytest.mark.parametrize("reduces", [False, True])
 def test_a_launched_world_of_one_has_all_gradients_too(
     world: FourRanks, monkeypatch: pytest.MonkeyPatch, reduces: bool
@@ -267,84 +316,8 @@ def test_a_rank_of_a_job_that_stays_as_it_is_stops_for_all(world: FourRanks) -> 
     assert (world.requested(), world.requested(told_to_end=True)) == ("train", "stop")
 
 
-def test_tensors_arrive_piece_by_piece_and_all_of_them(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few pieces are on their way at a time, each under a name that no other one has then."""
-    sent = [torch.arange(5 * MOST_BYTES + 1).to(torch.uint8), torch.arange(9.0), torch.arange(4)]
-    stream = [piece.outgoing() for piece in pieces(sent)]
-    under_way: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def begin(room: torch.Tensor, root: int, name: str) -> str:
-        assert name not in under_way
-        assert root == 0
-        under_way[name] = room, stream.pop(0)
-        return name
-
-    def finish(name: str) -> torch.Tensor:
-        room, arrived = under_way.pop(name)
-        return room.copy_(arrived)
-
-    monkeypatch.setattr(hvd, "broadcast_async_", begin)
-    monkeypatch.setattr(hvd, "synchronize", finish)
-    received = [torch.zeros_like(tensor) for tensor in sent]
-    progress: list[int] = []
-    world.broadcast_tensors(received, 0, progress.append)
-    assert all(torch.equal(one, other) for one, other in zip(received, sent, strict=True))
-    assert sum(progress) == sum(tensor.nbytes for tensor in sent)
-    assert (stream, under_way) == ([], {})
-
-
-def test_a_value_arrives_as_the_root_has_sent_it(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The root keeps its own value; the others learn how much comes, then take it in, whatever they passed."""
-    value = {"weights": torch.arange(5.0), "name": "a" * 1000}
-    sizes: list[tuple[list[int], int, str]] = []
-    sent: list[torch.Tensor] = []
-
-    def of_root(tensor: torch.Tensor, root: int, name: str) -> torch.Tensor:
-        sizes.append((tensor.tolist(), root, name))
-        return torch.tensor(sizes[0][0])
-
-    def through(tensors: list[torch.Tensor], root: int) -> None:
-        (payload,) = tensors
-        if root == world.place.rank:
-            sent.append(payload)
-        else:
-            assert payload.shape == sent[0].shape
-            payload.copy_(sent[0])
-
-    monkeypatch.setattr(hvd, "broadcast", of_root)
-    monkeypatch.setattr(world, "broadcast_tensors", through)
-    assert world.broadcast(value, root=1) is value
-    received = world.broadcast({"name": "of another rank"}, root=0)
-    assert torch.equal(received["weights"], value["weights"])
-    assert received["name"] == value["name"]
-    assert sizes[0][0] == [sent[0].numel()]
-    assert [(root, name) for _, root, name in sizes] == [(1, sizes[0][2]), (0, sizes[0][2])]
-
-
-def test_a_broken_broadcast_is_a_lost_rank(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The size of a value is the first that its ranks exchange, and already then one may be gone."""
-
-    def broken(*arguments: Any, **named: Any) -> torch.Tensor:
-        raise HorovodInternalError("connection closed")
-
-    monkeypatch.setattr(hvd, "broadcast", broken)
-    with pytest.raises(RankLost, match="connection closed"):
-        world.broadcast("value", root=1)
-
-
-def test_no_operation_of_a_gather_carries_more_than_others_do(
-    world: FourRanks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Together, not from each rank: on a slow link the limit is for the whole."""
-    carried: list[int] = []
-
-    def allgather(given: torch.Tensor, name: str) -> torch.Tensor:
-        together = torch.cat([given] * 4)
-        carried.append(together.nbytes)
-        return together
-
-    monkeypatch.setattr(hvd, "allgather", allgather)
-    value = bytes(range(256)) * (MOST_BYTES // 200)
-    assert world.gather(value) == [value] * 4
-    assert len(carried) > 2
-    assert max(carried) <= MOST_BYTES
+def test_launched_ranks_come_to_one_state_before_they_train(world: FourRanks) -> None:
+    """Once: they stay as they are until the end, and what the body returns is returned."""
+    calls: list[str] = []
+    assert world.run(lambda: calls.append("body") or "trained", lambda: calls.append("sync")) == "trained"
+    assert calls == ["sync", "body"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hvd_train.errors import UsageError
-from hvd_train.launch import mpi_roll_call, roll_call, signature, slurm
+from hvd_train.launch import client, mpi_roll_call, roll_call, signature, slurm
 from hvd_train.world import horovod_world, mpi
 from hvd_train.world.horovod_world import HorovodWorld, RankGroup, hvd
 from hvd_train.world.world import Place
@@ -59,10 +61,14 @@ def test_rank_0_under_srun_alone_serves_the_rendezvous(monkeypatch: pytest.Monke
         free.bind(("", 0))
         port = free.getsockname()[1]
     under_srun(monkeypatch, "localhost", port, rank=0)
+    before = {*threading.enumerate()}
     server = horovod_world._rendezvous_of_srun()
     assert server is not None
     try:
-        socket.create_connection(("localhost", port), timeout=10).close()
+        assert all(thread.daemon for thread in {*threading.enumerate()} - before), "a rank that fails ends"
+        place = {client.ADDRESS: "127.0.0.1", client.PORT: str(port)}
+        client.put(place, "global/1", "where rank 1 is", 10)
+        assert client.get(place, "global/1", 10) == "where rank 1 is"
     finally:
         server.shutdown()
         server.server_close()
@@ -117,6 +123,21 @@ def test_ranks_without_a_store_meet_in_horovod(meets: list[Any], monkeypatch: py
     monkeypatch.setattr(roll_call, "store", lambda environ: None)
     HorovodWorld()
     assert meets == ["start"]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_slurm_says_is_known_before_the_roll_is_called(
+    meets: list[Any], monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    """Where srun alone has started the ranks; rank 0 serves their rendezvous until it leaves its world."""
+    rendezvous = SimpleNamespace(shutdown=lambda: meets.append("served"))
+    monkeypatch.setattr(slurm, "alone", lambda environ: alone and environ is os.environ)
+    monkeypatch.setattr(horovod_world, "_rendezvous_of_srun", lambda: meets.append("slurm") or rendezvous)
+    monkeypatch.setattr(mpi_roll_call, "meets_over_mpi", lambda environ: False)
+    monkeypatch.setattr(roll_call, "store", lambda environ: None)
+    monkeypatch.setattr(horovod_world, "stop", lambda: meets.append("stop"))
+    HorovodWorld().close()
+    assert meets == (["slurm", "start", "stop", "served"] if alone else ["start", "stop"])
 
 
 def test_the_place_of_a_rank_is_what_horovod_says(monkeypatch: pytest.MonkeyPatch) -> None:

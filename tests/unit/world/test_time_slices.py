@@ -79,6 +79,16 @@ def test_the_kernel_is_asked_for_nothing_but_another_slice(asked: list[tuple[Any
     assert laid_out == [(48, os.SCHED_OTHER, 0, nice, 0, slice_ns, 0, 0) for slice_ns in (100_000, 0)]
 
 
+def test_a_thread_that_is_more_important_than_others_stays_so(
+    asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may give a training a niceness below zero means it."""
+    monkeypatch.setattr(os, "getpriority", lambda which, thread: -5)
+    with time_slices.short():
+        pass
+    assert [struct.unpack("=IIQiIQQQ", attributes)[3] for _, _, attributes, _ in asked] == [-5, -5]
+
+
 @pytest.mark.parametrize(("machine", "system"), [("riscv64", "Linux"), ("aarch64", "Darwin")])
 def test_no_other_kernel_is_asked_by_that_number(
     asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, machine: str, system: str

@@ -62,6 +62,8 @@ def test_a_large_tensor_is_split_and_small_ones_travel_together() -> None:
     assert sizes == [10, 10, 8, 9]
     sent = [piece.outgoing() for piece in pieces([large, *small], most_bytes=10)]
     assert torch.equal(torch.cat(sent), torch.cat([large, *small]))
+    full = [torch.zeros(size, dtype=torch.uint8) for size in (4, 6, 4, 6)]
+    assert [piece.num_bytes for piece in pieces(full, most_bytes=10)] == [10, 10]
     assert list(pieces([torch.empty(0), torch.empty(2, 0)])) == [], "nothing takes no operation"
 
 
@@ -72,6 +74,27 @@ def test_a_large_tensor_is_sent_from_its_own_memory_and_received_into_it() -> No
     for piece in pieces([tensor], most_bytes=512):
         assert piece.outgoing().data_ptr() in own
         assert piece.room().data_ptr() in own
+
+
+def test_several_small_tensors_arrive_each_in_its_place() -> None:
+    """By way of bytes in other memory, whatever their types and orders of dimensions; nothing is in place before."""
+    sent = [torch.arange(3.0), torch.arange(24).view(2, 3, 2, 2).to(memory_format=torch.channels_last)]
+    received = [torch.zeros_like(tensor) for tensor in sent]
+    (out,), (piece,) = pieces(sent), pieces(received)
+    room = piece.room()
+    assert (room.dtype, room.shape) == (torch.uint8, (3 * 4 + 24 * 8,))
+    room.copy_(out.outgoing())
+    assert not any(tensor.any() for tensor in received)
+    piece.arrived(room)
+    assert all(torch.equal(one, other) for one, other in zip(received, sent, strict=True))
+
+
+def test_what_is_received_apart_leaves_a_tensor_as_it_is() -> None:
+    """A rank that keeps its own takes part in an operation all the same."""
+    tensor = torch.arange(4.0)
+    (piece,) = pieces([tensor])
+    piece.room(apart=True).fill_(255)
+    assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_an_operation_carries_what_a_slow_link_takes_within_its_limit() -> None:
@@ -88,8 +111,9 @@ def test_an_operation_carries_what_a_slow_link_takes_within_its_limit() -> None:
         (torch.zeros(4, 3)[:, :2], False),
         (torch.zeros(4)[::2], False),
         (torch.zeros(1).expand(4), False),
+        (torch.zeros(1).expand(2**50), False),
     ],
-    ids=["plain", "channels last", "transposed", "columns", "every other", "expanded"],
+    ids=["plain", "channels last", "transposed", "columns", "every other", "expanded", "larger than any memory"],
 )
 def test_what_fills_its_memory_is_seen_from_its_strides(tensor: torch.Tensor, fills: bool) -> None:
     """Only that can be sent from where it lies; nothing is allocated to find out."""

@@ -11,7 +11,16 @@ import torch
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.world import world as world_module
-from hvd_train.world.world import LocalWorld, Reduction, World, fill_missing_gradients, result_of_rank_0, together
+from hvd_train.world.world import (
+    LocalWorld,
+    Place,
+    Reduction,
+    World,
+    barrier,
+    fill_missing_gradients,
+    result_of_rank_0,
+    together,
+)
 from tests.support.contract import *  # noqa: F403  # the tests of the suite
 from tests.support.contract import PROMISES, OnRanks
 from tests.support.worlds import Fault, Killed, ThreadWorld, run_ranks
@@ -28,6 +37,27 @@ def on_ranks(request: pytest.FixtureRequest) -> OnRanks:
         return run_ranks(size, body) if size else body(LocalWorld())
 
     return run
+
+
+def test_a_rank_alone_stops_when_it_is_told_to() -> None:
+    """There is nobody whom it would have to ask."""
+    world = LocalWorld()
+    assert (world.requested(), world.requested(told_to_end=True)) == ("train", "stop")
+
+
+def test_what_is_summed_with_gradients_is_the_sum_called_step() -> None:
+    """Tests that play another rank find the numbers of a step by that name, in the world of one as on ranks."""
+    given: list[tuple[Any, str]] = []
+
+    class Noting(LocalWorld):
+        def start_sum(self, tensor: Any, name: str) -> Any:
+            given.append((tensor, name))
+            return super().start_sum(tensor, name)
+
+    tensor = torch.ones(2)
+    optimizer: Any = None
+    assert Noting().sum_with_gradients(optimizer, tensor)() is tensor
+    assert [(one is tensor, name) for one, name in given] == [(True, "step")]
 
 
 def test_every_promise_is_in_the_suite() -> None:
@@ -76,6 +106,52 @@ def test_the_result_of_rank_0s_work_is_that_of_all(monkeypatch: pytest.MonkeyPat
 
     assert run_ranks(3, body) == ["of rank 0"] * 3
     assert exchanges.count(0) > 4
+
+
+class Rank(LocalWorld):
+    """A rank of two that sends what it is asked to send, and hears that rank 0 has done its work."""
+
+    def __init__(self, rank: int) -> None:
+        self.place = Place(rank, 2)
+        self.gathered = list[Any]()
+
+    def broadcast(self, value: Any, root: int) -> Any:
+        assert root == 0
+        return value if self.place.rank == 0 else (True, "of rank 0")
+
+    def gather(self, value: Any) -> list[Any]:
+        self.gathered.append(value)
+        return [value] * 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_between_two_exchanges_rank_0_waits_for_its_work(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """For a second, of which its work may have all; the others wait in the exchange itself, and for no work."""
+    waits: list[float] = []
+    work: Future[str] = Future()
+
+    def wait(futures: list[Future[str]], timeout: float) -> None:
+        waits.append(timeout)
+        if len(waits) == 3:
+            futures[0].set_result("of rank 0")
+
+    monkeypatch.setattr(world_module, "wait", wait)
+    assert result_of_rank_0(Rank(rank), work) == "of rank 0"
+    assert waits == ([1.0] * 3 if rank == 0 else [])
+
+
+def test_a_barrier_is_an_exchange() -> None:
+    """Nobody passes it before all have come."""
+    world = Rank(1)
+    barrier(world)
+    assert len(world.gathered) == 1
+
+
+def test_a_rank_alone_comes_to_its_state_before_it_trains() -> None:
+    """Once, and what the body returns is returned."""
+    calls: list[str] = []
+    assert LocalWorld().run(lambda: calls.append("body") or "trained", lambda: calls.append("sync")) == "trained"
+    assert calls == ["sync", "body"]
 
 
 def test_rank_0_does_not_wait_for_its_work_where_another_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,63 @@
+"""An elastic job of which the processes are threads of the test, and everything else is real."""
+
+from __future__ import annotations
+
+import threading
+
+from hvd_train.elastic.dispatcher import Dispatcher
+from hvd_train.elastic.ranks import RankAssignment
+from hvd_train.elastic.roster import Finish, Roster
+from tests.support.launching import wait_for
+
+
+class Job:
+    """A job whose processes last until the test ends them with an exit code, or the job does."""
+
+    def __init__(self, hosts: dict[str, int], min_workers: int = 1) -> None:
+        self.hosts = hosts
+        self.worlds: list[int] = []
+        self.started: list[RankAssignment] = []
+        self.exit_codes: dict[int, int] = {}
+        self.deaf: set[int] = set()
+        """Workers whose processes go on, whatever they are told."""
+        self.interrupted = threading.Event()
+        roster = Roster(min_workers, min_workers, 8, patience_s=60)
+        self.dispatcher = Dispatcher(roster, lambda: self.hosts, lambda ranks: self.worlds.append(len(ranks)))
+
+    def start(self) -> None:
+        """Start as many workers as there are slots, and wait until they are there."""
+        slots = sum(self.hosts.values())
+        self.dispatcher.start(slots, self._run_worker, self.interrupted)
+        wait_for("all workers", lambda: len(self.started) == slots)
+
+    def _run_worker(self, ranks: RankAssignment, events: list[threading.Event]) -> tuple[int, float]:
+        self.started.append(ranks)
+        while ranks.worker in self.deaf or not any(event.is_set() for event in events):
+            if ranks.worker in self.exit_codes:
+                return self.exit_codes[ranks.worker], 0.0
+            events[0].wait(0.01)
+        return 143, 0.0
+
+    def ask(self, *numbers: int) -> dict[int, RankAssignment | None]:
+        """These workers ask for a rank at the same time; what they are answered."""
+        answers: dict[int, RankAssignment | None] = {}
+
+        def one(number: int) -> None:
+            host = next(ranks.hostname for ranks in self.started if ranks.worker == number)
+            answers[number] = self.dispatcher.wait_for_ranks(host, number)
+
+        threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in numbers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert answers.keys() == set(numbers)
+        return answers
+
+    def end(self) -> Finish:
+        """All workers that are left end well; how the job has finished then."""
+        self.deaf.clear()
+        for ranks in self.started:
+            self.exit_codes.setdefault(ranks.worker, 0)
+        self.dispatcher.stop()
+        return self.dispatcher.wait_for_end()
