@@ -19,14 +19,14 @@ WEIGHTS, PROGRAM, ONNX, CARD = "weights.pt", "model.pt2", "model.onnx", "model.j
 _CLOSE = 1e-4  # of logits, which are of the order of 1 to 10: another order of additions, no other function
 
 
-def export(target: Path, output: Path, *, onnx: bool) -> list[Path]:
+def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> list[Path]:
     """Write a run's best weights (or a checkpoint's), the torch.export program and, if asked for, ONNX.
 
     The program takes images float32 [batch, channels, height, width], normalised as model.json says, to logits
-    [batch, classes], for any batch. Raises UsageError where `target` is no run, the model cannot be exported, or what
-    was written gives other logits than the model. Returns the paths of the files.
+    [batch, classes], for any batch; `trust` is as in `run.evaluate`. Raises UsageError where `target` is no run, the
+    model cannot be exported, or what was written gives other logits than the model. Returns the paths of the files.
     """
-    config, parts = trained_parts(target, Place(), device="cpu")
+    config, parts = trained_parts(target, Place(), device="cpu", trust=trust)
     model = parts.model.eval()
     images = torch.randn(3, *parts.example.shape[1:], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -27,6 +27,8 @@ class EvaluateOptions:
     """Print one JSON object, with every digit."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs."""
+    trust: bool = False
+    """Import the code that the run names as its model or data: it can do here whatever you can."""
 
 
 def run(arguments: list[str]) -> int:
@@ -38,7 +40,7 @@ def run(arguments: list[str]) -> int:
     from hvd_train.run import connect, evaluate  # imports torch, which parsing can do without
 
     world = connect()
-    scores = evaluate(options.target, world=world, device=options.device)
+    scores = evaluate(options.target, world=world, device=options.device, trust=options.trust)
     if world.place.rank != 0:
         return 0
     if options.json:
