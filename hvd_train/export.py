@@ -31,6 +31,8 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
     images = torch.randn(3, *parts.example.shape[1:], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model(images)
+    if output.is_symlink():
+        raise UsageError(f"{output} is a link, which is not followed: name another folder with --output")
     output.mkdir(parents=True, exist_ok=True)
     with durable.writing(output / WEIGHTS) as file:
         torch.save(model.state_dict(), file)
@@ -68,6 +70,7 @@ def _onnx(model: nn.Module, images: Tensor, expected: Tensor, path: Path) -> Pat
     except ImportError as error:
         raise UsageError(f"--onnx needs {error.name}: pip install onnx onnxscript onnxruntime") from None
     batch = torch.export.Dim("batch", min=1)
+    path.unlink(missing_ok=True)  # a link would be followed
     try:
         torch.onnx.export(
             model, (images,), path, dynamo=True, dynamic_shapes=({0: batch},), external_data=False, verbose=False

@@ -179,7 +179,10 @@ def _printing_to(path: Path, *, speaks: bool) -> Iterator[None]:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8", buffering=1) as log, contextlib.redirect_stdout(log):
+    with (
+        open(path, "a", encoding="utf-8", buffering=1, opener=durable.in_place) as log,
+        contextlib.redirect_stdout(log),
+    ):
         yield
 
 

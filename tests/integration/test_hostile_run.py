@@ -53,3 +53,24 @@ def test_code_of_a_run_is_imported_where_the_user_trusts_it(planted: Path, tmp_p
     assert code == 0, output
     assert (tmp_path / "owned").exists()
     assert "(360 images)" in output
+
+
+TRAIN = [HVD_TRAIN, "train", "digits", "--epochs", "1", "--device", "cpu", "--output-dir", "out"]
+
+
+def test_a_training_writes_through_no_link(tmp_path: Path) -> None:
+    """What is planted in an empty folder or in a run is refused in one line, and the files outside stay as they are."""
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    (tmp_path / "out").mkdir()
+    for name, refused in ((".lock", True), ("config.yaml.partial", False), ("metrics.jsonl", True)):
+        (tmp_path / "out" / name).unlink(missing_ok=True)
+        (tmp_path / "out" / name).symlink_to(outside)
+        code, output = finished(TRAIN, tmp_path)
+        assert outside.read_text() == "precious", name
+        assert (code == 2) == refused, output
+        assert "Traceback" not in output
+        if refused:
+            assert f"out/{name}" in output
+            assert "is a link" in output
+            (tmp_path / "out" / name).unlink()
