@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from hvd_train.console import PROGRAM
+from hvd_train.console import PROGRAM, printable
 from hvd_train.flags import parse_flags
 
 USAGE = """\
@@ -48,5 +48,5 @@ def run(arguments: list[str]) -> int:
         return 0
     print(f"loss {scores.loss:.6f}  top-1 {scores.top1:.4%}  top-5 {scores.top5:.4%}  ({scores.count:,} images)")
     for name, share in zip(scores.classes, scores.per_class, strict=True):
-        print(f"  {name:<20} {share:8.2%}")
+        print(f"  {printable(name):<20} {share:8.2%}")
     return 0

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from hvd_train.console import PROGRAM
+from hvd_train.console import PROGRAM, show
 from hvd_train.flags import parse_flags
 
 USAGE = """\
@@ -41,5 +41,5 @@ def run(arguments: list[str]) -> int:
     target = options.target
     usual = target / "export" if target.is_dir() else target.with_name(f"{target.name}.export")
     for path in export(target, options.output or usual, onnx=options.onnx, trust=options.trust):
-        print(path)
+        show(path)
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from hvd_train.console import PROGRAM, say
+from hvd_train.console import PROGRAM, say, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 from hvd_train.plugin import Untrusted
@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
         for run in runs
     }
     report.write(options.output, report.compose(runs, scalings, predictions, datetime.now()))
-    print(f"report: {options.output}")
+    show(f"report: {options.output}")
     return 0
 
 

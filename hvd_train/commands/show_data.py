@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hvd_train import console
 from hvd_train.commands.train import parse_train
 from hvd_train.flags import take, take_number, take_switch
 
@@ -26,5 +27,5 @@ def run(arguments: list[str]) -> int:
     from hvd_train.run import check
 
     check(settings)
-    print(show(settings, ranks, Path(output or "show-data.png")))
+    console.show(show(settings, ranks, Path(output or "show-data.png")))
     return 0

@@ -229,9 +229,9 @@ def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int]:
             begin = offset
             try:
                 record = json.loads(line)
-            except ValueError:
-                continue  # torn when the process was killed
-            kind = record["kind"]
+                kind, _, _ = record["kind"], int(record.get("step", 0)), int(record.get("epoch", 0))
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+                continue  # torn when the process was killed, or none of ours
             ends_again = kind == "epoch" and record["epoch"] > epochs_done
             if record.get("step", 0) <= step and not ends_again:
                 kept.append(line.rstrip(b"\n") + b"\n")
