@@ -10,7 +10,8 @@
 #   --mpi              let the ranks communicate over MPI, not Gloo
 #   --image IMAGE      the Dockerfile's image, which each host has or can pull (default: hvd_train)
 #   --volume FROM:TO   a folder of each host, and where it is in the container (may be given more than once)
-#   --runs DIR         the folder of each host for runs, in which user 1000 can write (default: runs, here)
+#   --runs DIR         the folder of each host for runs, in which user 1000 can write (default: runs, here); a missing
+#                      one is made, and nobody else can write there
 #   --port N           the port of the containers' sshd (default: 2222)
 #   --dry-run          print the commands; run nothing
 #
@@ -91,7 +92,8 @@ make() {
   local host=$1 name=$2
   shift 2
   # shellcheck disable=SC2016  # for the shell on that host
-  on "$host" sh -c 'test -d "$0" || install -d -m 1777 "$0"' "$runs"
+  on "$host" sh -c 'test -d "$0" || { install -d -m 755 "$0" && { test "$(id -u)" = 1000 || chown 1000 "$0" 2>/dev/null || setfacl -m u:1000:rwx "$0"; } || { rmdir "$0"; false; }; }' "$runs" ||
+    fail "cannot make $runs on $host so that user 1000, as whom containers run, can write there: make it, or name another with --runs"
   on "$host" "${engine[@]}" create --name "$name" "${container[@]}" "$image" "$@" >"$output"
   # Through a pipe, so that nobody can read the keys in a command line or in a container's environment.
   files | on "$host" "${engine[@]}" cp - "$name:$inside" >"$output"

@@ -277,7 +277,7 @@ def read(path: Path) -> Snapshot:
     try:
         header = json.loads(header_line)
         size, digest = header["size"], header["digest"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BadCheckpoint(f"{path}: its header is damaged") from None
     if len(payload) != size:
         raise BadCheckpoint(f"{path} is truncated: {len(payload)} of {size} bytes")

@@ -5,17 +5,36 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
 from contextlib import suppress
 from typing import Any, TextIO
 
 PROGRAM = "hvd-train"
+# C0, DEL, C1, and the signs that turn the direction of writing or end lines: they act on a terminal, or forge a line.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET)  # nobody reads the pipe; the terminal is gone
 
 
 def say(message: str) -> None:
     """Print one line, `hvd-train: message`, to standard error at once."""
-    print(f"{PROGRAM}: {message}", file=sys.stderr, flush=True)
+    print(f"{PROGRAM}: {printable(message, keep=_LAYOUT)}", file=sys.stderr, flush=True)
+
+
+_LAYOUT = "\n\t"
+
+
+def printable(text: object, keep: str = "") -> str:
+    """Return text of a file or a name, with U+FFFD in the place of each sign that a terminal would obey.
+
+    Those in `keep` are left: the line ends of a text that has several lines.
+    """
+    return _CONTROL.sub(lambda found: found[0] if found[0] in keep else "\N{REPLACEMENT CHARACTER}", str(text))
+
+
+def show(text: object) -> None:
+    """Print lines to standard output, as `printable` makes them."""
+    print(printable(text, keep=_LAYOUT))
 
 
 def outlive() -> None:

@@ -19,18 +19,20 @@ WEIGHTS, PROGRAM, ONNX, CARD = "weights.pt", "model.pt2", "model.onnx", "model.j
 _CLOSE = 1e-4  # of logits, which are of the order of 1 to 10: another order of additions, no other function
 
 
-def export(target: Path, output: Path, *, onnx: bool) -> list[Path]:
+def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> list[Path]:
     """Write a run's best weights (or a checkpoint's), the torch.export program and, if asked for, ONNX.
 
     The program takes images float32 [batch, channels, height, width], normalised as model.json says, to logits
-    [batch, classes], for any batch. Raises UsageError where `target` is no run, the model cannot be exported, or what
-    was written gives other logits than the model. Returns the paths of the files.
+    [batch, classes], for any batch; `trust` is as in `run.evaluate`. Raises UsageError where `target` is no run, the
+    model cannot be exported, or what was written gives other logits than the model. Returns the paths of the files.
     """
-    config, parts = trained_parts(target, Place(), device="cpu")
+    config, parts = trained_parts(target, Place(), device="cpu", trust=trust)
     model = parts.model.eval()
     images = torch.randn(3, *parts.example.shape[1:], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model(images)
+    if output.is_symlink():
+        raise UsageError(f"{output} is a link, which is not followed: name another folder with --output")
     output.mkdir(parents=True, exist_ok=True)
     with durable.writing(output / WEIGHTS) as file:
         torch.save(model.state_dict(), file)
@@ -68,6 +70,7 @@ def _onnx(model: nn.Module, images: Tensor, expected: Tensor, path: Path) -> Pat
     except ImportError as error:
         raise UsageError(f"--onnx needs {error.name}: pip install onnx onnxscript onnxruntime") from None
     batch = torch.export.Dim("batch", min=1)
+    path.unlink(missing_ok=True)  # a link would be followed
     try:
         torch.onnx.export(
             model, (images,), path, dynamo=True, dynamic_shapes=({0: batch},), external_data=False, verbose=False

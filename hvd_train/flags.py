@@ -60,6 +60,11 @@ def take(arguments: list[str], flag: str, needs: str) -> tuple[str | None, list[
     return None, arguments
 
 
+def take_switch(arguments: list[str], flag: str) -> tuple[bool, list[str]]:
+    """Take a flag without a value out of the arguments; return whether it was typed, and the arguments left."""
+    return flag in arguments, [argument for argument in arguments if argument != flag]
+
+
 def take_number(arguments: list[str], flag: str, default: int, least: int = 1) -> tuple[int, list[str]]:
     """Take a flag that holds a whole number out of the arguments, as `take` does, and return the number.
 

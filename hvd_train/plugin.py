@@ -5,15 +5,35 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hvd_train.errors import UsageError, unknown_name
 
+TIMM = "timm:"
+"""What the names of timm's models begin with."""
+
+
+class Untrusted(UsageError):
+    """A run names code that would be imported, and the user has not said that it may be."""
+
 
 def is_reference(name: str) -> bool:
-    """Return whether a name means the user's own code, as `mine:model` does, and not something built in."""
-    return ":" in name
+    """Return whether a name means the user's own code, as `mine:model` does, and not something built in or timm's."""
+    return ":" in name and not name.startswith(TIMM)
+
+
+def check_trusted(source: str, names: Mapping[str, str]) -> None:
+    """Raise Untrusted where one of the names that a file holds means code; they stand under the names of settings.
+
+    Whoever reads a run does not run what it names: anybody may have written it, and the current folder may hold it.
+    """
+    for setting, name in names.items():
+        if is_reference(name):
+            raise Untrusted(
+                f"{source} names code ({setting}: {name}), which only `train` imports unasked; "
+                "if you trust who wrote it, add --trust"
+            )
 
 
 def load(kind: str, reference: str) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hvd_train import checkpoint, config_file, console, state
+from hvd_train import checkpoint, config_file, console, plugin, state
 from hvd_train._version import __version__, digest_of_code
 from hvd_train.config import Config
 from hvd_train.data import sources
@@ -63,15 +63,16 @@ def evaluate(
     data: OwnData | None = None,
     world: World | None = None,
     device: str | None = None,
+    trust: bool = False,
 ) -> Scores:
     """Return the scores of a run (its best weights) or of a checkpoint file, as training measured them.
 
-    `model` and `data` are those that `train` was given, if it was. Raises UsageError where `target` is neither
-    a run nor a checkpoint.
+    `model` and `data` are those that `train` was given, if it was. Code that the run names is imported only with
+    `trust`. Raises UsageError where `target` is neither a run nor a checkpoint, or names code that is not trusted.
     """
     world = world or connect()
     try:
-        return world.run(lambda: _evaluate(target, world, device, model, data))
+        return world.run(lambda: _evaluate(target, world, device, model, data, trust=trust))
     finally:
         world.close()
 
@@ -147,9 +148,17 @@ def same_everywhere(config: Config | None) -> dict[str, str]:
 
 
 def _evaluate(
-    target: Path, world: World, device: str | None, own_model: Builder | None, own_data: OwnData | None
+    target: Path,
+    world: World,
+    device: str | None,
+    own_model: Builder | None,
+    own_data: OwnData | None,
+    *,
+    trust: bool,
 ) -> Scores:
-    config, parts = together(world, lambda: trained_parts(target, world.place, device, own_model, own_data))
+    config, parts = together(
+        world, lambda: trained_parts(target, world.place, device, own_model, own_data, trust=trust)
+    )
     if parts.val_loader is None:
         raise UsageError(f"{target}: its data set has no validation set")
     return evaluate_model(
@@ -169,20 +178,27 @@ def trained_parts(
     device: str | None = None,
     own_model: Builder | None = None,
     own_data: OwnData | None = None,
+    *,
+    trust: bool = False,
 ) -> tuple[Config, Parts]:
     """Return the config of a run or checkpoint, and its parts with the trained weights.
 
-    `own_model` and `own_data` are as in `evaluate`. Raises UsageError where the target cannot be read or used.
+    `own_model`, `own_data` and `trust` are as in `evaluate`. Raises UsageError where the target cannot be read or used,
+    and Untrusted, before anything is imported, where it names code that neither of them stands for.
     """
     config, trained = read_target(target)
     if device is not None:
         config = config.replace(device=device)
-    for kind, name, own in (("model", config.model.model, own_model), ("data", config.data.data, own_data)):
-        if name == OWN and own is None:
+    named = {"model": config.model.model} if own_model is None else {}
+    named |= {"data": config.data.data} if own_data is None else {}
+    for kind, name in named.items():
+        if name == OWN:
             raise UsageError(
                 f"{target} was trained with a {kind} that only its script knows: call "
                 "hvd_train.evaluate(run, model=..., data=...) from there"
             )
+    if not trust:
+        plugin.check_trusted(str(target), named)
     parts = build(config, place, own_model, own_data)
     state.check_same_shapes(parts.model.state_dict(), trained)
     parts.model.load_state_dict(trained)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from hvd_train.console import PROGRAM
+from hvd_train.console import PROGRAM, show
 from hvd_train.flags import parse_flags
 from hvd_train.run_files import ledger
 
@@ -32,5 +32,5 @@ def run(arguments: list[str]) -> int:
     """
     options = parse_flags(AuditOptions, arguments, f"{PROGRAM} audit")
     verdict = ledger.audit(options.run)
-    print(verdict)
+    show(verdict)
     return 1 if verdict.faults else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hvd_train import config_file
 from hvd_train.commands.train import parse_train
+from hvd_train.flags import take_switch
 
 USAGE = """\
   config [RECIPE] [flags]  check the settings of `train` and print them in the form that --config FILE takes
@@ -12,7 +13,8 @@ USAGE = """\
 
 def run(arguments: list[str]) -> int:
     """Check the settings, print them as YAML and return 0. Raises UsageError for settings that cannot give a run."""
-    settings = parse_train(arguments, "config")
+    trust, arguments = take_switch(arguments, "--trust")
+    settings = parse_train(arguments, "config", trust=trust)
     from hvd_train.run import check  # imports torch, which parsing can do without
 
     check(settings)

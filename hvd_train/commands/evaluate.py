@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from hvd_train.console import PROGRAM
+from hvd_train.console import PROGRAM, printable
 from hvd_train.flags import parse_flags
 
 USAGE = """\
@@ -27,6 +27,8 @@ class EvaluateOptions:
     """Print one JSON object, with every digit."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs."""
+    trust: bool = False
+    """Import the code that the run names as its model or data: it can do here whatever you can."""
 
 
 def run(arguments: list[str]) -> int:
@@ -38,7 +40,7 @@ def run(arguments: list[str]) -> int:
     from hvd_train.run import connect, evaluate  # imports torch, which parsing can do without
 
     world = connect()
-    scores = evaluate(options.target, world=world, device=options.device)
+    scores = evaluate(options.target, world=world, device=options.device, trust=options.trust)
     if world.place.rank != 0:
         return 0
     if options.json:
@@ -46,5 +48,5 @@ def run(arguments: list[str]) -> int:
         return 0
     print(f"loss {scores.loss:.6f}  top-1 {scores.top1:.4%}  top-5 {scores.top5:.4%}  ({scores.count:,} images)")
     for name, share in zip(scores.classes, scores.per_class, strict=True):
-        print(f"  {name:<20} {share:8.2%}")
+        print(f"  {printable(name):<20} {share:8.2%}")
     return 0

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from hvd_train.console import PROGRAM
+from hvd_train.console import PROGRAM, show
 from hvd_train.flags import parse_flags
 
 USAGE = """\
@@ -26,6 +26,8 @@ class ExportOptions:
     """Folder for the files; default: RUN/export, or CHECKPOINT.export."""
     onnx: bool = False
     """Also write model.onnx (pip install onnx onnxscript onnxruntime)."""
+    trust: bool = False
+    """Import the code that the run names as its model or data: it can do here whatever you can."""
 
 
 def run(arguments: list[str]) -> int:
@@ -38,6 +40,6 @@ def run(arguments: list[str]) -> int:
 
     target = options.target
     usual = target / "export" if target.is_dir() else target.with_name(f"{target.name}.export")
-    for path in export(target, options.output or usual, onnx=options.onnx):
-        print(path)
+    for path in export(target, options.output or usual, onnx=options.onnx, trust=options.trust):
+        show(path)
     return 0

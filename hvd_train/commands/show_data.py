@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hvd_train import console
 from hvd_train.commands.train import parse_train
-from hvd_train.flags import take, take_number
+from hvd_train.flags import take, take_number, take_switch
 
 USAGE = """\
   show-data [RECIPE] [flags] [--ranks N] [--output FILE.png]
@@ -20,10 +21,11 @@ def run(arguments: list[str]) -> int:
     """
     ranks, arguments = take_number(arguments, "--ranks", 1)
     output, arguments = take(arguments, "--output", "the path of a picture")
-    settings = parse_train(arguments, "show-data")
+    trust, arguments = take_switch(arguments, "--trust")
+    settings = parse_train(arguments, "show-data", trust=trust)
     from hvd_train.report.samples import show  # imports torch, which parsing can do without
     from hvd_train.run import check
 
     check(settings)
-    print(show(settings, ranks, Path(output or "show-data.png")))
+    console.show(show(settings, ranks, Path(output or "show-data.png")))
     return 0

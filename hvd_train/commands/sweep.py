@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvd_train import console
 from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
+from hvd_train.console import printable
 from hvd_train.errors import HvdTrainError, UsageError
 from hvd_train.flags import take, take_number
 from hvd_train.launch import launcher, mpi_roll_call
@@ -169,7 +171,7 @@ def _try(trial: Trial, world: World, *, speaks: bool) -> dict[str, Any] | None:
     row["seconds"] = round(time.perf_counter() - started, 1)
     if not speaks:
         return None
-    print(f"{trial.name}: {row['failed'] or _score(row)} ({row['seconds']:.0f} s)", flush=True)
+    console.show(f"{trial.name}: {row['failed'] or _score(row)} ({row['seconds']:.0f} s)")
     return row
 
 
@@ -180,7 +182,10 @@ def _printing_to(path: Path, *, speaks: bool) -> Iterator[None]:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8", buffering=1) as log, contextlib.redirect_stdout(log):
+    with (
+        open(path, "a", encoding="utf-8", buffering=1, opener=durable.in_place) as log,
+        contextlib.redirect_stdout(log),
+    ):
         yield
 
 
@@ -192,7 +197,7 @@ def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
 
     table = Table("training", "best top-1", "loss", "seconds", "run")
     for row in rows:
-        score = f"failed: {textwrap.shorten(row['failed'], 60)}" if row["failed"] else _score(row)
+        score = f"failed: {printable(textwrap.shorten(row['failed'], 60))}" if row["failed"] else _score(row)
         loss = "" if row["failed"] else f"{row['loss']:.4f}"
         table.add_row(row["name"], score, loss, f"{row['seconds']:.0f}", row["run"])
     Console(highlight=False).print(table)

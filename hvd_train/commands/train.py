@@ -7,7 +7,7 @@ import gc
 import os
 from pathlib import Path
 
-from hvd_train import config_file, console, recipes
+from hvd_train import config_file, console, plugin, recipes
 from hvd_train.config import Config
 from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError
@@ -60,10 +60,11 @@ def run(arguments: list[str]) -> int:
     return 128 + result.stopped_by if result.stopped_by else os.EX_TEMPFAIL
 
 
-def parse_train(arguments: list[str], command: str = "train") -> Config:
+def parse_train(arguments: list[str], command: str = "train", *, trust: bool = True) -> Config:
     """Return the config of `hvd-train train ...`: a recipe or --config FILE, changed by the flags.
 
-    `command` is named in errors and in the help. Raises UsageError for an unknown recipe, flag or value.
+    `command` is named in errors and in the help. Without `trust`, as in commands that do not train, the file
+    must not name code that no flag names. Raises UsageError for an unknown recipe, flag or value.
     """
     arguments = _split_lists([_renamed(argument) for argument in arguments])
     file, arguments = take(arguments, "--config", "the path of a config.yaml")
@@ -89,6 +90,10 @@ def parse_train(arguments: list[str], command: str = "train") -> Config:
         base = base.replace(workers_per_host=None)
     names = "|".join(recipes.RECIPES)
     parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [--config FILE]", default=base)
+    if path is not None and not trust:
+        in_file = {"model": base.model.model, "data": base.data.data}
+        used = {"model": parsed.model.model, "data": parsed.data.data}
+        plugin.check_trusted(str(path), {name: value for name, value in used.items() if value == in_file[name]})
     return recipes.suited(parsed) if path is None and "--learning-rate" not in flags else parsed
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from hvd_train import plugin
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.network.buffers import unchanged
+from hvd_train.plugin import TIMM
 
 DIGITS_CONVNET = "digits-convnet"
-TIMM = "timm:"
 Builder = Callable[[int], nn.Module]
 """A function of the user's that returns a model for a number of classes."""
 
@@ -85,7 +85,7 @@ def head_of(model: nn.Module) -> str | None:
 
 def needs_colour(name: str) -> bool:
     """Return whether a model takes images of three channels only, as those of torchvision and timm do."""
-    return name != DIGITS_CONVNET and (name.startswith(TIMM) or not plugin.is_reference(name))
+    return name != DIGITS_CONVNET and not plugin.is_reference(name)
 
 
 def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder | None = None) -> nn.Module:

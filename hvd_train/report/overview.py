@@ -87,7 +87,7 @@ def _facts(run: History) -> dict[str, str]:
         "workers": str(run.world_size or "?"),
         "epochs": f"{done} of {run.num_epochs or '?'}",
         "steps": f"{steps:,}",
-        "best val top-1": f"{best['val_top1']:.2%} (epoch {best['epoch']})" if best else "not evaluated",
+        "best val top-1": f"{best['val_top1']:.2%} (epoch {best.get('epoch', '?')})" if best else "not evaluated",
         "last val loss": f"{last['val_loss']:.4f}" if last else "none",
         "test top-1": f"{test:.2%}" if (test := number(run.summary, "test_top1")) is not None else "no test",
         "images/s": f"{speed:,.0f}" if speed else "unknown",

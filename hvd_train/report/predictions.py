@@ -38,12 +38,12 @@ class _Mistake:
 
 
 @torch.no_grad()
-def predict(run: Path, device: str) -> Predictions:
+def predict(run: Path, device: str, *, trust: bool = False) -> Predictions:
     """Return what the best weights of a run folder predict for every validation image, each taken once.
 
-    Raises UsageError where the weights, the data or the model cannot be had.
+    `trust` is as in `run.evaluate`. Raises UsageError where the weights, the data or the model cannot be had.
     """
-    config, parts = trained_parts(run, Place(), device)
+    config, parts = trained_parts(run, Place(), device, trust=trust)
     loader, data = parts.val_loader, parts.data
     if loader is None:
         raise UsageError("its data set has no validation set")

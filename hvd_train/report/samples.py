@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from hvd_train.config import Config
+from hvd_train.console import printable
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.folder import ImageFolder
 from hvd_train.data.transforms import Items
@@ -36,9 +37,10 @@ class Preview:
     rank_counts: tuple[Counter[int], ...]
 
     def __str__(self) -> str:
-        width = max(map(len, self.classes))
+        names = [printable(name) for name in self.classes]
+        width = max(map(len, names))
         lines = [f"{'':{width}}  " + "  ".join(f"{f'rank {rank}':>8}" for rank in range(len(self.rank_counts)))]
-        for number, name in enumerate(self.classes):
+        for number, name in enumerate(names):
             lines.append(f"{name:{width}}  " + "  ".join(f"{counts[number]:8,}" for counts in self.rank_counts))
         return "\n".join([*lines, f"picture: {self.path}"])
 

@@ -45,7 +45,7 @@ def read(path: Path) -> Scaling:
         rows = [row for row in values["rows"] if isinstance(row, dict)]
         rows.sort(key=lambda row: number(row, "workers") or 0)
         return Scaling(path, str(values.get("mode", "")), tuple(rows))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UsageError(f"{path / RECORD} is not a record of hvd-train bench scaling") from None
 
 

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hvd_train.console import printable
 from hvd_train.progress.clock import duration
 from hvd_train.run_files.history import History, number, read, speeds, thinned
 
@@ -64,9 +65,9 @@ def watch(path: Path, *, once: bool, interval_s: float) -> None:
 def view(history: History, now: float) -> RenderableType:
     """Return the picture of a run; `now`, in seconds since 1970, tells how long it has been silent."""
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("state", Text(_state(history, now)))
+    facts.add_row("state", _text(_state(history, now)))
     settings = history.settings
-    facts.add_row("training", Text(f"{settings.get('model', '?')} on {settings.get('data', '?')}, {_world(history)}"))
+    facts.add_row("training", _text(f"{settings.get('model', '?')} on {settings.get('data', '?')}, {_world(history)}"))
     facts.add_row("progress", _progress(history))
     facts.add_row("speed", Text(_speed(history)))
     for name, label, form, epochs in (
@@ -80,11 +81,17 @@ def view(history: History, now: float) -> RenderableType:
         )
     facts.add_row("images/s", Text(_curve(speeds(history, _WIDTH)[1], ",.0f")))
     parts: list[RenderableType] = [facts]
-    parts += [Text(f"missing: {gap}", style="dim") for gap in history.gaps]
+    parts += [_text(f"missing: {gap}", style="dim") for gap in history.gaps]
     parts += [
-        Text(f"{duration(event['elapsed']):>8}  {event.get('message', '')}") for event in history.events[-_MOST_EVENTS:]
+        _text(f"{duration(event['elapsed']):>8}  {event.get('message', '')}")
+        for event in history.events[-_MOST_EVENTS:]
     ]
-    return Panel(Group(*parts), title=Text(history.name), title_align="left")
+    return Panel(Group(*parts), title=_text(history.name), title_align="left")
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return text from the files of a run, which may be anybody's, without what a terminal would obey."""
+    return Text(printable(text, keep="\n\t"), style=style)
 
 
 def sparkline(values: Sequence[float | None], width: int = _WIDTH) -> str:

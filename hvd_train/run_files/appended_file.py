@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from hvd_train.run_files.durable import Permission, always, sync_folder
+from hvd_train.run_files.durable import Permission, always, in_place, sync_folder
 
 _AGAIN_S = 1.0  # how often a disk that was full is tried: each try would write all that is waiting
 _MOST_BYTES = 64 * 2**20
@@ -82,7 +82,7 @@ class AppendedFile:
         try:
             if self._file is None:
                 self._path.parent.mkdir(exist_ok=True)
-                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+                self._file = in_place(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                 sync_folder(self._path.parent)
             if self._waiting:
                 self._append_waiting(self._file)

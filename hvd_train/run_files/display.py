@@ -7,6 +7,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from hvd_train.console import printable
 from hvd_train.run_files.records import EpochRecord, Moment
 
 _LINE_SECONDS = 10.0  # a LineDisplay prints a line this often within a long epoch
@@ -57,7 +58,7 @@ class LineDisplay(Display):
     @override
     def say(self, message: str) -> None:
         self._last_line = time.monotonic()
-        print(message, flush=True)
+        print(printable(message, keep="\n\t"), flush=True)
 
     @override
     def close(self) -> None:
@@ -99,7 +100,7 @@ class TerminalDisplay(Display):
 
     @override
     def say(self, message: str) -> None:
-        self._bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
+        self._bar.console.print(printable(message, keep="\n\t"), markup=False, highlight=False, soft_wrap=True)
 
     @override
     def close(self) -> None:

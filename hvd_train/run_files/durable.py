@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,25 @@ def always() -> bool:
     return True
 
 
+def in_place(path: str | Path, flags: int) -> int:
+    """Open a file of a run folder itself, to be written where it stands; this is an `opener` for `open`.
+
+    Raises OSError where the name is a link, the file has other names, or it is no file: whoever has planted that means
+    another file outside of the folder. It is never emptied here: leave O_TRUNC out.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from None
+        raise
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.ELOOP, "it is no file of its own, but a link or a device", str(path))
+
+
 @contextmanager
 def writing(path: Path, permission: Permission = always) -> Iterator[BinaryIO]:
     """Open a file beside `path` for the block, then force it to disk and rename it to `path`.
@@ -31,7 +51,8 @@ def writing(path: Path, permission: Permission = always) -> Iterator[BinaryIO]:
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     _ask(permission, path)
     try:
-        with open(partial, "wb") as file:
+        partial.unlink(missing_ok=True)  # a killed process left it; or it is a link, which is removed and not followed
+        with open(partial, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import json
-import math
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from hvd_train import config_file
 from hvd_train.errors import UsageError
 from hvd_train.progress.clock import PHASES
 from hvd_train.run_files import run_folder
@@ -26,6 +24,7 @@ Record = Mapping[str, Any]
 
 Curve = tuple[list[float | None], list[float | None]]
 """The x and the y values of a curve, as many of each; None leaves a gap."""
+_LARGEST = 1e18  # no record of a run has a number as large
 _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 
 
@@ -122,7 +121,7 @@ def read(path: Path) -> History:
         gaps.append(f"no {run_folder.ENVIRONMENT}: the run is of an earlier version, or could not write it")
     kinds: dict[str, list[Record]] = {"step": [], "epoch": [], "event": []}
     for line in lines:
-        kinds.get(line.get("kind", ""), []).append(line)
+        kinds.get(str(line.get("kind")), []).append(line)
     return History(
         path=path,
         settings=settings,
@@ -140,14 +139,14 @@ def read(path: Path) -> History:
 def number(record: Mapping[str, Any], name: str) -> float | None:
     """Return a field of a record where it is a finite number, else None."""
     value = record.get(name)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST:
         return float(value)
     return None
 
 
 def whole(value: object) -> int | None:
     """Return `value` where it is a whole number above 0, else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST else None
 
 
 def split_of(history: History) -> dict[str, float] | None:
@@ -195,11 +194,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _settings(path: Path, gaps: list[str]) -> dict[str, Any]:
     """Return the settings in config.yaml, whether or not this version still has them."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = config_file.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         gaps.append(f"no settings: {path.name} cannot be read ({error.strerror})")
         return {}
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except ValueError:
         values = None
     if not isinstance(values, dict):
         gaps.append(f"no settings: {path.name} is not what a run writes")
@@ -215,7 +214,7 @@ def _json(path: Path, gaps: list[str]) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         values = None
     if isinstance(values, dict):
         return values
@@ -233,7 +232,7 @@ def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
     for line_number, text in enumerate(texts, 1):
         try:
             record = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict) and number(record, "time") is not None:
             lines.append(record)

@@ -19,7 +19,7 @@ from typing_extensions import override
 from hvd_train.elastic.members import Change
 from hvd_train.run_files.appended_file import AppendedFile
 from hvd_train.run_files.display import Display, LineDisplay, TerminalDisplay
-from hvd_train.run_files.durable import Permission, always
+from hvd_train.run_files.durable import Permission, always, in_place
 from hvd_train.run_files.ledger import Entry
 from hvd_train.run_files.ledger_file import LedgerFile
 from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
@@ -223,15 +223,15 @@ def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int]:
         return step, epochs_done  # the run goes on in another folder than the one it began in
     last_step = last_epoch = 0
     kept = list[bytes]()  # of the lines from `begin` on, the last one first
-    with open(path, "r+b") as file:
+    with open(path, "r+b", opener=in_place) as file:
         begin = 0
         for offset, line in lines_backwards(file):
             begin = offset
             try:
                 record = json.loads(line)
-            except ValueError:
-                continue  # torn when the process was killed
-            kind = record["kind"]
+                kind, _, _ = record["kind"], int(record.get("step", 0)), int(record.get("epoch", 0))
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+                continue  # torn when the process was killed, or none of ours
             ends_again = kind == "epoch" and record["epoch"] > epochs_done
             if record.get("step", 0) <= step and not ends_again:
                 kept.append(line.rstrip(b"\n") + b"\n")

@@ -87,6 +87,8 @@ def parse(line: str | bytes, source: str) -> Entry | Listed:
     """Return the entry in a line. Raises UsageError, naming `source`, where it holds none."""
     try:
         values: dict[str, Any] = json.loads(line)
+        if not all(-(2**63) <= int(n) < 2**63 for n in (values["epoch"], *values.get("samples", ()))):
+            raise ValueError("too large")
         epoch, world_size = int(values["epoch"]), int(values["world_size"])
         if "samples" in values:
             return Listed(epoch, int(values["step"]), world_size, tuple(map(int, values["samples"])))
@@ -94,7 +96,7 @@ def parse(line: str | bytes, source: str) -> Entry | Listed:
         return Entry(
             epoch, (int(first), int(last)), world_size, (int(start), int(stop)), int(values["fingerprint"], 16)
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise UsageError(f"{source} is not a step of a ledger") from None
 
 
@@ -151,8 +153,12 @@ def audit(folder: Path) -> Audit:
     if not path.exists():
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
     start = _start_event(folder)
-    repetitions = int(start.get("repeated_augmentation", 1))
-    return audit_entries(read(path), int(start["num_samples"]), repetitions, start.get("seed"))
+    numbers = [start["num_samples"], start.get("repeated_augmentation", 1), start.get("seed", 0)]
+    if not all(
+        type(number) is int and least <= number < 2**63 for number, least in zip(numbers, (1, 1, 0), strict=True)
+    ):
+        raise UsageError(f"{folder / METRICS}: its start is none of a run: the ledger cannot be judged")
+    return audit_entries(read(path), numbers[0], numbers[1], start.get("seed"))
 
 
 def audit_entries(
@@ -325,7 +331,7 @@ def _start_event(folder: Path) -> dict[str, Any]:
                     continue
                 try:
                     record = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(record, dict) and record.get("name") == "start" and "num_samples" in record:
                     found = record

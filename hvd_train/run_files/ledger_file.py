@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hvd_train.console import say
 from hvd_train.run_files.appended_file import AppendedFile
-from hvd_train.run_files.durable import Permission, always
+from hvd_train.run_files.durable import Permission, always, in_place
 from hvd_train.run_files.ledger import LEDGER, Entry, parse
 from hvd_train.run_files.tail import lines_backwards
 
@@ -64,7 +64,7 @@ class LedgerFile:
 
     def _cut(self, step: int) -> None:
         """Remove the entries that go beyond `step`, and a torn last line; a full disk has room for that."""
-        with open(self._path, "r+b") as file:
+        with open(self._path, "r+b", opener=in_place) as file:
             end = self._last_step = 0
             for begin, line in lines_backwards(file):
                 if not line.endswith(b"\n"):

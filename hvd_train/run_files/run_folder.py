@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ RUNS = Path("runs")
 CONFIG, SUMMARY, METRICS, ENVIRONMENT = "config.yaml", "summary.json", "metrics.jsonl", "environment.json"
 _LOCK = ".lock"
 _MEMBERS = ".members"
+_WRITTEN_IN_PLACE = (_LOCK, _MEMBERS, METRICS, "ledger.jsonl")
 
 
 class Busy(UsageError):
@@ -60,7 +62,8 @@ def take_over(path: Path, owner: str = "") -> None:
     """
     fresh = path / f"{_LOCK}-{os.getpid()}"
     try:
-        with open(fresh, "w", encoding="ascii") as lock:
+        fresh.unlink(missing_ok=True)
+        with open(fresh, "x", encoding="ascii") as lock:
             _name_owner(lock, owner)
         os.replace(fresh, path / _LOCK)
     except OSError as error:
@@ -70,7 +73,10 @@ def take_over(path: Path, owner: str = "") -> None:
 def belongs_to(path: Path, owner: str) -> bool:
     """Return whether the job of this name has claimed the folder, and nobody after it; no job has an empty name."""
     try:
-        return bool(owner) and (path / _LOCK).read_text(encoding="ascii") == owner
+        if not owner:
+            return False
+        with open(path / _LOCK, encoding="ascii", opener=durable.in_place) as lock:
+            return lock.read() == owner
     except (OSError, ValueError):
         return False
 
@@ -81,7 +87,8 @@ def stay(path: Path) -> IO[str] | None:
     That holds until what is returned is closed, or the process ends. None where the file system has no such locks.
     """
     with suppress(OSError):
-        members = open(path / _MEMBERS, "a+")  # noqa: SIM115  # held open for as long as the process stays
+        # Held open for as long as the process stays.
+        members = open(path / _MEMBERS, "a+", opener=durable.in_place)  # noqa: SIM115
         fcntl.flock(members, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return members
     return None
@@ -90,7 +97,7 @@ def stay(path: Path) -> IO[str] | None:
 def _has_members(path: Path) -> bool:
     """Return whether a process stays in the folder, whoever holds its lock."""
     try:
-        with open(path / _MEMBERS, "r+") as members:
+        with open(path / _MEMBERS, "r+", opener=durable.in_place) as members:
             fcntl.flock(members, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -155,8 +162,14 @@ def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: s
 
 
 def _claim_own(config: Config, now: datetime, start: Callable[[], None], owner: str, *, wait: bool) -> RunFolder:
-    notes = []
+    notes = list[str]()
     found = [path for path in sorted(RUNS.glob(f"{config.recipe}-*"), reverse=True) if (path / CONFIG).exists()]
+    foreign = [path for path in found if _is_foreign(path)]
+    found = [path for path in found if path not in foreign]
+    if foreign and config.run.resume == "auto":
+        notes.append(
+            f"{foreign[0]} belongs to another user and is passed over; to go on in it, type --output-dir {foreign[0]}"
+        )
     own = [path for path in found if belongs_to(path, owner)]
     unfinished = [path for path in found if config.run.resume == "auto" and not (path / SUMMARY).exists()]
     for path in own or unfinished:
@@ -180,6 +193,7 @@ def _create(path: Path, config: Config, owner: str, *notes: str) -> RunFolder:
 
 
 def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:
+    _check_no_links(path)
     differences = config.differences(config_file.load(path / CONFIG))
     if differences:
         raise UsageError(
@@ -204,7 +218,8 @@ def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
     """
     if wait and _has_members(path):
         raise Busy(path)
-    lock = open(path / _LOCK, "a")  # noqa: SIM115  # held open for as long as the process lives
+    # Held open for as long as the process lives.
+    lock = open(path / _LOCK, "a", opener=durable.in_place)  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -226,6 +241,22 @@ def _name_owner(lock: IO[str], owner: str) -> None:
     except OSError:
         with suppress(OSError):
             lock.truncate(0)  # no name rather than a part of one
+
+
+def _check_no_links(path: Path) -> None:
+    """Raise UsageError where something in a run folder is a link: what is written there would land elsewhere."""
+    for entry in sorted((*path.iterdir(), *path.glob("checkpoints/*"))):
+        status = entry.lstat()
+        plain = stat.S_ISREG(status.st_mode) and (status.st_nlink == 1 or entry.name not in _WRITTEN_IN_PLACE)
+        if not plain and not stat.S_ISDIR(status.st_mode):
+            raise UsageError(
+                f"{entry} is a link or a device, and a run writes into none: remove it, or name another --output-dir"
+            )
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return whether a folder, or a link to it, belongs to another user; root could do anything anyway."""
+    return bool({path.stat().st_uid, path.lstat().st_uid} - {0, os.geteuid()})
 
 
 def _free_name(path: Path) -> Path:

@@ -265,7 +265,7 @@ def test_docker(containers: tuple[dict[str, str], Callable[[], list[list[str]]]]
         "train_hostfile.sh", "/etc/hvd_train/ssh/hostfile", "--"
     ]  # fmt: skip
     assert f"{tmp_path}/my runs:/home/trainer/runs" in launcher
-    assert (tmp_path / "my runs").stat().st_mode & 0o777 == 0o777
+    assert (tmp_path / "my runs").stat().st_mode & 0o022 == 0, "others can write there"
     copied = subprocess.run(["tar", "tvf", tmp_path / "cp.tar"], capture_output=True, text=True, check=True).stdout
     assert re.search(r"-rw------- 1000/1000 .* \./id_ed25519\n", copied)
     assert "PRIVATE KEY" not in result.stdout + result.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvd_train import cli
+from hvd_train.validate import Scores
 
 
 def test_train_and_evaluate_agree_to_the_last_digit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,3 +26,13 @@ def test_train_and_evaluate_agree_to_the_last_digit(capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out) == scores
     assert cli.run(["evaluate", "gone"]) == 2
     assert capsys.readouterr().err == "hvd-train: gone: no such run folder or checkpoint\n"
+
+
+def test_a_class_folder_cannot_act_on_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its name has one line, whatever signs it is made of."""
+    scores = Scores(loss=1.0, top1=0.5, top5=1.0, count=2, classes=("a\x1b[2J\nb",), per_class=(0.5,))
+    monkeypatch.setattr("hvd_train.run.evaluate", lambda *_, **__: scores)
+    assert cli.run(["evaluate", "run"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["  a\ufffd[2J\ufffdb                50.00%"]

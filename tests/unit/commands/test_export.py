@@ -23,8 +23,9 @@ def test_files_go_beside_what_was_exported_or_where_the_user_says(
     """Into the run folder, or beside a checkpoint; the path of each file is printed."""
     Path("run").mkdir()
 
-    def export(target: Path, folder: Path, *, onnx: bool) -> list[Path]:
+    def export(target: Path, folder: Path, *, onnx: bool, trust: bool) -> list[Path]:
         assert not onnx
+        assert not trust
         return [folder / "weights.pt", folder / "model.pt2"]
 
     monkeypatch.setattr("hvd_train.export.export", export)

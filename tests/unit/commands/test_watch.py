@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hvd_train import cli
+from tests.support.run_folders import event, start, step, whole_run, write
 
 
 @pytest.mark.parametrize(
@@ -35,3 +36,28 @@ def test_an_interval_that_cannot_be(interval: str, capsys: pytest.CaptureFixture
     printed = capsys.readouterr().err
     assert "--interval" in printed
     assert printed.count("\n") == 1
+
+
+def test_files_of_a_run_cannot_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Escapes in messages, settings and the folder's name are replaced."""
+    lines = [start(), step(1), event("note", 2, "a\x1b]0;owned\x07b\x9b2J\u202ec")]
+    run = write(Path("r\x1bun"), lines)
+    config = (run / "config.yaml").read_text().replace("digits-convnet", '"\\e[2Jnet"')
+    (run / "config.yaml").write_text(config)
+    assert cli.run(["watch", str(run), "--once"]) == 0
+    printed = capsys.readouterr().out
+    assert "owned" in printed
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(printed)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "x", True, -1, 1e300, 10**400])
+def test_values_of_any_type_are_shown_or_left_out(value: object, capsys: pytest.CaptureFixture[str]) -> None:
+    """`watch` and `report` come to their end whatever stands in the records of a run."""
+    lines = whole_run(1)
+    names = sorted({name for line in lines for name in line} - {"kind", "time"})
+    wrong = [{**line, name: value} for line in lines for name in names if name in line]
+    run = write(Path("run"), [*lines, *wrong], summary=True)
+    (run / "summary.json").write_text('{"why": ["x"], "images_per_second": "fast", "test_top1": {}}')
+    (run / "environment.json").write_text('{"host": [1], "versions": 3, "ranks_of_hosts": [], "command": {}}')
+    assert cli.run(["watch", "run", "--once"]) == 0
+    assert cli.run(["report", "run", "--no-predictions"]) == 0

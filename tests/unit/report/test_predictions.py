@@ -23,7 +23,7 @@ from tests.support.run_folders import start, write
 def test_every_validation_image_is_counted_once() -> None:
     """The best weights' hits add up to the score that training returned; the worst images come first."""
     result = train(recipes.digits().replace(epochs=1, device="cpu", workers=0, output_dir=Path("run")))
-    predictions = predict(Path("run"), "cpu")
+    predictions = predict(Path("run"), "cpu", trust=True)
     total = sum(predictions.counts.values())
     right = sum(count for (truth, predicted), count in predictions.counts.items() if truth == predicted)
     assert total == 360
@@ -40,7 +40,7 @@ def test_a_run_without_weights_has_no_predictions() -> None:
     """A run that was stopped before its first evaluation is refused with the file that it lacks."""
     write(Path("run"), [start()])
     with pytest.raises(UsageError, match=r"model-best\.pt"):
-        predict(Path("run"), "cpu")
+        predict(Path("run"), "cpu", trust=True)
 
 
 def always_the_first(num_classes: int) -> nn.Module:
@@ -65,13 +65,13 @@ def test_what_is_predicted_for_which_truth() -> None:
     model = "tests.unit.report.test_predictions:always_the_first"
     small = {"epochs": 1, "device": "cpu", "workers": 0, "output_dir": Path("run"), "model": model}
     train(recipes.digits().replace(**small, learning_rate=1e-9, eval_batch_size=7))
-    predictions = predict(Path("run"), "cpu")
+    predictions = predict(Path("run"), "cpu", trust=True)
     assert {predicted for _, predicted in predictions.counts} == {0}
     assert len({truth for truth, _ in predictions.counts}) == 10
     assert all(image.predicted == "0" != image.truth for image in predictions.worst)
     settings = Path("run/config.yaml")
     settings.write_text(settings.read_text().replace("eval_batch_size: 7", "eval_batch_size: 360"))
-    at_once = predict(Path("run"), "cpu")
+    at_once = predict(Path("run"), "cpu", trust=True)
     assert [image.sample for image in predictions.worst] == [image.sample for image in at_once.worst]
 
 
@@ -92,7 +92,7 @@ def test_an_image_that_is_right_is_no_mistake() -> None:
     model, data = (f"tests.unit.report.test_predictions:{name}" for name in ("always_the_first", "mostly_zeros"))
     small = {"epochs": 1, "device": "cpu", "workers": 0, "output_dir": Path("run"), "model": model, "data": data}
     train(recipes.digits().replace(**small, learning_rate=1e-9, global_batch_size=10))
-    assert sorted(image.sample for image in predict(Path("run"), "cpu").worst) == [1, 2]
+    assert sorted(image.sample for image in predict(Path("run"), "cpu", trust=True).worst) == [1, 2]
 
 
 def test_a_picture_has_the_colours_of_the_image() -> None:

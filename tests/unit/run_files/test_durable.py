@@ -82,3 +82,32 @@ def test_only_partial_files_are_cleared_away() -> None:
         Path(name).write_text("x")
     durable.remove_partial(Path())
     assert sorted(path.name for path in Path().iterdir()) == ["a.ckpt", "partial"]
+
+
+@pytest.mark.parametrize("name", ["a.txt.partial", "a.txt"])
+def test_no_link_is_followed(name: str) -> None:
+    """A link in the place of a file, or of one that is not finished, is replaced, and what it leads to stays."""
+    Path("outside").write_text("precious")
+    Path(name).symlink_to("outside")
+    durable.write(Path("a.txt"), b"data")
+    assert Path("outside").read_text() == "precious"
+    assert Path("a.txt").read_bytes() == b"data"
+    assert not Path("a.txt").is_symlink()
+
+
+def test_a_file_that_is_written_in_place_has_one_name() -> None:
+    """Links of both kinds and pipes are refused at once; a plain file is opened with all that it holds."""
+    import os
+
+    Path("outside").write_text("precious")
+    Path("soft").symlink_to("outside")
+    Path("hard").hardlink_to("outside")
+    os.mkfifo("pipe")
+    for name in ("soft", "hard", "pipe"):
+        with pytest.raises(OSError, match=r"it is a link|no file of its own|No such device"):
+            durable.in_place(name, os.O_WRONLY | os.O_APPEND)
+    with open("plain", "ab", opener=durable.in_place) as file:
+        file.write(b"one")
+    with open("plain", "r+b", opener=durable.in_place) as file:
+        assert file.read() == b"one"
+    assert Path("outside").read_text() == "precious"

@@ -10,6 +10,7 @@ import pytest
 
 from hvd_train.errors import UsageError
 from hvd_train.run_files.history import History, read, speeds, split_of, thinned
+from hvd_train.run_files.history import number as number_of
 from hvd_train.run_files.run_folder import claim
 from tests.support.run_folders import epoch, event, start, step, whole_run, write
 
@@ -139,3 +140,30 @@ def test_thinning_keeps_gaps() -> None:
     assert x == [0.5, 2.5, 4.5]
     assert y == [2.0, None, 5.0]
     assert thinned([], []) == ([], [])
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "environment.json"])
+@pytest.mark.parametrize("content", [DEEP, "[1, 2]", "7", '"text"', "null", '{"kind": ["step"], "time": 1}'])
+def test_files_of_any_content_are_gaps(name: str, content: str) -> None:
+    """Nesting without end and values of other types end neither the reading nor the page."""
+    run = write(Path("run"), whole_run(), summary=True)
+    (run / name).write_text(content)
+    read(run)
+
+
+def test_a_bomb_of_aliases_is_a_gap() -> None:
+    """A few hundred bytes of YAML that stand for gigabytes are not expanded."""
+    run = write(Path("run"), whole_run())
+    lines = ["a0: &a0 x"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    (run / "config.yaml").write_text("\n".join(lines))
+    assert "no settings: config.yaml is not what a run writes" in read(run).gaps
+
+
+def test_numbers_beyond_all_runs_are_none() -> None:
+    """JSON has whole numbers of any length, and those do not fit where numbers are drawn."""
+    run = of(start(num_samples=10**400), step(1, loss=10**400))
+    assert run.samples_per_epoch is None
+    assert number_of(run.steps[0], "loss") is None

@@ -282,3 +282,22 @@ def test_a_long_entry_is_looked_up_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
     entries[3] = replace(entries[3], fingerprint=1)
     faults = audit_entries(entries, 100, seed=SEED).faults
     assert faults == ("step 4: not the samples that stand at positions 30 to 39 of epoch 0",)
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, "7", '{"epoch": 1e999}', '{"epoch": 0, "world_size": 1, "samples": 3}']
+)
+def test_a_ledger_of_any_content_is_refused_in_one_line(line: str) -> None:
+    """Nesting without end, wrong types and numbers that are none name the line of the file."""
+    with pytest.raises(UsageError, match="line 3 is not a step of a ledger"):
+        ledger.parse(line, "line 3")
+
+
+def test_a_start_of_any_content_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Lines that cannot be read are passed over, and a number of samples that is none is named."""
+    (tmp_path / "ledger.jsonl").write_text("")
+    for number in ('"many"', "[]", "0", "-1", "1" * 400):
+        start = f'{{"name": "start", "num_samples": {number}, "seed": 0}}'
+        (tmp_path / "metrics.jsonl").write_text('"start"' + "[" * 100_000 + f"\n{start}\n")
+        with pytest.raises(UsageError, match="the ledger cannot be judged"):
+            audit(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from datetime import datetime
@@ -259,3 +260,57 @@ def test_a_run_whose_members_still_commit_is_not_moved_away() -> None:
 def test_without_a_folder_nobody_is_waited_for() -> None:
     """A host that does not have the folder, or whose file system has no locks, trains all the same."""
     assert run_folder.stay(Path("missing")) is None
+
+
+@pytest.mark.parametrize(
+    "name", [".lock", ".members", "metrics.jsonl", "config.yaml.partial", "tensorboard", "checkpoints", "model-best.pt"]
+)
+def test_a_run_folder_with_a_link_is_not_taken(name: str) -> None:
+    """What a run would write there would land in what the link leads to, which stays as it is."""
+    released(claim(named(), NOON))
+    Path("outside").write_text("precious")
+    Path("mine", name).unlink(missing_ok=True)
+    Path("mine", name).symlink_to(Path("outside").resolve())
+    with pytest.raises(UsageError, match=f"mine/{name} is a link or a device, .* remove it, or name another"):
+        claim(named(), LATER)
+    assert Path("outside").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "ledger.jsonl"])
+def test_a_file_with_two_names_is_not_written(name: str) -> None:
+    """A hard link is as good as a link to somebody who wants another file to be emptied."""
+    released(claim(named(), NOON))
+    Path("outside").write_text("precious")
+    Path("mine", name).unlink(missing_ok=True)
+    Path("mine", name).hardlink_to("outside")
+    with pytest.raises(UsageError, match=f"mine/{name} is a link"):
+        claim(named(), LATER, owner="job")
+    assert Path("outside").read_text() == "precious"
+
+
+def test_a_planted_lock_alone_is_not_followed() -> None:
+    """A folder that holds nothing but our lock is taken, unless that is a link: the error names it."""
+    Path("outside").write_text("precious")
+    Path("mine").mkdir()
+    Path("mine/.lock").symlink_to(Path("outside").resolve())
+    with pytest.raises(UsageError, match=r"cannot use the output folder mine/.lock: it is a link"):
+        claim(named(), NOON, owner="job")
+    assert Path("outside").read_text() == "precious"
+
+
+def test_a_folder_of_another_user_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the user has not named it: somebody may have planted it. The note says how to go on in it."""
+    mine = Config().replace(recipe="digits")
+    planted = released(claim(mine, NOON)).path
+    assert released(claim(mine, LATER)).path == planted
+    for entry in (planted, Path("runs")):
+        if os.geteuid() == 0:
+            os.chown(entry, 65534, 65534)
+    if os.geteuid() != 0:
+        monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    fresh = released(claim(mine, LATER))
+    assert fresh.path != planted
+    assert fresh.notes == (
+        f"{planted} belongs to another user and is passed over; to go on in it, type --output-dir {planted}",
+    )
+    assert released(claim(mine.replace(output_dir=planted), LATER)).path == planted

@@ -108,3 +108,21 @@ def test_numbers_as_people_write_them_in_yaml(tmp_path: Path) -> None:
     file.write_text("optimizer: {learning_rate: fast}\n")
     with pytest.raises(UsageError, match="learning_rate is 'fast'"):
         config_file.load(file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n",
+        "[" * 100_000,
+        "data: 2026-99-99\n",
+        "? [a]\n: b\n",
+    ],
+)
+def test_yaml_that_is_an_attack_is_one_line(text: str) -> None:
+    """Aliases, by which a few bytes stand for gigabytes, endless nesting and values that cannot be."""
+    Path("config.yaml").write_text(text)
+    with pytest.raises(UsageError) as refused:
+        config_file.load(Path("config.yaml"))
+    assert "\n" not in str(refused.value)
+    assert "config.yaml" in str(refused.value)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_train.console import say
+from hvd_train.console import printable, say
 
 ROOT = Path(__file__).parents[3]
 PRINTS = f"""
@@ -86,3 +86,15 @@ def test_streams_of_others_are_left_alone(capsys: pytest.CaptureFixture[str]) ->
     assert (sys.stdout, sys.stderr) == before
     print("heard")
     assert capsys.readouterr().out == "heard\n"
+
+
+HOSTILE = "a\x1b]0;title\x07\x1b[2J\x7f\x9b31m\u202egnp\u2066\r\nb\tc"
+
+
+def test_nothing_that_a_terminal_obeys_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Escapes, C1 controls and signs that turn the direction are replaced; letters of any language stay."""
+    assert printable(HOSTILE) == "a\ufffd]0;title\ufffd\ufffd[2J\ufffd\ufffd31m\ufffdgnp\ufffd\ufffd\ufffdb\ufffdc"
+    assert printable(HOSTILE, keep="\n\t").endswith("\ufffd\nb\tc")
+    assert printable("grün 猫 שלום") == "grün 猫 שלום"
+    say(HOSTILE)
+    assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & set(capsys.readouterr().err)

@@ -48,3 +48,11 @@ def test_own_code_that_fails_when_imported_is_an_error_of_use() -> None:
     Path("broken_networks.py").write_text("def f(:\n")
     with pytest.raises(UsageError, match="cannot import broken_networks: invalid syntax"):
         plugin.load("model", "broken_networks:f")
+
+
+def test_code_that_a_file_names_is_not_trusted() -> None:
+    """Names of torchvision and timm are no code; a module and a function are, and the line says what to type."""
+    plugin.check_trusted("run", {"model": "resnet18", "data": "folder"})
+    plugin.check_trusted("run", {"model": "timm:vit_tiny_patch16_224"})
+    with pytest.raises(plugin.Untrusted, match=r"run names code \(data: mine:data\).*add --trust"):
+        plugin.check_trusted("run", {"model": "resnet18", "data": "mine:data"})
