@@ -56,9 +56,10 @@ default_num_ranks() {
 }
 
 # parse_host LINE: set host and slots from a line of a host file without its comment; return 1 where it names no host.
-# Takes the forms that the project's Horovod takes: `h`, `h:2`, `h slots=2 max_slots=4`.
+# Takes the forms that the project's Horovod takes: `h`, `h:2`, `h slots=2 max_slots=4`. No name begins with -: ssh would
+# take it as an option.
 parse_host() {
-  local form='^([A-Za-z0-9_.-]+)(:([0-9]{1,5}))?([[:space:]]+slots[[:space:]]*=[[:space:]]*([0-9]{1,5}))?'
+  local form='^([A-Za-z0-9_.][A-Za-z0-9_.-]*)(:([0-9]{1,5}))?([[:space:]]+slots[[:space:]]*=[[:space:]]*([0-9]{1,5}))?'
   form+='([[:space:]]+max[-_]slots[[:space:]]*=[[:space:]]*[0-9]+)?[[:space:]]*$'
   [[ $1 =~ $form ]] || return 1
   # shellcheck disable=SC2034  # the caller reads it

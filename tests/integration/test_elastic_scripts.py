@@ -50,6 +50,7 @@ def test_a_host_file_in_any_form_is_printed_as_horovod_wants_it() -> None:
         (["nowhere"], 1, "there is no host file nowhere"),
         (["--command", "exit 4"], 1, "exit 4 failed"),
         (["--command", "echo a b c"], 1, "line 1"),
+        (["--command", "echo -G"], 1, '"-G" is not of the form "NAME slots=N"'),
         (["--slurm"], 2, "there is no Slurm allocation here"),
         ([], 2, "which host file?"),
     ],

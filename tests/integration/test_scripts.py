@@ -382,12 +382,16 @@ def test_a_missing_program_is_one_line(missing: str, tmp_path: Path, system_only
         (["train_hostfile.sh", "bad", "digits"], "two host files, 'bad' and 'digits'"),
         (["train_hostfile.sh", "bad"], "bad, line 2: 'b slots=two' is not of the form 'NAME slots=N'"),
         (["train_hostfile.sh", "empty"], "empty has no slots"),
+        (["train_hostfile.sh", "option"], "option, line 2: '-G slots=1' is not of the form 'NAME slots=N'"),
+        (["train_mpirun.sh", "option"], "option, line 2: '-G slots=1' is not of the form 'NAME slots=N'"),
+        (["train_docker.sh", "option"], "option, line 2: '-G slots=1' is not of the form 'NAME slots=N'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_line(arguments: list[str], says: str, tmp_path: Path) -> None:
     """Wrong input is one line on stderr that begins with the script's name, and exit code 2."""
     (tmp_path / "bad").write_text("a slots=1\nb slots=two\n", encoding="utf-8")
+    (tmp_path / "option").write_text("a slots=1\n-G slots=1\n", encoding="utf-8")
     (tmp_path / "empty").write_text("# no hosts yet\n", encoding="utf-8")
     result = run(*arguments, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
