@@ -57,7 +57,8 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends openssh-client openssh-server python3 tini \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
     && useradd --create-home --uid 1000 --shell /bin/bash trainer \
-    && install -d -o trainer -g trainer /home/trainer/runs /etc/hvd_train /etc/hvd_train/ssh
+    && install -d -o trainer -g trainer /home/trainer/runs /etc/hvd_train /etc/hvd_train/ssh \
+    && install -d -m 700 -o trainer -g trainer /var/lib/hvd_train
 COPY --from=environment /opt/hvd_train /opt/hvd_train
 COPY horovodrun_scripts /opt/hvd_train/horovodrun_scripts
 COPY hostfiles /opt/hvd_train/hostfiles
@@ -71,7 +72,7 @@ ENV PATH=/opt/hvd_train/bin:$PATH \
 USER 1000:1000
 WORKDIR /home/trainer
 # All that is written, so that the rest may be read-only.
-VOLUME ["/home/trainer/runs", "/tmp"]
+VOLUME ["/home/trainer/runs", "/tmp", "/var/lib/hvd_train"]
 # The container ends with its training; this tells one that can still start a program from one that cannot.
 HEALTHCHECK --interval=60s --timeout=30s --start-period=30s CMD ["hvd-train", "--version"]
 # tini hands Ctrl-C and `docker stop` on, and takes in what a killed rank leaves behind.
