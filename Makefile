@@ -7,6 +7,7 @@ TESTS ?=
 ROOM ?=
 SAMPLE ?=
 SEED ?=
+FUZZ_SECONDS ?= 600
 
 SHELL := /bin/bash
 BIN := .venv/bin
@@ -16,7 +17,7 @@ WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow test-image campaign mutants bench bench-quick check clean build-matrix
+.PHONY: help env train test test-slow test-image campaign fuzz mutants bench bench-quick check clean build-matrix
 
 help:
 	@echo "make train         set up .venv, then train on all GPUs, or on 2 ranks without one"
@@ -25,6 +26,7 @@ help:
 	@echo "make test-slow     the tests that take minutes"
 	@echo "make test-image    build the container image and run it (podman or docker; 20 GB, 15 minutes)"
 	@echo "make campaign      random faults, a state of 500 MB, half an hour (as root); SECONDS=600 SEED=1"
+	@echo "make fuzz          damaged JPEG files for the decoder, under sanitizers, ten minutes; FUZZ_SECONDS=60 SEED=1"
 	@echo "make mutants       changes to the core that the unit tests must notice: 300 of them, half an hour on 2 cores"
 	@echo "                   ROOM=progress or ROOM=\"loop elastic.roster\": every one there; SAMPLE=100 SEED=1"
 	@echo "make bench         every benchmark and docs/benchmarks.md, on an idle machine (two hours; as root)"
@@ -59,6 +61,9 @@ test-image: env
 campaign: env
 	@$(WITH_PATH) CAMPAIGN_SECONDS="$(or $(SECONDS),1800)" CAMPAIGN_SEED="$(or $(SEED),0)" \
 		$(BIN)/python -m pytest -m campaign tests/integration/test_campaign.py $(ARGS)
+
+fuzz: env
+	@$(WITH_PATH) $(BIN)/python -m tests.support.fuzz $(FUZZ_SECONDS) $(or $(SEED),0)
 
 mutants: env
 	@$(WITH_PATH) $(BIN)/python -m tests.support.mutants $(ROOM) --seed $(or $(SEED),0) $(addprefix --sample ,$(SAMPLE))

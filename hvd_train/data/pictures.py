@@ -138,6 +138,13 @@ def region_library() -> ctypes.CDLL | None:
     library.region_library.argtypes = [ctypes.c_char_p]
     library.region_size.argtypes = [ctypes.c_char_p, size, pointer]
     library.region_decode.argtypes = [ctypes.c_char_p, size, number, number, number, number, pointer]
-    # Wheels of Pillow bring libjpeg-turbo in a folder of their own; a Pillow built on the machine uses the machine's.
+    return library if library.region_library(library_path().encode()) else None
+
+
+def library_path() -> str:
+    """Return the path or name of libjpeg-turbo.
+
+    Wheels of Pillow bring it in a folder of their own; a Pillow built on the machine uses the machine's.
+    """
     bundled = sorted((Path(PIL.__file__).parents[1] / "pillow.libs").glob("libjpeg-*.so.62*"))
-    return library if library.region_library(str(bundled[0] if bundled else "libjpeg.so.62").encode()) else None
+    return str(bundled[0] if bundled else "libjpeg.so.62")
