@@ -12,6 +12,8 @@
 # Certificates or a package index of your own: mount them for the build (podman build --volume ...), keep them out of here.
 
 ARG BASE=debian:bookworm-slim
+# The locks in requirements/ for the Python of that base.
+ARG LOCKS=python3.11
 
 # The Python packages that training needs. The two stages after this one start from it.
 FROM ${BASE} AS packages
@@ -23,7 +25,8 @@ RUN apt-get update \
 RUN python3 -m venv /opt/hvd_train
 WORKDIR /src
 COPY requirements requirements
-RUN pip install -c requirements/constraints.txt -r requirements/run.txt -r requirements/mpi.txt
+ARG LOCKS
+RUN pip install --require-hashes -r requirements/$LOCKS/run.txt -r requirements/$LOCKS/mpi.txt
 
 # The compilers, from Debian and (nvcc) from the package index; all that leaves this stage is two wheels.
 FROM packages AS compile
@@ -31,7 +34,8 @@ FROM packages AS compile
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ make python3-dev \
     && rm -rf /var/lib/apt/lists/*
-RUN pip install -c requirements/constraints.txt -r requirements/build.txt -r requirements/nvcc.txt
+ARG LOCKS
+RUN pip install --require-hashes -r requirements/$LOCKS/build.txt -r requirements/$LOCKS/nvcc.txt
 COPY packaging/build_horovod.py packaging/horovod.txt packaging/horovod-project.cmake packaging/horovod-toolchain.cmake packaging/
 COPY packaging/horovod_build packaging/horovod_build
 COPY packaging/patches packaging/patches
@@ -45,6 +49,12 @@ FROM packages AS environment
 COPY --from=compile /wheels /wheels
 # Nothing is linked here any more: static libraries (180 MB) need not travel on.
 RUN pip install --no-deps /wheels/*.whl && find /opt/hvd_train -name '*.a' -delete
+# A bill of materials (CycloneDX) of the Python packages; Debian's are in /var/lib/dpkg, where scanners look.
+ARG LOCKS
+RUN python3 -m venv /sbom \
+    && /sbom/bin/pip install --require-hashes -r requirements/$LOCKS/audit.txt \
+    && /sbom/bin/cyclonedx-py environment /opt/hvd_train/bin/python --output-reproducible --output-file /opt/hvd_train/sbom.cdx.json \
+    && rm -rf /sbom
 
 # What is shipped: Python, that environment, and ssh, with which ranks are started on other hosts. Its server runs only
 # where a container is started as `host`; the keys that Debian makes for it are thrown away.

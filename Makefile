@@ -17,7 +17,7 @@ WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow test-image campaign fuzz mutants bench bench-quick check clean build-matrix
+.PHONY: help env train test test-slow test-image campaign fuzz mutants bench bench-quick check lock audit clean build-matrix
 
 help:
 	@echo "make train         set up .venv, then train on all GPUs, or on 2 ranks without one"
@@ -32,6 +32,8 @@ help:
 	@echo "make bench         every benchmark and docs/benchmarks.md, on an idle machine (two hours; as root)"
 	@echo "make bench-quick   the ratios, in less than five minutes"
 	@echo "make check         ruff, ruff format --check, mypy --strict, clang-format"
+	@echo "make lock          versions and digests of all packages, again; ARGS=--upgrade takes the newest"
+	@echo "make audit         known faults of the pinned packages, and a bill of materials of .venv (needs the network)"
 	@echo "make env           set up .venv and nothing else; PYTHON=python3.12 chooses its Python"
 	@echo "make build-matrix  build and run Horovod for every supported torch, Python and MPI (an hour or more)"
 	@echo "make clean         remove .venv and all that was built (not runs/)"
@@ -79,6 +81,17 @@ check: env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	find hvd_train packaging -name '*.c' -o -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+
+lock: env
+	@$(BIN)/python packaging/lock.py $(ARGS)
+
+# The tools have an environment of their own, in build/audit.
+audit: env
+	@$(BIN)/python -m venv build/audit
+	@locks=requirements/python$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	build/audit/bin/python -m pip install --quiet --require-hashes -r $$locks/audit.txt && \
+	build/audit/bin/cyclonedx-py environment $(BIN)/python --output-reproducible --output-file build/sbom.cdx.json && \
+	build/audit/bin/pip-audit --disable-pip --require-hashes $(ARGS) $$(printf -- '-r %s ' $$locks/{run,build,mpi,nvcc,dev}.txt)
 
 build-matrix: env
 	@$(WITH_PATH) $(BIN)/python packaging/build_matrix.py $(ARGS)
