@@ -61,16 +61,19 @@ class Picture:
 
 @contextmanager
 def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """Open an image with Pillow, whose own limit is `max_pixels` meanwhile. Raises UNREADABLE."""
-    usual, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels
+    """Open an image with Pillow, whose own limit is `max_pixels` meanwhile. Raises UNREADABLE.
+
+    Pillow warns from its limit on and refuses, before the memory of a canvas is taken, from twice its limit on.
+    """
+    usual, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels / 2  # type: ignore[assignment]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)  # up to twice the limit it only warns
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(BytesIO(data), formats=_FORMATS) as image:
                 yield image
     except UnidentifiedImageError:
         raise ValueError(f"it is damaged, or none of {', '.join(_FORMATS)}") from None
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+    except Image.DecompressionBombError:
         raise _too_many(max_pixels) from None
     finally:
         Image.MAX_IMAGE_PIXELS = usual
