@@ -12,6 +12,8 @@
 # Certificates or a package index of your own: mount them for the build (podman build --volume ...), keep them out of here.
 
 ARG BASE=debian:bookworm-slim
+# The locks in requirements/ for the Python of that base.
+ARG LOCKS=python3.11
 
 # The Python packages that training needs. The two stages after this one start from it.
 FROM ${BASE} AS packages
@@ -23,7 +25,8 @@ RUN apt-get update \
 RUN python3 -m venv /opt/hvd_train
 WORKDIR /src
 COPY requirements requirements
-RUN pip install -c requirements/constraints.txt -r requirements/run.txt -r requirements/mpi.txt
+ARG LOCKS
+RUN pip install --require-hashes -r requirements/$LOCKS/run.txt -r requirements/$LOCKS/mpi.txt
 
 # The compilers, from Debian and (nvcc) from the package index; all that leaves this stage is two wheels.
 FROM packages AS compile
@@ -31,7 +34,8 @@ FROM packages AS compile
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ make python3-dev \
     && rm -rf /var/lib/apt/lists/*
-RUN pip install -c requirements/constraints.txt -r requirements/build.txt -r requirements/nvcc.txt
+ARG LOCKS
+RUN pip install --require-hashes -r requirements/$LOCKS/build.txt -r requirements/$LOCKS/nvcc.txt
 COPY packaging/build_horovod.py packaging/horovod.txt packaging/horovod-project.cmake packaging/horovod-toolchain.cmake packaging/
 COPY packaging/horovod_build packaging/horovod_build
 COPY packaging/patches packaging/patches
@@ -45,6 +49,12 @@ FROM packages AS environment
 COPY --from=compile /wheels /wheels
 # Nothing is linked here any more: static libraries (180 MB) need not travel on.
 RUN pip install --no-deps /wheels/*.whl && find /opt/hvd_train -name '*.a' -delete
+# A bill of materials (CycloneDX) of the Python packages; Debian's are in /var/lib/dpkg, where scanners look.
+ARG LOCKS
+RUN python3 -m venv /sbom \
+    && /sbom/bin/pip install --require-hashes -r requirements/$LOCKS/audit.txt \
+    && /sbom/bin/cyclonedx-py environment /opt/hvd_train/bin/python --output-reproducible --output-file /opt/hvd_train/sbom.cdx.json \
+    && rm -rf /sbom
 
 # What is shipped: Python, that environment, and ssh, with which ranks are started on other hosts. Its server runs only
 # where a container is started as `host`; the keys that Debian makes for it are thrown away.
@@ -57,7 +67,8 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends openssh-client openssh-server python3 tini \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
     && useradd --create-home --uid 1000 --shell /bin/bash trainer \
-    && install -d -o trainer -g trainer /home/trainer/runs /etc/hvd_train /etc/hvd_train/ssh
+    && install -d -o trainer -g trainer /home/trainer/runs /etc/hvd_train /etc/hvd_train/ssh \
+    && install -d -m 700 -o trainer -g trainer /var/lib/hvd_train
 COPY --from=environment /opt/hvd_train /opt/hvd_train
 COPY horovodrun_scripts /opt/hvd_train/horovodrun_scripts
 COPY hostfiles /opt/hvd_train/hostfiles
@@ -71,7 +82,7 @@ ENV PATH=/opt/hvd_train/bin:$PATH \
 USER 1000:1000
 WORKDIR /home/trainer
 # All that is written, so that the rest may be read-only.
-VOLUME ["/home/trainer/runs", "/tmp"]
+VOLUME ["/home/trainer/runs", "/tmp", "/var/lib/hvd_train"]
 # The container ends with its training; this tells one that can still start a program from one that cannot.
 HEALTHCHECK --interval=60s --timeout=30s --start-period=30s CMD ["hvd-train", "--version"]
 # tini hands Ctrl-C and `docker stop` on, and takes in what a killed rank leaves behind.

@@ -7,6 +7,7 @@ TESTS ?=
 ROOM ?=
 SAMPLE ?=
 SEED ?=
+FUZZ_SECONDS ?= 600
 
 SHELL := /bin/bash
 BIN := .venv/bin
@@ -16,7 +17,7 @@ WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow test-image campaign mutants bench bench-quick check clean build-matrix
+.PHONY: help env train test test-slow test-image campaign fuzz mutants bench bench-quick check lock audit clean build-matrix
 
 help:
 	@echo "make train         set up .venv, then train on all GPUs, or on 2 ranks without one"
@@ -25,11 +26,14 @@ help:
 	@echo "make test-slow     the tests that take minutes"
 	@echo "make test-image    build the container image and run it (podman or docker; 20 GB, 15 minutes)"
 	@echo "make campaign      random faults, a state of 500 MB, half an hour (as root); SECONDS=600 SEED=1"
+	@echo "make fuzz          damaged JPEG files for the decoder, under sanitizers, ten minutes; FUZZ_SECONDS=60 SEED=1"
 	@echo "make mutants       changes to the core that the unit tests must notice: 300 of them, half an hour on 2 cores"
 	@echo "                   ROOM=progress or ROOM=\"loop elastic.roster\": every one there; SAMPLE=100 SEED=1"
 	@echo "make bench         every benchmark and docs/benchmarks.md, on an idle machine (two hours; as root)"
 	@echo "make bench-quick   the ratios, in less than five minutes"
 	@echo "make check         ruff, ruff format --check, mypy --strict, clang-format"
+	@echo "make lock          versions and digests of all packages, again; ARGS=--upgrade takes the newest"
+	@echo "make audit         known faults of the pinned packages, and a bill of materials of .venv (needs the network)"
 	@echo "make env           set up .venv and nothing else; PYTHON=python3.12 chooses its Python"
 	@echo "make build-matrix  build and run Horovod for every supported torch, Python and MPI (an hour or more)"
 	@echo "make clean         remove .venv and all that was built (not runs/)"
@@ -60,6 +64,9 @@ campaign: env
 	@$(WITH_PATH) CAMPAIGN_SECONDS="$(or $(SECONDS),1800)" CAMPAIGN_SEED="$(or $(SEED),0)" \
 		$(BIN)/python -m pytest -m campaign tests/integration/test_campaign.py $(ARGS)
 
+fuzz: env
+	@$(WITH_PATH) $(BIN)/python -m tests.support.fuzz $(FUZZ_SECONDS) $(or $(SEED),0)
+
 mutants: env
 	@$(WITH_PATH) $(BIN)/python -m tests.support.mutants $(ROOM) --seed $(or $(SEED),0) $(addprefix --sample ,$(SAMPLE))
 
@@ -74,6 +81,17 @@ check: env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	find hvd_train packaging -name '*.c' -o -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+
+lock: env
+	@$(BIN)/python packaging/lock.py $(ARGS)
+
+# The tools have an environment of their own, in build/audit.
+audit: env
+	@$(BIN)/python -m venv build/audit
+	@locks=requirements/python$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	build/audit/bin/python -m pip install --quiet --require-hashes -r $$locks/audit.txt && \
+	build/audit/bin/cyclonedx-py environment $(BIN)/python --output-reproducible --output-file build/sbom.cdx.json && \
+	build/audit/bin/pip-audit --disable-pip --require-hashes $(ARGS) $$(printf -- '-r %s ' $$locks/{run,build,mpi,nvcc,dev}.txt)
 
 build-matrix: env
 	@$(WITH_PATH) $(BIN)/python packaging/build_matrix.py $(ARGS)

@@ -28,6 +28,16 @@ find_programs() {
   PATH=$project_bin:$PATH
 }
 
+# quoted WORD...: print the words for the command line of any shell. Bash's own %q is for bash: under LC_ALL=C it writes
+# letters outside ASCII as $'...', which a plain sh, here or on another host, takes for a name.
+quoted() {
+  local word line='' quote="'" escaped="'\\''"
+  for word; do
+    if [[ $word =~ ^[0-9a-zA-Z_./:=@%+,-]+$ ]]; then line+=" $word"; else line+=" '${word//$quote/"$escaped"}'"; fi
+  done
+  printf '%s\n' "${line# }"
+}
+
 # show COMMAND...: print the command as a user can type it, and exit.
 show() {
   local line
@@ -56,9 +66,10 @@ default_num_ranks() {
 }
 
 # parse_host LINE: set host and slots from a line of a host file without its comment; return 1 where it names no host.
-# Takes the forms that the project's Horovod takes: `h`, `h:2`, `h slots=2 max_slots=4`.
+# Takes the forms that the project's Horovod takes: `h`, `h:2`, `h slots=2 max_slots=4`. No name begins with -: ssh would
+# take it as an option.
 parse_host() {
-  local form='^([A-Za-z0-9_.-]+)(:([0-9]{1,5}))?([[:space:]]+slots[[:space:]]*=[[:space:]]*([0-9]{1,5}))?'
+  local form='^([A-Za-z0-9_.][A-Za-z0-9_.-]*)(:([0-9]{1,5}))?([[:space:]]+slots[[:space:]]*=[[:space:]]*([0-9]{1,5}))?'
   form+='([[:space:]]+max[-_]slots[[:space:]]*=[[:space:]]*[0-9]+)?[[:space:]]*$'
   [[ $1 =~ $form ]] || return 1
   # shellcheck disable=SC2034  # the caller reads it
@@ -106,7 +117,7 @@ check_hosts() {
 # check_host NAME PROGRAM FILE: print what is wrong with the host; FILE is the host file to name in the message.
 check_host() {
   local reply code=0
-  reply=$(ssh -n -o BatchMode=yes -o ConnectTimeout=5 -- "$1" test -x "$(printf %q "$2")" 2>&1) || code=$?
+  reply=$(ssh -n -o BatchMode=yes -o ConnectTimeout=5 -- "$1" test -x "$(quoted "$2")" 2>&1) || code=$?
   if ((code == 255)); then
     echo "$1 does not let us in by ssh without a password (${reply##*$'\n'}); try \`ssh $1 true\`, or take it out of $3"
   elif ((code)); then
@@ -123,7 +134,7 @@ find_open_mpi() {
   open_mpi=()
   if [[ -x $folder/orted && -x $folder/python ]]; then
     [[ -n ${OPAL_PREFIX-} ]] || open_mpi+=("OPAL_PREFIX=$(dirname -- "$folder")")
-    [[ -n ${OMPI_MCA_orte_launch_agent-} ]] || open_mpi+=("OMPI_MCA_orte_launch_agent=$(printf %q "$folder/orted")")
+    [[ -n ${OMPI_MCA_orte_launch_agent-} ]] || open_mpi+=("OMPI_MCA_orte_launch_agent=$(quoted "$folder/orted")")
     # shellcheck disable=SC2034  # the caller reads it
     if ((${#open_mpi[@]})); then open_mpi=(env "${open_mpi[@]}"); fi
   fi

@@ -78,7 +78,7 @@ if (($(num_gpus))); then container+=(--gpus all); fi
 on() {
   local host=$1
   shift
-  is_here "$host" || set -- ssh -o BatchMode=yes -o ConnectTimeout=5 -- "$host" "$(printf '%q ' "$@")"
+  is_here "$host" || set -- ssh -o BatchMode=yes -o ConnectTimeout=5 -- "$host" "$(quoted "$@")"
   if [[ -n $dry_run ]]; then
     printf -v line ' %q' "$@"
     printf '%s\n' "${line# }"

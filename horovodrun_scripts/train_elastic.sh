@@ -70,14 +70,13 @@ find_programs
 if ((${#discover[@]} == 0)); then discover=(echo "localhost:$(default_num_ranks)"); fi
 python=$(dirname -- "$(type -P hvd-train)")/python
 command -v "$python" >/dev/null || python=python3
-printf -v script ' %q' "${discover[@]}"
 if [[ -z $np ]]; then
   np=$("${discover[@]}" | awk -F: '{ slots += $2 } END { print slots + 0 }')
   [[ -z $max_np ]] || ((np <= max_np)) || np=$max_np
   ((np >= min_np)) || np=$min_np
 fi
 driver=("$python" -m hvd_train.elastic.driver -np "$np" --min-np "$min_np")
-driver+=(--host-discovery-script "${script# }")
+driver+=(--host-discovery-script "$(quoted "${discover[@]}")")
 [[ -z $max_np ]] || driver+=(--max-np "$max_np")
 [[ -z $interface ]] || driver+=(--network-interfaces "$interface")
 # Check the settings here, before a process is started anywhere.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import pickle
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -285,7 +284,7 @@ def read(path: Path) -> Snapshot:
         raise BadCheckpoint(f"{path}: its contents do not match their checksum")
     try:
         snapshot: Snapshot = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError):
+    except UNREADABLE:
         raise BadCheckpoint(f"{path} holds more than plain values and tensors; it is not loaded") from None
     return snapshot
 

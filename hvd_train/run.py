@@ -219,7 +219,7 @@ def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor]]:
         try:
             return config, torch.load(path, map_location="cpu", weights_only=True)
         except weights.UNREADABLE as error:
-            raise UsageError(f"cannot read the weights {path}: {str(error).partition(chr(10))[0]}") from None
+            raise UsageError(f"cannot read the weights {path}: {weights.why_unreadable(error)}") from None
     if not target.exists():
         raise UsageError(f"{target}: no such run folder or checkpoint")
     snapshot = checkpoint.read_named(target)

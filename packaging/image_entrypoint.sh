@@ -15,7 +15,8 @@ set -euo pipefail
 
 PATH=/opt/hvd_train/horovodrun_scripts:$PATH
 shared=/etc/hvd_train/ssh
-own=/tmp/hvd_train-ssh # also in image_sshd_config and image_ssh_config
+# This user's alone, and of the image: in Apptainer, /tmp is that of the machine, where anybody could make it first.
+own=/var/lib/hvd_train/ssh # also in image_sshd_config and image_ssh_config
 port=${HVD_TRAIN_SSH_PORT:-2222}
 
 fail() {
@@ -30,7 +31,7 @@ shared_key() {
 # take_key KEY: a copy that nobody else can read, or ssh would not have it; both ends of every connection are known by it.
 take_key() {
   local public
-  install -d -m 700 "$own"
+  install -d -m 700 "$own" 2>/dev/null || fail "user $(id -u) cannot write to ${own%/*}: run it as user 1000, or mount a folder there"
   install -m 600 "$1" "$own/key" || fail "$1 cannot be read by user $(id -u)"
   public=$(ssh-keygen -y -P '' -f "$own/key") || fail "$1 is not a private key without a passphrase"
   printf '%s\n' "$public" >"$own/key.pub"
@@ -40,7 +41,7 @@ take_key() {
 }
 
 # Where the root file system is read-only, horovodrun and others find another place for their caches.
-if [[ ! -w $HOME ]]; then export HOME=/tmp/home && mkdir -p "$HOME"; fi
+if [[ ! -w $HOME ]]; then HOME=$(mktemp -d) && export HOME; fi
 key=$(shared_key)
 if [[ -n $key && ${1-} != keys ]]; then take_key "$key"; fi
 if (($# == 0)); then set -- train digits; fi

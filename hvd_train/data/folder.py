@@ -69,8 +69,18 @@ class ImageFolder(Staged):
     reference counts of its entries, so that each process would soon have a copy of every page.
     """
 
-    def __init__(self, root: Path, classes: list[str], view: View, transform: Any = None) -> None:
-        """List the files below `root`/CLASS. Raises UsageError where a class has no images."""
+    def __init__(
+        self,
+        root: Path,
+        classes: list[str],
+        view: View,
+        transform: Any = None,
+        max_pixels: int = DataConfig.max_image_pixels,
+    ) -> None:
+        """List the files below `root`/CLASS. Raises UsageError where a class has no images.
+
+        Images of more than `max_pixels` pixels count as unreadable.
+        """
         numbers = {name: number for number, name in enumerate(classes)}
         try:
             samples = make_dataset(str(root), numbers, extensions=IMG_EXTENSIONS)
@@ -80,7 +90,7 @@ class ImageFolder(Staged):
         self.labels = torch.tensor([label for _, label in samples])
         self._names = torch.frombuffer(bytearray(b"".join(names)), dtype=torch.uint8)
         self._ends = torch.tensor([len(name) for name in names]).cumsum(0)
-        self._root, self._view, self._transform = root, view, transform
+        self._root, self._view, self._transform, self._max_pixels = root, view, transform, max_pixels
 
     @override
     def __len__(self) -> int:
@@ -106,7 +116,7 @@ class ImageFolder(Staged):
         try:
             data = path.read_bytes()
             mark("read")
-            image = self._view(Picture(data), mark)
+            image = self._view(Picture(data, self._max_pixels), mark)
         except UNREADABLE as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UsageError(f"cannot read the image {path}: {reason}; mend or remove it") from None
@@ -135,10 +145,11 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
     plain = config.augment == "none"
     view = CenterCrop(round(size / _VAL_CROP), size) if plain else RandomCrop(size)
     transform = training_transform(config, [], IMAGENET_MEAN)
+    limit = config.max_image_pixels
     return DataSet(
-        train=ImageFolder(root / "train", classes, view, transform),
-        val=ImageFolder(root / "val", classes, evaluated),
-        test=ImageFolder(root / "test", classes, evaluated) if "test" in splits else None,
+        train=ImageFolder(root / "train", classes, view, transform, limit),
+        val=ImageFolder(root / "val", classes, evaluated, max_pixels=limit),
+        test=ImageFolder(root / "test", classes, evaluated, max_pixels=limit) if "test" in splits else None,
         classes=tuple(classes),
         channels=3,
         image_size=size,

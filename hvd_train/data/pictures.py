@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import struct
 import sysconfig
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -12,12 +15,15 @@ from pathlib import Path
 import numpy as np
 import PIL
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from hvd_train.settings.data import DataConfig
+
 _DAMAGED = (ValueError, TypeError, SyntaxError, EOFError, LookupError, ArithmeticError, struct.error)
-UNREADABLE = (OSError, Image.DecompressionBombError, *_DAMAGED)
-"""The errors that Pillow raises for a damaged file, or for one that is not an image."""
+UNREADABLE = (OSError, *_DAMAGED)
+"""The errors that are raised for a file that is damaged, too large or not an image of a format that is meant."""
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # those of the endings that a data folder may hold
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _APP1, _START_OF_SCAN = 0xE1, 0xDA
 _ORIENTATION, _UPRIGHT = 0x0112, 1
@@ -31,11 +37,14 @@ class Picture:
     every file if the package was installed without a compiler.
     """
 
-    def __init__(self, data: bytes) -> None:
-        """Look at the header of the file with this content. Raises UNREADABLE."""
-        self._data = data
+    def __init__(self, data: bytes, max_pixels: int = DataConfig.max_image_pixels) -> None:
+        """Look at the header of the file with this content.
+
+        Raises UNREADABLE, also where the image has more than `max_pixels` pixels: before any of them is decoded.
+        """
+        self._data, self._max_pixels = data, max_pixels
         self._whole: Tensor | None = None
-        self.width, self.height = _jpeg_size(data) or self._decode().shape[1::-1]
+        self.width, self.height = _jpeg_size(data, max_pixels) or self._decode().shape[1::-1]
 
     def part(self, left: int, top: int, width: int, height: int) -> Tensor:
         """Return the pixels of this part as uint8 [3, height, width]. Raises UNREADABLE."""
@@ -46,39 +55,67 @@ class Picture:
 
     def _decode(self) -> Tensor:
         if self._whole is None:
-            self._whole = _decode(self._data)
+            self._whole = _decode(self._data, self._max_pixels)
         return self._whole
 
 
-def _decode(data: bytes) -> Tensor:
+@contextmanager
+def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
+    """Open an image with Pillow, whose own limit is `max_pixels` meanwhile. Raises UNREADABLE.
+
+    Pillow warns from its limit on and refuses, before the memory of a canvas is taken, from twice its limit on.
+    """
+    usual, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels / 2  # type: ignore[assignment]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(BytesIO(data), formats=_FORMATS) as image:
+                yield image
+    except UnidentifiedImageError:
+        raise ValueError(f"it is damaged, or none of {', '.join(_FORMATS)}") from None
+    except Image.DecompressionBombError:
+        raise _too_many(max_pixels) from None
+    finally:
+        Image.MAX_IMAGE_PIXELS = usual
+
+
+def _too_many(max_pixels: int) -> ValueError:
+    return ValueError(f"it has more pixels than --max-image-pixels {max_pixels} allows")
+
+
+def _decode(data: bytes, max_pixels: int) -> Tensor:
     """Return all pixels [height, width, 3], decoded by Pillow."""
-    with Image.open(BytesIO(data)) as image:
-        image = ImageOps.exif_transpose(image)
+    with _opened(data, max_pixels) as opened:
+        image: Image.Image = opened
+        ImageOps.exif_transpose(image, in_place=True)
         if image.mode.startswith("I;16"):  # Pillow would cut the values off at 255
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        return torch.from_numpy(np.array(image.convert("RGB")))
+        return torch.from_numpy(np.array(image if image.mode == "RGB" else image.convert("RGB")))
 
 
-def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Return width and height of a complete, upright JPEG file, or None where Pillow must look at the file."""
-    library = region_library()
+def _jpeg_size(data: bytes, max_pixels: int) -> tuple[int, int] | None:
+    """Return width and height of a complete, upright JPEG file, or None where Pillow must look at the file.
+
+    Raises UNREADABLE where there are too many pixels as libjpeg itself reads the header, whoever decodes them.
+    """
+    library, size = region_library(), (ctypes.c_int * 2)()
+    if library is None or not data.startswith(_JPEG_START) or library.region_size(data, len(data), size):
+        return None
+    width, height = size
+    if width * height > max_pixels:
+        raise _too_many(max_pixels)
     # A file that was cut off has no end marker. Its first rows alone could be decoded without a sign of that.
-    if library is None or not data.startswith(_JPEG_START) or not data.endswith(_JPEG_END) or not _is_upright(data):
-        return None
-    size = (ctypes.c_int * 2)()
-    if library.region_size(data, len(data), size) or size[0] * size[1] > (Image.MAX_IMAGE_PIXELS or 0):
-        return None
-    return size[0], size[1]
+    return (width, height) if data.endswith(_JPEG_END) and _is_upright(data, max_pixels) else None
 
 
-def _is_upright(data: bytes) -> bool:
+def _is_upright(data: bytes, max_pixels: int) -> bool:
     """Return False where an Exif segment says that the image is to be turned, or may say so."""
     at = len(_JPEG_START)
     while (marker := data[at : at + 2]) != bytes([0xFF, _START_OF_SCAN]):
         if marker[:1] != b"\xff":
             return False  # not where a segment begins: Pillow shall decide
         if marker[1] == _APP1 and data.startswith(b"Exif\0\0", at + 4):
-            with Image.open(BytesIO(data)) as image:
+            with _opened(data, max_pixels) as image:
                 return bool(image.getexif().get(_ORIENTATION, _UPRIGHT) == _UPRIGHT)
         at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     return True
@@ -104,6 +141,13 @@ def region_library() -> ctypes.CDLL | None:
     library.region_library.argtypes = [ctypes.c_char_p]
     library.region_size.argtypes = [ctypes.c_char_p, size, pointer]
     library.region_decode.argtypes = [ctypes.c_char_p, size, number, number, number, number, pointer]
-    # Wheels of Pillow bring libjpeg-turbo in a folder of their own; a Pillow built on the machine uses the machine's.
+    return library if library.region_library(library_path().encode()) else None
+
+
+def library_path() -> str:
+    """Return the path or name of libjpeg-turbo.
+
+    Wheels of Pillow bring it in a folder of their own; a Pillow built on the machine uses the machine's.
+    """
     bundled = sorted((Path(PIL.__file__).parents[1] / "pillow.libs").glob("libjpeg-*.so.62*"))
-    return library if library.region_library(str(bundled[0] if bundled else "libjpeg.so.62").encode()) else None
+    return str(bundled[0] if bundled else "libjpeg.so.62")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from hvd_train.console import say
+from hvd_train.launch import hosts as host_files
 from hvd_train.numerals import whole_number
 
 _COMMAND_S = 30.0
@@ -40,6 +41,8 @@ class HostCommand:
             name, _, slots = line.partition(":")
             if slots and whole_number(slots) is None:
                 raise ValueError(f"{self._command} printed {line!r}, which is not NAME:SLOTS")
+            if not host_files.is_name(name):
+                raise ValueError(f"{self._command} printed {line!r}, which no host may be called: ssh might obey it")
             hosts[name] = int(slots or self._slots)
         return hosts
 

@@ -16,7 +16,7 @@ from hvd_train.numerals import whole_number
 
 FileFormat = Literal["horovod", "openmpi", "mpich", "slurm"]
 
-_NAME = r"[A-Za-z0-9_.-]+"
+_NAME = r"(?!-)[A-Za-z0-9_.-]+"  # ssh would take a name that begins with - as an option
 _LINE = re.compile(rf"({_NAME})(?::(\d+))?(?:\s+slots\s*=\s*(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", re.ASCII)
 _RANGES = re.compile(r"([A-Za-z0-9_.-]*)\[([0-9,-]+)\]([A-Za-z0-9_.-]*)")
 
@@ -69,6 +69,11 @@ def unknown(hosts: Iterable[Host]) -> list[str]:
         return [name for name, found in zip(names, threads.map(_resolves, names), strict=True) if not found]
 
 
+def is_name(text: str) -> bool:
+    """Return whether a host may be called so: not where ssh would take the name as an option."""
+    return re.fullmatch(_NAME, text, re.ASCII) is not None
+
+
 def describe(hosts: Sequence[Host]) -> str:
     """Return the numbers of hosts and slots, and the hosts with their slots, in one line."""
     slots = sum(host.slots for host in hosts)
@@ -83,7 +88,8 @@ def _checked(lines: Iterable[tuple[str, str]], file_format: FileFormat, source: 
         match = _LINE.fullmatch(line)
         if match is None or (file_format == "slurm" and line != match[1]):
             wanted = "a name" if file_format == "slurm" else "of the form 'NAME slots=N'"
-            wrong.append(f"{where}: {line!r} is not {wanted}")
+            hint = "; no host's name begins with -, which ssh would take as an option" if line[:1] == "-" else ""
+            wrong.append(f"{where}: {line!r} is not {wanted}{hint}")
             continue
         slots = int(match[3] or match[2] or 1)
         if slots < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -16,8 +17,28 @@ from hvd_train.network.models import head_of, torchvision_names
 # Auxiliary classifiers, which help these models to train from random weights; `models.build` leaves them out.
 _AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 
-UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError)
+_DAMAGED = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+    struct.error,
+)
+UNREADABLE = (OSError, RuntimeError, EOFError, MemoryError, pickle.UnpicklingError, *_DAMAGED)
 """The errors that torch.load raises for a file that is damaged or empty, or holds code."""
+
+
+def why_unreadable(error: Exception) -> str:
+    """Return in a few words why torch.load has raised one of UNREADABLE.
+
+    Its own text about a file that holds code is not repeated: it says how to run that code.
+    """
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
+        return "it is damaged, or holds more than tensors, which could run code here"
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def is_file(weights: str) -> bool:
@@ -79,9 +100,9 @@ def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
-            return dict(weights.get_state_dict(progress=False, check_hash=True))
+            return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
     except (URLError, *UNREADABLE) as error:
-        reason = getattr(error, "reason", None) or str(error).partition("\n")[0]
+        reason = getattr(error, "reason", None) or why_unreadable(error)
         raise UsageError(
             f"--weights {name}: cannot fetch {weights.url} ({reason}): put that file at {path}, or type --weights FILE"
         ) from None
@@ -90,13 +111,9 @@ def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
 def _from_file(path: Path) -> dict[str, Tensor]:
     try:
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:  # torch's own text says how to run what is in the file
-        raise UsageError(
-            f"--weights {path}: cannot be read (it is damaged, or holds more than tensors, which could run code here)"
-        ) from None
     except UNREADABLE as error:
-        raise UsageError(f"--weights {path}: cannot be read ({str(error).partition(chr(10))[0]})") from None
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UsageError(f"--weights {path}: cannot be read ({why_unreadable(error)})") from None
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         keys = f" but has {', '.join(map(str, list(state)[:5]))}" if isinstance(state, dict) else ""
         raise UsageError(f"--weights {path}: it must hold a plain state_dict (names and tensors){keys}")
     return state

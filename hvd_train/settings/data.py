@@ -26,6 +26,9 @@ class DataConfig:
     """Side of the square crop that evaluation sees, in pixels, for `folder`; default: image-size."""
     val_resize_size: int | None = None
     """Length of an image's shorter side before that crop, in pixels, for `folder`; default: 256/224 of the crop."""
+    max_image_pixels: int = free(90_000_000)
+    """Pixels (width times height) of the largest image file that is decoded, for `folder`. Decoding takes up to 25
+    bytes of memory a pixel, and a file of some hundred bytes can claim billions of pixels."""
     augment: Literal["standard", "trivial", "rand", "none"] = "standard"
     """Random changes to training images: standard is what is usual for the data set; trivial and rand add
     TrivialAugment (wide) or RandAugment to it."""
@@ -51,6 +54,7 @@ class DataConfig:
         at_least("image-size", self.image_size, 1)
         at_least("val-crop-size", self.val_crop_size, 1)
         at_least("val-resize-size", self.val_resize_size, self.val_crop_size or 1)
+        at_least("max-image-pixels", self.max_image_pixels, 1)
         at_least("repeated-augmentation", self.repeated_augmentation, 1)
         share("random-erasing", self.random_erasing)
         at_least("mixup", self.mixup, 0)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 from pathlib import Path
@@ -47,6 +48,16 @@ class Choice(NamedTuple):
         return names
 
 
+def locks(checkout: Checkout, python_version: str) -> Optional[Path]:
+    """Return the folder of locks for this machine and Python, or None: then versions count, and digests do not.
+
+    There are none for other processors, nor with HVD_TRAIN_HASHES=no, for an index with builds of its own.
+    """
+    folder = checkout.root / "requirements" / "python{}.{}".format(*python_version.split(".")[:2])
+    wanted = os.environ.get("HVD_TRAIN_HASHES") != "no" and platform.machine() == "x86_64"
+    return folder if wanted and folder.is_dir() else None
+
+
 def find_choice(checkout: Checkout) -> Choice:
     """Look for an MPI and for a CUDA compiler of the right generation outside the environment."""
     own = checkout.venv / "bin"
@@ -85,6 +96,9 @@ def digest_of(parts: Iterable[str], files: Iterable[Path]) -> str:
 def step_keys(checkout: Checkout, choice: Choice, python_version: str) -> Dict[str, str]:
     """Return a key for each step, a digest of everything that the step depends on, including the steps before it."""
     requirements = [checkout.root / "requirements" / name for name in ("constraints.txt", *choice.requirement_files())]
+    locked = locks(checkout, python_version)
+    if locked is not None:
+        requirements += [locked / name for name in choice.requirement_files()]
     builder = checkout.root / "packaging"
     recipe = [builder / "build_horovod.py", builder / "horovod.txt", *sorted(builder.glob("*.cmake"))]
     recipe += [*sorted((builder / "horovod_build").glob("*.py")), *sorted((builder / "patches").glob("*"))]

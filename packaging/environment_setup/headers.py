@@ -50,6 +50,16 @@ def headers_folder() -> Path:
     return cache_home() / "hvd_train" / "headers" / "python{}.{}".format(*sys.version_info[:2])
 
 
+def foreign_headers() -> List[str]:
+    """Return a line if that folder is a link or another user's: what is in it would be compiled in here."""
+    folder = headers_folder()
+    for place in (folder.parent.parent, folder.parent, folder):
+        if place.is_symlink() or (place.exists() and place.stat().st_uid != os.geteuid()):
+            what = "{}: it is a link, or belongs to another user, whose code would run here as yours".format(place)
+            return [what + ": remove it, or name another folder: XDG_CACHE_HOME=$HOME/.cache"]
+    return []
+
+
 def fetched_headers() -> List[Path]:
     """Return the folders of fetched headers, for CPATH."""
     include = headers_folder() / "usr" / "include"
@@ -67,6 +77,7 @@ def fetch_headers(log: IO[bytes]) -> bool:
     folder = headers_folder()
     part = folder.with_name("{}.{}.part".format(folder.name, os.getpid()))
     lists = part / "lists"
+    folder.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # the mode is that of hvd_train/ alone
     for empty in (lists / "partial", part / "archives" / "partial"):
         empty.mkdir(parents=True, exist_ok=True)
     # The system's lists of packages may be empty, as in images, or old: then fetch private ones and try again.

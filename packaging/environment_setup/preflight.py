@@ -11,6 +11,7 @@ from typing import List, Tuple
 from environment_setup.headers import (
     can_fetch_headers,
     fetched_headers,
+    foreign_headers,
     has_python_headers,
     headers_problem,
     package_of_python,
@@ -28,7 +29,7 @@ def machine_problems(venv_needed: bool) -> Tuple[List[str], bool]:
         return ["this is {}: Horovod and this project run on Linux".format(platform.system())], False
     problems = venv_problems() if venv_needed else []
     compiler = compiler_command()
-    problems += compiler_problems(compiler)
+    problems += compiler_problems(compiler) + foreign_headers()
     fetch = False
     if not has_python_headers(compiler) and not has_python_headers(compiler, fetched_headers()):
         fetch = can_fetch_headers()

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import IO, Dict, List, Optional, Tuple
 
-from environment_setup.checkout import Checkout, find_choice, step_keys
+from environment_setup.checkout import Checkout, find_choice, locks, step_keys
 from environment_setup.disk import GIB, disk_problems, has_room, pip_cache, size_of
 from environment_setup.headers import fetch_headers, fetched_headers, has_python_headers, headers_problem
 from environment_setup.preflight import compiler_command, machine_problems
@@ -26,6 +26,10 @@ from environment_setup.state import (
 
 ENVIRONMENT_GIB = 6.2  # measured, with the build of Horovod
 DOWNLOAD_GIB = 3.2  # measured: what pip holds in its temporary folder until all is installed
+OTHER_FILES = (
+    "the package index has other files than those whose digests are in requirements/; if it is meant to have builds of "
+    "its own (torch for CPUs, say), type HVD_TRAIN_HASHES=no make {}".format(os.environ.get("MAKE_GOAL", "env"))
+)
 
 
 class SetupError(Exception):
@@ -140,6 +144,8 @@ class Setup:
         start = log.tell()
         if not self.run_logged(command, log):
             errors = first_errors(self.checkout.log, start)
+            if "DO NOT MATCH THE HASHES" in tail_of(self.checkout.log, start):
+                errors = [OTHER_FILES]
             raise SetupError(what + " failed", *errors, "full log: {}".format(self.checkout.log))
 
     def make_venv(self, reason: str, log: IO[bytes]) -> None:
@@ -170,7 +176,10 @@ class Setup:
                 )
 
     def install_packages(self, log: IO[bytes], site: Path) -> None:
-        """Install the pinned packages, and remove Open MPI if the machine now has an MPI. Raises SetupError."""
+        """Install the pinned packages, whose digests pip checks, and remove Open MPI if the machine now has an MPI.
+
+        Raises SetupError.
+        """
         half = drop_half_installed(site)
         if half:
             say("==> continuing after a set-up that was interrupted in {}".format(", ".join(sorted(half))))
@@ -178,12 +187,14 @@ class Setup:
         fresh = not is_installed(site, "torch")
         if fresh:
             self.check_network(log)
-        command = self.pip("install", "--progress-bar", "off", "-c", str(folder / "constraints.txt"))
+        locked = locks(self.checkout, str(site.parent.name).replace("python", ""))
+        checks = ["-c", str(folder / "constraints.txt")] if locked is None else ["--require-hashes"]
+        command = self.pip("install", "--progress-bar", "off", *checks)
         cache = pip_cache()
         if cache is not None and not has_room(cache, DOWNLOAD_GIB + (ENVIRONMENT_GIB if fresh else 0)):
             command.append("--no-cache-dir")
         for name in self.choice.requirement_files():
-            command += ["-r", str(folder / name)]
+            command += ["-r", str((locked or folder) / name)]
         what = "the pinned packages, PyTorch among them (3 GB)" if fresh else "the pinned packages"
         with step("installing " + what):
             self.must_run("installing the packages", command, log)

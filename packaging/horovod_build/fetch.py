@@ -9,7 +9,7 @@ import sysconfig
 import tarfile
 from pathlib import Path
 
-from horovod_build.cache import cache_folder, file_digest
+from horovod_build.cache import cache_folder, file_digest, own_folder
 from horovod_build.errors import BuildError
 from horovod_build.machine import installed_version, output_of
 from horovod_build.show import step
@@ -33,7 +33,7 @@ def fetch_release(version: str, sha256: str, shop: Workshop, env: dict[str, str]
 
     Raises BuildError where it cannot be fetched or has another digest.
     """
-    kept = cache_folder() / "sources" / f"horovod-{version}.tar.gz"
+    kept = own_folder(cache_folder() / "sources") / f"horovod-{version}.tar.gz"
     if kept.exists() and file_digest(kept) == sha256:
         return kept
     requirement, folder = shop.copy_of(REQUIREMENT), shop.folder / "download"
@@ -47,7 +47,6 @@ def fetch_release(version: str, sha256: str, shop: Workshop, env: dict[str, str]
     archive = folder / kept.name
     if file_digest(archive) != sha256:
         raise BuildError(f"{archive.name} is not the file that {REQUIREMENT.name} names: its digest differs")
-    kept.parent.mkdir(parents=True, exist_ok=True)
     part = kept.with_suffix(f".{os.getpid()}.part")
     shutil.copyfile(archive, part)
     part.rename(kept)

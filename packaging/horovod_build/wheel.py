@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from horovod_build.cache import WheelCache, cache_folder
+from horovod_build.cache import WheelCache, cache_folder, own_folder
 from horovod_build.errors import BuildError
 from horovod_build.fetch import fetch_release, fetch_tools, unpack
 from horovod_build.patches import apply_patch
@@ -39,7 +39,7 @@ def obtain_wheel(plan: Plan, force: bool, jobs: int | None) -> Path:
 
 def build(plan: Plan, jobs: int, cache: WheelCache) -> Path:
     """Fetch, patch and compile the release; return the wheel in the cache. Raises BuildError."""
-    log = cache_folder() / "logs" / f"{plan.key}.log"
+    log = own_folder(cache_folder() / "logs") / f"{plan.key}.log"
     with workshop(log) as shop:
         log.write_text(json.dumps(plan.inputs(), indent=1) + "\n", encoding="utf-8")
         env = build_environment(plan, shop, jobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -50,6 +51,7 @@ def test_a_host_file_in_any_form_is_printed_as_horovod_wants_it() -> None:
         (["nowhere"], 1, "there is no host file nowhere"),
         (["--command", "exit 4"], 1, "exit 4 failed"),
         (["--command", "echo a b c"], 1, "line 1"),
+        (["--command", "echo -G"], 1, '"-G" is not of the form "NAME slots=N"'),
         (["--slurm"], 2, "there is no Slurm allocation here"),
         ([], 2, "which host file?"),
     ],
@@ -119,6 +121,17 @@ def test_the_start_waits_for_the_slots_listed() -> None:
     assert words[-4:] == ["train", "digits", "--epochs", "2"]
     words = shlex.split(run("train_elastic.sh", "--dry-run", "--hosts", "hosts", "--max-np", "6").stdout)
     assert words[words.index("-np") + 1] == "6"
+
+
+def test_paths_outside_ascii_in_the_plainest_locale() -> None:
+    """Under LC_ALL=C, as cron and many containers have it, a job trains in a folder of any name."""
+    folder = Path("Größe 'x' $HOME")
+    folder.mkdir()
+    (folder / "hosts").write_text("localhost slots=2\n")
+    line = ["--hosts", f"{folder}/hosts", "--", "digits", "--epochs", "1", "--output-dir", f"{folder}/run"]
+    done = run("train_elastic.sh", *line, LC_ALL="C", LANG="C", PYTHONUTF8="", PYTHONCOERCECLOCALE="")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "run" / "summary.json").read_text())["world_size"] == 2
 
 
 def test_wrong_settings_end_it_with_one_line() -> None:

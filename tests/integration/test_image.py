@@ -178,6 +178,21 @@ def test_holds_no_compiler_and_no_secret(image: str) -> None:
     assert (result.returncode, result.stdout.split()) == (0, [])
 
 
+def test_says_what_is_in_it(image: str) -> None:
+    """The image holds a bill of materials that names its Python packages, and not the tool that has written it."""
+    bill = json.loads(run(image, "cat", "/opt/hvd_train/sbom.cdx.json").stdout)
+    assert bill["bomFormat"] == "CycloneDX"
+    packages = {component["name"] for component in bill["components"]}
+    assert {"torch", "horovod", "pillow", "hvd_train"} <= packages
+    assert "cyclonedx-bom" not in packages
+
+
+def test_the_folder_of_its_key_is_its_users_alone(image: str) -> None:
+    """What ssh reads there can be written by nobody else."""
+    result = run(image, "stat", "-c", "%a %U", "/var/lib/hvd_train")
+    assert result.stdout == "700 trainer\n"
+
+
 def test_metadata(image: str) -> None:
     """The image runs as a user by number, has one entry point, labels, and a health check that succeeds."""
     config = json.loads(engine("image", "inspect", image).stdout)[0]

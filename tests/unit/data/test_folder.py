@@ -19,6 +19,7 @@ from hvd_train.errors import UsageError
 from hvd_train.progress.order import Cut, EpochOrder, assignments
 from hvd_train.settings.data import DataConfig
 from tests.support.batches import CPU, PLAIN
+from tests.support.bombs import BOMBS
 from tests.support.jpegs import encoded, noise, whole
 
 
@@ -74,6 +75,21 @@ def test_an_unreadable_image_is_named(folder: Path) -> None:
             assert "\n" not in str(caught.value)
         finally:
             loader.close()
+
+
+def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:
+    """The error is one line with the file, the flag and what to do; a greater limit lets the file in."""
+    bomb = folder / "val" / "cat" / "1.jpg"
+    bomb.write_bytes(BOMBS["jpeg"](12_000))
+    with pytest.raises(UsageError) as caught:
+        open_folder(folder, DataConfig(image_size=16)).val[1]  # type: ignore[index]
+    assert str(caught.value) == (
+        f"cannot read the image {bomb}: it has more pixels than --max-image-pixels 90000000 allows; mend or remove it"
+    )
+    for split in ("train", "val"):
+        with pytest.raises(UsageError, match="--max-image-pixels 1199 allows"):
+            getattr(open_folder(folder, DataConfig(image_size=16, max_image_pixels=1199)), split)[0]
+        getattr(open_folder(folder, DataConfig(image_size=16, max_image_pixels=1200)), split)[0]
 
 
 def remove(path: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from hvd_train.data import pictures
 from hvd_train.data.pictures import UNREADABLE, Picture
+from tests.support.bombs import BOMBS, peak_growth
 from tests.support.jpegs import encoded, noise, whole
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -109,3 +112,78 @@ def test_a_damaged_file_is_unreadable_or_as_pillow_shows_it() -> None:
             assert torch.equal(part, expected[:, high // 2 :, wide // 2 :][:, :high, :wide])
             same += 1
     assert same > 100
+
+
+@pytest.mark.parametrize("kind", ["gif", "tga", "pcx", "ico", "dds", "sgi", "jpeg2000"])
+def test_a_format_that_is_not_meant_is_not_opened(kind: str) -> None:
+    """Only the formats whose endings a data folder may hold are tried, whatever else Pillow could read."""
+    with pytest.raises(UNREADABLE, match="none of JPEG, PNG, PPM, BMP, TIFF, WEBP"):
+        Picture(encoded(noise(16, 16), kind))
+
+
+def test_no_file_starts_ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostScript under another name runs no program."""
+    (tmp_path / "gs").write_text("#!/bin/sh\ntouch started\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    with pytest.raises(UNREADABLE, match="none of JPEG"):
+        Picture(encoded(noise(16, 16), "eps"))
+    assert not Path("started").exists()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("side", [10_000, 13_000, 65_000])
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_small_file_that_claims_many_pixels_costs_nothing(
+    kind: str, side: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header is enough to refuse an image above the limit: no memory for its pixels is taken, nothing is warned."""
+    if not compiled:
+        monkeypatch.setattr(pictures, "region_library", lambda: None)
+    data = BOMBS[kind](side)
+    assert len(data) < 1000
+
+    def look() -> None:
+        with pytest.raises(UNREADABLE, match="more pixels than --max-image-pixels 90000000 allows"):
+            Picture(data).part(0, 0, 8, 8)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert peak_growth(look) < 16e6
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_the_limit_is_the_largest_image_that_is_decoded(kind: str) -> None:
+    """An image of as many pixels as the limit is decoded, by either decoder; one pixel more is too many."""
+    data = encoded(noise(30, 20), kind)
+    assert Picture(data, max_pixels=600).part(0, 0, 30, 20).shape == (3, 20, 30)
+    with pytest.raises(UNREADABLE, match="--max-image-pixels 599"):
+        Picture(data, max_pixels=599)
+
+
+def test_a_limit_above_that_of_pillow_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit may be raised beyond the one that Pillow has of its own, which stays as it was for other code."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    for kind in BOMBS:
+        assert Picture(encoded(noise(30, 20), kind), max_pixels=600).width == 30
+    assert Image.MAX_IMAGE_PIXELS == 100
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "options"),
+    [
+        ("RGB", "jpeg", {"progressive": True, "subsampling": 0}),
+        ("CMYK", "jpeg", {"progressive": True, "subsampling": 0}),
+        ("RGBA", "png", {}),
+        ("RGBA", "webp", {"lossless": True}),
+        ("CMYK", "tiff", {"compression": "tiff_deflate"}),
+    ],
+)
+def test_decoding_takes_memory_in_proportion_to_the_pixels(mode: str, kind: str, options: dict[str, Any]) -> None:
+    """The dearest files of each format take at most the 25 bytes a pixel that the setting names."""
+    side = 2000
+    data = encoded(Image.new(mode, (side, side)), kind, **options)
+    assert len(data) < 200_000
+    Picture(encoded(Image.new(mode, (8, 8)), kind, **options)).part(0, 0, 8, 8)  # what is loaded once
+    assert peak_growth(lambda: Picture(data).part(0, 0, side // 4, side)) < 25.5 * side * side

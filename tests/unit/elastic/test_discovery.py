@@ -23,6 +23,9 @@ def test_hosts_are_read_from_a_command() -> None:
     [
         ("echo a:two", "which is not NAME:SLOTS"),
         ("echo a:²", "which is not NAME:SLOTS"),
+        ("echo -G:2", "printed '-G:2', which no host may be called: ssh might obey it"),
+        ("echo -oProxyCommand=touch${IFS}owned", "no host may be called"),
+        ("echo 'h1 -G'", "no host may be called"),
         ("echo first >&2; echo 'no such file' >&2; exit 1", "^no such file$"),
         ("exit 3", "ended with exit code 3"),
     ],

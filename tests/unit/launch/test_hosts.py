@@ -12,7 +12,7 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import hosts
 from hvd_train.launch.hosts import FileFormat, Host
 
-NAMES = st.text("abcxyz0189.-_", min_size=1, max_size=8)
+NAMES = st.text("abcxyz0189.-_", min_size=1, max_size=8).filter(lambda name: name[0] != "-")
 CLUSTERS = st.lists(st.builds(Host, NAMES, st.integers(1, 9)), min_size=1, max_size=6, unique_by=lambda host: host.name)
 FORMATS: tuple[FileFormat, ...] = ("horovod", "openmpi", "mpich", "slurm")
 
@@ -45,6 +45,7 @@ def test_every_way_to_write_a_line() -> None:
         ("a slots=0\n", ["hosts, line 1: a has no slots"]),
         ("# nobody\n", ["hosts names no host: one on each line, 'NAME slots=N'"]),
         ("a;touch pwned slots=1\n", ["is not of the form"]),
+        ("-G slots=2\nb\n-4:1", ["line 1: '-G slots=2' is not of the form 'NAME slots=N'; no host's name", "line 3"]),
     ],
 )
 def test_every_line_that_is_wrong_is_named(text: str, reasons: list[str]) -> None:
@@ -59,6 +60,12 @@ def test_a_list_as_on_the_command_line() -> None:
     assert hosts.parse("h1:2,h2:3, h3") == (Host("h1", 2), Host("h2", 3), Host("h3", 1))
     assert hosts.parse("n[08-10,12]:4,gpu1") == (*(Host(f"n{n}", 4) for n in ("08", "09", "10", "12")), Host("gpu1", 1))
     assert hosts.parse("r[1-2]n[1-2]") == tuple(Host(f"r{r}n{n}", 1) for r in (1, 2) for n in (1, 2))
-    for wrong in ("", "a b", "n[3-1]", "n[²-3]", "n[²]", "h1,h1"):
+    for wrong in ("-G:2", "h1,-oProxyCommand=x", "-[1-2]", "", "a b", "n[3-1]", "n[²-3]", "n[²]", "h1,h1"):
         with pytest.raises(UsageError):
             hosts.parse(wrong)
+
+
+def test_tasks_of_slurm_run_on_no_option_of_ssh() -> None:
+    """A host that is called like an option is refused in every format, in one line that says why."""
+    with pytest.raises(UsageError, match="'-G' is not a name; no host's name begins with -, which ssh would take"):
+        hosts.read(file("-G\n"), "slurm")

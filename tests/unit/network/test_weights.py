@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
@@ -94,6 +95,47 @@ def test_a_file_that_would_run_code_is_refused() -> None:
         weights.start_from("./weights.pt", runs.batch_norm(10), "mine", 10)
     assert "weights_only" not in str(told.value), "torch's advice to run it"
     assert not Path("owned").exists()
+
+
+def test_a_fetched_file_that_would_run_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may write to the folder where torch keeps what it has fetched: no code in such a file runs either."""
+    monkeypatch.setenv("TORCH_HOME", "home")
+    kept = Path("home/hub/checkpoints") / ResNet18_Weights.DEFAULT.url.rpartition("/")[2]
+    kept.parent.mkdir(parents=True)
+    torch.save({"conv1.weight": Malicious()}, kept)
+    with pytest.raises(UsageError, match=r"--weights DEFAULT: .*more than tensors") as told:
+        weights.start_from("DEFAULT", resnet18(num_classes=10), "resnet18", 10)
+    assert "weights_only" not in str(told.value)
+    assert not Path("owned").exists()
+
+
+def test_a_scripted_model_is_no_file_of_weights() -> None:
+    """A TorchScript archive holds code; torch's advice to load it all the same is not repeated."""
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), "script.pt")
+    with pytest.raises(UsageError, match=r"script\.pt: cannot be read") as told:
+        weights.start_from("./script.pt", runs.batch_norm(10), "mine", 10)
+    assert "weights_only" not in str(told.value)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_damaged_file_is_one_line(zipped: bool) -> None:
+    """Whatever bytes are changed: the file is refused in one line, or holds what could be a state_dict."""
+    chance = random.Random(1)
+    torch.save({"weight": torch.zeros(2, 3)}, "sound.pt", _use_new_zipfile_serialization=zipped)
+    sound = Path("sound.pt").read_bytes()
+    refused = 0
+    for _ in range(600):
+        data = bytearray(sound)
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        Path("damaged.pt").write_bytes(data)
+        try:
+            weights.start_from("./damaged.pt", nn.Linear(3, 2, bias=False), "mine", 2)
+        except UsageError as error:
+            refused += 1
+            assert "\n" not in str(error)
+            assert "weights_only" not in str(error)
+    assert refused > 100
 
 
 @pytest.mark.parametrize(

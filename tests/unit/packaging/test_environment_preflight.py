@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import sysconfig
@@ -81,6 +82,28 @@ def test_headers_are_fetched_where_debian_can(
     program("dpkg", "exit 0")
     monkeypatch.setattr(headers, "is_system_python", lambda: True)
     assert machine_problems(venv_needed=False) == ([], True)
+
+
+@pytest.mark.parametrize("planted", ["hvd_train", "hvd_train/headers"])
+def test_headers_of_another_user_are_refused(
+    planted: str, program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Headers are compiled into what runs here: a line says whose folder it is, and what to type."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    program("g++", 'case "$1" in -dump*) echo 12;; esac')
+    folder = tmp_path / planted
+    folder.parent.mkdir(exist_ok=True)
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    (line,) = machine_problems(venv_needed=False)[0]
+    assert line.startswith(f"{folder}: it is a link")
+    folder.unlink()
+    folder.mkdir()
+    assert machine_problems(venv_needed=False)[0] == []
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    (line,) = machine_problems(venv_needed=False)[0]
+    assert "belongs to another user" in line
+    assert "XDG_CACHE_HOME=" in line
 
 
 def test_all_that_is_missing_is_reported_together(

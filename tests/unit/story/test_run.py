@@ -17,10 +17,11 @@ from hvd_train.data.dataset import Arrays
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.progress.order import EpochOrder, key
-from hvd_train.run import check
+from hvd_train.run import check, read_target
 from hvd_train.run_files import ledger
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
+from tests.support.malicious import Malicious
 from tests.support.runs import Weights, equal, largest_difference, small_config, trained
 from tests.support.worlds import StoppingWorld, own_generator
 
@@ -170,3 +171,13 @@ def test_the_file_to_begin_from_need_not_outlive_the_first_commit(monkeypatch: p
         check(config)
     monkeypatch.setenv(launcher.GOES_ON, "1")
     check(config)
+
+
+def test_weights_that_would_run_code_are_not_read() -> None:
+    """A run folder of somebody else is evaluated, exported and reported: its weights are numbers, or one line."""
+    trained(LocalWorld(), small_config(epochs=1))
+    torch.save({"0.weight": Malicious()}, "run/model-best.pt")
+    with pytest.raises(UsageError, match=r"cannot read the weights run/model-best\.pt: .*more than tensors") as told:
+        read_target(Path("run"))
+    assert "weights_only" not in str(told.value)
+    assert not Path("owned").exists()

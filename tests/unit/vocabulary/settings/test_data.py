@@ -13,6 +13,7 @@ from tests.support.refused import assert_refused
     ("changes", "message"),
     [
         ({"image_size": 0}, "--image-size is 0; it must be at least 1"),
+        ({"max_image_pixels": 0}, "--max-image-pixels is 0; it must be at least 1"),
         ({"workers": -1}, "--workers is -1; it must be at least 0"),
         ({"synthetic_samples": 0}, "--synthetic-samples is 0"),
         ({"data": "folder"}, "--data folder needs --data-dir"),

@@ -1,0 +1,56 @@
+"""The decoder of JPEG parts reads and writes only its own memory; `make fuzz` looks further than these seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from hvd_train.data.pictures import UNREADABLE, Picture
+from tests.support import fuzz
+from tests.support.jpegs import whole
+
+
+def test_seeds_are_decoded_in_bounds(tmp_path: Path) -> None:
+    """No sanitizer objects to files that are cut off, contradict themselves or claim what is not there."""
+    done = fuzz.run(fuzz.built(tmp_path), seconds=0)
+    assert (done.returncode, done.stdout) == (0, f"{len(fuzz.SEEDS)} inputs\n"), done.stderr
+    assert len(fuzz.SEEDS) >= 20
+
+
+@pytest.mark.parametrize(
+    ("sound", "faulty"),
+    [
+        ("malloc((size_t)columns * 3)", "malloc((size_t)columns)"),
+        ("(size_t)y * width * 3", "(size_t)y * (width + 1) * 3"),
+        ("    free(r->row);\n", ""),
+    ],
+)
+def test_a_fault_would_be_found(sound: str, faulty: str, tmp_path: Path) -> None:
+    """A row that is too short, one that is written beside its place, and a leak end the seeds' run."""
+    decoder = (fuzz.SOURCE.parent / "../../hvd_train/data/jpeg_region.c").resolve()
+    text = decoder.read_text()
+    assert sound in text
+    (tmp_path / "jpeg_region.c").write_text(text.replace(sound, faulty))
+    driver = fuzz.SOURCE.read_text().replace("../../hvd_train/data/jpeg_region.c", "jpeg_region.c")
+    (tmp_path / "fuzz_jpeg.c").write_text(driver)
+    done = fuzz.run(fuzz.built(tmp_path, tmp_path / "fuzz_jpeg.c"), seconds=0)
+    assert done.returncode != 0
+    assert "Sanitizer" in done.stderr
+    assert (tmp_path / "found.jpg").exists()
+
+
+@pytest.mark.parametrize("seed", fuzz.SEEDS, ids=lambda path: path.stem)
+def test_a_seed_is_unreadable_or_as_pillow_shows_it(seed: Path) -> None:
+    """Each seed leads to an error that names what is wrong, or to the pixels that Pillow decodes."""
+    data = seed.read_bytes()
+    try:
+        picture = Picture(data)
+        part = picture.part(0, 0, picture.width, picture.height)
+    except UNREADABLE:
+        with pytest.raises((*UNREADABLE, Image.DecompressionBombError)):
+            whole(data)
+    else:
+        assert torch.equal(part, whole(data))
