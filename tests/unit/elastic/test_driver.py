@@ -22,10 +22,10 @@ from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.elastic import discovery, rendezvous
 from horovod.runner.elastic.driver import ElasticDriver
 from horovod.runner.http.http_server import KVStoreHandler, RendezvousServer
-from horovod.runner.util import network
+from horovod.runner.util import network, worker_environment
 
 from hvd_train.elastic import driver as driver_module
-from hvd_train.elastic.driver import _CHANGE_FOLDER, REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
+from hvd_train.elastic.driver import REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks
 from hvd_train.elastic.roster import Finish, FormWorld
 from hvd_train.elastic.worker import Worker
@@ -167,11 +167,11 @@ ENDS = "import os, signal, sys; print('out'); print('err', file=sys.stderr); sys
 )
 def test_what_ssh_runs_reports_how_the_worker_has_ended(end: str, code: int, shell: str) -> None:
     """A signal, too, and though its shell got one; a lost ssh, which may send SIGHUP, does not end it."""
-    assert f"'cd {{pwd}} {_CHANGE_FOLDER}{{command}}'" in inspect.getsource(gloo_run)
-    command = f"cd / {_CHANGE_FOLDER}env A=1 {shlex.join([sys.executable, '-c', ENDS + end])}"
-    line = replacement_of("get_remote_command")(shlex.quote(command), host="h2")
+    command = f"exec env A=1 {shlex.join([sys.executable, '-c', ENDS + end])}"
+    script, told = worker_environment.on_other_host(command, {"HOROVOD_RANK": "1"}, "/")
+    line = replacement_of("get_remote_command")(shlex.quote(script), host="h2")
     remote = shlex.split(line)[-1]  # what the login shell on the other host is given
-    done = subprocess.run([shell, "-c", remote], capture_output=True, text=True, check=False)
+    done = subprocess.run([shell, "-c", remote], input=told.decode(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, "out\n", "err\n")
 
 
