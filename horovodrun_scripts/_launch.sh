@@ -43,7 +43,7 @@ show() {
 # every user can read command lines.
 pass_on() {
   [[ $1 =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || fail "--env takes the name of a variable, whose value is in the environment"
-  [[ $(declare -p "$1" 2>/dev/null) == 'declare -'*x* ]] || fail "--env $1: there is no such variable in the environment"
+  printenv "$1" >/dev/null || fail "--env $1: there is no such variable in the environment"
   export HVD_TRAIN_ENV=${HVD_TRAIN_ENV:+$HVD_TRAIN_ENV,}$1
 }
 

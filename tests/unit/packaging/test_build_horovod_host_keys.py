@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.util import host_keys, remote
 
 from hvd_train.doctor import cluster
@@ -92,3 +93,12 @@ def test_where_the_key_does_not_matter_nothing_is_lost(ends: str) -> None:
     """With StrictHostKeyChecking=no ssh warns and goes on; what the rank prints then is not held back for long."""
     said = CHANGED.replace("Host key verification failed.\n", ends) + "".join(f"step {n}\n" for n in range(40))
     assert passed_on(said) == "".join(f"[1]<stderr>:{line}" for line in said.splitlines(keepends=True))
+
+
+def test_an_operator_without_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubeflow's kubexec.sh would start ranks without their environment; whoever needs none still goes through it."""
+    monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh")
+    assert remote.get_remote_command("true", "h2") == "/etc/mpi/kubexec.sh h2 true"
+    with pytest.raises(JobFailedError, match=r"kubexec\.sh gives commands no standard input") as caught:
+        remote.get_remote_command("true", "h2", reads_stdin=True)
+    assert caught.value.exit_code == 2
