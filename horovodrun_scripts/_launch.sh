@@ -44,8 +44,45 @@ show() {
   printf -v line ' %q' "$@"
   # shellcheck disable=SC2016  # "$PATH" is for the shell that the line is typed into
   if [[ -n ${project_bin-} ]]; then printf 'PATH=%q:"$PATH" ' "$project_bin"; fi
+  if [[ -n ${HVD_TRAIN_ENV-} ]]; then printf 'HVD_TRAIN_ENV=%q ' "$HVD_TRAIN_ENV"; fi
   printf '%s\n' "${line# }"
   exit 0
+}
+
+# pass_on NAME: let the ranks on other hosts have one more variable of this environment. Its value must not be typed:
+# every user can read command lines.
+pass_on() {
+  [[ $1 =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || fail "--env takes the name of a variable, whose value is in the environment"
+  printenv "$1" >/dev/null || fail "--env $1: there is no such variable in the environment"
+  export HVD_TRAIN_ENV=${HVD_TRAIN_ENV:+$HVD_TRAIN_ENV,}$1
+}
+
+# is_passed_on NAME: succeed where ranks on other hosts get this variable of the environment. The patched Horovod has the
+# same list, in packaging/horovod_sources/horovod/runner/util/worker_environment.py; a test compares them.
+is_passed_on() {
+  case $1 in
+    *CUDA_VISIBLE_DEVICES) return 1 ;;
+    PATH | LD_LIBRARY_PATH | LD_PRELOAD | TMPDIR | XDG_CACHE_HOME | VIRTUAL_ENV | CONDA_PREFIX) ;;
+    OPAL_PREFIX | CC | CXX | GLIBC_TUNABLES | LANG | LANGUAGE | TZ) ;;
+    SSL_CERT_FILE | SSL_CERT_DIR | REQUESTS_CA_BUNDLE | CURL_CA_BUNDLE) ;;
+    http_proxy | https_proxy | ftp_proxy | all_proxy | no_proxy) ;;
+    HTTP_PROXY | HTTPS_PROXY | FTP_PROXY | ALL_PROXY | NO_PROXY) ;;
+    HOROVOD_* | HVD_TRAIN_* | NCCL_* | GLOO_* | CUDA_* | CUDNN_* | CUBLAS_* | NVIDIA_*) ;;
+    PYTHON* | TORCH* | PYTORCH_* | TRITON_* | OMP_* | GOMP_* | KMP_* | MKL_* | OPENBLAS_* | MALLOC_* | LC_*) ;;
+    OMPI_MCA_* | PRTE_MCA_* | PMIX_MCA_* | UCX_* | FI_* | I_MPI_* | MPICH_*) ;;
+    *) [[ ,${HVD_TRAIN_ENV-}, == *",$1,"* ]] || return 1 ;;
+  esac
+}
+
+# new_keys HOST...: print the option of ssh that takes the key of a host that is new, unless the user's ssh configuration
+# has its own word about one of these hosts. A key that has changed is refused in any case.
+new_keys() {
+  local one
+  (($#)) || return 0
+  for one; do
+    [[ $(ssh -G -- "$one" 2>/dev/null) == *$'\n'stricthostkeychecking\ ask$'\n'* ]] || return 0
+  done
+  printf '%s\n' '-o StrictHostKeyChecking=accept-new'
 }
 
 # num_gpus: print the number of GPUs that this process may use.
@@ -116,9 +153,16 @@ check_hosts() {
 
 # check_host NAME PROGRAM FILE: print what is wrong with the host; FILE is the host file to name in the message.
 check_host() {
-  local reply code=0
-  reply=$(ssh -n -o BatchMode=yes -o ConnectTimeout=5 -- "$1" test -x "$(quoted "$2")" 2>&1) || code=$?
-  if ((code == 255)); then
+  local reply code=0 policy
+  read -r -a policy < <(new_keys "$1") || true
+  reply=$(ssh -n -o BatchMode=yes -o ConnectTimeout=5 "${policy[@]}" -- "$1" test -x "$(quoted "$2")" 2>&1) || code=$?
+  if ((code == 255)) && [[ $reply == *'HOST IDENTIFICATION HAS CHANGED'*'verification failed'* ]]; then
+    echo "$1 has another ssh host key than the one that is known here, so it may be another machine; if you know why," \
+      "forget the old key: ssh-keygen -R $1"
+  elif ((code == 255)) && [[ $reply == *'Host key verification failed'* ]]; then
+    echo "$1 has an ssh host key that is not known here, and your ssh configuration takes no new ones; to compare and" \
+      "accept it: ssh -o StrictHostKeyChecking=ask $1 true"
+  elif ((code == 255)); then
     echo "$1 does not let us in by ssh without a password (${reply##*$'\n'}); try \`ssh $1 true\`, or take it out of $3"
   elif ((code)); then
     echo "$1 has no $2: set up the same environment there, or put it on a file system that all hosts share"

@@ -12,6 +12,7 @@
 #   --volume FROM:TO   a folder of each host, and where it is in the container (may be given more than once)
 #   --runs DIR         the folder of each host for runs, in which user 1000 can write (default: runs, here); a missing
 #                      one is made, and nobody else can write there
+#   --env NAME         a variable of this environment that all ranks get (may be given more than once)
 #   --port N           the port of the containers' sshd (default: 2222)
 #   --dry-run          print the commands; run nothing
 #
@@ -24,11 +25,12 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/_launch.sh"
 
-hostfile='' image=hvd_train runs=runs port=2222 volumes=() way=(train_hostfile.sh) mpi=() dry_run=''
+hostfile='' image=hvd_train runs=runs port=2222 volumes=() way=(train_hostfile.sh) options=() own=() dry_run=''
 while (($#)); do
   case $1 in
     --elastic) way=(train_elastic.sh --hosts) ;;
-    --mpi) mpi=(--mpi) ;;
+    --mpi) options+=(--mpi) ;;
+    --env) pass_on "${2-}" && options+=(--env "$2") && own+=(--env "$2") && shift ;;
     --image | --runs | --volume)
       [[ -n ${2-} ]] || fail "$1 needs a value; see --help"
       case $1 in
@@ -59,7 +61,7 @@ while (($#)); do
 done
 
 [[ -n $hostfile ]] || fail "which host file? Such as: ${0##*/} hostfiles/two_hosts -- digits"
-[[ ${#mpi[@]} == 0 || ${way[0]} == train_hostfile.sh ]] || fail "--mpi does not go with --elastic: MPI cannot start again"
+[[ ${way[0]} == train_hostfile.sh || ${options[*]-} != *--mpi* ]] || fail "--mpi does not go with --elastic: MPI cannot start again"
 read_hosts "$hostfile"
 read -r -a engine <<<"${CONTAINER_ENGINE:-docker}"
 read -r -a flags <<<"${CONTAINER_FLAGS-}"
@@ -76,9 +78,12 @@ if (($(num_gpus))); then container+=(--gpus all); fi
 
 # on HOST COMMAND...: run a command on a host; in a dry run, print it.
 on() {
-  local host=$1
+  local host=$1 policy
   shift
-  is_here "$host" || set -- ssh -o BatchMode=yes -o ConnectTimeout=5 -- "$host" "$(quoted "$@")"
+  if ! is_here "$host"; then
+    read -r -a policy < <(new_keys "$host") || true
+    set -- ssh -o BatchMode=yes -o ConnectTimeout=5 "${policy[@]}" -- "$host" "$(quoted "$@")"
+  fi
   if [[ -n $dry_run ]]; then
     printf -v line ' %q' "$@"
     printf '%s\n' "${line# }"
@@ -142,7 +147,8 @@ done
 for index in "${!starting[@]}"; do
   wait "${starting[index]}" || fail "no container could be started on ${others[index]}; try: ssh ${others[index]} ${engine[*]} run --rm $image doctor"
 done
-make localhost "$job" "${way[@]}" "$inside/hostfile" "${mpi[@]}" -- "$@"
+container+=("${own[@]}") # without values, which the engine finds in this environment; ssh takes them from there
+make localhost "$job" "${way[@]}" "$inside/hostfile" "${options[@]}" -- "$@"
 on localhost "${engine[@]}" start --attach "$job" &
 training=$! status=0
 # Pass a signal on to the training, which commits; bash alone would hold it back until the training has ended.

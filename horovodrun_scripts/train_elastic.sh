@@ -14,6 +14,7 @@
 #   --min-np N         with fewer workers the survivors wait for others (default: 1)
 #   --max-np N         the greatest number of workers (default: all slots)
 #   --interface NAMES  the network interface between the hosts (default: on each host the one that leads to the others)
+#   --env NAME         a variable of this environment that workers on other hosts get, too (may be given more than once)
 #   --restarts N       how often in a row the launcher may fail (default: 10)
 #   --dry-run          print the command; run nothing
 #
@@ -57,6 +58,7 @@ while (($#)); do
       interface=$2
       shift
       ;;
+    --env) pass_on "${2-}" && shift ;;
     --dry-run) dry_run=yes ;;
     -h | --help) usage ;;
     --) shift && break ;;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on the hosts of a host file: as many ranks as it has slots, started over ssh by horovodrun.
 #
-#   train_hostfile.sh HOSTFILE [--gloo|--mpi] [--dry-run] [-- ARGUMENTS OF hvd-train train]
+#   train_hostfile.sh HOSTFILE [--gloo|--mpi] [--env NAME] [--dry-run] [-- ARGUMENTS OF hvd-train train]
 #
 #   train_hostfile.sh hostfiles/localhost -- digits              2 ranks here, no ssh: under a minute on 2 cores
 #   train_hostfile.sh hostfiles/two_hosts -- digits --epochs 5
@@ -9,6 +9,7 @@
 # Needs ssh without a password from here to each host, and the same hvd-train in the same place on all; start it on the
 # first host. A host file has one host per line, `NAME slots=N`; each slot is a rank, so give one for each GPU.
 # --gloo (the default) and --mpi choose how the ranks communicate; gradients on GPUs go through NCCL either way.
+# Ranks on other hosts get what training needs of this environment, and each variable that --env names.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
@@ -18,6 +19,7 @@ hostfile='' controller=gloo dry_run=''
 while (($#)); do
   case $1 in
     --gloo | --mpi) controller=${1#--} ;;
+    --env) pass_on "${2-}" && shift ;;
     --dry-run) dry_run=yes ;;
     -h | --help) usage ;;
     --) shift && break ;;

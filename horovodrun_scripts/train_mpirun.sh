@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Train on the hosts of a host file with plain mpirun, of Open MPI 4 or 5, or of MPICH or its relatives (Intel MPI).
 #
-#   train_mpirun.sh HOSTFILE [--dry-run] [-- ARGUMENTS OF hvd-train train]
+#   train_mpirun.sh HOSTFILE [--env NAME] [--dry-run] [-- ARGUMENTS OF hvd-train train]
 #
 #   train_mpirun.sh hostfiles/localhost -- digits              2 ranks here, no ssh: under a minute on 2 cores
 #   train_mpirun.sh hostfiles/two_hosts -- digits --epochs 5
 #
 # For clusters whose mpirun knows what horovodrun does not: a batch system, a fabric, a site's defaults. Needs the same
 # hvd-train in the same place on each host, with Horovod built for this very MPI (`hvd-train doctor` checks that), and
-# ssh without a password where mpirun uses ssh. All ranks get HOROVOD_*, NCCL_*, OMP_* and HVD_TRAIN_* from here. For
-# more flags of mpirun: MPIRUN_FLAGS='--mca btl_tcp_if_include eth0'.
+# ssh without a password where mpirun uses ssh. Ranks on other hosts get what training needs of this environment, and each
+# variable that --env names. For more flags of mpirun: MPIRUN_FLAGS='--mca btl_tcp_if_include eth0'.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=_launch.sh
@@ -18,6 +18,7 @@ source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/_launch.sh"
 hostfile='' dry_run=''
 while (($#)); do
   case $1 in
+    --env) pass_on "${2-}" && shift ;;
     --dry-run) dry_run=yes ;;
     -h | --help) usage ;;
     --) shift && break ;;
@@ -37,7 +38,15 @@ type -P mpirun >/dev/null || fail "there is no mpirun on the PATH; with train_ho
 
 hvd_train=$(type -P hvd-train)
 read -r -a flags <<<"${MPIRUN_FLAGS-}"
-mapfile -t names < <(compgen -e | grep -E '^(PATH|LD_LIBRARY_PATH|PYTHONPATH|(HOROVOD|NCCL|OMP|HVD_TRAIN)_.*)$')
+names=()
+while read -r name; do
+  if is_passed_on "$name"; then names+=("$name"); fi
+done < <(compgen -e)
+others=()
+for entry in ${host_list//,/ }; do
+  is_here "${entry%:*}" || others+=("${entry%:*}")
+done
+ssh_options="-o BatchMode=yes -o ConnectTimeout=10 $(new_keys "${others[@]}")"
 open_mpi=()
 version=$(mpirun --version 2>&1 || true)
 case $version in
@@ -47,11 +56,11 @@ case $version in
     # No binding to cores, because loader processes would share their rank's core. ob1 is what horovodrun chooses, too.
     flags+=(--bind-to none --map-by slot --mca pml ob1)
     if [[ $version == *'Open MPI) 4.'* ]]; then
-      flags+=(--mca plm_rsh_args '-o BatchMode=yes -o ConnectTimeout=10')
+      flags+=(--mca plm_rsh_args "$ssh_options")
       find_open_mpi mpirun
       if ((${#open_mpi[@]})); then flags+=(-x OPAL_PREFIX); fi
     else
-      flags+=(--prtemca plm_ssh_args '-o BatchMode=yes -o ConnectTimeout=10')
+      flags+=(--prtemca plm_ssh_args "$ssh_options")
     fi
     flags+=(--host "$host_list")
     ;;

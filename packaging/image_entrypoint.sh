@@ -40,8 +40,12 @@ take_key() {
     "GlobalKnownHostsFile $own/known_hosts" UserKnownHostsFile\ /dev/null UpdateHostKeys\ no LogLevel\ ERROR
 }
 
-# Where the root file system is read-only, horovodrun and others find another place for their caches.
-if [[ ! -w $HOME ]]; then HOME=$(mktemp -d) && export HOME; fi
+# Where the root file system is read-only, horovodrun and others find another place for their caches, and so do ranks in
+# the containers of other hosts, where the same holds.
+if [[ ! -w $HOME ]]; then
+  HOME=$(mktemp -d)
+  export HOME HVD_TRAIN_ENV=${HVD_TRAIN_ENV:+$HVD_TRAIN_ENV,}HOME
+fi
 key=$(shared_key)
 if [[ -n $key && ${1-} != keys ]]; then take_key "$key"; fi
 if (($# == 0)); then set -- train digits; fi

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from hvd_train.doctor.findings import Finding
 from hvd_train.launch.addresses import is_loopback
 from hvd_train.launch.hosts import Host
 
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=2 -o ServerAliveCountMax=3 --"
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=2 -o ServerAliveCountMax=3"
 _START_S, _FACTS_S, _REACH_S = 20.0, 60.0, 5.0
 _LINK_BYTES = 16 * 2**20
 _ALL_PAIRS = 8  # with more hosts than this, each connects to its neighbours and the first host only
@@ -53,7 +53,9 @@ class Agent:
         """Start the agent, over ssh unless the host is this one. Raises OSError where there is no ssh."""
         self.host = host
         program = [sys.executable, "-u", "-c", Path(agent.__file__).read_text(encoding="utf-8")]
-        command = program if is_here(host.name) else [*SSH.split(), host.name, shlex.join(program)]
+        command = program
+        if not is_here(host.name):
+            command = [*SSH.split(), *new_keys(host.name), "--", host.name, shlex.join(program)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
@@ -87,6 +89,19 @@ class Agent:
         except subprocess.TimeoutExpired:
             return "it does not answer"
         return lines[-1] if lines else f"exit code {self._process.returncode}"
+
+
+def new_keys(name: str) -> list[str]:
+    """Return the option of ssh that takes the key of a new host, unless the user's ssh configuration has its own word.
+
+    The patched Horovod (host_keys.py) and horovodrun_scripts/_launch.sh do so, too. Raises OSError without an ssh.
+    """
+    asked = ["ssh", "-G", "--", name]
+    with suppress(subprocess.TimeoutExpired):  # ssh itself will say what is wrong
+        done = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=_START_S, check=False)
+        if b"stricthostkeychecking ask" in done.stdout.splitlines():
+            return ["-o", "StrictHostKeyChecking=accept-new"]
+    return []
 
 
 def is_here(name: str) -> bool:

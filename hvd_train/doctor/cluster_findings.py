@@ -36,6 +36,10 @@ def check_reached(host: Host, answer: object) -> Finding:
     if "No such file or directory" in answer or "not found" in answer:
         todo = "set up the same environment in the same place there, or put it on a file system that all hosts share"
         return Finding(host.name, "broken", f"does not have the Python that runs here: {answer}", todo)
+    if "Host key verification failed" in answer:
+        todo = f"its key is new or has changed, as if it were another machine; `ssh {host.name} true` says which; "
+        todo += f"to forget an old key: `ssh-keygen -R {host.name}`"
+        return Finding(host.name, "broken", answer, todo)
     todo = f"`ssh {host.name} true` must work without a password: name, network, sshd, and our key in authorized_keys"
     return Finding(host.name, "broken", answer, todo)
 

@@ -54,7 +54,6 @@ SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=1 -o 
 # signal has ended, as it does where it fails itself. It tells so in the exit code alone, not in a line that repeats the
 # whole command. And the loss of the ssh, after which sshd may send SIGHUP, is not to end the worker.
 _WATCHED = "trap '' HUP; trap : INT TERM; exec 3>&2 2>/dev/null; ({script}) 2>&3 3>&-; exit $?"
-_CHANGE_FOLDER = "> /dev/null 2>&1 ; "  # how Horovod's script begins; the worker itself comes after it
 
 
 # Where ranks that connect write their addresses, and look for those of others. An answer that is neither 200 nor 404,
@@ -280,8 +279,7 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
 
 def _with_our_options(get_remote_command: Callable[..., str]) -> Callable[..., str]:
     def replacement(local_command: str, *arguments: Any, **named: Any) -> str:
-        (script,) = shlex.split(local_command)  # Horovod passes it as one word
-        script = script.replace(_CHANGE_FOLDER, f"{_CHANGE_FOLDER}exec ", 1)
+        (script,) = shlex.split(local_command)  # Horovod passes it as one word, which begins with `exec`
         watched = shlex.quote(f"sh -c {shlex.quote(_WATCHED.format(script=script))}")
         return get_remote_command(watched, *arguments, **named).replace("ssh ", f"ssh {SSH_OPTIONS} ", 1)
 
@@ -368,7 +366,7 @@ REPLACEMENTS = (
     Replacement(
         gloo_run,
         "get_remote_command",
-        "local_command host port identity_file timeout_s",
+        "local_command host port identity_file timeout_s reads_stdin",
         _with_our_options,
         why="Horovod's ssh would wait for minutes for a host that is gone, ask for passwords, and hide exit codes.",
     ),

@@ -161,21 +161,26 @@ def test_each_mpirun_gets_its_own_flags(kind: str, tmp_path: Path, system_only: 
         "PATH": f"{folder}:{system_only}:{os.environ['PATH']}",
         "NCCL_DEBUG": "INFO",
         "MPIRUN_FLAGS": "--tag x",
+        **dict.fromkeys(("WANTED", "AWS_SECRET_ACCESS_KEY"), "hunter2"),
     }
-    words = dry_run("train_mpirun.sh", hosts, "--", "digits", "--epochs", "5", cwd=tmp_path, **environment)
-    assert words[:5] == ["mpirun", "-np", "6", "--tag", "x"]
+    arguments = [hosts, "--env", "WANTED", "--", "digits", "--epochs", "5"]
+    words = dry_run("train_mpirun.sh", *arguments, cwd=tmp_path, **environment)
+    assert words[:6] == ["HVD_TRAIN_ENV=WANTED", "mpirun", "-np", "6", "--tag", "x"]
     assert words[-5:] == [str(folder / "hvd-train"), "train", "digits", "--epochs", "5"]
     line = " ".join(words)
     if kind in ("4", "5"):
         assert "-x PATH" in line
         assert "-x NCCL_DEBUG" in line
+        assert "-x WANTED" in line
         assert "--bind-to none --map-by slot" in line
         assert "--host a:4,b:2" in line
         assert ("--mca plm_rsh_args -o BatchMode=yes" in line) == (kind == "4")
         assert ("--prtemca plm_ssh_args -o BatchMode=yes" in line) == (kind == "5")
     else:
         assert "-bind-to none -hosts a:4,b:2 -genvlist" in line
-        assert {"PATH", "NCCL_DEBUG"} <= set(words[words.index("-genvlist") + 1].split(","))
+        assert {"PATH", "NCCL_DEBUG", "WANTED"} <= set(words[words.index("-genvlist") + 1].split(","))
+    assert "AWS_SECRET_ACCESS_KEY" not in line
+    assert "hunter2" not in line
 
 
 def test_an_mpirun_that_nobody_knows(tmp_path: Path, system_only: str) -> None:
@@ -249,7 +254,8 @@ def test_docker(containers: tuple[dict[str, str], Callable[[], list[list[str]]]]
     """A container runs on each host, with the key in a file and the arguments as typed, and is removed at the end."""
     environment, read_calls = containers
     (tmp_path / "hosts").write_text("localhost slots=1\nother slots=2\n")
-    options = ["--volume", "/data:/data:ro", "--runs", "my runs"]
+    options = ["--volume", "/data:/data:ro", "--runs", "my runs", "--env", "WANTED"]
+    environment["WANTED"] = "hunter2"
     result = run("train_docker.sh", "hosts", *options, "--", *AWKWARD, cwd=tmp_path, **environment)
     assert result.returncode == 0, result.stderr
     calls = read_calls()
@@ -262,9 +268,12 @@ def test_docker(containers: tuple[dict[str, str], Callable[[], list[list[str]]]]
     assert calls[0][-2:] == ["hvd_train", "host"]
     launcher = calls[4]
     assert launcher[-len(AWKWARD) :] == AWKWARD
-    assert launcher[launcher.index("hvd_train", launcher.index("--volume")) + 1 :][:3] == [
-        "train_hostfile.sh", "/etc/hvd_train/ssh/hostfile", "--"
+    assert launcher[launcher.index("hvd_train", launcher.index("--volume")) + 1 :][:5] == [
+        "train_hostfile.sh", "/etc/hvd_train/ssh/hostfile", "--env", "WANTED", "--"
     ]  # fmt: skip
+    assert [launcher[at + 1] for at, word in enumerate(launcher) if word == "--env"][1:] == ["WANTED", "WANTED"]
+    assert "WANTED" not in calls[0]
+    assert not any("hunter2" in word for call in calls for word in call)
     assert f"{tmp_path}/my runs:/home/trainer/runs" in launcher
     assert (tmp_path / "my runs").stat().st_mode & 0o022 == 0, "others can write there"
     copied = subprocess.run(["tar", "tvf", tmp_path / "cp.tar"], capture_output=True, text=True, check=True).stdout
@@ -434,6 +443,17 @@ def test_a_container_without_a_place_for_its_key_is_one_line(entrypoint: Path) -
         (["train_hostfile.sh", "option"], "option, line 2: '-G slots=1' is not of the form 'NAME slots=N'"),
         (["train_mpirun.sh", "option"], "option, line 2: '-G slots=1' is not of the form 'NAME slots=N'"),
         (["train_docker.sh", "option"], "option, line 2: '-G slots=1' is not of the form 'NAME slots=N'"),
+        (
+            ["train_hostfile.sh", "empty", "--env"],
+            "--env takes the name of a variable, whose value is in the environment",
+        ),
+        (["train_hostfile.sh", "empty", "--env", "A=hunter2"], "--env takes the name of a variable, whose value is in"),
+        (["train_elastic.sh", "--env", "NOT_SET"], "--env NOT_SET: there is no such variable in the environment"),
+        (
+            ["train_mpirun.sh", "empty", "--env", "NOT_SET"],
+            "--env NOT_SET: there is no such variable in the environment",
+        ),
+        (["train_docker.sh", "empty", "--env", "a-b"], "--env takes the name of a variable, whose value is in"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -446,6 +466,7 @@ def test_bad_input_is_one_line(arguments: list[str], says: str, tmp_path: Path) 
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith(f"{arguments[0]}: {says}")
+    assert "hunter2" not in result.stderr
 
 
 # ----------------------------------------------------------------------------------------- arguments as typed

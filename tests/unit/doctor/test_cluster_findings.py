@@ -115,10 +115,11 @@ def test_bus_bandwidth() -> None:
         (host("h1"), "ok", ""),
         ("bash: /env/bin/python: No such file or directory", "broken", "same environment in the same place"),
         ("Permission denied (publickey).", "broken", "`ssh h1 true` must work without a password"),
+        ("Host key verification failed.", "broken", "to forget an old key: `ssh-keygen -R h1`"),
     ],
 )
 def test_a_host_that_does_not_answer(answer: object, verdict: str, todo: str) -> None:
-    """A missing Python and a refused login have each their own advice."""
+    """A missing Python, a refused login and a refused host key have each their own advice."""
     finding = check_reached(Host("h1", 2), answer)
     assert (finding.name, finding.verdict) == ("h1", verdict)
     assert todo in finding.todo

@@ -19,12 +19,13 @@ from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.elastic import discovery, rendezvous
 from horovod.runner.elastic.driver import ElasticDriver
-from horovod.runner.util import network
+from horovod.runner.http.http_server import KVStoreHandler, RendezvousServer
+from horovod.runner.util import network, worker_environment
 from typing_extensions import override
 
 from hvd_train.elastic import driver as driver_module
 from hvd_train.elastic.dispatcher import RunWorker
-from hvd_train.elastic.driver import _CHANGE_FOLDER, REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
+from hvd_train.elastic.driver import REPLACEMENTS, SSH_OPTIONS, Driver, Replacement, slot_info
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks
 from hvd_train.elastic.roster import Finish
 from hvd_train.elastic.worker import Worker
@@ -115,14 +116,12 @@ def test_ssh_gets_our_options() -> None:
     assert line.count(SSH_OPTIONS) == 1
 
 
-def test_ssh_gets_the_port_and_only_the_worker_takes_the_place_of_its_shell() -> None:
-    """What the user's own command redirects is the user's."""
-    inner = f"sh -c 'true {_CHANGE_FOLDER}true'"
-    line = replacement_of("get_remote_command")(shlex.quote(f"cd / {_CHANGE_FOLDER}{inner}"), "h2", 2222)
-    assert "-p 2222" in line
-    assert "h2" in line.split()
-    assert line.count("exec sh -c") == 1
-    assert line.count("exec true") == 0
+def test_ssh_gets_the_port_and_the_host() -> None:
+    """In their places, before the command for that host."""
+    words = shlex.split(replacement_of("get_remote_command")(shlex.quote("exec true"), "h2", 2222))
+    assert words[words.index("-p") + 1] == "2222"
+    assert "h2" in words[:-1]
+    assert "exec true" in words[-1]
 
 
 ENDS = "import os, signal, sys; print('out'); print('err', file=sys.stderr); sys.stdout.flush(); "
@@ -140,11 +139,11 @@ ENDS = "import os, signal, sys; print('out'); print('err', file=sys.stderr); sys
 )
 def test_what_ssh_runs_reports_how_the_worker_has_ended(end: str, code: int, shell: str) -> None:
     """A signal, too, and though its shell got one; a lost ssh, which may send SIGHUP, does not end it."""
-    assert f"'cd {{pwd}} {_CHANGE_FOLDER}{{command}}'" in inspect.getsource(gloo_run)
-    command = f"cd / {_CHANGE_FOLDER}env A=1 {shlex.join([sys.executable, '-c', ENDS + end])}"
-    line = replacement_of("get_remote_command")(shlex.quote(command), host="h2")
+    command = f"exec env A=1 {shlex.join([sys.executable, '-c', ENDS + end])}"
+    script, told = worker_environment.on_other_host(command, {"HOROVOD_RANK": "1"}, "/")
+    line = replacement_of("get_remote_command")(shlex.quote(script), host="h2")
     remote = shlex.split(line)[-1]  # what the login shell on the other host is given
-    done = subprocess.run([shell, "-c", remote], capture_output=True, text=True, check=False)
+    done = subprocess.run([shell, "-c", remote], input=told.decode(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, "out\n", "err\n")
 
 

@@ -1,0 +1,102 @@
+"""No secret of a job is where other users of its hosts can read it, and ranks elsewhere get no more than they need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import hosts as cluster
+from tests.support.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS
+from tests.support.hosts import Hosts
+from tests.support.launching import HVD_TRAIN, finished, launch_line, started, wait_for
+from tests.support.spy import places, plant_key, spellings, spying
+
+pytestmark = ON_HOSTS
+
+SECRET = b"PLANTED-wJalrXUtnFEMI/K7MDENG"
+KEY = b"planted-key-of-thirty-two-bytes!"
+SECRETS = {**spellings("secret", SECRET), **spellings("key", KEY)}
+CONTROL = "anybody-may-read-this"
+
+HERE = {
+    "horovodrun, Gloo": launch_line("gloo", 2, HVD_TRAIN, "train"),
+    "horovodrun, MPI": launch_line("mpi", 2, HVD_TRAIN, "train"),
+    "elastic": [str(SCRIPTS / "train_elastic.sh"), "-np", "2", "--"],
+}
+ON_TWO = {
+    "horovodrun, Gloo": ["train_hostfile.sh", "hostfile"],
+    "horovodrun, MPI": ["train_hostfile.sh", "hostfile", "--mpi"],
+    "mpirun": ["train_mpirun.sh", "hostfile"],
+    "elastic": ["train_elastic.sh", "--hosts", "hostfile"],
+}
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Run h1 and h2."""
+    with cluster.hosts(tmp_path_factory.mktemp("hosts") / "cluster", 2, names=2) as found:
+        yield found
+
+
+@pytest.fixture
+def _planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have secrets in the environment, and a key of the job that is known; `env A=B` would show them for a moment."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET.decode())
+    monkeypatch.setenv("NAMED_SECRET", SECRET.decode())
+    monkeypatch.setenv("NCCL_PLANTED", "two\nlines")
+    monkeypatch.setenv("HOROVOD_PLANTED", "it's")
+    monkeypatch.setenv("PYTHONPATH", f"{plant_key(tmp_path / 'site', KEY)}:{ROOT}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    monkeypatch.setenv("HOME", str(tmp_path))  # where Horovod keeps what it has found out about hosts
+
+
+def training(folder: Path) -> list[str]:
+    """Return the arguments of a short training."""
+    return ["digits", "--epochs", "1", "--device", "cpu", "--output-dir", str(folder / CONTROL)]
+
+
+@pytest.mark.usefixtures("_planted")
+@pytest.mark.parametrize("way", HERE)
+def test_nobody_else_reads_a_secret_of_a_job_here(way: str, tmp_path: Path) -> None:
+    """From its first process to its last; what is on command lines is seen."""
+    with spying({**SECRETS, "control": CONTROL.encode()}) as spy:
+        code, output = finished([*HERE[way], *training(tmp_path)], tmp_path)
+    assert code == 0, output
+    assert len(spy.seen["control"]) >= 3, "neither the launcher nor its ranks were seen"
+    assert not places(spy, list(SECRETS))
+
+
+@pytest.mark.usefixtures("_planted")
+@pytest.mark.parametrize("way", ON_TWO)
+def test_nobody_else_reads_a_secret_of_a_job_on_two_hosts(way: str, hosts: Hosts, tmp_path: Path) -> None:
+    """Neither on the launcher's host nor on the other; that one gets what training needs, and what --env names."""
+    (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\n")
+    script, *options = ON_TWO[way]
+    line = [str(SCRIPTS / script), *options, "--env", "NAMED_SECRET", "--", *training(tmp_path)]
+    command, log = hosts.inside("h1", tmp_path, *line), tmp_path / "output.txt"
+    with spying({**SECRETS, "control": CONTROL.encode()}) as spy, started(command, tmp_path, log) as launcher:
+        wait_for("workers", lambda: launcher.poll() is not None or all(map(hosts.workers, ("h1", "h2"))))
+        assert launcher.poll() is None, log.read_text()
+        here, there = (hosts.workers(name)[0].environ() for name in ("h1", "h2"))
+        code = launcher.wait(150)
+    assert code == 0, log.read_text()
+    assert json.loads((tmp_path / CONTROL / "summary.json").read_text())["world_size"] == 2
+    assert "AWS_SECRET_ACCESS_KEY" not in there
+    assert here["AWS_SECRET_ACCESS_KEY"] == there["NAMED_SECRET"] == SECRET.decode()
+    assert (there["NCCL_PLANTED"], there["HOROVOD_PLANTED"]) == ("two\nlines", "it's")
+    assert len(spy.seen["control"]) >= 3, "neither the launcher nor its ranks were seen"
+    assert not places(spy, list(SECRETS))
+
+
+def test_the_search_for_interfaces_takes_nothing_but_json(tmp_path: Path) -> None:
+    """Horovod's own pickles, with which it was started before, are refused in one line."""
+    for told in ("", "gASVAAAA", "[]", '{"index": 0}'):
+        command = ["sh", "-c", f"printf %s '{told}' | {HVD_TRAIN[: -len('hvd-train')]}python -m horovod.runner.task_fn"]
+        code, output = finished(command, tmp_path)
+        assert (code, len(output.splitlines())) == (2, 1), output
+        assert output.startswith("horovod.runner.task_fn: horovodrun starts this program")

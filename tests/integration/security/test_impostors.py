@@ -1,0 +1,123 @@
+"""A machine that answers under a host's name with another key gets no rank, and one line says what to type."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import hosts as cluster
+from tests.support.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS
+from tests.support.hosts import Hosts
+from tests.support.launching import PROGRAMS, finished, started, wait_for
+
+pytestmark = ON_HOSTS
+
+CHANGED = "h2 has another ssh host key than the one that is known here, so it may be another machine"
+TRAINING = ["digits", "--epochs", "1", "--device", "cpu", "--output-dir", "run"]
+LISTED = "h1 slots=1\nh2 slots=1\n"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """Run h1 and h2; the user's configuration of ssh says where known keys are, and nothing on unknown ones."""
+    with cluster.hosts(tmp_path / "cluster", 2, names=2) as found:
+        configure(found, "")
+        yield found
+
+
+def known_hosts(hosts: Hosts) -> Path:
+    """Return the file of the keys that are known on all hosts."""
+    return hosts.folder / "known hosts"
+
+
+def configure(hosts: Hosts, more: str) -> None:
+    """Replace the configuration of ssh on all hosts."""
+    (hosts.folder / "ssh_config").write_text(
+        f'Host *\n  IdentityFile {hosts.folder}/user_key\n  UserKnownHostsFile "{known_hosts(hosts)}"\n{more}'
+    )
+
+
+def replace_by_impostor(hosts: Hosts) -> None:
+    """Let another machine, with a key of its own, answer under the name h2."""
+    key = hosts.folder / "other_key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    config = hosts.folder / "sshd_config"
+    config.write_text(config.read_text().replace(f"{hosts.folder}/host_key", str(key)))
+    hosts.kill("h2")
+    (hosts.folder / "h2.log").unlink()
+    hosts.boot("h2")
+
+
+def typed(hosts: Hosts, folder: Path, *line: str) -> list[str]:
+    """Return the command that types a line on h1."""
+    own = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
+    return hosts.inside("h1", folder, "env", *own, f"HOME={folder}", *line)
+
+
+def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:
+    """A host's first key is taken and kept; with another one it is refused by the script, Horovod and the doctor."""
+    (tmp_path / "hostfile").write_text(LISTED)
+    script = [str(SCRIPTS / "train_hostfile.sh"), "hostfile", "--", *TRAINING]
+    code, output = finished(typed(hosts, tmp_path, *script), tmp_path)
+    assert code == 0, output
+    assert known_hosts(hosts).read_text().startswith("h2 ssh-")
+    replace_by_impostor(hosts)
+    code, output = finished(typed(hosts, tmp_path, *script), tmp_path)
+    assert code == 2
+    assert output.startswith(f"train_hostfile.sh: {CHANGED}; if you know why")
+    assert len(output.splitlines()) == 1
+    horovodrun = ["horovodrun", "--gloo", "-np", "2", "-H", "h1:1,h2:1"]
+    forget = f"forget the old key: ssh-keygen -f '{known_hosts(hosts)}' -R h2"
+    for options in (["--disable-cache"], ["--disable-cache", "--network-interfaces", "eth0"], []):  # [] skips the check
+        code, output = finished(typed(hosts, tmp_path, *horovodrun, *options, "touch", "ran"), tmp_path)
+        assert code in (1, 255)
+        assert f"horovodrun: {CHANGED}; if you know why, {forget}\n" in output
+        assert "@@@@" not in output
+        assert "Traceback" not in output
+    code, output = finished(typed(hosts, tmp_path, "hvd-train", "doctor", "--hosts", "hostfile", "--quick"), tmp_path)
+    assert code == 1
+    assert "ssh-keygen -R h2" in output
+    code, output = finished(typed(hosts, tmp_path, str(SCRIPTS / "train_mpirun.sh"), *script[1:]), tmp_path)
+    assert code != 0
+    assert "Host key verification failed" in output
+    assert not hosts.workers("h2")
+    forgotten = subprocess.run(["bash", "-c", forget.partition(": ")[2]], capture_output=True, check=False)
+    assert forgotten.returncode == 0
+    code, output = finished(typed(hosts, tmp_path, *horovodrun, "--disable-cache", "true"), tmp_path)
+    assert code == 0, output
+
+
+def test_an_elastic_job_goes_on_without_an_impostor(hosts: Hosts, tmp_path: Path) -> None:
+    """It is refused in one line, and the other host trains."""
+    first = hosts.inside("h1", tmp_path, "ssh", "-o", "StrictHostKeyChecking=accept-new", "h2", "true")
+    code, output = finished(first, tmp_path)
+    assert code == 0, output
+    replace_by_impostor(hosts)
+    (tmp_path / "hostfile").write_text(LISTED)
+    script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", "-np", "1", "--", *TRAINING]
+    log = tmp_path / "output.txt"
+    with started(typed(hosts, tmp_path, *script), tmp_path, log) as launcher:
+        wait_for("the line", lambda: launcher.poll() is not None or f"horovodrun: {CHANGED}" in log.read_text())
+        assert not hosts.workers("h2")
+        code = launcher.wait(150)
+    assert code == 0, log.read_text()
+    assert "@@@@" not in log.read_text()
+    assert f"-f '{known_hosts(hosts)}' -R h2\n" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [["train_hostfile.sh", "hostfile"], ["train_hostfile.sh", "hostfile", "--mpi"], ["train_mpirun.sh", "hostfile"]],
+)
+def test_who_wants_unknown_hosts_refused(script: list[str], hosts: Hosts, tmp_path: Path) -> None:
+    """The user's own StrictHostKeyChecking=yes holds for every launcher: no rank runs on a host that is not known."""
+    configure(hosts, "  StrictHostKeyChecking yes\n")
+    (tmp_path / "hostfile").write_text(LISTED)
+    code, output = finished(typed(hosts, tmp_path, str(SCRIPTS / script[0]), *script[1:], "--", *TRAINING), tmp_path)
+    assert code != 0
+    assert "h2" in output
+    assert not known_hosts(hosts).exists()
+    assert not (tmp_path / "run").exists()

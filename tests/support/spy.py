@@ -1,0 +1,96 @@
+"""Another user of the machine, who reads all that /proc shows of everybody's processes, as `ps` does."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+NOBODY = 65534
+_PROGRAM = """
+import glob, json, os, select, sys
+words = {name: bytes.fromhex(word) for name, word in json.loads(sys.stdin.readline()).items()}
+seen, scans = {}, 0
+print(os.getuid(), flush=True)
+while not select.select([sys.stdin], [], [], 0.003)[0]:
+    scans += 1
+    for path in glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
+        try:
+            with open(path, "rb") as file:
+                text = file.read()
+        except OSError:
+            continue
+        for name, word in words.items():
+            if word in text:
+                seen.setdefault(name, {})[path] = text.replace(b"\\0", b" ").decode("utf-8", "replace")[:300]
+print(json.dumps({"seen": seen, "scans": scans}))
+"""
+
+
+@dataclass
+class Spy:
+    """What another user has seen, once the block of `spying` is over: for each name the places with their texts."""
+
+    seen: dict[str, dict[str, str]] = field(default_factory=dict)
+    scans: int = 0
+
+
+@contextmanager
+def spying(words: dict[str, bytes]) -> Iterator[Spy]:
+    """Let another user look for these words, again and again, for a block. Needs root.
+
+    The user is told them through a pipe, so that they are on no command line.
+    """
+    program = [str(Path(sys.executable).resolve()), "-I", "-S", "-c", _PROGRAM]
+    found = Spy()
+    with subprocess.Popen(
+        ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        env={"PATH": os.environ["PATH"]},  # not what it is to look for
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({name: word.hex() for name, word in words.items()}) + "\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == f"{NOBODY}\n"
+        try:
+            yield found
+        finally:
+            output, _ = process.communicate()
+        told: dict[str, Any] = json.loads(output)
+        found.seen, found.scans = told["seen"], told["scans"]
+
+
+def spellings(name: str, secret: bytes) -> dict[str, bytes]:
+    """Return the ways in which these bytes may be written on a command line: plain, in hexadecimal, within base64."""
+    within = [base64.b64encode(bytes(shift) + secret)[(8 if shift else 0) : -4] for shift in range(3)]
+    return {
+        name: secret,
+        f"{name} in hexadecimal": secret.hex().encode(),
+        **{f"{name} in base64, {shift}": word for shift, word in enumerate(within)},
+    }
+
+
+def plant_key(folder: Path, key: bytes) -> Path:
+    """Return a folder for PYTHONPATH in which each random key of 32 bytes that a program makes becomes this one."""
+    assert len(key) == 32
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        f"import os\nos.urandom = lambda size, real=os.urandom: {key!r} if size == 32 else real(size)\n"
+    )
+    return folder
+
+
+def places(spy: Spy, names: Sequence[str]) -> str:
+    """Return, for a message, where these names were seen."""
+    return "\n".join(f"{name}: {path}: {text}" for name in names for path, text in spy.seen.get(name, {}).items())
