@@ -19,7 +19,6 @@ from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.elastic import discovery, rendezvous
 from horovod.runner.elastic.driver import ElasticDriver
-from horovod.runner.http.http_server import KVStoreHandler, RendezvousServer
 from horovod.runner.util import network, worker_environment
 from typing_extensions import override
 
