@@ -15,6 +15,7 @@ import torch
 from hvd_train.config import Config
 from hvd_train.goals import reason_to_end
 from hvd_train.job import Job
+from hvd_train.plugin import is_reference
 from hvd_train.validate import Scores
 
 
@@ -71,7 +72,7 @@ def summary(result: Result, config: Config) -> dict[str, Any]:
     return {**values, "run_dir": str(result.run_dir), "recipe": config.recipe, "torch": torch.__version__}
 
 
-def ending(result: Result) -> str:
+def ending(result: Result, config: Config) -> str:
     """Return the last lines that a run prints."""
     if not result.finished:
         name = signal.Signals(result.stopped_by).name if result.stopped_by else "its time limit or its launcher"
@@ -85,12 +86,13 @@ def ending(result: Result) -> str:
     )
     if not math.isnan(result.test_top1):
         score += f"test loss {result.test_loss:.4f}, test top-1 {result.test_top1:.2%}, "
+    trust = " --trust" if any(map(is_reference, (config.model.model, config.data.data))) else ""
     lost = "" if result.saved else "\nNOT all files could be written (see above)"
     return (
         f"{result.why}: {score}{result.images_per_second:,.0f} images/s on {ranks(result.world_size)}, "
         f"{result.seconds:.0f} s\n"
         f"files: {result.run_dir}\n"
-        f"next:  hvd-train evaluate {shlex.quote(str(result.run_dir))}{lost}"
+        f"next:  hvd-train evaluate {shlex.quote(str(result.run_dir))}{trust}{lost}"
     )
 
 

@@ -226,7 +226,7 @@ class Training:
         result = result_of(job, finished=finished, stopped_by=stopped_by, saved=saved, test=test)
         if finished and not job.world.broadcast(job.output.write_summary(summary(result, job.config)), 0):
             result = replace(result, saved=False)
-        job.output.journal.event("end", ending(result))
+        job.output.journal.event("end", ending(result, job.config))
         return result
 
     def _kept(self, error: ReplicasDiffer, *, whole: bool = True) -> ReplicasDiffer:

@@ -19,6 +19,7 @@ from hvd_train.result import Result, describe, ending, ranks, summary
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 
+DIGITS = recipes.get("digits")
 DONE = Result(
     run_dir=Path("runs/my run"), finished=True, saved=True, stopped_by=None, epochs=20, steps=460, loss=0.03,
     top1=0.991, top5=1.0, best_top1=0.997, best_epoch=11, test_loss=math.nan, test_top1=math.nan, test_top5=math.nan,
@@ -49,24 +50,31 @@ def test_the_first_line_says_how_a_step_is_cut(cut: Cut, size: int, said: str) -
 
 def test_a_finished_run_says_what_to_type_next() -> None:
     """Scores, speed, files, and the command that evaluates them, with a folder's blank quoted."""
-    assert ending(DONE).splitlines() == [
+    assert ending(DONE, DIGITS).splitlines() == [
         "done: top-1 99.10% (best 99.70%, epoch 11), 2,306 images/s on 2 ranks, 18 s",
         "files: runs/my run",
         "next:  hvd-train evaluate 'runs/my run'",
     ]
     tested = replace(DONE, test_loss=0.25, test_top1=0.9, test_top5=1.0)
-    assert "epoch 11), test loss 0.2500, test top-1 90.00%, 2,306" in ending(tested)
-    assert ending(replace(DONE, top1=math.nan)).startswith("done: 2,306 images/s")
-    assert ending(replace(DONE, saved=False)).endswith("NOT all files could be written (see above)")
+    assert "epoch 11), test loss 0.2500, test top-1 90.00%, 2,306" in ending(tested, DIGITS)
+    assert ending(replace(DONE, top1=math.nan), DIGITS).startswith("done: 2,306 images/s")
+    assert ending(replace(DONE, saved=False), DIGITS).endswith("NOT all files could be written (see above)")
+
+
+@pytest.mark.parametrize("own", [{"model": "mine:model"}, {"data": "mine:data"}])
+def test_what_to_type_next_trusts_code_of_your_own(own: dict[str, str]) -> None:
+    """The command would otherwise refuse to import it."""
+    said = ending(DONE, DIGITS.replace(**own))
+    assert said.endswith("\nnext:  hvd-train evaluate 'runs/my run' --trust")
 
 
 def test_a_stopped_run_says_by_what_and_whether_it_is_committed() -> None:
     """A signal by its name; without one, a time limit or the launcher."""
     stopped = replace(DONE, finished=False, stopped_by=signal.SIGTERM)
-    assert ending(stopped) == "stopped by SIGTERM at step 460, committed; the same command goes on from there"
-    by_time = ending(replace(stopped, stopped_by=None))
+    assert ending(stopped, DIGITS) == "stopped by SIGTERM at step 460, committed; the same command goes on from there"
+    by_time = ending(replace(stopped, stopped_by=None), DIGITS)
     assert by_time.startswith("stopped by its time limit or its launcher at step 460")
-    assert ending(replace(stopped, saved=False)) == "stopped by SIGTERM at step 460, NOT committed (see above)"
+    assert ending(replace(stopped, saved=False), DIGITS) == "stopped by SIGTERM at step 460, NOT committed (see above)"
 
 
 def test_the_summary_is_json_without_nan() -> None:
