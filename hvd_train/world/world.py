@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train.errors import HvdTrainError, RankLost
+from hvd_train.travel import may_travel
 
 T = TypeVar("T")
 PendingSum = Callable[[], Tensor]
@@ -28,6 +29,7 @@ Request = Literal["train", "change", "stop"]
 _EXCHANGE_S = 1.0
 
 
+@may_travel
 @dataclass(frozen=True)
 class Place:
     """Where a process stands among the ranks of its world. The default is the place of the only rank there is."""

@@ -6,7 +6,6 @@ from run to run here. Models for `ThreadWorld` draw their weights from a generat
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 from collections import Counter
@@ -23,7 +22,7 @@ from typing_extensions import override
 
 from hvd_train.errors import RankLost
 from hvd_train.progress.metrics import NUM_SUMS
-from hvd_train.world.wire import MOST_BYTES, pieces
+from hvd_train.world.wire import MOST_BYTES, packed, pieces, unpacked
 from hvd_train.world.world import (
     LocalWorld,
     PendingSum,
@@ -144,10 +143,10 @@ class ThreadWorld(World):
     def start_broadcast(self, tensors: Sequence[Tensor], root: int, *, keep: bool = False) -> Callable[[], None]:
         is_root = self.place.rank == root
         mine = [piece.outgoing() for piece in pieces(tensors, self.most_bytes)] if is_root else None
-        key = self._give("start_broadcast", pickle.dumps(mine))
+        key = self._give("start_broadcast", packed(mine))
 
         def wait() -> None:
-            payloads = pickle.loads(self._meeting.take(key)[root])
+            payloads = unpacked(self._meeting.take(key)[root])
             for piece, payload in zip(pieces(tensors, self.most_bytes), payloads, strict=True):
                 if not (is_root or keep):
                     piece.arrived(piece.room().copy_(payload))
@@ -223,8 +222,8 @@ class ThreadWorld(World):
         return key
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
-        # By pickle, as between processes: no rank can change what another one holds.
-        return [pickle.loads(data) for data in self._meeting.take(self._give(name, pickle.dumps(value)))]
+        # As between processes: no rank can change what another one holds.
+        return [unpacked(data) for data in self._meeting.take(self._give(name, packed(value)))]
 
 
 def run_ranks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -30,7 +31,7 @@ class Communicator:
     """One rank of a communicator of threads, with the methods of mpi4py's that are used."""
 
     def __init__(self, rank: int, barrier: threading.Barrier, values: list[Any]) -> None:
-        self.rank, self._barrier, self._values = rank, barrier, values
+        self.rank, self.size, self._barrier, self._values = rank, len(values), barrier, values
 
     def Ibarrier(self) -> Arrival:  # noqa: N802  # mpi4py's name
         """Begin a barrier."""
@@ -40,11 +41,22 @@ class Communicator:
         """Wait for all."""
         self._barrier.wait(20)
 
-    def allgather(self, value: Any) -> list[Any]:
-        """The values of all ranks."""
+    def Allgather(self, sent: array[int], received: array[int]) -> None:  # noqa: N802  # mpi4py's name
+        """Fill `received` with a number of each rank."""
+        received[:] = array("q", [one[0] for one in self._all(sent)])
+
+    def Allgatherv(self, sent: bytes, received: list[Any]) -> None:  # noqa: N802  # mpi4py's name
+        """Fill the memory in `received` with bytes of each rank, as many as the list in it says."""
+        memory, lengths = received
+        parts = self._all(sent)
+        assert lengths == [len(part) for part in parts]
+        memory[:] = b"".join(parts)
+
+    def _all(self, value: Any) -> list[Any]:
+        self._barrier.wait(20)
         self._values[self.rank] = value
         self._barrier.wait(20)
-        return self._values
+        return list(self._values)
 
 
 def call(facts_of_ranks: Sequence[Mapping[str, str]]) -> list[UsageError | None]:

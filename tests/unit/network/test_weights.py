@@ -255,7 +255,7 @@ def test_weights_that_cannot_be_fetched_say_why(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ResNet18_Weights, "get_state_dict", fetch)
     with pytest.raises(UsageError, match=r"cannot fetch https://[^ ]+ \(no route to host\): put that file at home/"):
         weights.start_from("DEFAULT", resnet18(num_classes=10), "resnet18", 10)
-    assert asked == [{"progress": False, "check_hash": True}]
+    assert asked == [{"progress": False, "check_hash": True, "weights_only": True}]
     assert Path("home/hub/checkpoints").is_dir(), "where the user is told to put the file"
 
 

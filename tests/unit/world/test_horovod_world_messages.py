@@ -186,7 +186,7 @@ def test_no_operation_of_a_gather_carries_more_than_others_do(
 ) -> None:
     """Together, not from each rank: on a slow link the limit is for the whole. Values may differ in length."""
     share = MOST_BYTES // 4
-    values = [None, bytes(range(256)) * (5 * share // 512), "of rank 2", b"x" * share]
+    values = [None, bytes(range(256)) * (5 * share // 768), "of rank 2", b"x" * (share // 2)]
     payloads = [packed(value) for value in values]
     carried: list[tuple[str, int]] = []
 

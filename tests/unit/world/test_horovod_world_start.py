@@ -66,7 +66,7 @@ def test_rank_0_under_srun_alone_serves_the_rendezvous(monkeypatch: pytest.Monke
     assert server is not None
     try:
         assert all(thread.daemon for thread in {*threading.enumerate()} - before), "a rank that fails ends"
-        place = {client.ADDRESS: "127.0.0.1", client.PORT: str(port)}
+        place = {client.ADDRESS: "127.0.0.1", client.PORT: str(port), signature.KEY: os.environ[signature.KEY]}
         client.put(place, "global/1", "where rank 1 is", 10)
         assert client.get(place, "global/1", 10) == "where rank 1 is"
     finally:
