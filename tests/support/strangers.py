@@ -92,21 +92,26 @@ def attack(address: tuple[str, int], owned: Path) -> None:
                 connection.recv(1000)
 
 
-def listening(process: psutil.Process) -> set[tuple[str, str, int]]:
-    """Return name, address and port of everything that a process and those below it listen on."""
-    found = set()
+def listening(process: psutil.Process) -> list[tuple[str, str, int]]:
+    """Return name, address and port of everything that a process and those below it listen on, parents first."""
+    found = []
     with suppress(psutil.Error):
         for one in [process, *process.children(recursive=True)]:
             with suppress(psutil.Error):
                 for connection in one.net_connections("inet"):
                     if connection.status == psutil.CONN_LISTEN:
-                        found.add((kind_of(one), connection.laddr.ip, connection.laddr.port))
+                        found.append((kind_of(one), connection.laddr.ip, connection.laddr.port))
     return found
 
 
 def kind_of(process: psutil.Process) -> str:
-    """Return what a process of a job is, as SECURITY.md calls it."""
+    """Return what a process of a job is, as SECURITY.md calls it.
+
+    Raises psutil.NoSuchProcess where it is about to become another program.
+    """
     line = process.cmdline()
+    if not line:
+        raise psutil.NoSuchProcess(process.pid)
     names = {Path(word).name for word in line}
     if names & {"mpirun", "orterun", "prterun", "orted", "hydra_pmi_proxy", "mpiexec"}:
         return "mpirun"
@@ -130,14 +135,18 @@ def besieged(job: int, owned: Path) -> Iterator[Siege]:
     """Attack every port that the process `job` and those below it open, as another account, during this block."""
     siege, stop = Siege(), threading.Event()
     attackers: list[int] = []
+    known: set[tuple[str, int]] = set()
 
     def watch() -> None:
         while not stop.is_set():
             with suppress(psutil.Error):
                 process = psutil.Process(job)
-                for new in sorted(listening(process) - siege.ports):
-                    siege.ports.add(new)
+                for new in listening(process):
                     _, address, port = new
+                    if (address, port) in known:  # what the process that has opened it starts has it, too, for a moment
+                        continue
+                    known.add((address, port))
+                    siege.ports.add(new)
                     target = "127.0.0.1" if address in ("0.0.0.0", "::") else address
                     attackers.append(as_nobody(lambda target=target, port=port: attack((target, port), owned)))
                 for one in [process, *process.children(recursive=True)]:
