@@ -33,8 +33,8 @@ def printable(text: object, keep: str = "") -> str:
 
 
 def show(text: object) -> None:
-    """Print lines to standard output, as `printable` makes them."""
-    print(printable(text, keep=_LAYOUT))
+    """Print lines to standard output at once, as `printable` makes them: a launcher's pipe would hold them back."""
+    print(printable(text, keep=_LAYOUT), flush=True)
 
 
 def outlive() -> None:
