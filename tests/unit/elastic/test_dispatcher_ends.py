@@ -27,6 +27,19 @@ def test_after_a_signal_all_are_told_to_stop(two: Job) -> None:
     assert two.end() == Finish(1, "stopped")
 
 
+def beats_until_told(two: Job, worker: int, capsys: pytest.CaptureFixture[str]) -> str:
+    """Let a worker whose ssh has failed beat until the user is told that it stays, and return what was printed."""
+    printed = [""]
+
+    def told() -> bool:
+        assert two.dispatcher.heartbeat_received(worker) == "train"
+        printed[0] += capsys.readouterr().err
+        return "its heartbeats still come" in printed[0]
+
+    wait_for("a word about it", told)
+    return printed[0]
+
+
 def test_a_worker_whose_ssh_has_failed_stays_while_its_heart_beats(
     two: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -35,16 +48,10 @@ def test_a_worker_whose_ssh_has_failed_stays_while_its_heart_beats(
     two.ask(first, second)
     two.dispatcher.heartbeat_received(second)
     two.exit_codes[second] = 255
-    printed = [""]
-
-    def told() -> bool:
-        assert two.dispatcher.heartbeat_received(second) == "train"
-        printed[0] += capsys.readouterr().err
-        return "its heartbeats still come" in printed[0]
-
-    wait_for("a word about it", told)
-    assert told(), "it is said once"
-    assert printed[0].count("the ssh to worker b[0] has failed; its heartbeats still come") == 1
+    printed = beats_until_told(two, second, capsys)
+    assert two.dispatcher.heartbeat_received(second) == "train"
+    printed += capsys.readouterr().err  # it is said once
+    assert printed.count("the ssh to worker b[0] has failed; its heartbeats still come") == 1
     assert two.dispatcher.may_ask(second) == "ask"
     monkeypatch.setattr("hvd_train.elastic.dispatcher.SILENT_S", 0.1)
     wait_for("its successor", lambda: len(two.started) == 3)
@@ -202,14 +209,7 @@ def test_a_heartbeat_after_the_lifeline_was_cut_proves_that_a_worker_lives(
     wait_for("the cut", lambda: two.dispatcher._processes[second].cut_at)
     assert two.dispatcher.heartbeat_received(second) == "train"
     two.exit_codes[second] = 255
-    printed = [""]
-
-    def told() -> bool:
-        assert two.dispatcher.heartbeat_received(second) == "train"
-        printed[0] += capsys.readouterr().err
-        return "its heartbeats still come" in printed[0]
-
-    wait_for("a word about it", told)
+    beats_until_told(two, second, capsys)
     assert two.dispatcher.may_ask(second) == "ask"
 
 

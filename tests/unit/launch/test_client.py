@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import urllib.error
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ import pytest
 from horovod.runner.http.http_server import RendezvousServer
 
 from hvd_train.launch import client
+from tests.support.impostor import answering
 
 
 @pytest.fixture
@@ -39,18 +39,11 @@ def test_a_server_that_is_gone_is_an_oserror() -> None:
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\ncut"])
 def test_a_garbled_answer_is_an_oserror(answer: bytes) -> None:
     """Whoever reckons with a server that does not answer has reckoned with this."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(answer)
-
-        threading.Thread(target=serve, daemon=True).start()
-        port = str(server.getsockname()[1])
-        with pytest.raises(OSError, match=f"the answer from 127.0.0.1:{port} is garbled"):
-            client.get({client.ADDRESS: "127.0.0.1", client.PORT: port}, "scope/name", 20)
+    with (
+        answering(answer) as port,
+        pytest.raises(OSError, match=f"the answer from 127.0.0.1:{port} is garbled"),
+    ):
+        client.get({client.ADDRESS: "127.0.0.1", client.PORT: port}, "scope/name", 20)
 
 
 def test_a_connection_is_held_as_long_as_one_wants() -> None:
