@@ -3,115 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.support import hosts as cluster
 from tests.support.documented import commands
-from tests.support.elastic_hosts import ROOT, SCRIPTS
-from tests.support.hosts import Hosts
-from tests.support.launching import PROGRAMS, started, wait_for
+from tests.support.elastic_hosts import OBEDIENT, SCRIPTS
+from tests.support.launching import started, wait_for
+from tests.support.on_demand import pace
+from tests.support.slurm import ON_SLURM, Slurm, slurm_on_hosts
 
-PATH = f"{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin"
-MISSING = [name for name in ("slurmctld", "slurmd", "munged") if shutil.which(name, path=PATH) is None]
-NO_SLURM = f"{', '.join(MISSING)} not on this machine: apt install slurmctld slurmd munge" if MISSING else ""
-NO_HOSTS = cluster.missing() or NO_SLURM
+pytestmark = ON_SLURM
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
-]
-
-# A job that comes back waits until what it was started with is void: two minutes, unless told (cred_expire).
-CONF = """
-ClusterName=test
-SlurmctldHost=h1
-AuthType=auth/munge
-AuthInfo=cred_expire=5
-SlurmUser=root
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-ReturnToService=2
-SlurmdParameters=config_overrides
-SelectType=select/cons_tres
-GresTypes=gpu
-NodeName=h1,h2 CPUs=4 Gres=gpu:4 State=UNKNOWN
-SchedulerParameters=bf_interval=1,sched_interval=1
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1 GraceTime=60
-PartitionName=urgent Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF
-"""
-
-
-@dataclass
-class Slurm:
-    """A Slurm cluster of h1 and h2."""
-
-    hosts: Hosts
-    folder: Path
-
-    def words(self, *words: str) -> list[str]:
-        """Return the command that runs another one on h1 as a user would."""
-        environment = [
-            f"PATH={PATH}",
-            f"SLURM_CONF={self.folder}/slurm.conf",
-            f"PYTHONPATH={ROOT}",
-            "OMP_NUM_THREADS=1",
-        ]
-        return self.hosts.inside("h1", self.folder, "env", *environment, *words)
-
-    def command(self, *words: str) -> str:
-        """Run a command on h1 and return its output."""
-        done = subprocess.run(self.words(*words), capture_output=True, text=True, check=False, timeout=200)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout.strip()
-
-    def output(self, job: str) -> str:
-        """Return everything that a batch job has printed."""
-        path = self.folder / f"hvd_train-{job}.out"
-        return path.read_text() if path.exists() else ""
+SBATCH = ["sbatch", "--parsable", "--nodes", "2", "--ntasks-per-node", "1"]
+WAYS = [[], ["--horovodrun", "--"]]
+"""The options of `train_slurm.sbatch` for each way to start ranks."""
 
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[Slurm]:
-    """Run a Slurm cluster; its daemons are processes of the hosts and die with them."""
-    with cluster.hosts(tmp_path / "cluster", 2, names=2) as hosts:
-        folder = tmp_path / "slurm"
-        folder.mkdir()
-        for name in ("state", "spool-h1", "spool-h2"):
-            (folder / name).mkdir()
-        (folder / "slurm.conf").write_text(CONF.format(folder=folder))
-        stand_ins = ("null", "zero", "full", "random")  # Slurm counts the devices, and looks no further
-        (folder / "gres.conf").write_text("".join(f"Name=gpu File=/dev/{name}\n" for name in stand_ins))
-        key = folder / "munge.key"
-        key.write_bytes(os.urandom(128))
-        for name in hosts.inits:
-            setup = (
-                f"install -d -m 711 -o munge /run/munge && install -m 600 -o munge {key} /run/munge/key && "
-                "setpriv --reuid=munge --regid=munge --clear-groups munged --key-file /run/munge/key --force && "
-                f"{'slurmctld -i && ' if name == 'h1' else ''} slurmd -N {name}"
-            )
-            start = ["env", f"PATH={PATH}", f"SLURM_CONF={folder}/slurm.conf", "sh", "-ec", setup]
-            with (folder / f"{name}.out").open("wb") as log:
-                subprocess.run(hosts.inside(name, folder, *start), check=True, stdout=log, stderr=log, timeout=60)
-        found = Slurm(hosts, folder)
-        wait_for("two idle nodes", lambda: "2 idle" in found.command("sinfo", "-h", "-o", "%D %t"))
+    """Run a Slurm cluster."""
+    with slurm_on_hosts(tmp_path) as found:
         yield found
 
 
@@ -125,8 +39,7 @@ def test_ranks_by_srun(slurm: Slurm) -> None:
 
 def test_a_job_that_matters_more(slurm: Slurm) -> None:
     """A job of another partition takes the nodes: the training commits in time and finishes afterwards."""
-    batch = ["sbatch", "--parsable", "--nodes", "2", "--ntasks-per-node", "1", str(SCRIPTS / "train_slurm.sbatch")]
-    job = slurm.command(*batch, "digits", "--epochs", "12")
+    job = slurm.command(*SBATCH, str(SCRIPTS / "train_slurm.sbatch"), "digits", "--epochs", "12")
     wait_for("two epochs", lambda: "epoch  2/12" in slurm.output(job), limit_s=120)
     slurm.command(
         "sbatch", "-p", "urgent", "--exclusive", "-N", "2", "--output=urgent.out", "--wrap", "echo it matters"
@@ -150,11 +63,10 @@ def test_elastic_in_an_allocation(slurm: Slurm) -> None:
         wait_for("two again", lambda: "world 1 -> 2" in output(), limit_s=90)
 
 
-@pytest.mark.parametrize("way", [[], ["--horovodrun", "--"]])
+@pytest.mark.parametrize("way", WAYS)
 def test_preempted_and_back(way: list[str], slurm: Slurm) -> None:
     """SIGTERM, as from a preemption, commits and requeues the job, which finishes in the same folder."""
-    batch = ["sbatch", "--parsable", "--nodes", "2", "--ntasks-per-node", "1", str(SCRIPTS / "train_slurm.sbatch")]
-    job = slurm.command(*batch, *way, "digits", "--epochs", "12")
+    job = slurm.command(*SBATCH, str(SCRIPTS / "train_slurm.sbatch"), *way, "digits", "--epochs", "12")
     wait_for("two epochs", lambda: "epoch  2/12" in slurm.output(job), limit_s=120)
     slurm.command("scancel", "--signal=TERM", *(["--batch"] if way else []), job)
     wait_for("the way back into the queue", lambda: "back into the queue" in slurm.output(job))
@@ -163,6 +75,24 @@ def test_preempted_and_back(way: list[str], slurm: Slurm) -> None:
     assert "going on at epoch" in slurm.output(job)
     summary = json.loads((slurm.folder / f"runs/slurm-{job}/summary.json").read_text())
     assert (summary["finished"], summary["epochs"], summary["world_size"]) == (True, 12, 2)
+
+
+def test_the_warning_before_the_time_limit(slurm: Slurm) -> None:
+    """Slurm sends it; the job commits before its time is over, and goes back into the queue, whoever starts ranks."""
+    pace(slurm.folder, 1)
+    batch = [*SBATCH, "--time", "3", str(SCRIPTS / "train_slurm.sbatch")]
+    training = ["digits", "--model", OBEDIENT, "--epochs", "12"]
+    jobs = [slurm.command(*batch, *way, *training) for way in WAYS]
+    for job in jobs:
+        wait_for("the way back", lambda job=job: "back into the queue" in slurm.output(job), limit_s=120)
+        assert "committed; the same command goes on from there" in slurm.output(job)
+        assert "TIME LIMIT" not in slurm.output(job)
+    (slurm.folder / "pace").unlink()
+    for job in jobs:
+        wait_for("the end", lambda job=job: "done: top-1" in slurm.output(job), limit_s=150)
+        assert "going on at epoch" in slurm.output(job)
+        summary = json.loads((slurm.folder / f"runs/slurm-{job}/summary.json").read_text())
+        assert (summary["finished"], summary["epochs"], summary["world_size"]) == (True, 12, 2)
 
 
 @pytest.mark.parametrize("line", commands("clusters.md")["Slurm"])

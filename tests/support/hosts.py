@@ -72,22 +72,30 @@ class Hosts:
         self.inits[name] = host
         wait_for(f"{name} to start", lambda: bool(psutil.Process(host.pid).children()))
         own = f"02:00:00:00:00:{number:02x}"  # a host that is started again has the address that others remember
-        peer = ("peer", "name", "eth0", "address", own, "netns", str(self._init(name)))
+        peer = ("peer", "name", "eth0", "address", own, "netns", str(self.init(name)))
         self._on_switch("link", "add", f"p{number}", "type", "veth", *peer)
         self._on_switch("link", "set", f"p{number}", "master", "bridge", "up")
         for command in (("link", "set", "lo", "up"), ("addr", "add", f"{SUBNET}.{number}/24", "dev", "eth0"),
                         ("link", "set", "eth0", "up")):  # fmt: skip
-            _run("nsenter", "-t", str(self._init(name)), "-n", "ip", *command)
+            _run("nsenter", "-t", str(self.init(name)), "-n", "ip", *command)
         log_file = self.folder / f"{name}.log"
         wait_for(f"sshd of {name}", lambda: "listening on 0.0.0.0" in log_file.read_text())
 
+    def init(self, name: str) -> int:
+        """Return the first process of a host."""
+        return psutil.Process(self.inits[name].pid).children()[0].pid
+
+    def address(self, name: str) -> str:
+        """Return the address at which the other hosts reach a host."""
+        return f"{SUBNET}.{name[1:]}"
+
     def inside(self, name: str, folder: Path, *command: str) -> list[str]:
         """Return a command that runs another one on a host, in this folder."""
-        return ["nsenter", "-t", str(self._init(name)), "-n", "-u", "-m", "-i", "-p", f"--wd={folder}", *command]
+        return ["nsenter", "-t", str(self.init(name)), "-n", "-u", "-m", "-i", "-p", f"--wd={folder}", *command]
 
     def processes(self, name: str) -> Iterator[tuple[psutil.Process, list[str]]]:
         """Yield all processes of a host with their command lines."""
-        here = os.readlink(f"/proc/{self._init(name)}/ns/pid")
+        here = os.readlink(f"/proc/{self.init(name)}/ns/pid")
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 if os.readlink(f"/proc/{process.pid}/ns/pid") == here:
@@ -104,7 +112,7 @@ class Hosts:
     def signal_all(self, name: str, number: int) -> None:
         """Send a signal to all processes of a host but its first, as a shutdown does before it cuts the power."""
         for process, _ in list(self.processes(name)):
-            if process.pid != self._init(name):
+            if process.pid != self.init(name):
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
 
@@ -130,7 +138,7 @@ class Hosts:
     def limit(self, name: str, megabit: float) -> None:
         """Let a host send and receive no more than so many Mbit/s."""
         rate = f"root tbf rate {megabit}mbit burst 128kb latency 200ms".split()
-        _run("nsenter", "-t", str(self._init(name)), "-n", "tc", "qdisc", "replace", "dev", "eth0", *rate)
+        _run("nsenter", "-t", str(self.init(name)), "-n", "tc", "qdisc", "replace", "dev", "eth0", *rate)
         port = ["tc", "qdisc", "replace", "dev", f"p{name[1:]}", *rate]
         _run("nsenter", "-t", str(self.switch), "-n", *port)
 
@@ -138,28 +146,25 @@ class Hosts:
         """Let two hosts no longer reach each other, as behind a firewall; all others reach both."""
         for host, unreachable in ((one, other), (other, one)):
             route = ("route", "add", "blackhole", f"{SUBNET}.{unreachable[1:]}/32")
-            _run("nsenter", "-t", str(self._init(host)), "-n", "ip", *route)
+            _run("nsenter", "-t", str(self.init(host)), "-n", "ip", *route)
 
     def resolve(self, name: str, known: str, address: str) -> None:
         """Let the name `known` lead to this address on one host, whatever it leads to on the others."""
         own = self.folder / f"hosts-{name}"
         lines = (self.folder / "hosts").read_text().splitlines()
         own.write_text("\n".join([*(line for line in lines if line.split()[1] != known), f"{address} {known}\n"]))
-        _run("nsenter", "-t", str(self._init(name)), "-m", "mount", "--bind", str(own), "/etc/hosts")
+        _run("nsenter", "-t", str(self.init(name)), "-m", "mount", "--bind", str(own), "/etc/hosts")
 
     def add_network(self, name: str, interface: str, address: str) -> None:
         """Give a host one more network interface, which leads nowhere."""
         for command in (("link", "add", interface, "type", "bridge"), ("addr", "add", address, "dev", interface),
                         ("link", "set", interface, "up")):  # fmt: skip
-            _run("nsenter", "-t", str(self._init(name)), "-n", "ip", *command)
+            _run("nsenter", "-t", str(self.init(name)), "-n", "ip", *command)
 
     def rename_network(self, name: str, interface: str) -> None:
         """Give another name to the network interface through which a host reaches the others."""
         for command in (("eth0", "down"), ("eth0", "name", interface), (interface, "up")):
-            _run("nsenter", "-t", str(self._init(name)), "-n", "ip", "link", "set", *command)
-
-    def _init(self, name: str) -> int:
-        return psutil.Process(self.inits[name].pid).children()[0].pid
+            _run("nsenter", "-t", str(self.init(name)), "-n", "ip", "link", "set", *command)
 
     def _on_switch(self, *command: str, check: bool = True) -> None:
         _run("nsenter", "-t", str(self.switch), "-n", "ip", *command, check=check)
@@ -197,6 +202,11 @@ def hosts(folder: Path, count: int, names: int) -> Iterator[Hosts]:
             cluster.kill(name)
         switch.kill()
         switch.wait()
+
+
+def named(address: str) -> str:
+    """Return "interface" for the address of a host, and any other one as it is."""
+    return "interface" if address.startswith(f"{SUBNET}.") else address
 
 
 def _program(name: str) -> str | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from hvd_train.run_files.ledger import audit
-from tests.support.elastic_hosts import ROOT, SCRIPTS
-from tests.support.launching import HVD_TRAIN, launch_line, started
-from tests.support.strangers import NEEDS_ROOT, besieged
+from tests.support import hosts as cluster
+from tests.support.elastic_hosts import NO_HOSTS, ROOT, SCRIPTS
+from tests.support.hosts import Hosts
+from tests.support.launching import HVD_TRAIN, PROGRAMS, launch_line, started
+from tests.support.strangers import BODY, NEEDS_ROOT, Siege, below, besieged, on
 
 pytestmark = [
     pytest.mark.integration,
@@ -26,7 +28,7 @@ PORTS = ROOT / "SECURITY.md"
 
 def named() -> dict[str, set[tuple[str, str]]]:
     """Return, for each kind of job, the process and the address of each port that SECURITY.md names."""
-    rows = re.findall(r"^\| `([^`]+)` \| (\w+) \| `([\d.:]+)` \|", PORTS.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `([^`]+)` \| (\w+) \| `([\w.:]+)` \|", PORTS.read_text(), re.MULTILINE)
     found: dict[str, set[tuple[str, str]]] = {}
     for job, process, address in rows:
         found.setdefault(job, set()).add((process, address))
@@ -36,26 +38,72 @@ def named() -> dict[str, set[tuple[str, str]]]:
 JOBS: dict[str, Sequence[str]] = {
     "horovodrun --gloo": launch_line("gloo", 2, HVD_TRAIN, "train", "digits", *TRAIN),
     "horovodrun --mpi": launch_line("mpi", 2, HVD_TRAIN, "train", "digits", *TRAIN),
+    "train_mpirun.sh": [str(SCRIPTS / "train_mpirun.sh"), "hostfile", "--", "digits", *TRAIN],
     "train_elastic.sh": [str(SCRIPTS / "train_elastic.sh"), "-np", "2", "--", "digits", *TRAIN],
     "hvd-train train": [HVD_TRAIN, "train", "digits", *TRAIN],
 }
 
 
+def unharmed(job: str, siege: Siege, folder: Path, code: int, printed: str) -> None:
+    """Assert that nothing has come of the attacks on a job, and that it has no port that SECURITY.md does not name."""
+    assert code == 0, printed
+    assert not (folder / "owned").exists(), "code of a stranger ran"
+    assert "Traceback" not in printed, printed
+    assert audit(folder / "run").faults == ()
+    assert siege.growth < BODY, "what a stranger sends is kept"
+    found = {(port.process, cluster.named(port.address)) for port in siege.ports}
+    assert found <= named().get(job, set())
+    store = ("launcher", "127.0.0.1") in found or ("launcher", "interface") in found
+    assert printed.count("refused a request") == (1 if store else 0), printed
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_whatever_a_stranger_sends_the_job_goes_on(job: str, tmp_path: Path) -> None:
     """Nothing runs, ends or grows; each port is named in SECURITY.md, and one line tells the user."""
-    owned, output = tmp_path / "owned", tmp_path / "output.txt"
+    output = tmp_path / "output.txt"
     tmp_path.chmod(0o777)
-    with started(list(JOBS[job]), tmp_path, output) as launcher, besieged(launcher.pid, owned) as siege:
+    (tmp_path / "hostfile").write_text("localhost slots=2\n")
+    with (
+        started(list(JOBS[job]), tmp_path, output) as launcher,
+        besieged(below(launcher.pid), tmp_path / "owned") as siege,
+    ):
         try:
             code = launcher.wait(200)
         except subprocess.TimeoutExpired:
             pytest.fail(output.read_text())
-    printed = output.read_text()
-    assert code == 0, printed
-    assert not owned.exists(), "code of a stranger ran"
-    assert "Traceback" not in printed, printed
-    assert audit(tmp_path / "run").faults == ()
-    assert {(process, address) for process, address, _ in siege.ports} <= named().get(job, set())
-    store = [port for process, _, port in siege.ports if process == "launcher"]
-    assert printed.count("refused a request") == (1 if store else 0), printed
+    unharmed(job, siege, tmp_path, code, output.read_text())
+
+
+ON_TWO = {
+    "train_hostfile.sh": ["train_hostfile.sh", "hostfile"],
+    "train_mpirun.sh": ["train_mpirun.sh", "hostfile"],
+    "train_elastic.sh": ["train_elastic.sh", "--hosts", "hostfile"],
+}
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Run h1 and h2."""
+    with cluster.hosts(tmp_path_factory.mktemp("hosts") / "cluster", 2, names=2) as found:
+        yield found
+
+
+@pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-")
+@pytest.mark.parametrize("way", ON_TWO)
+def test_strangers_on_both_hosts_of_a_job(way: str, hosts: Hosts, tmp_path: Path) -> None:
+    """So it is where a job runs on two hosts and is attacked from each of them."""
+    output = tmp_path / "output.txt"
+    tmp_path.chmod(0o777)
+    (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\n")
+    script, *options = ON_TWO[way]
+    own = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
+    line = ["env", *own, f"HOME={tmp_path}", str(SCRIPTS / script), *options, "--", "digits", *TRAIN]
+    with (
+        besieged(on(hosts), tmp_path / "owned", hosts) as siege,
+        started(hosts.inside("h1", tmp_path, *line), tmp_path, output) as launcher,
+    ):
+        try:
+            code = launcher.wait(200)
+        except subprocess.TimeoutExpired:
+            pytest.fail(output.read_text())
+    unharmed(f"{way}, two hosts", siege, tmp_path, code, output.read_text())

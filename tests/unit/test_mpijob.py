@@ -1,0 +1,48 @@
+"""The MPIJob for Kubernetes: what its pods may do, and who reaches them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hvd_train import __version__
+
+MPIJOB = Path(__file__).parents[2] / "horovodrun_scripts/mpijob.yaml"
+LABEL = "training.kubeflow.org/job-name"
+
+
+@pytest.fixture
+def documents() -> dict[str, Any]:
+    """Return the documents of the file by their kind."""
+    return {document["kind"]: document for document in yaml.safe_load_all(MPIJOB.read_text())}
+
+
+def test_only_the_pods_of_the_job_reach_its_ports(documents: dict[str, Any]) -> None:
+    """The policy names them by the label that the operator gives to the pods of a job: its name."""
+    job, policy = documents["MPIJob"], documents["NetworkPolicy"]["spec"]
+    own = {"matchLabels": {LABEL: job["metadata"]["name"]}}
+    assert policy == {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]}
+
+
+@pytest.mark.parametrize("role", ["Launcher", "Worker"])
+def test_a_pod_has_no_more_than_it_needs(role: str, documents: dict[str, Any]) -> None:
+    """No token of Kubernetes, no root, no capability, no file system to write but its volumes."""
+    pod = documents["MPIJob"]["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+@pytest.mark.parametrize("role", ["Launcher", "Worker"])
+def test_the_image_is_of_this_version(role: str, documents: dict[str, Any]) -> None:
+    """All pods run the same one: a tag that moves could change between two starts of a pod."""
+    (container,) = documents["MPIJob"]["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]["containers"]
+    assert container["image"] == f"hvd_train:{__version__}"
