@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import skips
 
+LAUNCHERS = Path(__file__).parent / "integration"
 # pytest names the test; torch and the OpenMP of scikit-learn set theirs when they are first used.
 SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "KMP_")
 # Threads that wait in a busy loop take the cores from the ranks they wait for. Read when torch is imported.
@@ -29,6 +30,13 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 
 
 _skipped: list[str] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one process run the tests that start launchers, one after another, where several run the tests."""
+    for item in items:
+        if item.path.is_relative_to(LAUNCHERS):
+            item.add_marker(pytest.mark.xdist_group("launchers"))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
