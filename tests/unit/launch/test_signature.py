@@ -56,7 +56,7 @@ def test_a_rank_reads_what_another_has_written(environ: dict[str, str]) -> None:
         client.get(environ, "scope/other", 20)
 
 
-@pytest.mark.parametrize("key", ["", signature.make_key()])
+@pytest.mark.parametrize("key", [pytest.param("", id="no key"), pytest.param(signature.make_key(), id="another key")])
 def test_a_stranger_neither_reads_nor_writes(environ: dict[str, str], key: str) -> None:
     """Without a key, or with another one: nothing is changed, and nothing is told."""
     client.put(environ, "scope/name", "secret")
