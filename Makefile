@@ -53,7 +53,7 @@ train: env
 
 # One process starts launchers, the other runs the tests that do without.
 test: env
-	@$(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadgroup $(TESTS) $(ARGS)
+	@$(WITH_PATH) $(BIN)/python -m pytest -n 2 $(TESTS) $(ARGS)
 
 test-slow: env
 	@$(WITH_PATH) $(BIN)/python -m pytest -m slow --durations=15 $(TESTS) $(ARGS)

@@ -10,13 +10,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.support import skips
 
-LAUNCHERS = Path(__file__).parent / "integration"
+LAUNCHERS = "tests/integration/"
 # pytest names the test; torch and the OpenMP of scikit-learn set theirs when they are first used.
 SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "KMP_")
 # Threads that wait in a busy loop take the cores from the ranks they wait for. Read when torch is imported.
@@ -32,11 +33,18 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 _skipped: list[str] = []
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one process run the tests that start launchers, one after another, where several run the tests."""
-    for item in items:
-        if item.path.is_relative_to(LAUNCHERS):
-            item.add_marker(pytest.mark.xdist_group("launchers"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let one process run all tests that start launchers, one after another, and the others whatever is left."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class LaunchersTogether(LoadScopeScheduling):
+        """Gives out tests one by one, but those of launchers all at once."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return LAUNCHERS if nodeid.startswith(LAUNCHERS) else nodeid
+
+    return LaunchersTogether(config, log)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
