@@ -135,6 +135,13 @@ def test_what_all_hosts_have_in_common_is_found(monkeypatch: pytest.MonkeyPatch)
     assert search(monkeypatch, BOTH, json.dumps({"eth0": ["eth1", "eth0"], "ib0": ["eth0"]})) == ["eth0"]
 
 
+def test_the_way_to_a_host_is_that_of_its_packets() -> None:
+    """Where only ssh knows the name, no interface comes first."""
+    interfaces = {"eth0": ["10.9.8.7"], "lo": [LOOPBACK]}
+    assert ways._interface_to(LOOPBACK, interfaces) == "lo"
+    assert ways._interface_to("no-such-host.invalid", interfaces) == ""
+
+
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
