@@ -158,6 +158,18 @@ def test_strangers_that_stay_are_sent_away(environ: dict[str, str], monkeypatch:
             stranger.close()
 
 
+def test_strangers_leave_the_launcher_files_to_open(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection is one, and so is each pipe to a rank: where few may be open, fewer strangers stay."""
+    monkeypatch.setattr(http_server.resource, "getrlimit", lambda _: (20, 4096))
+    strangers = [socket.create_connection((LOOPBACK, int(environ[client.PORT])), 2) for _ in range(12)]
+    try:
+        client.put(environ, "scope/name", "some text")
+        assert [stranger.recv(1) for stranger in strangers[:2]] == [b""] * 2
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
 def test_a_request_that_never_ends_is_cut_off(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then does not keep it open."""
     monkeypatch.setattr(http_server, "WHOLE_REQUEST_TIMEOUT", 0.5)
