@@ -56,7 +56,7 @@ test: env
 	@$(WITH_PATH) $(BIN)/python -m pytest -n 2 $(TESTS) $(ARGS)
 
 test-slow: env
-	@$(WITH_PATH) $(BIN)/python -m pytest -m slow --durations=15 $(TESTS) $(ARGS)
+	@$(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile -m slow --durations=15 $(TESTS) $(ARGS)
 
 test-image: env
 	@$(WITH_PATH) $(BIN)/python -m pytest -m image tests/integration/test_image.py $(ARGS)

@@ -35,7 +35,12 @@ _skipped: list[str] = []
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let one process run all tests that start launchers, one after another, and the others whatever is left."""
+    """Let one process run all tests that start launchers, one after another, and the others whatever is left.
+
+    With `--dist loadfile` and the like, which are not ours, they are given out as pytest-xdist does.
+    """
+    if config.getoption("dist") != "load":
+        return None
     from xdist.scheduler import LoadScopeScheduling
 
     class LaunchersTogether(LoadScopeScheduling):
