@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -75,6 +76,16 @@ def test_an_unreadable_image_is_named(folder: Path) -> None:
             assert "\n" not in str(caught.value)
         finally:
             loader.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_an_image_is_named(folder: Path) -> None:
+    """It is not waited for."""
+    pipe = folder / "val" / "cat" / "1.jpg"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match=rf"cannot read the image {pipe}: .*it is no file, but a pipe or a device"):
+        open_folder(folder, DataConfig(image_size=16)).val[1]  # type: ignore[index]
 
 
 def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:

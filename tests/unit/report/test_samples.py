@@ -59,9 +59,19 @@ def test_mixed_images_bear_both_labels(capsys: pytest.CaptureFixture[str]) -> No
     assert Image.open("show-data.png").size == (8 * 96, 3 * 110)
 
 
+def test_a_link_is_not_drawn_into(capsys: pytest.CaptureFixture[str]) -> None:
+    """The picture has a name that everybody knows: a link of that name is replaced."""
+    Path("outside").write_text("precious")
+    Path("show-data.png").symlink_to("outside")
+    assert run(["show-data"]) == 0
+    assert Path("outside").read_text() == "precious"
+    assert Image.open("show-data.png").format == "PNG"
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
+        (["--output", "seen"], "--output seen: unknown file extension ''"),
         (["--ranks", "0"], "--ranks 0: it must be a whole number from 1 on"),
         (["--ranks"], "--ranks needs a number"),
         (["--output", "seen.nothing"], "--output seen.nothing: unknown file extension"),

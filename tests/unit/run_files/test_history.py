@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -152,6 +153,20 @@ def test_files_of_any_content_are_gaps(name: str, content: str) -> None:
     run = write(Path("run"), whole_run(), summary=True)
     (run / name).write_text(content)
     read(run)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "environment.json"])
+def test_pipes_and_holes_in_the_place_of_files_are_gaps(name: str) -> None:
+    """Neither is a pipe waited for that nobody writes into, nor does a file of a terabyte come into memory."""
+    run = write(Path("run"), whole_run(), summary=True)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    assert any(f"{name} cannot be read (it is no file, but a pipe or a device)" in gap for gap in read(run).gaps)
+    (run / name).unlink()
+    (run / name).touch()
+    os.truncate(run / name, 2**40)
+    assert any(f"{name} cannot be read (it is larger than " in gap for gap in read(run).gaps)
 
 
 def test_a_bomb_of_aliases_is_a_gap() -> None:
