@@ -69,3 +69,13 @@ def test_what_cannot_be_is_told_before_any_of_them_starts(
     assert run(["sweep", "digits", *arguments.split()]) == 2
     assert reason in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+def test_what_a_training_says_does_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor does the table take it for markup: a model may raise anything."""
+    Path("out").mkdir()
+    row = {"name": "lr=0.1", "run": "out/000", "failed": "[/b] \x1b[2J \u202e", "seconds": 1.0}
+    assert sweep._conclude([row], Path("out")) == 1
+    printed = capsys.readouterr().out
+    assert "failed: [/b] \ufffd[2J" in " ".join(printed.split())
+    assert not {"\x1b", "\u202e"} & set(printed)
