@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> int:
     with _ended_by_sigterm(), Console(stderr=True).status("looking") as status:
 
         def say(doing: str) -> None:
-            status.update(Text(printable(doing)))
+            status.update(Text(doing))
 
         if cluster_hosts:
             findings = cluster.examine(cluster_hosts, options.data_dir, quick=options.quick, say=say)

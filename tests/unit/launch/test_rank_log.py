@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from hvd_train.errors import UsageError
 from hvd_train.launch import rank_log
+from tests.support.programs import write_program
 
 PRINTS = """
 import os, subprocess, sys
@@ -157,10 +159,13 @@ def test_a_link_in_the_folder_is_not_written_through(link: str, tmp_path: Path) 
 
 
 def test_a_link_that_takes_the_place_of_the_file_is_not_written_through(tmp_path: Path) -> None:
-    """All that is printed from the start on, and the last word, go into the file that was opened then."""
+    """However soon: all that is printed, and the last word, go into the file that was opened at the start."""
     (tmp_path / "outside").write_text("precious")
-    moved = "os.rename('logs/rank-0.log', 'kept'); os.symlink('../outside', 'logs/rank-0.log')"
-    done = printed(tmp_path, f"{moved}\nrank_log.write('the last word')\nprint('later')")
+    replaced = "mkdir once 2>/dev/null && mv logs/rank-0.log kept && ln -s ../outside logs/rank-0.log"
+    write_program(tmp_path / "bin", "tee", f'{replaced}\nexec {shutil.which("tee")} "$@"')
+    waits = "while not os.path.islink('logs/rank-0.log'): pass"
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done = printed(tmp_path, f"{waits}\nrank_log.write('the last word')\nprint('later')", PATH=path)
     assert done.returncode == 0, done.stderr
     assert sorted((tmp_path / "kept").read_text().splitlines()) == sorted([*LINES, "the last word", "later"])
     assert (tmp_path / "outside").read_text() == "precious"

@@ -15,7 +15,7 @@ from hvd_train.cli import run
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays
 from hvd_train.progress.order import EpochOrder
-from hvd_train.report.samples import show
+from hvd_train.report.samples import Preview, show
 from tests.support import jpegs
 
 
@@ -44,6 +44,12 @@ def test_each_rank_has_its_share() -> None:
     assert sum(shown.rank_counts, Counter()) == Counter(train.labels.tolist())
     assert min(counts.total() for counts in shown.rank_counts) > 300
     assert [line.split()[0] for line in str(shown).splitlines()[1:-1]] == list(train_classes())
+
+
+def test_names_of_classes_do_not_act_on_the_terminal() -> None:
+    """They are names of folders, which anybody may have made."""
+    told = str(Preview(Path("seen.png"), ("a\x1b[2J\nb",), (Counter({0: 3}),)))
+    assert told.splitlines()[1:] == ["a\ufffd[2J\ufffdb         3", "picture: seen.png"]
 
 
 def train_classes() -> tuple[str, ...]:
