@@ -67,15 +67,6 @@ def test_a_run_of_nothing() -> None:
     assert "metrics.jsonl is empty" in shown(Path("run"))
 
 
-def test_nothing_in_a_run_acts_on_the_terminal() -> None:
-    """Its path, its settings and its events are texts of whoever has made it."""
-    hostile = "\x1b[2J\u202e"
-    write(Path(f"run{hostile}"), [start(), event("note", 1, hostile)], data=f"mine:{hostile}")
-    told = shown(Path(f"run{hostile}"))
-    assert not {"\x1b", "\u202e"} & set(told)
-    assert told.count("\ufffd[2J\ufffd") == 3
-
-
 def test_messages_are_not_markup() -> None:
     """Brackets in an event or a path are shown as they are."""
     write(Path("[bold]run"), [start(), event("note", 1, "[red]danger[/red]")])
