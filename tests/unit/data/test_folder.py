@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -97,7 +98,8 @@ def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:
     assert str(caught.value) == (
         f"cannot read the image {bomb}: it has more pixels than --max-image-pixels 90000000 allows; mend or remove it"
     )
-    for split in ("train", "val"):
+    shutil.copytree(folder / "train", folder / "test")
+    for split in ("train", "val", "test"):
         with pytest.raises(UsageError, match="--max-image-pixels 1199 allows"):
             getattr(open_folder(folder, DataConfig(image_size=16, max_image_pixels=1199)), split)[0]
         getattr(open_folder(folder, DataConfig(image_size=16, max_image_pixels=1200)), split)[0]
@@ -105,8 +107,6 @@ def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:
 
 def remove(path: Path) -> None:
     """Remove a folder with everything in it."""
-    import shutil
-
     shutil.rmtree(path)
 
 
