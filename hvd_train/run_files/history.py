@@ -25,7 +25,7 @@ Record = Mapping[str, Any]
 Curve = tuple[list[float | None], list[float | None]]
 """The x and the y values of a curve, as many of each; None leaves a gap."""
 _LARGEST = 1e18  # no record of a run has a number as large
-_MOST_JSON, _MOST_METRICS = 2**24, 2**28  # bytes; a step takes 400 of them, so that is half a million lines
+_MOST_JSON, _MOST_METRICS = 2**24, 2**30  # bytes; a step takes 400 of them, so that is two million lines
 _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 
 
