@@ -51,11 +51,12 @@ train: env
 	if [ -t 1 ]; then bar="--progress bar"; fi; \
 	HVD_TRAIN_OUTPUT_PREFIX=errors exec $(BIN)/horovodrun -np "$${np:-2}" --gloo $(BIN)/hvd-train train $(RECIPE) $$bar $(ARGS)
 
+# One process starts launchers, the other runs the tests that do without.
 test: env
-	@$(WITH_PATH) $(BIN)/python -m pytest $(TESTS) $(ARGS)
+	@$(WITH_PATH) $(BIN)/python -m pytest -n 2 $(TESTS) $(ARGS)
 
 test-slow: env
-	@$(WITH_PATH) $(BIN)/python -m pytest -m slow --durations=15 $(TESTS) $(ARGS)
+	@$(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile -m slow --durations=15 $(TESTS) $(ARGS)
 
 test-image: env
 	@$(WITH_PATH) $(BIN)/python -m pytest -m image tests/integration/test_image.py $(ARGS)

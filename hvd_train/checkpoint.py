@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +22,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from hvd_train import plain_file
 from hvd_train.errors import UsageError
-from hvd_train.network.weights import UNREADABLE
+from hvd_train.network.weights import UNREADABLE, tensors_in
 from hvd_train.run_files import durable
 from hvd_train.run_files.durable import Permission, always
 from hvd_train.state import Snapshot, TrainState, result_in, to_host
@@ -265,21 +267,16 @@ def _without_crc32() -> Iterator[None]:
 def read(path: Path) -> Snapshot:
     """Return the snapshot in a file. Raises BadCheckpoint, naming the file, where it is not whole or not ours."""
     try:
-        with open(path, "rb") as file:
-            magic, header_line, payload = file.readline(64), file.readline(4096), file.read()
+        with plain_file.opened(path) as file:
+            size, digest = _header(path, file)
+            there = os.fstat(file.fileno()).st_size - file.tell()
+            if there != size:
+                raise BadCheckpoint(f"{path} is truncated: {there} of {size} bytes")
+            payload = file.read(there)
     except OSError as error:
         raise BadCheckpoint(f"{path}: {error.strerror}") from None
-    if magic != MAGIC:
-        if magic.startswith(MAGIC[:-3]):
-            raise BadCheckpoint(f"{path} was written by another version of hvd_train")
-        raise BadCheckpoint(f"{path} is not a checkpoint of hvd_train")
-    try:
-        header = json.loads(header_line)
-        size, digest = header["size"], header["digest"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise BadCheckpoint(f"{path}: its header is damaged") from None
-    if len(payload) != size:
-        raise BadCheckpoint(f"{path} is truncated: {len(payload)} of {size} bytes")
+    except MemoryError:
+        raise BadCheckpoint(f"{path} is larger than the memory") from None
     if hashlib.blake2b(payload, digest_size=32).hexdigest() != digest:
         raise BadCheckpoint(f"{path}: its contents do not match their checksum")
     try:
@@ -287,6 +284,20 @@ def read(path: Path) -> Snapshot:
     except UNREADABLE:
         raise BadCheckpoint(f"{path} holds more than plain values and tensors; it is not loaded") from None
     return snapshot
+
+
+def _header(path: Path, file: BinaryIO) -> tuple[Any, Any]:
+    """Read the header of a checkpoint: the size and the digest of what follows. Raises BadCheckpoint, and OSError."""
+    magic = file.readline(64)
+    if magic != MAGIC:
+        if magic.startswith(MAGIC[:-3]):
+            raise BadCheckpoint(f"{path} was written by another version of hvd_train")
+        raise BadCheckpoint(f"{path} is not a checkpoint of hvd_train")
+    try:
+        header = json.loads(file.readline(4096))
+        return header["size"], header["digest"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise BadCheckpoint(f"{path}: its header is damaged") from None
 
 
 def read_named(path: Path) -> Snapshot:
@@ -300,7 +311,7 @@ def read_named(path: Path) -> Snapshot:
 def read_weights(path: Path) -> dict[str, Tensor] | None:
     """Return the plain state_dict in a file, on the CPU; None where it cannot be read."""
     try:
-        weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        weights: dict[str, Tensor] = tensors_in(path)
     except UNREADABLE:
         return None
     return weights

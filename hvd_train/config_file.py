@@ -9,8 +9,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
+from hvd_train import plain_file
 from hvd_train.config import GROUPS, Config
 from hvd_train.errors import UsageError, unknown_name
+
+MOST_BYTES = 2**18
+"""What a config.yaml may hold: a hundred times what a run writes. YAML takes seconds to read as much."""
 
 
 class _Plain(yaml.SafeLoader):
@@ -36,7 +40,7 @@ def parse(text: str) -> Any:
 def load(path: Path) -> Config:
     """Read a config.yaml. Raises UsageError where the file is missing, not YAML or not a config."""
     try:
-        values = parse(path.read_text(encoding="utf-8"))
+        values = parse(plain_file.read_text(path, MOST_BYTES))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:

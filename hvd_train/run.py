@@ -217,7 +217,7 @@ def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor]]:
             raise UsageError(f"{target} has no {checkpoint.BEST} yet: it was stopped before its first evaluation")
         path = found[0]
         try:
-            return config, torch.load(path, map_location="cpu", weights_only=True)
+            return config, weights.tensors_in(path)
         except weights.UNREADABLE as error:
             raise UsageError(f"cannot read the weights {path}: {weights.why_unreadable(error)}") from None
     if not target.exists():

@@ -10,12 +10,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.support import skips
 
+LAUNCHERS = "tests/integration/"
 # pytest names the test; torch and the OpenMP of scikit-learn set theirs when they are first used.
 SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "KMP_")
 # Threads that wait in a busy loop take the cores from the ranks they wait for. Read when torch is imported.
@@ -29,6 +31,25 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 
 
 _skipped: list[str] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let one process run all tests that start launchers, one after another, and the others whatever is left.
+
+    With `--dist loadfile` and the like, which are not ours, they are given out as pytest-xdist does.
+    """
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class LaunchersTogether(LoadScopeScheduling):
+        """Gives out tests one by one, but those of launchers all at once."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return LAUNCHERS if nodeid.startswith(LAUNCHERS) else nodeid
+
+    return LaunchersTogether(config, log)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

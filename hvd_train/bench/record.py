@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.run_files import durable, machine
 
@@ -104,8 +105,8 @@ def write(path: Path, record: Record) -> None:
 def is_of(tool: str, path: Path) -> bool:
     """Return whether a file is a record of this tool."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        record = json.loads(plain_file.read_text(path))
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(record, dict) and record.get("bench") == tool
 

@@ -18,6 +18,7 @@ from hvd_train.bench.record import Record, is_of
 from hvd_train.bench.scaling_job import Size
 from hvd_train.bench.scaling_table import RECORD, Row
 from hvd_train.config import Config
+from hvd_train.console import show
 from hvd_train.errors import UsageError
 from hvd_train.launch import hosts
 from hvd_train.numerals import whole_number
@@ -114,25 +115,21 @@ def run(
         failed = _trained(size, scaling_job.command(size, host_file, controller))
         rows.append(Row(size.workers, failed=failed) if failed else scaling_table.row_of(size))
         rows = scaling_table.with_efficiency(rows)
-        _print(f"{size}: {failed or scaling_table.in_short(rows[-1])}")
+        show(f"{size}: {failed or scaling_table.in_short(rows[-1])}")
         record = {**about, "mode": mode, "rows": [dataclasses.asdict(row) for row in rows]}
         scaling_table.write(folder, record, rows)
-    _print(f"\n{scaling_table.table(rows)}\n\nfiles: {folder}")
+    show(f"\n{scaling_table.table(rows)}\n\nfiles: {folder}")
     return record
 
 
 def _trained(size: Size, line: Sequence[str]) -> str | None:
     """Train one size unless that has been done, and return why it failed, or None."""
     if size.trained:
-        _print(f"{size}: trained already, in {size.folder}")
+        show(f"{size}: trained already, in {size.folder}")
         return None
-    _print(f"{size}: {shlex.join(line)}")
+    show(f"{size}: {shlex.join(line)}")
     try:
         return scaling_job.train(line, size)
     except KeyboardInterrupt:
-        _print(f"{size}: stopped; the same command goes on from there")
+        show(f"{size}: stopped; the same command goes on from there")
         raise
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from hvd_train import config_file
+from hvd_train import config_file, plain_file
 from hvd_train.config import Config
 from hvd_train.doctor import questions
 from hvd_train.launch import horovodrun
@@ -56,7 +56,7 @@ def train(line: Sequence[str], size: Size) -> str | None:
     A SIGINT or SIGTERM that comes meanwhile is passed on to the job. Raises KeyboardInterrupt once it has ended by it.
     """
     durable.write_text(size.config_file, config_file.dump(size.config))
-    with open(size.log_file, "ab", opener=durable.in_place) as log:
+    with open(size.log_file, "ab", opener=plain_file.in_place) as log:
         begins = log.tell()
         # In a group of its own: a terminal's Ctrl-C comes to this process only, which passes it on once.
         with (

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvd_train import plain_file
 from hvd_train.bench import record
 from hvd_train.bench.plots import plots
 from hvd_train.bench.record import Record
@@ -59,8 +60,8 @@ _COLUMNS: dict[str, tuple[str, str]] = {
 
 def row_of(size: Size) -> Row:
     """Return the row of a finished training, from the files in its run folder."""
-    summary = json.loads((size.folder / run_folder.SUMMARY).read_text(encoding="utf-8"))
-    metrics = (size.folder / run_folder.METRICS).read_text(encoding="utf-8")
+    summary = json.loads(plain_file.read_text(size.folder / run_folder.SUMMARY))
+    metrics = plain_file.read_text(size.folder / run_folder.METRICS)
     lines = [json.loads(line) for line in metrics.splitlines()]
     epochs = [line for line in lines if line["kind"] == "epoch"]
     samples = next(line["num_samples"] for line in lines if line.get("name") == "start")

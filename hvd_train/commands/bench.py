@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from hvd_train import recipes
 from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
-from hvd_train.console import PROGRAM
+from hvd_train.console import PROGRAM, show
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.flags import parse_flags, take, take_number
 from hvd_train.launch import hosts, launcher, roll_call
@@ -152,7 +152,7 @@ def _measure(
         measurement = world.run(lambda: measure(world))
         num_hosts = len(set(world.gather(socket.gethostname())))
         if speaks:
-            print(table(measurement), flush=True)
+            show(table(measurement))
             if path is not None:
                 record.write(path, {**record.about(tool, arguments), "hosts": num_hosts, **measurement})
     return 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from hvd_train.console import PROGRAM
+from hvd_train.console import PROGRAM, printable, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 from hvd_train.launch import hosts, launcher
@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> int:
         print(json.dumps(as_dict(findings, quick=options.quick), indent=1))
     else:
         console.print(table(findings))
-        console.print(Text(sentence(findings, quick=options.quick)))
+        show(sentence(findings, quick=options.quick))
     return 1 if _names(findings, "broken") else 0
 
 
@@ -110,7 +110,10 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def table(findings: list[Finding]) -> Table:
-    """Lay the findings out for a terminal: one row each, with its advice below; text wraps and nothing is cut off."""
+    """Lay the findings out for a terminal: one row each, with its advice below; text wraps and nothing is cut off.
+
+    What other hosts and programs have said is in them.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -119,10 +122,11 @@ def table(findings: list[Finding]) -> Table:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for finding in findings:
-        text = Text(finding.what)
+        text = Text(printable(finding.what, keep="\n\t"))
         if finding.todo:
-            text.append(f"\n-> {finding.todo}", style="bold")
-        grid.add_row(Text(finding.verdict, style=_COLOURS[finding.verdict]), finding.name, text)
+            text.append(f"\n-> {printable(finding.todo)}", style="bold")
+        name = Text(printable(finding.name))
+        grid.add_row(Text(finding.verdict, style=_COLOURS[finding.verdict]), name, text)
     return grid
 
 

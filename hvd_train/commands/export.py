@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from hvd_train.console import PROGRAM, show
+from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 
 USAGE = """\
@@ -40,6 +41,8 @@ def run(arguments: list[str]) -> int:
 
     target = options.target
     usual = target / "export" if target.is_dir() else target.with_name(f"{target.name}.export")
+    if options.output is None and usual.is_symlink():  # planted by whoever has made the run
+        raise UsageError(f"{usual} is a link, which is not followed: name a folder with --output")
     for path in export(target, options.output or usual, onnx=options.onnx, trust=options.trust):
         show(path)
     return 0

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from hvd_train.console import PROGRAM
+from hvd_train.console import PROGRAM, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 from hvd_train.launch import hosts
@@ -38,5 +38,5 @@ def run(arguments: list[str]) -> int:
     found = hosts.read(options.file, options.form)
     if options.resolve and (unknown := hosts.unknown(found)):
         raise UsageError(f"{options.file}: unknown here: {', '.join(unknown)}; mend the name, or add it to /etc/hosts")
-    print(hosts.written(found, options.to) if options.to else f"{hosts.describe(found)}\n", end="")
+    show(hosts.written(found, options.to).removesuffix("\n") if options.to else hosts.describe(found))
     return 0

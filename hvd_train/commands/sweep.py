@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_train import console
+from hvd_train import console, plain_file
 from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
 from hvd_train.console import printable
@@ -183,7 +183,7 @@ def _printing_to(path: Path, *, speaks: bool) -> Iterator[None]:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
-        open(path, "a", encoding="utf-8", buffering=1, opener=durable.in_place) as log,
+        open(path, "a", encoding="utf-8", buffering=1, opener=plain_file.in_place) as log,
         contextlib.redirect_stdout(log),
     ):
         yield
@@ -200,7 +200,7 @@ def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
         score = f"failed: {printable(textwrap.shorten(row['failed'], 60))}" if row["failed"] else _score(row)
         loss = "" if row["failed"] else f"{row['loss']:.4f}"
         table.add_row(row["name"], score, loss, f"{row['seconds']:.0f}", row["run"])
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)
     finite = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
     durable.write_text(folder / ROWS, json.dumps(finite, indent=1) + "\n")
     return 1 if any(row["failed"] for row in rows) else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hvd_train.bench import tune
 from hvd_train.commands.train import parse_train
-from hvd_train.console import PROGRAM
+from hvd_train.console import PROGRAM, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import take, take_number
 from hvd_train.launch import horovodrun, hosts, launcher, roll_call
@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
     path = Path(output or "tuned.env")
     tune.check(path)
     line = horovodrun.line(ranks, file, controller or "gloo")
-    tune.tune(tune.Ranks(line, [sys.argv[0], "tune", *arguments], seconds), path, turns, print)
+    tune.tune(tune.Ranks(line, [sys.argv[0], "tune", *arguments], seconds), path, turns, show)
     return 0
 
 

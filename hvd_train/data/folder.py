@@ -12,6 +12,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 from torchvision.transforms import v2
 from typing_extensions import override
 
+from hvd_train import plain_file
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Mark, Staged, unmarked
 from hvd_train.data.pictures import UNREADABLE, Picture
 from hvd_train.data.transforms import training_transform
@@ -114,7 +115,7 @@ class ImageFolder(Staged):
         """
         path = self.path(index)
         try:
-            data = path.read_bytes()
+            data = plain_file.read_bytes(path)
             mark("read")
             image = self._view(Picture(data, self._max_pixels), mark)
         except UNREADABLE as error:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
+from hvd_train.plain_file import in_place
 
 _tees: list[subprocess.Popen[bytes]] = []
-_path: list[Path] = []
+_files: list[int] = []
 
 
 def whole_lines() -> None:
@@ -48,10 +49,10 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
     path = folder / name_of(environ)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
+        file = in_place(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     except OSError as error:
         raise UsageError(f"--log-dir {folder}: {path.name} cannot be written ({error.strerror})") from None
-    _path.append(path)
+    _files.append(file)
     saved = []
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -59,8 +60,14 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
         saved.append((os.dup(number), number))
         # In a session of its own: a signal that ends this process must not end tee before the last output is through.
         # Nor must SIGPIPE, which Python ignores, end it where its other reader is gone: the file goes on.
+        # By /proc it opens the file that is open here, whatever has that name by then.
         tee = subprocess.Popen(
-            ["tee", "-a", path], stdin=subprocess.PIPE, stdout=number, start_new_session=True, restore_signals=False
+            ["tee", "-a", f"/proc/self/fd/{file}"],
+            stdin=subprocess.PIPE,
+            stdout=number,
+            pass_fds=[file],
+            start_new_session=True,
+            restore_signals=False,
         )
         assert tee.stdin is not None
         os.dup2(tee.stdin.fileno(), number)
@@ -81,6 +88,6 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
 
 def write(text: str) -> None:
     """Append what another process prints for this rank to this rank's file, if it has one."""
-    for path in _path:
-        with contextlib.suppress(OSError), path.open("a") as file:
-            file.write(f"{text}\n")
+    for file in _files:
+        with contextlib.suppress(OSError):
+            os.write(file, f"{text}\n".encode(errors="backslashreplace"))

@@ -11,6 +11,7 @@ from urllib.error import URLError
 import torch
 from torch import Tensor, nn
 
+from hvd_train import plain_file
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.network.models import head_of, torchvision_names
 
@@ -36,9 +37,17 @@ def why_unreadable(error: Exception) -> str:
 
     Its own text about a file that holds code is not repeated: it says how to run that code.
     """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
         return "it is damaged, or holds more than tensors, which could run code here"
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+def tensors_in(path: Path) -> Any:
+    """Return the tensors and plain values in a file, on the CPU. Raises one of UNREADABLE where there are none."""
+    with plain_file.opened(path) as file:
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def is_file(weights: str) -> bool:
@@ -110,7 +119,7 @@ def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
 
 def _from_file(path: Path) -> dict[str, Tensor]:
     try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
+        state = tensors_in(path)
     except UNREADABLE as error:
         raise UsageError(f"--weights {path}: cannot be read ({why_unreadable(error)})") from None
     if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):

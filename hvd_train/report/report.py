@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from hvd_train import plain_file
 from hvd_train._version import __version__
 from hvd_train.errors import UsageError
 from hvd_train.report import confusion, overview, page, scaling, timeline
@@ -39,7 +40,8 @@ def check_output(path: Path) -> None:
         raise UsageError(f"--output {path}: no folder {path.parent} that can be written to")
     if path.exists():
         try:
-            ours = page.GENERATOR.encode() in path.read_bytes()[:1000]
+            with plain_file.opened(path) as file:
+                ours = page.GENERATOR.encode() in file.read(1000)
         except OSError as error:
             raise UsageError(f"--output {path}: {error.strerror}") from None
         if not ours:

@@ -18,6 +18,7 @@ from hvd_train.data.transforms import Items
 from hvd_train.errors import UsageError
 from hvd_train.parts import Parts, build, mixer
 from hvd_train.progress import order
+from hvd_train.run_files import durable
 from hvd_train.step import SLOT
 from hvd_train.world.world import Place
 
@@ -58,9 +59,13 @@ def show(config: Config, ranks: int, path: Path) -> Preview:
         images, names = _first_images(config, parts, cut, epoch)
     finally:
         parts.train_loader.close()
+    picture_format = Image.registered_extensions().get(path.suffix.lower())
+    if picture_format is None:
+        raise UsageError(f"--output {path}: unknown file extension {path.suffix!r}")
     try:
-        _grid(images, names).save(path)
-    except (OSError, ValueError) as error:  # ValueError: the ending names no format of pictures
+        with durable.writing(path) as file:
+            _grid(images, names).save(file, picture_format)
+    except (OSError, ValueError) as error:  # ValueError: Pillow reads this format only
         raise UsageError(f"--output {path}: {error}") from None
     rank_counts = []
     labels = _labels(parts.data)

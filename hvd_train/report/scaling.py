@@ -9,6 +9,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.report import curves, page
 from hvd_train.run_files.history import Record, number
@@ -41,7 +42,7 @@ class Scaling:
 def read(path: Path) -> Scaling:
     """Read the measurement in a folder. Raises UsageError where its record cannot be read."""
     try:
-        values = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        values = json.loads(plain_file.read_text(path / RECORD))
         rows = [row for row in values["rows"] if isinstance(row, dict)]
         rows.sort(key=lambda row: number(row, "workers") or 0)
         return Scaling(path, str(values.get("mode", "")), tuple(rows))

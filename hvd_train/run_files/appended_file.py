@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from hvd_train.run_files.durable import Permission, always, in_place, sync_folder
+from hvd_train.plain_file import in_place
+from hvd_train.run_files.durable import Permission, always, sync_folder
 
 _AGAIN_S = 1.0  # how often a disk that was full is tried: each try would write all that is waiting
 _MOST_BYTES = 64 * 2**20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,25 +18,6 @@ Permission = Callable[[], bool]
 def always() -> bool:
     """Give permission: nobody else writes there."""
     return True
-
-
-def in_place(path: str | Path, flags: int) -> int:
-    """Open a file of a run folder itself, to be written where it stands; this is an `opener` for `open`.
-
-    Raises OSError where the name is a link, the file has other names, or it is no file: whoever has planted that means
-    another file outside of the folder. It is never emptied here: leave O_TRUNC out.
-    """
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from None
-        raise
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.ELOOP, "it is no file of its own, but a link or a device", str(path))
 
 
 @contextmanager

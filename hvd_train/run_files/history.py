@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hvd_train import config_file
+from hvd_train import config_file, plain_file
 from hvd_train.errors import UsageError
 from hvd_train.progress.clock import PHASES
 from hvd_train.run_files import run_folder
@@ -25,6 +25,7 @@ Record = Mapping[str, Any]
 Curve = tuple[list[float | None], list[float | None]]
 """The x and the y values of a curve, as many of each; None leaves a gap."""
 _LARGEST = 1e18  # no record of a run has a number as large
+_MOST_JSON, _MOST_METRICS = 2**24, 2**30  # bytes; a step takes 400 of them, so that is two million lines
 _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 
 
@@ -194,7 +195,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _settings(path: Path, gaps: list[str]) -> dict[str, Any]:
     """Return the settings in config.yaml, whether or not this version still has them."""
     try:
-        values = config_file.parse(path.read_text(encoding="utf-8"))
+        values = config_file.parse(plain_file.read_text(path, config_file.MOST_BYTES))
     except OSError as error:
         gaps.append(f"no settings: {path.name} cannot be read ({error.strerror})")
         return {}
@@ -211,10 +212,13 @@ def _settings(path: Path, gaps: list[str]) -> dict[str, Any]:
 
 def _json(path: Path, gaps: list[str]) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(plain_file.read_text(path, _MOST_JSON))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError):
+    except OSError as error:
+        gaps.append(f"{path.name} cannot be read ({error.strerror})")
+        return {}
+    except (ValueError, RecursionError):
         values = None
     if isinstance(values, dict):
         return values
@@ -224,7 +228,7 @@ def _json(path: Path, gaps: list[str]) -> dict[str, Any]:
 
 def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
     try:
-        texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        texts = plain_file.read_bytes(path, _MOST_METRICS).decode(errors="replace").splitlines()
     except OSError as error:
         gaps.append(f"no metrics: {path.name} cannot be read ({error.strerror})")
         return []

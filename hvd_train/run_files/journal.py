@@ -17,9 +17,10 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from hvd_train.elastic.members import Change
+from hvd_train.plain_file import in_place
 from hvd_train.run_files.appended_file import AppendedFile
 from hvd_train.run_files.display import Display, LineDisplay, TerminalDisplay
-from hvd_train.run_files.durable import Permission, always, in_place
+from hvd_train.run_files.durable import Permission, always
 from hvd_train.run_files.ledger import Entry
 from hvd_train.run_files.ledger_file import LedgerFile
 from hvd_train.run_files.records import EpochRecord, Moment, StepRecord

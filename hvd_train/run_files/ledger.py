@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.progress.fingerprint import added, fingerprint, of_all
 from hvd_train.progress.order import Indices, order_of
@@ -24,6 +25,9 @@ from hvd_train.run_files.run_folder import METRICS
 LEDGER = "ledger.jsonl"
 _LINES_PER_EPOCH = 100  # if the world stays as it is
 _AT_ONCE = 1 << 20  # samples that an audit looks up at once
+_MOST_SAMPLES = 10**10  # of a round: an audit takes minutes for as many, and a file can claim any number
+_MOST_LISTED = 1 << 27  # of a training set whose samples are listed one by one, and counted in memory
+_MOST_FAULTS = 100
 
 
 @dataclass(frozen=True)
@@ -87,17 +91,22 @@ def parse(line: str | bytes, source: str) -> Entry | Listed:
     """Return the entry in a line. Raises UsageError, naming `source`, where it holds none."""
     try:
         values: dict[str, Any] = json.loads(line)
-        if not all(-(2**63) <= int(n) < 2**63 for n in (values["epoch"], *values.get("samples", ()))):
-            raise ValueError("too large")
-        epoch, world_size = int(values["epoch"]), int(values["world_size"])
+        epoch, world_size = _numbers((values["epoch"], values["world_size"]))
         if "samples" in values:
-            return Listed(epoch, int(values["step"]), world_size, tuple(map(int, values["samples"])))
-        (first, last), (start, stop) = values["steps"], values["positions"]
-        return Entry(
-            epoch, (int(first), int(last)), world_size, (int(start), int(stop)), int(values["fingerprint"], 16)
-        )
+            (step,) = _numbers((values["step"],))
+            return Listed(epoch, step, world_size, tuple(_numbers(values["samples"])))
+        (first, last), (start, stop) = _numbers(values["steps"]), _numbers(values["positions"])
+        return Entry(epoch, (first, last), world_size, (start, stop), int(values["fingerprint"], 16))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise UsageError(f"{source} is not a step of a ledger") from None
+
+
+def _numbers(values: Iterable[Any]) -> list[int]:
+    """Return the whole numbers in a part of a line. Raises ValueError where one is larger than any of a run."""
+    numbers = list(map(int, values))
+    if not all(-(2**63) <= number < 2**63 for number in numbers):
+        raise ValueError("too large")
+    return numbers
 
 
 def read(path: Path) -> Iterator[Entry | Listed]:
@@ -105,8 +114,8 @@ def read(path: Path) -> Iterator[Entry | Listed]:
 
     Raises UsageError where another line is not an entry, and OSError where the file cannot be read.
     """
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+    with plain_file.opened(path) as file:
+        for number, line in enumerate(plain_file.lines(file), 1):
             try:
                 entry = parse(line, f"{path}: line {number}")
             except UsageError:
@@ -152,13 +161,18 @@ def audit(folder: Path) -> Audit:
     path = folder / LEDGER
     if not path.exists():
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
-    start = _start_event(folder)
-    numbers = [start["num_samples"], start.get("repeated_augmentation", 1), start.get("seed", 0)]
-    if not all(
-        type(number) is int and least <= number < 2**63 for number, least in zip(numbers, (1, 1, 0), strict=True)
-    ):
-        raise UsageError(f"{folder / METRICS}: its start is none of a run: the ledger cannot be judged")
-    return audit_entries(read(path), numbers[0], numbers[1], start.get("seed"))
+    try:
+        start = _start_event(folder / METRICS)
+        numbers = [start["num_samples"], start.get("repeated_augmentation", 1), start.get("seed", 0)]
+        if not all(
+            type(number) is int and least <= number < 2**63 for number, least in zip(numbers, (1, 1, 0), strict=True)
+        ):
+            raise UsageError(f"{folder / METRICS}: its start is none of a run: the ledger cannot be judged")
+        if (total := numbers[0] * numbers[1]) > _MOST_SAMPLES:
+            raise UsageError(f"{folder / METRICS} tells of {total:,} samples, an audit counts {_MOST_SAMPLES:,}")
+        return audit_entries(read(path), numbers[0], numbers[1], start.get("seed"))
+    except OSError as error:
+        raise UsageError(f"cannot read {error.filename or folder}: {error.strerror}") from None
 
 
 def audit_entries(
@@ -168,11 +182,14 @@ def audit_entries(
 
     In the last epoch, which may be unfinished, a sample may be missing, but must not come twice. With repeated
     augmentation `repetitions` epochs are judged as one round, in which each sample comes `repetitions` times. `seed` is
-    that of the order; runs of version 0.1.0 can be judged without it. Raises UsageError where it is missing.
+    that of the order; runs of version 0.1.0 can be judged without it. Raises UsageError where it is missing. After a
+    hundred faults the rest is not looked at.
     """
     judge = _Judge(num_samples, repetitions, seed)
     for entry in entries:
         judge.take(entry)
+        if judge.is_lost:
+            break
     return judge.verdict()
 
 
@@ -217,12 +234,19 @@ class _Judge:
         if number < self._round:
             self._faults.append(f"line {self._lines} is of epoch {entry.epoch}, after a later one")
             return
-        while self._round < number:
+        while self._round < number and not self.is_lost:
             self._end_round(is_last=False)
+        if self.is_lost:
+            return
         if isinstance(entry, Entry):
             self._entries.append(entry)
         else:
             self._listed.append(entry)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there are so many faults already that no more of them need to be found."""
+        return len(self._faults) > _MOST_FAULTS
 
     def verdict(self) -> Audit:
         """Return what all entries prove. Nothing can be taken after it."""
@@ -238,7 +262,7 @@ class _Judge:
             self._faults += [
                 f"{_named(entry.steps)}: not the samples that stand at positions {entry.positions[0]} to "
                 f"{entry.positions[1] - 1} of epoch {entry.epoch}"
-                for entry in self._entries
+                for entry in self._as_many_as_fit()
                 if not self._took_its_own(entry)
             ]
         if count.too_often or count.unknown:
@@ -258,10 +282,14 @@ class _Judge:
 
     def _count_positions(self) -> _Count:
         """Count the positions of the round that entries name, each of which stands for a sample."""
-        often = rarely = unknown = taken = 0
-        for epoch in range(self._round * self._repetitions, (self._round + 1) * self._repetitions):
+        often = unknown = taken = 0
+        epochs: dict[int, list[tuple[int, int]]] = {}
+        for entry in self._entries:
+            epochs.setdefault(entry.epoch, []).append(entry.positions)
+        rarely = self._num_samples * (self._repetitions - len(epochs))
+        for positions in epochs.values():
             reached = 0
-            for start, stop in sorted(entry.positions for entry in self._entries if entry.epoch == epoch):
+            for start, stop in sorted(positions):
                 often += max(0, min(reached, stop) - start)
                 rarely += max(0, start - reached)
                 reached = max(reached, stop)
@@ -272,7 +300,9 @@ class _Judge:
 
     def _count_samples(self) -> _Count:
         """Count the samples of a round in which steps list theirs; the others' are those at their positions."""
-        counts = np.zeros(self._num_samples, dtype=np.int64)
+        if self._num_samples > _MOST_LISTED:
+            raise UsageError(f"{self._num_samples:,} samples are more than an audit counts one by one")
+        counts = np.zeros(self._num_samples, dtype=np.int32)
         unknown, taken = set[int](), 0
         for of_step in self._listed:
             samples = np.array(of_step.samples, dtype=np.int64)
@@ -280,7 +310,7 @@ class _Judge:
             unknown.update(samples[~known].tolist())
             np.add.at(counts, samples[known], 1)
             taken += len(samples)
-        for entry in self._entries:
+        for entry in self._as_many_as_fit():
             for samples in self._samples_of(entry):
                 np.add.at(counts, samples % self._num_samples, 1)
                 taken += len(samples)
@@ -292,6 +322,23 @@ class _Judge:
         if self._listed or count.too_often or count.too_rarely or count.unknown:
             return False
         return added(entry.fingerprint for entry in self._entries) == self._fingerprint_of_all
+
+    def _as_many_as_fit(self) -> Iterator[Entry]:
+        """Yield entries of the round, until they have more positions than it has: the others come twice, which is told.
+
+        Otherwise a file of some lines, each of a whole epoch, would keep an audit busy for days.
+        """
+        room = self._num_samples * self._repetitions
+        for entry in self._entries:
+            yield entry
+            room -= len(self._within(entry))
+            if room < 0:
+                return
+
+    def _within(self, entry: Entry) -> range:
+        """Return the positions of an entry that its epoch has."""
+        start, stop = entry.positions
+        return range(max(0, start), min(stop, self._num_samples))
 
     @cached_property
     def _fingerprint_of_all(self) -> int:
@@ -306,9 +353,9 @@ class _Judge:
         if self._seed is None:
             raise UsageError(f"{METRICS} does not say the seed of the order: the ledger cannot be judged")
         order = order_of(self._seed, entry.epoch, self._num_samples, self._repetitions)
-        start, stop = entry.positions
-        for begin in range(start, stop, _AT_ONCE):
-            yield order[begin : min(begin + _AT_ONCE, stop)]
+        positions = self._within(entry)
+        for begin in positions[::_AT_ONCE]:
+            yield order[begin : min(begin + _AT_ONCE, positions.stop)]
 
 
 def _named(steps: tuple[int, int]) -> str:
@@ -320,13 +367,12 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _start_event(folder: Path) -> dict[str, Any]:
+def _start_event(path: Path) -> dict[str, Any]:
     """Return the last "start" event of metrics.jsonl with num_samples. Raises UsageError where there is none."""
-    path = folder / METRICS
     found: dict[str, Any] | None = None
     if path.exists():
-        with open(path, "rb") as file:
-            for line in file:
+        with plain_file.opened(path) as file:
+            for line in plain_file.lines(file):
                 if b'"start"' not in line:
                     continue
                 try:

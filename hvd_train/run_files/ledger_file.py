@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hvd_train.console import say
+from hvd_train.plain_file import in_place
 from hvd_train.run_files.appended_file import AppendedFile
-from hvd_train.run_files.durable import Permission, always, in_place
+from hvd_train.run_files.durable import Permission, always
 from hvd_train.run_files.ledger import LEDGER, Entry, parse
 from hvd_train.run_files.tail import lines_backwards
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from hvd_train import config_file
+from hvd_train import config_file, plain_file
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.run_files import durable
@@ -75,8 +75,8 @@ def belongs_to(path: Path, owner: str) -> bool:
     try:
         if not owner:
             return False
-        with open(path / _LOCK, encoding="ascii", opener=durable.in_place) as lock:
-            return lock.read() == owner
+        with open(path / _LOCK, encoding="ascii", opener=plain_file.in_place) as lock:
+            return lock.read(len(owner) + 1) == owner
     except (OSError, ValueError):
         return False
 
@@ -88,7 +88,7 @@ def stay(path: Path) -> IO[str] | None:
     """
     with suppress(OSError):
         # Held open for as long as the process stays.
-        members = open(path / _MEMBERS, "a+", opener=durable.in_place)  # noqa: SIM115
+        members = open(path / _MEMBERS, "a+", opener=plain_file.in_place)  # noqa: SIM115
         fcntl.flock(members, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return members
     return None
@@ -97,7 +97,7 @@ def stay(path: Path) -> IO[str] | None:
 def _has_members(path: Path) -> bool:
     """Return whether a process stays in the folder, whoever holds its lock."""
     try:
-        with open(path / _MEMBERS, "r+", opener=durable.in_place) as members:
+        with open(path / _MEMBERS, "r+", opener=plain_file.in_place) as members:
             fcntl.flock(members, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -203,7 +203,7 @@ def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:
     lock = _lock(path, owner, wait=wait)
     notes = []
     text = config_file.dump(config)
-    if (path / CONFIG).read_text(encoding="utf-8") != text:
+    if plain_file.read_text(path / CONFIG, config_file.MOST_BYTES) != text:
         try:
             durable.write_text(path / CONFIG, text)
         except OSError as error:  # it differs in what any run may change: no reason not to go on
@@ -219,7 +219,7 @@ def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
     if wait and _has_members(path):
         raise Busy(path)
     # Held open for as long as the process lives.
-    lock = open(path / _LOCK, "a", opener=durable.in_place)  # noqa: SIM115
+    lock = open(path / _LOCK, "a", opener=plain_file.in_place)  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -78,9 +78,9 @@ def test_c2_operations_have_a_time_limit_of_their_own(shared_memory: int) -> Non
     assert codes == [0, -signal.SIGKILL], printed
 
 
-def run_worker(worker: str) -> subprocess.CompletedProcess[str]:
+def run_worker(worker: str, **env: object) -> subprocess.CompletedProcess[str]:
     command = [PYTHON, str(WORKERS / worker)]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=240)
+    return subprocess.run(command, env=environment(**env), capture_output=True, text=True, check=False, timeout=240)
 
 
 def test_c3_init_raises_when_a_peer_does_not_come() -> None:
@@ -207,6 +207,26 @@ def test_s3_strangers_are_not_taken_for_peers(tmp_path: Path) -> None:
     codes, printed = run_world(3, 100, "s3_strangers.py", FOLDER=tmp_path, HOROVOD_GLOO_TIMEOUT_SECONDS=10)
     assert codes == [0, 0, 0], printed
     assert len(re.findall(r"VISITED [1-9]", printed)) == 3, printed
+
+
+@pytest.mark.parametrize(
+    ("says", "limit_s", "error"),
+    [
+        ("nothing", 2, "Connect timeout"),
+        ("wrong", 60, "is not the rank it was"),
+        ("half", 60, "Connection closed by"),
+        ("right", 2, "Timed out waiting"),
+    ],
+)
+def test_s3_who_has_the_port_of_a_rank_is_not_taken_for_it(says: str, limit_s: int, error: str) -> None:
+    """A rank tells it nothing and ends with the reason; only with the answer that ranks alone know is it believed."""
+    result = run_worker("s3_impostor.py", SAYS=says, HOROVOD_GLOO_TIMEOUT_SECONDS=limit_s)
+    printed = result.stdout + result.stderr
+    assert result.returncode == 0, printed
+    assert "RAISED" in result.stdout, printed
+    told = re.search(r"TOLD (\d+)\n", result.stdout)
+    assert told and (told[1] != "0") == (says == "right"), printed
+    assert error in result.stderr, printed
 
 
 def horovodrun(ranks: int, controller: str, worker: str, **env: object) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,50 @@ def test_code_of_a_run_is_imported_where_the_user_trusts_it(planted: Path, tmp_p
     assert code == 0, output
     assert (tmp_path / "owned").exists()
     assert "(360 images)" in output
+
+
+IS_NONE = "it is no file, but a pipe or a device"
+
+
+def with_pipes(folder: Path, *names: str) -> None:
+    """Write a run folder in which these files are pipes that nobody writes into."""
+    run = write(folder / "run", whole_run(), summary=True)
+    (run / "ledger.jsonl").touch()
+    torch.save(digits_convnet(10).state_dict(), run / "model-best.pt")
+    for name in names:
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+
+
+@pytest.mark.parametrize(
+    ("line", "pipe", "error"),
+    [
+        ("audit run", "ledger.jsonl", "cannot read run/ledger.jsonl"),
+        ("audit run", "metrics.jsonl", "cannot read run/metrics.jsonl"),
+        ("evaluate run", "config.yaml", "cannot read run/config.yaml"),
+        ("evaluate run", "model-best.pt", "cannot read the weights run/model-best.pt"),
+        ("evaluate run/step.ckpt", "step.ckpt", "run/step.ckpt"),
+        ("export run", "model-best.pt", "cannot read the weights run/model-best.pt"),
+        ("config --config run/config.yaml", "config.yaml", "cannot read run/config.yaml"),
+    ],
+)
+def test_no_command_waits_for_a_pipe(line: str, pipe: str, error: str, tmp_path: Path) -> None:
+    """It is one line, exit code 2."""
+    with_pipes(tmp_path, pipe)
+    assert finished([HVD_TRAIN, *line.split()], tmp_path, 100) == (2, f"hvd-train: {error}: {IS_NONE}\n")
+
+
+@pytest.mark.parametrize("line", ["report run", "watch run"])
+def test_pipes_are_gaps_in_what_is_shown_of_a_run(line: str, tmp_path: Path) -> None:
+    """The page and the picture are there all the same, and name each of them."""
+    gaps = ["config.yaml", "metrics.jsonl", "summary.json", "environment.json"]
+    with_pipes(tmp_path, *gaps, ".lock", "model-best.pt", "scaling.json")
+    code, output = finished([HVD_TRAIN, *line.split()], tmp_path, 100)
+    assert code == 0, output
+    text = (tmp_path / "report.html").read_text() if line == "report run" else output
+    shown = " ".join(text.replace("│", "").split())
+    for name in gaps:
+        assert f"{name} cannot be read ({IS_NONE})" in shown
 
 
 TRAIN = [HVD_TRAIN, "train", "digits", "--epochs", "1", "--device", "cpu", "--output-dir", "out"]

@@ -22,7 +22,7 @@ BEGIN, END = "<!-- rooms: begin -->", "<!-- rooms: end -->"
 # at the top level; any other one is a folder. What a room is for is said in its __init__.py.
 ROOMS: dict[str, tuple[str, ...]] = {
     "vocabulary": (
-        *("_version", "travel", "errors", "console", "numerals"),
+        *("_version", "travel", "errors", "console", "numerals", "plain_file"),
         *("settings", "config", "config_file", "recipes", "flags", "plugin"),
     ),
     "progress": (),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hvd_train import recipes
+from hvd_train.commands.train import ALIASES
 from tests.support import rooms
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +61,16 @@ def test_each_name_in_the_change_of_world_is_defined_where_the_page_says() -> No
             last = name.rpartition(".")[2]
             defined = rf"\b(def|class) {last}\b|^\s*([\w, ]+, )?{last}\b[^\n(]* = |^ +{last}: "
             assert re.search(defined, source, re.MULTILINE), f"{name} is not defined in {files}"
+
+
+def test_each_flag_in_the_readme_s_table_is_one_of_train() -> None:
+    """What the table of flags says can be typed is a setting, or what people of other trainers type for one."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = page[page.index("| flag | meaning |") :].partition("\n\n")[0]
+    flags = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(re.findall(r"`([^`]*)`", table))))
+    known = {f"--{name.replace('_', '-')}" for name in recipes.digits().settings()}
+    assert len(flags) > 40
+    assert sorted(flags - known - set(ALIASES)) == []
 
 
 def test_the_walks_of_a_newcomer_do_not_go_to_and_fro() -> None:

@@ -38,7 +38,7 @@ def test_what_must_not_be_skipped_in_ci(reason: str, expected: bool) -> None:
 @pytest.mark.parametrize(("strict", "code"), [("", 0), ("1", 1)])
 def test_a_machine_without_shellcheck(strict: str, code: int, tmp_path: Path) -> None:
     """The last lines name it; in CI the tests then fail, however many passed."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/integration/test_scripts.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/integration/scripts/test_style.py"]
     done = subprocess.run(
         [*command, "-k", "shellcheck"],
         cwd=ROOT,

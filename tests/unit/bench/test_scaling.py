@@ -51,6 +51,18 @@ def test_a_plan_leaves_other_runs_alone() -> None:
         scaling.plan(recipes.digits().replace(seed=7), [1, 2], "weak", folder)
 
 
+def test_what_a_job_has_printed_does_not_act_on_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last line of a job that failed is in the line of its size, and in the table."""
+    monkeypatch.setattr(scaling_job, "train", lambda line, size: "no \x1b[2J room")
+    sizes = scaling.plan(recipes.digits(), [1], "strong", Path("out"))
+    scaling.run(sizes, "strong", Path("out"), {"bench": "scaling"}, host_file=None, controller="gloo")
+    printed = capsys.readouterr().out
+    assert printed.count("no \ufffd[2J room") == 2
+    assert "\x1b" not in printed
+
+
 def test_the_table_is_written_after_each_size(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

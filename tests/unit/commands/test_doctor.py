@@ -25,6 +25,21 @@ def test_the_table_cuts_nothing_off_at_80_columns() -> None:
     assert "\x1b" not in printed.getvalue()
 
 
+def test_nothing_that_other_hosts_say_acts_on_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What ssh and the agents on other hosts have answered is in names, findings and advice."""
+    hostile = "h1\x1b]0;title\x07\u202e[/b] is"
+    finding = Finding(hostile, "broken", hostile, hostile)
+    monkeypatch.setattr("hvd_train.doctor.doctor.examine", lambda say, quick: [say(hostile), finding][1:])
+    assert doctor.run([]) == 1
+    printed = capsys.readouterr()
+    assert not {"\x1b", "\x07", "\u202e"} & set(printed.out + printed.err)
+    assert printed.out.count("]0;title") == 4
+    assert doctor.run(["--json"]) == 1
+    assert not {"\x1b", "\x07", "\u202e"} & set(capsys.readouterr().out)
+
+
 def test_the_last_sentence_names_what_is_broken() -> None:
     """Broken checks, warnings and what was left out are in the one sentence at the end."""
     fine, odd, bad = Finding("a", "ok", ""), Finding("b", "warning", ""), Finding("c", "broken", "")

@@ -35,3 +35,13 @@ def test_no_such_file(capsys: pytest.CaptureFixture[str]) -> None:
     """One line, exit code 2."""
     assert run(["hosts", "nowhere"]) == 2
     assert "cannot read the host file nowhere: No such file or directory" in capsys.readouterr().err
+
+
+def test_a_host_file_does_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong line, and a path, are shown in signs that a terminal does not obey."""
+    path = Path("\x1b[2Jhosts")
+    path.write_text("h1\x1b]0;title\x07\u202e slots=2\n")
+    assert run(["hosts", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert "hosts, line 1: " in printed.err
+    assert not {"\x1b", "\x07", "\u202e"} & set(printed.out + printed.err)

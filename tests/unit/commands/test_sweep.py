@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_train import Config
 from hvd_train.cli import run
 from hvd_train.commands import sweep
 
@@ -69,3 +70,18 @@ def test_what_cannot_be_is_told_before_any_of_them_starts(
     assert run(["sweep", "digits", *arguments.split()]) == 2
     assert reason in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+def test_what_a_training_says_does_not_act_on_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does the table take it for markup: a model may raise anything."""
+
+    def fails(config: Config, **named: object) -> None:
+        raise ValueError("[/b] \x1b[2J \u202e")
+
+    monkeypatch.setattr("hvd_train.run.train", fails)
+    assert run(["sweep", "digits", "--output-dir", "out"]) == 1
+    printed = capsys.readouterr().out
+    assert " ".join(printed.split()).count("ValueError: [/b] \ufffd[2J \ufffd") == 2
+    assert not {"\x1b", "\u202e"} & set(printed)

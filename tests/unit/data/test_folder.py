@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -77,6 +79,16 @@ def test_an_unreadable_image_is_named(folder: Path) -> None:
             loader.close()
 
 
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_an_image_is_named(folder: Path) -> None:
+    """It is not waited for."""
+    pipe = folder / "val" / "cat" / "1.jpg"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match=rf"cannot read the image {pipe}: .*it is no file, but a pipe or a device"):
+        open_folder(folder, DataConfig(image_size=16)).val[1]  # type: ignore[index]
+
+
 def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:
     """The error is one line with the file, the flag and what to do; a greater limit lets the file in."""
     bomb = folder / "val" / "cat" / "1.jpg"
@@ -86,7 +98,8 @@ def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:
     assert str(caught.value) == (
         f"cannot read the image {bomb}: it has more pixels than --max-image-pixels 90000000 allows; mend or remove it"
     )
-    for split in ("train", "val"):
+    shutil.copytree(folder / "train", folder / "test")
+    for split in ("train", "val", "test"):
         with pytest.raises(UsageError, match="--max-image-pixels 1199 allows"):
             getattr(open_folder(folder, DataConfig(image_size=16, max_image_pixels=1199)), split)[0]
         getattr(open_folder(folder, DataConfig(image_size=16, max_image_pixels=1200)), split)[0]
@@ -94,8 +107,6 @@ def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:
 
 def remove(path: Path) -> None:
     """Remove a folder with everything in it."""
-    import shutil
-
     shutil.rmtree(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from hvd_train.errors import UsageError
 from hvd_train.launch import rank_log
+from tests.support.programs import write_program
 
 PRINTS = """
 import os, subprocess, sys
@@ -139,3 +141,39 @@ def test_a_reader_that_goes_ends_no_rank(kept: bool, unbuffered: str, tmp_path: 
     assert (tmp_path / "done").exists()
     if kept:
         assert (tmp_path / "logs/rank-0.log").read_text().count("to nobody\n") == 9
+
+
+@pytest.mark.parametrize("link", ["soft", "hard"])
+def test_a_link_in_the_folder_is_not_written_through(link: str, tmp_path: Path) -> None:
+    """Whoever can make files in the folder cannot have ours written into another one: the error names the file."""
+    outside, file = tmp_path / "outside", tmp_path / "logs" / "rank-0.log"
+    outside.write_text("precious")
+    file.parent.mkdir()
+    if link == "soft":
+        file.symlink_to(outside)
+    else:
+        file.hardlink_to(outside)
+    done = printed(tmp_path, "")
+    assert "--log-dir logs: rank-0.log cannot be written (it is " in done.stderr
+    assert outside.read_text() == "precious"
+
+
+def test_a_link_that_takes_the_place_of_the_file_is_not_written_through(tmp_path: Path) -> None:
+    """However soon: all that is printed, and the last word, go into the file that was opened at the start."""
+    (tmp_path / "outside").write_text("precious")
+    replaced = "mkdir once 2>/dev/null && mv logs/rank-0.log kept && ln -s ../outside logs/rank-0.log"
+    write_program(tmp_path / "bin", "tee", f'{replaced}\nexec {shutil.which("tee")} "$@"')
+    waits = "while not os.path.islink('logs/rank-0.log'): pass"
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done = printed(tmp_path, f"{waits}\nrank_log.write('the last word')\nprint('later')", PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert sorted((tmp_path / "kept").read_text().splitlines()) == sorted([*LINES, "the last word", "later"])
+    assert (tmp_path / "outside").read_text() == "precious"
+
+
+def test_the_folder_itself_may_be_a_link(tmp_path: Path) -> None:
+    """The user has named it."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "logs").symlink_to("disk")
+    printed(tmp_path, "")
+    assert (tmp_path / "disk/rank-0.log").read_text().splitlines() == LINES

@@ -140,7 +140,7 @@ def test_a_time_that_is_none() -> None:
         roll_call.call(Blackboard(), 0, 1, {}, {roll_call.PATIENCE: "10m"})
 
 
-@pytest.mark.parametrize("name", run.OF_EACH_HOST)
+@pytest.mark.parametrize("name", sorted(run.OF_EACH_HOST))
 def test_what_hosts_may_have_of_their_own_is_a_setting(name: str) -> None:
     """A name that is none would hide nothing, and one that is new would stop jobs that are right."""
     assert name in Config().settings()

@@ -56,7 +56,7 @@ def test_a_rank_reads_what_another_has_written(environ: dict[str, str]) -> None:
         client.get(environ, "scope/other", 20)
 
 
-@pytest.mark.parametrize("key", ["", signature.make_key()])
+@pytest.mark.parametrize("key", [pytest.param("", id="no key"), pytest.param(signature.make_key(), id="another key")])
 def test_a_stranger_neither_reads_nor_writes(environ: dict[str, str], key: str) -> None:
     """Without a key, or with another one: nothing is changed, and nothing is told."""
     client.put(environ, "scope/name", "secret")
@@ -153,6 +153,18 @@ def test_strangers_that_stay_are_sent_away(environ: dict[str, str], monkeypatch:
     try:
         client.put(environ, "scope/name", "some text")
         assert [stranger.recv(1) for stranger in strangers[:5]] == [b""] * 5
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_strangers_leave_the_launcher_files_to_open(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection is one, and so is each pipe to a rank: where few may be open, fewer strangers stay."""
+    monkeypatch.setattr(http_server.resource, "getrlimit", lambda _: (20, 4096))
+    strangers = [socket.create_connection((LOOPBACK, int(environ[client.PORT])), 2) for _ in range(12)]
+    try:
+        client.put(environ, "scope/name", "some text")
+        assert [stranger.recv(1) for stranger in strangers[:2]] == [b""] * 2
     finally:
         for stranger in strangers:
             stranger.close()

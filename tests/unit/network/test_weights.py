@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 from collections.abc import Callable
 from email.message import Message
@@ -266,6 +267,15 @@ def test_only_the_first_line_of_an_error_while_reading_is_told(monkeypatch: pyte
         raise RuntimeError("failed finding central directory\nframe #0: somewhere\nframe #1")
 
     monkeypatch.setattr(torch, "load", load)
+    Path("w.pt").touch()
     with pytest.raises(UsageError) as told:
         weights.start_from("./w.pt", runs.convnet(10), "mine", 10)
     assert str(told.value) == "--weights w.pt: cannot be read (failed finding central directory)"
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_holds_no_weights() -> None:
+    """It is not waited for; the reason is in the line."""
+    os.mkfifo("w.pt")
+    with pytest.raises(UsageError, match=r"--weights w.pt: cannot be read \(it is no file, but a pipe or a device\)"):
+        weights.start_from("./w.pt", runs.convnet(10), "mine", 10)

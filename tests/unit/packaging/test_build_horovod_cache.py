@@ -140,10 +140,11 @@ def test_links_in_the_cache_are_not_followed(planted: str, tmp_path: Path, monke
     assert not list(elsewhere.iterdir())
 
 
-def test_a_wheel_that_others_could_write_to_counts_as_damaged(cache: WheelCache) -> None:
-    """Whoever could write to a wheel could write to its digest as well, so that the digest proves nothing."""
+@pytest.mark.parametrize("open_to_others", ["wheel", "record"])
+def test_a_wheel_that_others_could_write_to_counts_as_damaged(open_to_others: str, cache: WheelCache) -> None:
+    """Nor does a digest prove anything that others could write."""
     wheel = cache.wheel("key")
-    wheel.chmod(0o664)
+    (wheel if open_to_others == "wheel" else wheel.with_name("wheel.json")).chmod(0o664)
     assert cache.wheel("key") is None
 
 

@@ -51,7 +51,7 @@ def test_the_users_word_counts(
     ours = subprocess.run(["bash", "-c", f'source "{SCRIPT}"; new_keys h2'], capture_output=True, text=True, check=True)
     assert ours.stdout.strip() == option
     words = remote.get_ssh_command("true", "h2").split()
-    assert words == ["ssh", "-o", "PasswordAuthentication=no", *option.split(), "h2", "true"]
+    assert words == ["ssh", "-o", "PasswordAuthentication=no", *option.split(), "--", "h2", "true"]
 
 
 def test_a_changed_key_is_one_line_with_what_to_type() -> None:

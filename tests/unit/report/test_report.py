@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,6 +112,15 @@ def test_only_reports_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
         assert told.count("\n") == 1
     assert Path("run/config.yaml").read_text() == before
     assert Path("mine.html").read_text() == "<p>mine"
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_no_report_to_be_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not waited for: one line, exit code 2."""
+    write(Path("run"), whole_run())
+    os.mkfifo("report.html")
+    assert cli.run(["report", "run", "--no-predictions"]) == 2
+    assert capsys.readouterr().err == "hvd-train: --output report.html: it is no file, but a pipe or a device\n"
 
 
 @pytest.mark.parametrize(

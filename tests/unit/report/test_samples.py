@@ -15,7 +15,7 @@ from hvd_train.cli import run
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays
 from hvd_train.progress.order import EpochOrder
-from hvd_train.report.samples import show
+from hvd_train.report.samples import Preview, show
 from tests.support import jpegs
 
 
@@ -46,6 +46,12 @@ def test_each_rank_has_its_share() -> None:
     assert [line.split()[0] for line in str(shown).splitlines()[1:-1]] == list(train_classes())
 
 
+def test_names_of_classes_do_not_act_on_the_terminal() -> None:
+    """They are names of folders, which anybody may have made."""
+    told = str(Preview(Path("seen.png"), ("a\x1b[2J\nb",), (Counter({0: 3}),)))
+    assert told.splitlines()[1:] == ["a\ufffd[2J\ufffdb         3", "picture: seen.png"]
+
+
 def train_classes() -> tuple[str, ...]:
     return tuple(str(number) for number in range(10))
 
@@ -59,9 +65,19 @@ def test_mixed_images_bear_both_labels(capsys: pytest.CaptureFixture[str]) -> No
     assert Image.open("show-data.png").size == (8 * 96, 3 * 110)
 
 
+def test_a_link_is_not_drawn_into(capsys: pytest.CaptureFixture[str]) -> None:
+    """The picture has a name that everybody knows: a link of that name is replaced."""
+    Path("outside").write_text("precious")
+    Path("show-data.png").symlink_to("outside")
+    assert run(["show-data"]) == 0
+    assert Path("outside").read_text() == "precious"
+    assert Image.open("show-data.png").format == "PNG"
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
+        (["--output", "seen"], "--output seen: unknown file extension ''"),
         (["--ranks", "0"], "--ranks 0: it must be a whole number from 1 on"),
         (["--ranks"], "--ranks needs a number"),
         (["--output", "seen.nothing"], "--output seen.nothing: unknown file extension"),

@@ -122,3 +122,15 @@ def test_memory_has_an_end_and_the_oldest_entries_go_first() -> None:
         "file: too much is waiting for the disk, the oldest of it is lost",
         "file lacks 4 entries, which could not be written",
     ]
+
+
+def test_a_planted_link_is_not_appended_to() -> None:
+    """It is told as a disk that does not take what belongs there, and the file that it leads to stays as it is."""
+    Path("outside").write_text("precious")
+    PATH.symlink_to("outside")
+    told: list[str] = []
+    file = AppendedFile(PATH, told.append)
+    file.write(b"one\n")
+    file.close()
+    assert Path("outside").read_text() == "precious"
+    assert "cannot write file: it is a link, which is not followed" in told[0]

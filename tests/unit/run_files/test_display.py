@@ -55,3 +55,16 @@ def test_messages_stand_above_the_bar_as_they_are(capsys: pytest.CaptureFixture[
     output = capsys.readouterr().out
     assert "a [bold] message" in output
     assert epoch_line(PLAIN, 5) in output
+
+
+@pytest.mark.parametrize("kind", [LineDisplay, TerminalDisplay])
+def test_a_message_does_not_act_on_the_terminal(
+    kind: type[LineDisplay | TerminalDisplay], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of data sets and models, and errors of libraries, are in messages."""
+    shown = kind()
+    shown.say("a \x1b]0;title\x07 \u202e message")
+    shown.close()
+    output = capsys.readouterr().out
+    assert "a \ufffd]0;title\ufffd \ufffd message" in output
+    assert not {"\x07", "\u202e"} & set(output)

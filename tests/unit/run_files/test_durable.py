@@ -93,21 +93,3 @@ def test_no_link_is_followed(name: str) -> None:
     assert Path("outside").read_text() == "precious"
     assert Path("a.txt").read_bytes() == b"data"
     assert not Path("a.txt").is_symlink()
-
-
-def test_a_file_that_is_written_in_place_has_one_name() -> None:
-    """Links of both kinds and pipes are refused at once; a plain file is opened with all that it holds."""
-    import os
-
-    Path("outside").write_text("precious")
-    Path("soft").symlink_to("outside")
-    Path("hard").hardlink_to("outside")
-    os.mkfifo("pipe")
-    for name in ("soft", "hard", "pipe"):
-        with pytest.raises(OSError, match=r"it is a link|no file of its own|No such device"):
-            durable.in_place(name, os.O_WRONLY | os.O_APPEND)
-    with open("plain", "ab", opener=durable.in_place) as file:
-        file.write(b"one")
-    with open("plain", "r+b", opener=durable.in_place) as file:
-        assert file.read() == b"one"
-    assert Path("outside").read_text() == "precious"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -154,12 +155,27 @@ def test_files_of_any_content_are_gaps(name: str, content: str) -> None:
     read(run)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "environment.json"])
+def test_pipes_and_holes_in_the_place_of_files_are_gaps(name: str) -> None:
+    """Neither is a pipe waited for that nobody writes into, nor does a file of a terabyte come into memory."""
+    run = write(Path("run"), whole_run(), summary=True)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    assert any(f"{name} cannot be read (it is no file, but a pipe or a device)" in gap for gap in read(run).gaps)
+    (run / name).unlink()
+    (run / name).touch()
+    os.truncate(run / name, 2**40)
+    assert any(f"{name} cannot be read (it is larger than " in gap for gap in read(run).gaps)
+
+
 def test_a_bomb_of_aliases_is_a_gap() -> None:
     """A few hundred bytes of YAML that stand for gigabytes are not expanded."""
     run = write(Path("run"), whole_run())
     lines = ["a0: &a0 x"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     (run / "config.yaml").write_text("\n".join(lines))
-    assert "no settings: config.yaml is not what a run writes" in read(run).gaps
+    gaps = read(run).gaps  # a name of its own: a failed test would print the whole run, that is the gigabytes
+    assert "no settings: config.yaml is not what a run writes" in gaps
 
 
 def test_numbers_beyond_all_runs_are_none() -> None:

@@ -157,3 +157,16 @@ def test_a_change_of_world_has_its_facts() -> None:
     assert (line["previous_size"], line["world_size"]) == (2, 2)
     assert (line["left"], line["came"]) == ([str(members[1])], [str(members[2])])
     assert (shown("world/size"), shown("world/seconds_to_next_step")) == ([(8, 2.0)], [(8, 1.25)])
+
+
+def test_a_planted_link_is_not_cut() -> None:
+    """The metrics of another run, to which it leads, stay as they are."""
+    journal = RunJournal(Path(), 0, 0, live=False)
+    for step in range(1, 6):
+        journal.step(step_record(step, 1.0))
+    journal.close()
+    before = Path("metrics.jsonl").rename("outside").read_bytes()
+    Path("metrics.jsonl").symlink_to("outside")
+    with pytest.raises(OSError, match="it is a link, which is not followed"):
+        RunJournal(Path(), 2, 0, live=False)
+    assert Path("outside").read_bytes() == before

@@ -215,3 +215,14 @@ def test_a_first_step_is_written_where_all_before_was_cut_away(tmp_path: Path) -
     again.took(STEPS[0])
     again.close()
     assert held(tmp_path) == [(1, 1)]
+
+
+def test_a_planted_link_is_not_cut(tmp_path: Path) -> None:
+    """The ledger of another run, to which it leads, stays as it is."""
+    run = Run(tmp_path, [], 0).trains_to(500)
+    run.file.close()
+    before = (tmp_path / "ledger.jsonl").rename(tmp_path / "outside").read_bytes()
+    (tmp_path / "ledger.jsonl").symlink_to("outside")
+    with pytest.raises(OSError, match="it is a link, which is not followed"):
+        LedgerFile(tmp_path, 10)
+    assert (tmp_path / "outside").read_bytes() == before

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,6 +132,74 @@ def test_a_fault_in_the_order_of_steps_is_told_once() -> None:
     assert report.steps == 6
 
 
+NEAR_2_63 = 2**63 - 1
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": NEAR_2_63},
+        {"epoch": 10**15},
+        {"steps": (1, NEAR_2_63)},
+        {"steps": (NEAR_2_63, NEAR_2_63)},
+        {"positions": (0, NEAR_2_63)},
+        {"positions": (-NEAR_2_63, 10)},
+        {"positions": (NEAR_2_63 - 1, NEAR_2_63)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("times", [1, 10**12])
+def test_numbers_that_no_run_has_keep_an_audit_no_longer(change: dict[str, Any], times: int) -> None:
+    """Whatever a line claims, the verdict is there at once."""
+    entries = exact(2)
+    entries[3] = replace(entries[3], **change)
+    assert audit_entries(entries, 100, times, SEED).faults != ()
+
+
+@pytest.mark.timeout(30)
+def test_lines_of_whole_epochs_that_come_again_keep_an_audit_no_longer() -> None:
+    """A short file can claim a large epoch many times: once is enough to see that its samples come twice."""
+    step = exact(1)[0]
+    again = [replace(step, steps=(n, n), positions=(0, 10**7)) for n in range(1, 1001)]
+    faults = audit_entries(again, 10**7, seed=SEED).faults
+    assert faults[-1] == "epoch 0: 10000000 samples more than once, 0 that do not exist"
+
+
+@pytest.mark.timeout(30)
+def test_false_fingerprints_keep_an_audit_no_longer() -> None:
+    """After a hundred faults the rest is not looked at; three are shown."""
+    step = exact(1)[0]
+    false = (replace(step, epoch=n, steps=(n + 1, n + 1), positions=(0, 10**5)) for n in range(10**6))
+    assert 100 < len(audit_entries(false, 10**5, seed=SEED).faults) < 110
+
+
+@pytest.mark.timeout(30)
+def test_lists_of_a_claimed_training_set_take_no_memory() -> None:
+    """They are counted one by one, which a training set of terabytes of numbers does not allow."""
+    with pytest.raises(UsageError, match="10,000,000,000 samples are more than an audit counts one by one"):
+        audit_entries([FIRST], 10**10)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("claimed", [{"num_samples": 10**18}, {"repeated_augmentation": 10**12}], ids=str)
+def test_a_claimed_number_of_samples_is_refused(claimed: dict[str, Any], tmp_path: Path) -> None:
+    """Their fingerprint alone would take years; the line says whose claim it is."""
+    write(tmp_path, {**START, **claimed})
+    with pytest.raises(UsageError, match=r"metrics.jsonl tells of [10,]+ samples, an audit counts 10,000,000,000"):
+        audit(tmp_path)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["ledger.jsonl", "metrics.jsonl"])
+def test_a_hole_is_no_ledger(name: str, tmp_path: Path) -> None:
+    """A file of a terabyte without a line end is one line of error."""
+    write(tmp_path, START)
+    os.truncate(tmp_path / name, 2**40)
+    with pytest.raises(UsageError, match=f"cannot read .*{name}: a line of it is longer"):
+        audit(tmp_path)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -139,6 +209,9 @@ def test_a_fault_in_the_order_of_steps_is_told_once() -> None:
         '{"epoch": 0, "world_size": 1, "steps": [1], "positions": [0, 1], "fingerprint": "00"}',
         '{"epoch": 0, "world_size": 1, "steps": [1, 1], "positions": [0, 1], "fingerprint": "xy"}',
         '{"epoch": null, "world_size": 1, "step": 1, "samples": []}',
+        '{"epoch": 0, "world_size": 1, "steps": [1, 9223372036854775808], "positions": [0, 1], "fingerprint": "00"}',
+        '{"epoch": 0, "world_size": 1, "steps": [1, 1], "positions": [0, 9223372036854775808], "fingerprint": "00"}',
+        '{"epoch": 0, "world_size": 1, "step": 9223372036854775808, "samples": []}',
     ],
 )
 def test_what_is_no_entry_is_refused_by_its_place(line: str) -> None:

@@ -298,6 +298,25 @@ def test_a_planted_lock_alone_is_not_followed() -> None:
     assert Path("outside").read_text() == "precious"
 
 
+def test_a_planted_lock_names_no_owner() -> None:
+    """A link to a lock of our job does not make a folder ours."""
+    Path("mine").mkdir()
+    Path("elsewhere").write_text("job")
+    Path("mine/.lock").symlink_to("../elsewhere")
+    assert not run_folder.belongs_to(Path("mine"), "job")
+    Path("mine/.lock").unlink()
+    Path("mine/.lock").write_text("job")
+    assert run_folder.belongs_to(Path("mine"), "job")
+
+
+def test_nobody_stays_by_a_planted_link() -> None:
+    """A file outside of the folder is not made."""
+    Path("mine").mkdir()
+    Path("mine/.members").symlink_to("../outside")
+    assert run_folder.stay(Path("mine")) is None
+    assert not Path("outside").exists()
+
+
 def test_a_folder_of_another_user_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the user has not named it: somebody may have planted it. The note says how to go on in it."""
     mine = Config().replace(recipe="digits")
@@ -314,3 +333,14 @@ def test_a_folder_of_another_user_is_passed_over(monkeypatch: pytest.MonkeyPatch
         f"{planted} belongs to another user and is passed over; to go on in it, type --output-dir {planted}",
     )
     assert released(claim(mine.replace(output_dir=planted), LATER)).path == planted
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
+def test_a_link_of_another_user_is_passed_over() -> None:
+    """A name in `runs` that somebody else has made may lead anywhere, to a run of one's own, too."""
+    mine = Config().replace(recipe="digits")
+    link = released(claim(mine, NOON)).path
+    link.symlink_to(link.rename("elsewhere").resolve())
+    assert released(claim(mine, LATER)).path == link
+    os.chown(link, 65534, 65534, follow_symlinks=False)
+    assert released(claim(mine, LATER)).path != link

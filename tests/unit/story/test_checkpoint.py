@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_train import checkpoint, config_file, evaluate, recipes
-from hvd_train.checkpoint import BadCheckpoint, DiskStore, committed, newest_good, path_of, read
+from hvd_train.checkpoint import MAGIC, BadCheckpoint, DiskStore, committed, newest_good, path_of, read
 from hvd_train.errors import UsageError
 from hvd_train.network.weights import start_from
 from hvd_train.progress.order import Cut
@@ -137,6 +138,25 @@ def test_what_is_no_checkpoint_is_named(content: bytes, message: str) -> None:
         read(path)
     with pytest.raises(UsageError, match=message):
         checkpoint.read_named(path)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("beginning", [b"", MAGIC, MAGIC + b'{"size": 1000000000000, "digest": ""}\n'])
+def test_a_hole_is_no_checkpoint(beginning: bytes) -> None:
+    """A file of a terabyte is not read to the end to see that its beginning is none of a checkpoint."""
+    path = Path("x.ckpt")
+    path.write_bytes(beginning)
+    os.truncate(path, 2**40)
+    with pytest.raises(BadCheckpoint, match=r"x\.ckpt.* (is not a checkpoint|is damaged|is truncated)"):
+        read(path)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_no_checkpoint() -> None:
+    """It is not waited for; the reason is in the line."""
+    os.mkfifo("x.ckpt")
+    with pytest.raises(BadCheckpoint, match=r"x\.ckpt: it is no file, but a pipe or a device"):
+        read(Path("x.ckpt"))
 
 
 def test_a_missing_file_is_an_error_of_use() -> None:

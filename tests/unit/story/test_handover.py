@@ -20,9 +20,7 @@ from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld, Request, World
 from tests.support import runs
 from tests.support.elastic import ElasticThreadWorld, Event, Hosts, Kill, KillMeeting, Tell, Unheard
-from tests.support.runs import Weights, largest_difference
-from tests.support.worlds import DEADLINE_S
-from tests.unit.story.test_training import (
+from tests.support.fault_plays import (
     FOUR,
     ONE,
     STEPS,
@@ -35,6 +33,8 @@ from tests.unit.story.test_training import (
     undisturbed,
     written,
 )
+from tests.support.runs import Weights, largest_difference
+from tests.support.worlds import DEADLINE_S
 
 
 @pytest.fixture

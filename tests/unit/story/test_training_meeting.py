@@ -16,8 +16,8 @@ from hvd_train.state import TrainState
 from hvd_train.training import Training
 from hvd_train.world.world import LocalWorld
 from tests.support.elastic import Hosts, Kill, KillMeeting, run_elastic
+from tests.support.fault_plays import ONE, THREE, TWO, check, events_of, play, undisturbed
 from tests.support.runs import small_config, trained
-from tests.unit.story.test_training import ONE, THREE, TWO, check, events_of, play, undisturbed
 from tests.unit.story.test_training_end import records
 
 

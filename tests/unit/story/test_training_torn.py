@@ -16,8 +16,8 @@ from hvd_train.errors import ReplicasDiffer
 from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld
 from tests.support.elastic import ElasticThreadWorld, Kill, Unheard, run_elastic
+from tests.support.fault_plays import TOLERANCE
 from tests.support.runs import largest_difference, small_config, trained
-from tests.unit.story.test_training import TOLERANCE
 
 
 class HalfASum(ElasticThreadWorld):

@@ -1,0 +1,80 @@
+"""A training of 20 steps through faults that are data, with workers that are threads, and what it promises."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hvd_train import checkpoint
+from hvd_train.run_files.ledger import audit
+from hvd_train.world.world import LocalWorld
+from tests.support import runs
+from tests.support.elastic import Event, Job, run_elastic
+from tests.support.runs import Weights, equal, largest_difference, small_config, trained
+
+TOLERANCE = 1e-5
+
+
+STEPS = 20
+
+
+ONE, TWO, THREE, FOUR = ((f"h{n}", 1) for n in (1, 2, 3, 4))
+
+
+NUMBERS = itertools.count()
+
+
+def play(
+    events: list[Event], *hosts: tuple[str, int], make: Any = runs.convnet, data: Any = runs.few_digits, **settings: Any
+) -> tuple[Job, Path]:
+    """A training of 20 steps through these events, and its run folder; the first world has all hosts."""
+    folder = Path(f"run-{next(NUMBERS)}")
+    limits = {name: settings.pop(name) for name in ("fewest", "most", "kind") if name in settings}
+    config = small_config(epochs=2, ledger=True, output_dir=folder, **settings)
+    job = run_elastic(
+        lambda world: trained(world, config, make, data), dict(hosts), events, first=sum(n for _, n in hosts), **limits
+    )
+    assert job.finish is not None
+    assert job.finish.exit_code == 0, job.finish
+    return job, folder
+
+
+def undisturbed(make: Any = runs.convnet, data: Any = runs.few_digits, **settings: Any) -> Weights:
+    """The weights of the same training, alone and in peace."""
+    config = small_config(epochs=2, output_dir=Path(f"undisturbed-{next(NUMBERS)}"), **settings)
+    return trained(LocalWorld(), config, make, data)[1]
+
+
+def check(job: Job, folder: Path, expected: Weights) -> None:
+    """The promises: no step lost, each sample once, ranks bit-identical, the weights of the undisturbed run."""
+    report = audit(folder)
+    assert (report.faults, report.epochs, report.steps) == ((), 2, STEPS), report
+    assert all(event["steps_lost"] == 0 for event in events_of(folder))
+    assert (written(folder, "step"), written(folder, "epoch")) == ([*range(1, STEPS + 1)], [1, 2])
+    weights = [weights for _, weights in job.results]
+    assert all(equal(weights[0], other) for other in weights)
+    assert largest_difference(weights[0], expected) <= TOLERANCE
+    assert equal(weights[0], torch.load(folder / "model-final.pt", weights_only=True))
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    """The changes of world in metrics.jsonl."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line.get("name") == "world"]
+
+
+def best_weights(folder: Path) -> tuple[Weights, Weights]:
+    """Those of a run and those of the last undisturbed one."""
+    alone = Path(f"undisturbed-{next(NUMBERS) - 1}")
+    best, of_alone = (torch.load(run / checkpoint.BEST, weights_only=True) for run in (folder, alone))
+    return best, of_alone
+
+
+def written(folder: Path, kind: str) -> list[int]:
+    """The numbers of the steps or epochs in metrics.jsonl."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line[kind] for line in lines if line["kind"] == kind]

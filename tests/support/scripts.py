@@ -1,0 +1,68 @@
+"""Runs the scripts of horovodrun_scripts/ as a user does, or only has them print what they would start."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+SCRIPTS = PROJECT / "horovodrun_scripts"
+
+
+LOCALHOST = PROJECT / "hostfiles" / "localhost"
+
+
+PROGRAMS = Path(sys.executable).parent  # of the environment that the tests run in
+
+
+AWKWARD = ["two words", "", "it's", 'a "b"', "; touch pwned", "$(touch pwned)", "`touch pwned`", "$HOME", "*"]
+AWKWARD += [r"a\b", "line\nbreak", "--", "-np", "é"]
+
+
+PYTHON = shlex.quote(sys.executable)  # a clone may lie in a path with a blank, which no #! line can name
+
+
+def run(
+    script: str | Path, *arguments: str | Path, cwd: Path, timeout_s: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script as a user does, in a folder, and return what came of it; no process stays."""
+    path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
+    command = [str(SCRIPTS / script), *map(str, arguments)]
+    with subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def dry_run(script: str | Path, *arguments: str | Path, cwd: Path, **environment: str) -> list[str]:
+    """Return the words of the one line that --dry-run prints."""
+    result = run(script, "--dry-run", *arguments, cwd=cwd, timeout_s=60, **environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    return shlex.split(result.stdout)
+
+
+def program(path: Path, text: str) -> Path:
+    """Write an executable shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
