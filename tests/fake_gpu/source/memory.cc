@@ -39,8 +39,9 @@ std::deque<const char *> &freed() {
     static auto &queue = *new std::deque<const char *>;
     return queue;
 }
-std::map<int, size_t> used;
-std::map<int, Stream *> owners;
+// Never destroyed: the threads of streams outlive main().
+auto &used = *new std::map<int, size_t>;
+auto &owners = *new std::map<int, Stream *>;
 size_t freed_bytes = 0;
 
 Blocks::iterator find(const void *pointer) {
