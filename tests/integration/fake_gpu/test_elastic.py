@@ -21,11 +21,12 @@ SCRIPT = Path(__file__).parents[3] / "horovodrun_scripts" / "train_elastic.sh"
 def test_a_lost_worker_costs_no_step(gpu: OnGpu, fault: signal.Signals) -> None:
     """Survivors go on from the step that they were in, a newcomer joins, and every sample counts once."""
     run, output = gpu.folder / "run", gpu.folder / "output.txt"
+    ledger = run / "ledger.jsonl"
     line = [str(SCRIPT), "--discover", "echo localhost:2", "-np", "2", "--", "digits", "--device", "cuda"]
     line += ["--epochs", "4000", "--ledger", "--output-dir", "run"]
 
     def steps() -> int:
-        return (run / "ledger.jsonl").read_bytes().count(b"\n") if run.exists() else 0
+        return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
 
     def changes() -> int:
         return (run / "metrics.jsonl").read_text().count('"name": "world"')
