@@ -13,13 +13,21 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(
-    libraries: FakeGpu, *, report: Path, seed: int = 0, devices: int = 4, faults: str = "", **settings: object
+    libraries: FakeGpu,
+    *,
+    report: Path,
+    seed: int = 0,
+    devices: int = 4,
+    faults: str = "",
+    caching: bool = False,
+    **settings: object,
 ) -> dict[str, str]:
     """Return the variables under which torch, Horovod and hvd-train run on the stand-in.
 
     `report` is the file that gets a line for each mistake which the stand-in sees, such as a race. `seed` decides when
     streams are late, `faults` orders errors as README.md has it, and `settings` are variables of the stand-in in small
-    letters without their prefix (`memory=10**8`).
+    letters without their prefix (`memory=10**8`). Without `caching` by torch each tensor has memory of its own, so that
+    its end is seen.
     """
     numbers = {"SEED": seed, "DEVICES": devices, **{name.upper(): value for name, value in settings.items()}}
     return {
@@ -27,8 +35,7 @@ def environment(
         "LD_LIBRARY_PATH": _before("LD_LIBRARY_PATH", libraries.folder),
         "PYTHONPATH": _before("PYTHONPATH", SITE, ROOT),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices))),
-        # Each tensor has memory of its own, so that its end is seen.
-        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+        **({} if caching else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
         "FAKE_GPU_REPORT": str(report),
         "FAKE_GPU_FAULTS": faults,
         **{f"FAKE_GPU_{name}": str(value) for name, value in numbers.items()},
@@ -52,9 +59,9 @@ class OnGpu:
         """Return the variables of `environment`."""
         return environment(self._libraries, report=self._report, **settings)  # type: ignore[arg-type]
 
-    def play(self, name: str, *arguments: str) -> list[str]:
-        """Return the command that runs a play of tests/fake_gpu/plays.py."""
-        return [sys.executable, "-m", "tests.fake_gpu.plays", name, *arguments]
+    def play(self, name: str, *arguments: str, of: str = "plays") -> list[str]:
+        """Return the command that runs a play of tests/fake_gpu/plays.py or torch_plays.py."""
+        return [sys.executable, "-m", f"tests.fake_gpu.{of}", name, *arguments]
 
     def told(self) -> list[str]:
         """Return the mistakes that the stand-in has seen since this was last called."""

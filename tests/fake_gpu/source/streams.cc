@@ -71,7 +71,6 @@ void observe(const Clock &seen) {
 const Clock &observed() { return host_clock(); }
 
 Stream::Stream(int device) : number(++created), device(device) {
-    std::thread([this] { run(); }).detach();
     std::lock_guard<std::mutex> guard(table);
     streams().push_back(this);
 }
@@ -93,6 +92,7 @@ void Stream::push(Task task) {
         queued_ = sequence;
         tasks_.push_back(std::move(task.work));
     }
+    std::call_once(started_, [this] { std::thread([this] { run(); }).detach(); });
     changed_.notify_all();
 }
 

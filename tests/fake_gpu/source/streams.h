@@ -51,6 +51,7 @@ class Stream {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<std::function<void()>> tasks_;
+    std::once_flag started_; // torch makes 128 streams at once, and uses one or two
     uint64_t queued_ = 0, done_ = 0;
     Clock clock_;
 };
