@@ -75,3 +75,33 @@ NO_NCCL(ncclGather)
 NO_NCCL(ncclRecv)
 NO_NCCL(ncclScatter)
 NO_NCCL(ncclSend)
+
+// 15 is CUPTI_ERROR_NOT_INITIALIZED.
+#define NO_CUPTI(call)                                                                                                 \
+    API int call() { return 15; }
+
+NO_CUPTI(cuptiActivityDisable)
+NO_CUPTI(cuptiActivityEnable)
+NO_CUPTI(cuptiActivityEnableCudaEventDeviceTimestamps)
+NO_CUPTI(cuptiActivityEnableDriverApi)
+NO_CUPTI(cuptiActivityEnableRuntimeApi)
+NO_CUPTI(cuptiActivityFlushAll)
+NO_CUPTI(cuptiActivityGetNextRecord)
+NO_CUPTI(cuptiActivityGetNumDroppedRecords)
+NO_CUPTI(cuptiActivityPopExternalCorrelationId)
+NO_CUPTI(cuptiActivityPushExternalCorrelationId)
+NO_CUPTI(cuptiActivityRegisterCallbacks)
+NO_CUPTI(cuptiActivityRegisterTimestampCallback)
+NO_CUPTI(cuptiActivitySetAttribute)
+NO_CUPTI(cuptiEnableCallback)
+NO_CUPTI(cuptiEnableDomain)
+NO_CUPTI(cuptiFinalize)
+NO_CUPTI(cuptiGetCallbackName)
+NO_CUPTI(cuptiGetVersion)
+NO_CUPTI(cuptiSubscribe)
+NO_CUPTI(cuptiUnsubscribe)
+
+API int cuptiGetResultString(int, const char **text) {
+    *text = "there is no profiler in the stand-in";
+    return 0;
+}

@@ -213,11 +213,9 @@ API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void
 // For operators.py. Waits for all that was put on a stream before a kernel of torch that is launched on it now, so that
 // its operands can be read; the host does not count as having seen that. Returns the error of the launch.
 API int fake_gpu_launch(int device, cudaStream_t handle) {
-    if (broken() != cudaSuccess) return int(broken());
     Stream &stream = handle == nullptr ? default_stream(device) : stream_of(handle);
-    if (auto error = ordered_error(stream); error != cudaSuccess) return int(error);
     stream.wait(/*known=*/false);
-    return int(broken());
+    return int(broken() != cudaSuccess ? broken() : ordered_error(stream));
 }
 
 // The kernel reads `inputs` pieces of memory and has computed `outputs`: these are in the program's memory, at `from`,
