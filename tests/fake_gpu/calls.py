@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 CUDA = ctypes.CDLL(None)  # it has been preloaded
-NOT_READY, IN_PROGRESS, REMOTE_ERROR = 600, 7, 6
-FLOAT, HALF, BFLOAT, LONG, SUM, MAX = 7, 6, 9, 4, 0, 2
+IN_PROGRESS = 7
+FLOAT, HALF, LONG = 7, 6, 4
+SUM, MAX, MEAN = 0, 2, 4
 TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.float16): HALF, np.dtype(np.int64): LONG}
 
 

@@ -15,7 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from tests.fake_gpu.calls import CUDA, IN_PROGRESS, MAX, Communicator, CudaError, Memory, cuda, new_event, new_stream
+from tests.fake_gpu.calls import (
+    CUDA,
+    IN_PROGRESS,
+    MAX,
+    MEAN,
+    Communicator,
+    CudaError,
+    Memory,
+    cuda,
+    new_event,
+    new_stream,
+)
 
 SIZE = 1000
 
@@ -146,10 +157,13 @@ def collective(name: str, rank: str, size: str) -> Any:
         cuda("cudaStreamSynchronize", stream)
         total = int(size) * (int(size) + 1) // 2
         results.append(bool((memory.values() == np.arange(700_000) % 7 * total).all()))
-    memory = Memory.holding(np.array([int(rank), -int(rank)], dtype=np.float32))
-    communicator.all_reduce(memory, stream, MAX)
-    cuda("cudaStreamSynchronize", stream)
-    return results, memory.values().tolist(), communicator.destroy(), CUDA.fake_gpu_communicators()
+    others = []
+    for operation in (MAX, MEAN):
+        memory = Memory.holding(np.array([int(rank), -int(rank)], dtype=np.float32))
+        communicator.all_reduce(memory, stream, operation)
+        cuda("cudaStreamSynchronize", stream)
+        others.append(memory.values().tolist())
+    return results, others, communicator.destroy(), CUDA.fake_gpu_communicators()
 
 
 def abort(name: str, rank: str) -> Any:

@@ -61,9 +61,10 @@ void sum_pieces(const Meeting &meeting, size_t offset, char *to, size_t count, n
     memcpy(to, meeting.piece(0) + offset, count * size_of(type));
     for (int rank = 1; rank < meeting.size; ++rank)
         combine(to, meeting.piece(rank) + offset, count, type, op);
+    if (op == ncclAvg) divide(to, count, type, meeting.size);
 }
 
-bool is_known(ncclDataType_t type, ncclRedOp_t operation) { return size_of(type) > 0 && operation <= ncclMin; }
+bool is_known(ncclDataType_t type, ncclRedOp_t operation) { return size_of(type) > 0 && operation <= ncclAvg; }
 
 ncclResult_t reduce(const char *name, const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                     int root, ncclComm_t handle, cudaStream_t stream) {

@@ -80,7 +80,7 @@ bool Communicator::wait_for_turn(uint64_t number) const {
 std::shared_ptr<Communicator> communicator_of(ncclComm_t handle, const char *call) {
     std::lock_guard<std::mutex> guard(table);
     if (live().count(handle)) return handle->shared;
-    report("%s: communicator %p has been freed", call, (void *)handle);
+    if (handle != nullptr) report("%s: communicator %p has been freed", call, (void *)handle);
     return nullptr;
 }
 

@@ -28,6 +28,11 @@ template <class T> void combine_as(void *total, const void *other, size_t count,
     }
 }
 
+template <class T> void divide_as(void *total, size_t count, int ranks) {
+    for (size_t i = 0; i < count; ++i)
+        static_cast<T *>(total)[i] = T(static_cast<T *>(total)[i] / T(ranks));
+}
+
 void combine_halves(void *total, const void *other, size_t count, ncclRedOp_t operation) {
     for (size_t i = 0; i < count; ++i) {
         __half &sum = static_cast<__half *>(total)[i];
@@ -67,43 +72,62 @@ size_t size_of(ncclDataType_t type) {
     }
 }
 
-bool combine(void *total, const void *other, size_t count, ncclDataType_t type, ncclRedOp_t operation) {
-    if (operation > ncclMin) return false;
+void combine(void *total, const void *other, size_t count, ncclDataType_t type, ncclRedOp_t operation) {
     switch (type) {
     case ncclInt8:
-        combine_as<int8_t>(total, other, count, operation);
-        break;
+        return combine_as<int8_t>(total, other, count, operation);
     case ncclUint8:
-        combine_as<uint8_t>(total, other, count, operation);
-        break;
+        return combine_as<uint8_t>(total, other, count, operation);
     case ncclInt32:
-        combine_as<int32_t>(total, other, count, operation);
-        break;
+        return combine_as<int32_t>(total, other, count, operation);
     case ncclUint32:
-        combine_as<uint32_t>(total, other, count, operation);
-        break;
+        return combine_as<uint32_t>(total, other, count, operation);
     case ncclInt64:
-        combine_as<int64_t>(total, other, count, operation);
-        break;
+        return combine_as<int64_t>(total, other, count, operation);
     case ncclUint64:
-        combine_as<uint64_t>(total, other, count, operation);
-        break;
+        return combine_as<uint64_t>(total, other, count, operation);
     case ncclFloat16:
-        combine_halves(total, other, count, operation);
-        break;
-    case ncclFloat32:
-        combine_as<float>(total, other, count, operation);
-        break;
-    case ncclFloat64:
-        combine_as<double>(total, other, count, operation);
-        break;
+        return combine_halves(total, other, count, operation);
     case ncclBfloat16:
-        combine_bfloats(total, other, count, operation);
-        break;
+        return combine_bfloats(total, other, count, operation);
+    case ncclFloat32:
+        return combine_as<float>(total, other, count, operation);
     default:
-        return false;
+        return combine_as<double>(total, other, count, operation);
     }
-    return true;
+}
+
+void divide(void *total, size_t count, ncclDataType_t type, int ranks) {
+    switch (type) {
+    case ncclInt8:
+        return divide_as<int8_t>(total, count, ranks);
+    case ncclUint8:
+        return divide_as<uint8_t>(total, count, ranks);
+    case ncclInt32:
+        return divide_as<int32_t>(total, count, ranks);
+    case ncclUint32:
+        return divide_as<uint32_t>(total, count, ranks);
+    case ncclInt64:
+        return divide_as<int64_t>(total, count, ranks);
+    case ncclUint64:
+        return divide_as<uint64_t>(total, count, ranks);
+    case ncclFloat16:
+        for (size_t i = 0; i < count; ++i) {
+            __half &number = static_cast<__half *>(total)[i];
+            number = __float2half(__half2float(number) / float(ranks));
+        }
+        return;
+    case ncclBfloat16:
+        for (size_t i = 0; i < count; ++i) {
+            __nv_bfloat16 &number = static_cast<__nv_bfloat16 *>(total)[i];
+            number = __float2bfloat16(__bfloat162float(number) / float(ranks));
+        }
+        return;
+    case ncclFloat32:
+        return divide_as<float>(total, count, ranks);
+    default:
+        return divide_as<double>(total, count, ranks);
+    }
 }
 
 } // namespace fake
