@@ -23,12 +23,13 @@ def sums(*milliseconds: str) -> Any:
     torch.cuda.set_device(hvd.local_rank())
     seen = []
     for number, busy in enumerate(milliseconds):
-        group = [torch.ones(5, device="cuda"), torch.ones(3, device="cuda")]
+        mean = number + (hvd.size() - 1) / 2  # another one in each sum, of other numbers on each rank
+        group = [torch.full((count,), float(number + hvd.rank()), device="cuda") for count in (5, 3)]
         torch.cuda.synchronize()
         stand_in.fake_gpu_busy(None, int(busy))
         try:
             outs = hvd.synchronize(hvd.grouped_allreduce_async_(group, name=f"sum {number}", op=hvd.Average))
-            seen.append([out.tolist() for out in outs] == [[1.0] * 5, [1.0] * 3])
+            seen.append([out.tolist() for out in outs] == [[mean] * 5, [mean] * 3])
         except HorovodInternalError as error:
             seen.append(str(error))
     return seen
