@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,13 +46,12 @@ def built() -> FakeGpu:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise NotHere("the stand-in for a GPU is built with g++: apt install g++")
-    folder = CACHE / _digest(compiler, includes)
+    folder = CACHE / digest(compiler, includes)
     if not (folder / LIBRARY).exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as part:
             _build(compiler, includes, Path(part))
-            # Another process may have been faster; the two are equal.
-            if not folder.exists():
+            with suppress(OSError):  # another process was faster; the two are equal
                 Path(part).rename(folder)
                 Path(part).mkdir()
     return FakeGpu(folder)
@@ -81,14 +81,15 @@ def headers() -> list[Path]:
     return [homes[0] / "include", nccl]
 
 
-def _digest(compiler: str, includes: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
+def digest(compiler: str, includes: Iterable[Path]) -> str:
+    """Return what stands for everything that the libraries are made of and with."""
+    made_of = hashlib.sha256()
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    digest.update(repr((version, OPTIONS, DRIVERS)).encode())
+    made_of.update(repr((version, OPTIONS, DRIVERS)).encode())
     names = [path / name for path in includes for name in ("cuda_runtime_api.h", "driver_types.h", "nccl.h")]
     for path in (*sorted(SOURCES.iterdir()), Path(__file__), *filter(Path.exists, names)):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+        made_of.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return made_of.hexdigest()[:16]
 
 
 def _build(compiler: str, includes: Iterable[Path], folder: Path) -> None:

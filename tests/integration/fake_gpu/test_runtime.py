@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fake_gpu import build
 from tests.fake_gpu.launch import OnGpu
 from tests.support.launching import finished
 
@@ -110,12 +112,33 @@ def test_a_fault_for_a_job_happens_once(gpu: OnGpu) -> None:
     assert (first[0], second[0]) == ([701, 0, 0], [0, 0, 0])
 
 
-def test_the_libraries_are_built_once(gpu: OnGpu) -> None:
-    """The same sources give the same folder without a compiler, and another source another one."""
-    from tests.fake_gpu import build
+def test_the_libraries_are_built_when_sources_change(
+    libraries: build.FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same sources give the same files without a compiler, and a changed one or another compiler others."""
+    stamp = libraries.library.stat().st_mtime_ns
+    monkeypatch.setattr(build, "_build", pytest.fail)
+    assert build.built() == libraries
+    assert libraries.library.stat().st_mtime_ns == stamp
+    before = build.digest("g++", build.headers())
+    shutil.copytree(build.SOURCES, tmp_path / "source")
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "source")
+    assert build.digest("g++", build.headers()) == before
+    assert build.digest("true", build.headers()) != before
+    with (tmp_path / "source" / "memory.h").open("a") as file:
+        file.write("\n")
+    assert build.digest("g++", build.headers()) != before
 
-    before = build.built()
-    stamp = before.library.stat().st_mtime_ns
-    assert build.built() == before
-    assert before.library.stat().st_mtime_ns == stamp
-    assert subprocess.run(["nm", "-D", str(before.library)], capture_output=True, check=False).returncode == 0
+
+def test_why_there_is_no_stand_in_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tests are skipped, with the reason, only where torch has no CUDA or Horovod no NCCL."""
+    import horovod.torch as hvd
+    import torch
+
+    with monkeypatch.context() as without:
+        without.setattr(hvd, "nccl_built", lambda: False)
+        with pytest.raises(build.NotHere, match="Horovod is built without NCCL"):
+            build.built()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(build.NotHere, match=r"torch \S+ is built without CUDA"):
+        build.built()

@@ -79,6 +79,16 @@ def test_weights_are_the_same_however_late_streams_are(gpu: OnGpu, seed: int) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_is_the_same_however_late_streams_are(gpu: OnGpu, precision: str) -> None:
+    """Mixed precision ends with the same bits, skipped steps included; CPUs have other operators there."""
+    flags = ("--precision", precision)
+    prompt = on_gpu(gpu, 2, *flags, delay_us=0)
+    (gpu.folder / "gpu").rename(gpu.folder / "prompt")
+    assert equal(on_gpu(gpu, 2, *flags, seed=1, delay_us=3000), prompt)
+
+
+@pytest.mark.slow
 def test_pictures_come_through_pinned_and_lent_memory(gpu: OnGpu) -> None:
     """Copies to the device that are late do not see the next batch in the memory that loader processes fill."""
     jpegs.digits(gpu.folder / "data", range(3), most=16)
