@@ -95,6 +95,7 @@ void *allocate(size_t size, int place) {
 }
 
 bool release(void *pointer) {
+    std::set<int> users;
     {
         std::lock_guard<std::mutex> guard(order());
         auto found = blocks().find(static_cast<const char *>(pointer));
@@ -104,6 +105,8 @@ bool release(void *pointer) {
         }
         Block &block = found->second;
         Clock clock = block.owner ? owners[block.owner]->clock() : Clock();
+        for (auto &past : block.history)
+            users.insert(past.stream);
         for (auto &past : block.history) {
             if (block.place < 0 || past.stream == block.owner || is_done(clock, past)) continue;
             if (block.told.count(past.stream)) continue;
@@ -113,7 +116,8 @@ bool release(void *pointer) {
             break;
         }
     }
-    settle(); // cudaFree waits for the device
+    // cudaFree waits for the device; torch's cache, which is off here, waits for nobody, and a sum may hang.
+    settle(users);
     std::lock_guard<std::mutex> guard(order());
     Block &block = blocks()[static_cast<const char *>(pointer)];
     block.is_freed = true;

@@ -162,9 +162,9 @@ void wait_for_device(int device) {
         if (stream->device == device) stream->wait();
 }
 
-void settle() {
+void settle(const std::set<int> &numbers) {
     for (auto *stream : all_streams())
-        stream->wait(/*known=*/false);
+        if (numbers.count(stream->number)) stream->wait(/*known=*/false);
 }
 
 } // namespace fake

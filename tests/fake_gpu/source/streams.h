@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <vector>
 
 namespace fake {
@@ -69,7 +70,7 @@ Stream &stream_of(cudaStream_t handle);
 Stream &default_stream(int device);
 // Waits for all streams of a device.
 void wait_for_device(int device);
-// Waits for all streams, which the host does not learn from it.
-void settle();
+// Waits for these streams, which the host does not learn from it.
+void settle(const std::set<int> &numbers);
 
 } // namespace fake
