@@ -81,7 +81,7 @@ check: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	find hvd_train packaging -name '*.c' -o -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+	find hvd_train packaging tests -name '*.c' -o -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 
 lock: env
 	@$(BIN)/python packaging/lock.py $(ARGS)

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -33,9 +34,15 @@ def launch_line(launcher: str, ranks: int, *command: str) -> list[str]:
 
 
 @contextmanager
-def started(command: list[str], folder: Path, output: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program in a session of its own with its output in a file; what is left of it at the end is killed."""
-    environment = {**os.environ, "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+def started(
+    command: list[str], folder: Path, output: Path, variables: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program in a session of its own with its output in a file; what is left of it at the end is killed.
+
+    It sees no GPU, unless `variables` of its environment say so.
+    """
+    path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **variables}
     with output.open("wb") as file:
         process = subprocess.Popen(
             command,
@@ -58,13 +65,15 @@ def started(command: list[str], folder: Path, output: Path) -> Iterator[subproce
             process.wait()
 
 
-def finished(command: list[str], folder: Path, limit_s: float = 150) -> tuple[int, str]:
-    """Run a program to its end and return its exit code and all that it printed.
+def finished(
+    command: list[str], folder: Path, limit_s: float = 150, variables: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, str]:
+    """Run a program to its end, as `started` does, and return its exit code and all that it printed.
 
     Raises AssertionError, with what it has printed, where it does not end within `limit_s` seconds.
     """
     output = folder / "output.txt"
-    with started(command, folder, output) as process, suppress(subprocess.TimeoutExpired):
+    with started(command, folder, output, variables) as process, suppress(subprocess.TimeoutExpired):
         return process.wait(limit_s), output.read_text()
     printed = output.read_text()
     raise AssertionError(f"{shlex.join(command)} has not ended within {limit_s:.0f} s; it printed:\n{printed}")

@@ -1,0 +1,28 @@
+"""The stand-in for a GPU, built once, and commands that run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fake_gpu import build
+from tests.fake_gpu.launch import OnGpu
+
+
+@pytest.fixture(scope="session")
+def libraries() -> build.FakeGpu:
+    """Return the libraries of the stand-in; where there is no use for them, the test is skipped."""
+    try:
+        return build.built()
+    except build.NotHere as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def gpu(libraries: build.FakeGpu, tmp_path: Path) -> Iterator[OnGpu]:
+    """Return what runs commands on the stand-in; at the end it must not have seen a mistake that the test has not."""
+    on_gpu = OnGpu(libraries, tmp_path)
+    yield on_gpu
+    assert not on_gpu.told(), "the stand-in has seen mistakes"

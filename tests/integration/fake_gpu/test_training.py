@@ -1,0 +1,110 @@
+"""Trainings with `--device cuda` on the stand-in end with the weights of the same trainings on CPUs, to the bit."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.fake_gpu.launch import OnGpu
+from tests.support import jpegs
+from tests.support.launching import HVD_TRAIN, finished, launch_line, started, wait_for
+from tests.support.runs import Weights, equal
+
+pytestmark = pytest.mark.integration
+
+# CPUs have other defaults than GPUs; here both are asked for the same.
+FP32, FP16_WIRE = ("--compression", "none"), ("--compression", "fp16")
+ACCUMULATION = ("--batch-size", "8", "--accumulation-steps", "2")
+FOLDER = (
+    *("--data", "folder", "--data-dir", "data", "--model", "tests.support.on_demand:flat", "--image-size", "32"),
+    *("--global-batch-size", "12", "--batch-size", "3", "--workers", "2"),
+)
+
+
+def command(device: str, ranks: int, folder: str, *flags: str) -> list[str]:
+    """Return a training of the digits recipe on a device, which leaves its run in `folder`."""
+    line = [HVD_TRAIN, "train", "digits", "--device", device, "--epochs", "1", "--output-dir", folder, *flags]
+    line = launch_line("gloo" if ranks > 1 else "none", ranks, *line)
+    # The number of threads changes the order of sums inside an operator; the stand-in takes one.
+    return line if device == "cuda" else ["taskset", "-c", str(min(os.sched_getaffinity(0))), *line]
+
+
+def weights(folder: Path) -> Weights:
+    """Return the final weights of a run."""
+    loaded: Weights = torch.load(folder / "model-final.pt", map_location="cpu", weights_only=True)
+    return loaded
+
+
+def on_cpu(folder: Path, ranks: int, *flags: str) -> Weights:
+    """Return the weights that the training has on CPUs."""
+    variables = {"PYTHONPATH": str(Path(__file__).parents[3])}
+    code, output = finished(command("cpu", ranks, "cpu", *flags), folder, variables=variables)
+    assert code == 0, output
+    return weights(folder / "cpu")
+
+
+def on_gpu(gpu: OnGpu, ranks: int, *flags: str, **settings: object) -> Weights:
+    """Return the weights that the training has on the stand-in."""
+    code, output = finished(command("cuda", ranks, "gpu", *flags), gpu.folder, variables=gpu.variables(**settings))
+    assert code == 0, output
+    assert f"{ranks} rank{'s' if ranks > 1 else ''} on cuda" in output
+    return weights(gpu.folder / "gpu")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags"),
+    [
+        pytest.param(2, FP32, id="two ranks over NCCL"),
+        pytest.param(1, FP32, id="alone", marks=pytest.mark.slow),
+        pytest.param(3, FP16_WIRE, id="three ranks with the fp16 wire", marks=pytest.mark.slow),
+        pytest.param(2, (*FP32, *ACCUMULATION), id="accumulation", marks=pytest.mark.slow),
+        pytest.param(2, (*FP16_WIRE, "--channels-last", "on"), id="channels last", marks=pytest.mark.slow),
+    ],
+)
+def test_weights_are_those_of_cpus(gpu: OnGpu, ranks: int, flags: tuple[str, ...]) -> None:
+    """Whether gradients travel by NCCL or by Gloo, and in which number format, the weights are equal to the bit."""
+    assert equal(on_gpu(gpu, ranks, *flags), on_cpu(gpu.folder, ranks, *flags))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_weights_are_the_same_however_late_streams_are(gpu: OnGpu, seed: int) -> None:
+    """Work that comes late by up to 3 ms, in stretches that a seed chooses, changes no bit, and no race is told."""
+    assert equal(on_gpu(gpu, 2, *FP16_WIRE, seed=seed, delay_us=3000), on_cpu(gpu.folder, 2, *FP16_WIRE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_is_the_same_however_late_streams_are(gpu: OnGpu, precision: str) -> None:
+    """Mixed precision ends with the same bits, skipped steps included; CPUs have other operators there."""
+    flags = ("--precision", precision)
+    prompt = on_gpu(gpu, 2, *flags, delay_us=0)
+    (gpu.folder / "gpu").rename(gpu.folder / "prompt")
+    assert equal(on_gpu(gpu, 2, *flags, seed=1, delay_us=3000), prompt)
+
+
+@pytest.mark.slow
+def test_pictures_come_through_pinned_and_lent_memory(gpu: OnGpu) -> None:
+    """Copies to the device that are late do not see the next batch in the memory that loader processes fill."""
+    jpegs.digits(gpu.folder / "data", range(3), most=16)
+    assert equal(on_gpu(gpu, 2, *FP32, *FOLDER, delay_us=3000), on_cpu(gpu.folder, 2, *FP32, *FOLDER))
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_to_the_same_weights(gpu: OnGpu) -> None:
+    """Ctrl-C commits; the same command ends with the weights of a training that was never stopped, on CPUs."""
+    flags = (*FP16_WIRE, "--epochs", "3")
+    line, log = command("cuda", 2, "gpu", *flags), gpu.folder / "log.txt"
+    with started(line, gpu.folder, log, gpu.variables()) as process:
+        wait_for("the first epoch", lambda: re.search(r"epoch +1/3", log.read_text()), limit_s=120)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 128 + signal.SIGINT, log.read_text()
+    code, output = finished(line, gpu.folder, variables=gpu.variables(seed=1))
+    assert code == 0, output
+    assert "going on at epoch" in output
+    assert equal(weights(gpu.folder / "gpu"), on_cpu(gpu.folder, 2, *flags))
