@@ -168,6 +168,8 @@ def kind_of(process: psutil.Process) -> str:
     names = {Path(word).name for word in line}
     if names & {"mpirun", "orterun", "prterun", "orted", "hydra_pmi_proxy", "mpiexec"}:
         return "mpirun"
+    if names & {"srun", "slurmstepd", "slurmd", "slurmctld"} or line[0].startswith("slurmstepd"):
+        return "Slurm"
     if names & {"horovodrun", "hvd_train.elastic.driver", "hvd_train.elastic.supervisor"}:
         return "launcher"
     return "rank" if "hvd-train" in names else "launcher"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from tests.support import hosts as cluster
 from tests.support.elastic_hosts import NO_HOSTS, ROOT, SCRIPTS
 from tests.support.hosts import Hosts
 from tests.support.launching import HVD_TRAIN, PROGRAMS, launch_line, started
+from tests.support.ports import named
 from tests.support.strangers import BODY, NEEDS_ROOT, Siege, below, besieged, on
 
 pytestmark = [
@@ -23,17 +23,6 @@ pytestmark = [
 ]
 
 TRAIN = ["--epochs", "3", "--output-dir", "run", "--ledger", "--device", "cpu", "--data", "digits"]
-PORTS = ROOT / "SECURITY.md"
-
-
-def named() -> dict[str, set[tuple[str, str]]]:
-    """Return, for each kind of job, the process and the address of each port that SECURITY.md names."""
-    rows = re.findall(r"^\| `([^`]+)` \| (\w+) \| `([\w.:]+)` \|", PORTS.read_text(), re.MULTILINE)
-    found: dict[str, set[tuple[str, str]]] = {}
-    for job, process, address in rows:
-        found.setdefault(job, set()).add((process, address))
-    return found
-
 
 JOBS: dict[str, Sequence[str]] = {
     "horovodrun --gloo": launch_line("gloo", 2, HVD_TRAIN, "train", "digits", *TRAIN),

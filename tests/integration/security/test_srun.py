@@ -1,0 +1,110 @@
+"""Jobs that a real Slurm starts on two nodes, and another account there, which attacks ports and reads /proc."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvd_train.run_files.ledger import audit
+from tests.support import hosts as cluster
+from tests.support.elastic_hosts import ROOT, SCRIPTS
+from tests.support.launching import finished, wait_for
+from tests.support.ports import named
+from tests.support.programs import write_program
+from tests.support.slurm import ON_SLURM, PATH, Slurm, slurm_on_hosts
+from tests.support.spy import places, plant_key, spellings, spying
+from tests.support.strangers import BODY, as_nobody, besieged, on
+
+pytestmark = ON_SLURM
+
+KEY = b"planted-key-of-thirty-two-bytes!"
+CONTROL = "anybody-may-read-this"
+TRAINING = ["digits", "--epochs", "3", "--device", "cpu", "--ledger", "--output-dir", CONTROL]
+WAYS = {
+    "srun": ["srun", "-N", "2", "-n", "2", "hvd-train", "train"],
+    "train_slurm.sbatch": [
+        "sbatch",
+        "--wait",
+        "-N",
+        "2",
+        "--ntasks-per-node",
+        "1",
+        str(SCRIPTS / "train_slurm.sbatch"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """Run a Slurm cluster."""
+    with slurm_on_hosts(tmp_path_factory.mktemp("slurm")) as found:
+        yield found
+
+
+def with_known_key(slurm: Slurm, folder: Path, *command: str) -> list[str]:
+    """Return a command whose job has the key that is known here, whoever makes it: Python, or `od` in the script."""
+    folder.joinpath("bin").mkdir(parents=True)
+    write_program(folder / "bin", "od", f"echo {KEY.hex()}")
+    path = f"{plant_key(folder / 'site', KEY)}:{ROOT}"
+    return slurm.words("env", f"PYTHONPATH={path}", f"PATH={folder / 'bin'}:{PATH}", *command)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_strangers_on_both_nodes_of_a_job(way: str, slurm: Slurm) -> None:
+    """Nothing runs, ends or grows, each port is named in SECURITY.md, and the key of the job is on no command line."""
+    slurm.folder.chmod(0o777)
+    run, owned = slurm.folder / CONTROL, slurm.folder / "owned"
+    secrets = spellings("key", KEY) | spellings("written key", KEY.hex().encode())
+    command = with_known_key(slurm, slurm.folder / way, *WAYS[way], *TRAINING)
+    with (
+        spying({**secrets, "control": CONTROL.encode()}) as spy,
+        besieged(on(slurm.hosts), owned, slurm.hosts) as siege,
+    ):
+        code, printed = finished(command, slurm.folder)
+    printed += "".join(path.read_text() for path in slurm.folder.glob("hvd_train-*.out"))
+    assert code == 0, printed
+    assert "on 2 ranks" in printed
+    assert not owned.exists(), "code of a stranger ran"
+    assert "Traceback" not in printed, printed
+    assert audit(run).faults == ()
+    assert siege.growth < BODY, "what a stranger sends is kept"
+    assert {(port.process, cluster.named(port.address)) for port in siege.ports} <= named()[way]
+    assert printed.count("refused a request") == 1, printed
+    assert len(spy.seen["control"]) >= 3, "neither Slurm nor the ranks were seen"
+    assert not places(spy, list(secrets))
+    run.rename(slurm.folder / f"run-{way}")
+
+
+def test_who_listens_first_at_the_port_of_a_job_is_not_believed(slurm: Slurm, tmp_path: Path) -> None:
+    """The ranks end with a line that names the port, whatever a stranger answers there."""
+
+    def answer_everybody() -> None:
+        with socket.create_server(("0.0.0.0", 23456)) as server:
+            while True:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(10_000)
+                    connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 4\r\n\r\nstop")
+
+    stranger = as_nobody(answer_everybody, slurm.hosts.init("h1"))
+    try:
+        wait_for("the stranger", lambda: _is_listening(slurm))
+        told = [f"HOROVOD_RENDEZVOUS_KEY={KEY.hex()}", "HVD_TRAIN_PORT=23456"]
+        srun = ["srun", "-K", *WAYS["srun"][1:], "digits", "--epochs", "1", "--output-dir", "no run"]
+        code, printed = finished(slurm.words("env", *told, *srun), tmp_path)
+    finally:
+        os.kill(stranger, signal.SIGKILL)
+        os.waitpid(stranger, 0)
+    assert code != 0
+    assert "port 23456" in printed
+    assert "Traceback" not in printed, printed
+    assert not (slurm.folder / "no run").exists()
+
+
+def _is_listening(slurm: Slurm) -> bool:
+    return ":23456" in slurm.command("ss", "-ltn")
