@@ -39,10 +39,6 @@ def test_ranks_by_srun(slurm: Slurm) -> None:
 
 def test_a_job_that_matters_more(slurm: Slurm) -> None:
     """A job of another partition takes the nodes: the training commits in time and finishes afterwards."""
-    if way:  # else Slurm signals the tasks of srun alone, of which there are none
-        with (slurm.folder / "slurm.conf").open("a") as conf:
-            conf.write("SlurmctldParameters=preempt_send_user_signal\n")
-        slurm.command("scontrol", "reconfigure")
     job = slurm.command(*SBATCH, str(SCRIPTS / "train_slurm.sbatch"), "digits", "--epochs", "12")
     wait_for("two epochs", lambda: "epoch  2/12" in slurm.output(job), limit_s=120)
     slurm.command(
