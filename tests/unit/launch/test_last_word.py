@@ -70,16 +70,19 @@ def test_the_front_door_leaves_errors_to_the_driver(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOROVOD_RANK", "1")
     monkeypatch.setenv("HOROVOD_SIZE", "2")
-    monkeypatch.setattr(rank_log, "_path", [tmp_path / "h1-0.log"])
+    log = (tmp_path / "h1-0.log").open("a+")
+    monkeypatch.setattr(rank_log, "_files", [log.fileno()])
     assert cli.run(["nonsense"]) == 2
     assert "unknown command 'nonsense'" in heard(environ).error
     monkeypatch.setattr(cli, "command", lambda name: 1 / 0)
     assert cli.run(["train"]) == 1
     assert heard(environ).error.endswith("ZeroDivisionError: division by zero")
     assert capsys.readouterr().err == ""
-    log = (tmp_path / "h1-0.log").read_text()
-    assert "nonsense" in log
-    assert "ZeroDivisionError" in log
+    with log:
+        log.seek(0)
+        told = log.read()
+    assert "nonsense" in told
+    assert "ZeroDivisionError" in told
     monkeypatch.delenv(WORKER)
     with pytest.raises(ZeroDivisionError):
         cli.run(["train"])
