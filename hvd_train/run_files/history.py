@@ -25,7 +25,7 @@ Record = Mapping[str, Any]
 Curve = tuple[list[float | None], list[float | None]]
 """The x and the y values of a curve, as many of each; None leaves a gap."""
 _LARGEST = 1e18  # no record of a run has a number as large
-_MOST_JSON, _MOST_METRICS = 2**24, 2**30  # bytes; a step takes 400 of them, so that is two million lines
+_MOST_JSON = 2**24  # bytes
 _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 
 
@@ -228,7 +228,7 @@ def _json(path: Path, gaps: list[str]) -> dict[str, Any]:
 
 def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
     try:
-        texts = plain_file.read_bytes(path, _MOST_METRICS).decode(errors="replace").splitlines()
+        texts = plain_file.read_bytes(path).decode(errors="replace").splitlines()
     except OSError as error:
         gaps.append(f"no metrics: {path.name} cannot be read ({error.strerror})")
         return []

@@ -10,8 +10,8 @@ Program = Callable[[str, str], Path]  # what the fixture `program` gives: writes
 
 def write_program(folder: Path, name: str, body: str) -> Path:
     """Write a shell script that can be called by its name if the folder is on the PATH."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
-    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
     path.chmod(0o755)
     return path

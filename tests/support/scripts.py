@@ -9,22 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.programs import write_program
+
 PROJECT = Path(__file__).resolve().parents[2]
-
-
 SCRIPTS = PROJECT / "horovodrun_scripts"
-
-
 LOCALHOST = PROJECT / "hostfiles" / "localhost"
-
-
 PROGRAMS = Path(sys.executable).parent  # of the environment that the tests run in
-
-
 AWKWARD = ["two words", "", "it's", 'a "b"', "; touch pwned", "$(touch pwned)", "`touch pwned`", "$HOME", "*"]
 AWKWARD += [r"a\b", "line\nbreak", "--", "-np", "é"]
-
-
 PYTHON = shlex.quote(sys.executable)  # a clone may lie in a path with a blank, which no #! line can name
 
 
@@ -62,7 +54,4 @@ def dry_run(script: str | Path, *arguments: str | Path, cwd: Path, **environment
 
 def program(path: Path, text: str) -> Path:
     """Write an executable shell script."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
-    path.chmod(0o755)
-    return path
+    return write_program(path.parent, path.name, text)

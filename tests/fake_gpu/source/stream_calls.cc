@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <thread>
+#include <utility>
 
 namespace fake {
 namespace {
@@ -119,6 +120,12 @@ API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream,
     return cudaEventRecord(event, stream);
 }
 
+// Which record an event waits for now, and what will have been done by then.
+static std::pair<uint64_t, Clock> last_record(Moment &moment) {
+    std::lock_guard<std::mutex> guard(moment.mutex);
+    return {moment.recorded, moment.clock};
+}
+
 API cudaError_t cudaEventQuery(cudaEvent_t event) {
     RETURN_IF_BROKEN;
     auto moment = moment_of(event);
@@ -135,12 +142,7 @@ API cudaError_t cudaEventQuery(cudaEvent_t event) {
 API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     RETURN_IF_BROKEN;
     auto moment = moment_of(event);
-    uint64_t record;
-    Clock seen;
-    {
-        std::lock_guard<std::mutex> guard(moment->mutex);
-        record = moment->recorded, seen = moment->clock;
-    }
+    auto [record, seen] = last_record(*moment);
     moment->wait_for(record);
     observe(seen);
     RETURN_IF_BROKEN;
@@ -156,13 +158,8 @@ API cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cud
 API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     RETURN_IF_BROKEN;
     auto moment = moment_of(event);
-    uint64_t record;
-    Clock seen;
-    {
-        std::lock_guard<std::mutex> guard(moment->mutex);
-        record = moment->recorded, seen = moment->clock;
-    }
-    Task task{"cudaStreamWaitEvent", {}, [moment, record] { moment->wait_for(record); }};
+    auto [record, seen] = last_record(*moment);
+    Task task{"cudaStreamWaitEvent", {}, [moment, record = record] { moment->wait_for(record); }};
     task.after = &seen;
     stream_of(stream).push(std::move(task));
     return cudaSuccess;

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support import hosts as cluster
 from tests.support.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS
 from tests.support.hosts import Hosts
 from tests.support.launching import HVD_TRAIN, finished, launch_line, started, wait_for
@@ -32,13 +30,6 @@ ON_TWO = {
     "mpirun": ["train_mpirun.sh", "hostfile"],
     "elastic": ["train_elastic.sh", "--hosts", "hostfile"],
 }
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """Run h1 and h2."""
-    with cluster.hosts(tmp_path_factory.mktemp("hosts") / "cluster", 2, names=2) as found:
-        yield found
 
 
 @pytest.fixture
