@@ -30,26 +30,31 @@ def kill_worker(number: str, job: str) -> None:
 
 
 def kill_predecessor(environ: Mapping[str, str], leave_s: float = _LEAVE_S) -> None:
-    """Kill the worker that the current process replaces, where `environ`, its environment, names one.
+    """Kill the worker that the current process replaces, if `environ`, its environment, names one.
 
-    A worker that was cut off, or whose driver was, may be about to commit what it has and to end. It has `leave_s`
-    seconds for that, and as long as it takes where a file is being written. One that is stopped has no time at all.
+    A worker that lost its launcher may be about to commit and exit, so it gets a grace period of `leave_s` seconds.
+    The period starts again each time the worker is seen writing a file, for ten minutes at most. A stopped worker is
+    killed at once.
     """
     if REPLACES not in environ:
         return
-    begun = time.monotonic()
     left = processes.started_with({WORKER: environ[REPLACES], JOB: environ[JOB]})
-    while any(_is_leaving(process, time.monotonic() - begun, leave_s) for process in left):
+    begun = time.monotonic()
+    idle_since = dict.fromkeys(left, begun)
+    while any(_is_leaving(process, begun, idle_since, leave_s) for process in left):
         time.sleep(_POLL_S)
     kill_worker(environ[REPLACES], environ[JOB])
 
 
-def _is_leaving(process: psutil.Process, waited_s: float, leave_s: float) -> bool:
-    """Return whether a process may still end by itself after `waited_s` seconds of waiting."""
+def _is_leaving(process: psutil.Process, begun: float, idle_since: dict[psutil.Process, float], leave_s: float) -> bool:
+    """Return whether `process` may still exit by itself; note in `idle_since` when it was last seen writing."""
+    now = time.monotonic()
     try:
         if process.status() in _AT_REST:
             return False
-        writes = any(file.path.endswith(_UNFINISHED) for file in process.open_files())
-        return waited_s < (_WRITE_S if writes else leave_s)
+        if any(file.path.endswith(_UNFINISHED) for file in process.open_files()):
+            idle_since[process] = now
+            return now - begun < _WRITE_S
+        return now - idle_since[process] < leave_s
     except psutil.Error:  # it has ended
         return False

@@ -1,4 +1,4 @@
-"""Workers that the job has given up leave nothing behind."""
+"""A new worker clears away the process that had its slot before."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import Mock
+from types import SimpleNamespace
+from uuid import uuid4
 
-import psutil
 import pytest
 
 from hvd_train.elastic import orphans
 from hvd_train.launch.launcher import JOB, REPLACES, WORKER
-from tests.support.launching import wait_for
 
 FOREVER = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
+Workers = dict[tuple[str, str], subprocess.Popen[str]]
 
 
 @pytest.fixture
-def workers() -> Iterator[dict[tuple[str, str], subprocess.Popen[str]]]:
-    """Processes by their job and number, all of them up."""
+def jobs() -> tuple[str, str]:
+    """Names of two jobs that no other run of the tests on this machine has."""
+    return f"a-{uuid4().hex}", f"b-{uuid4().hex}"
+
+
+@pytest.fixture
+def workers(jobs: tuple[str, str]) -> Iterator[Workers]:
+    """Running processes by job and worker number."""
     found = {}
-    for job, number in (("a", "1000"), ("a", "1001"), ("b", "1000")):
+    for job, number in ((jobs[0], "1000"), (jobs[0], "1001"), (jobs[1], "1000")):
         environment = {**os.environ, JOB: job, WORKER: number}
         found[job, number] = subprocess.Popen(FOREVER, env=environment, stdout=subprocess.PIPE, text=True)
     for process in found.values():
@@ -38,86 +43,77 @@ def workers() -> Iterator[dict[tuple[str, str], subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_a_stopped_predecessor_is_cleared_away(workers: dict[tuple[str, str], subprocess.Popen[str]]) -> None:
-    """A process that takes a place kills the one that had it, though it is stopped; all others live."""
-    old = workers["a", "1000"]
+def test_a_stopped_predecessor_is_killed_and_no_other_worker(jobs: tuple[str, str], workers: Workers) -> None:
+    """A new worker kills the stopped process that had its slot; other workers and other jobs live."""
+    old = workers[jobs[0], "1000"]
     old.send_signal(signal.SIGSTOP)
-    orphans.kill_predecessor({JOB: "a", WORKER: "1002", REPLACES: "1000"})
-    assert old.wait(10) == -signal.SIGKILL
-    for other in (workers["a", "1001"], workers["b", "1000"]):
+    orphans.kill_predecessor({JOB: jobs[0], WORKER: "1002", REPLACES: "1000"})
+    assert old.wait(60) == -signal.SIGKILL
+    for other in (workers[jobs[0], "1001"], workers[jobs[1], "1000"]):
         other.terminate()
-        assert other.wait(10) == -signal.SIGTERM, "what ends it is this signal, and nothing before it"
+        assert other.wait(60) == -signal.SIGTERM, "what ends it is this signal, and nothing before it"
 
 
-LEAVE_S = 1.0
+def test_a_running_predecessor_is_killed_after_the_grace_period(jobs: tuple[str, str], workers: Workers) -> None:
+    """A process that neither exits nor writes is killed, but not before its grace period is over."""
+    begun = time.monotonic()
+    orphans.kill_predecessor({JOB: jobs[0], WORKER: "1002", REPLACES: "1000"}, 0.5)
+    assert workers[jobs[0], "1000"].wait(60) == -signal.SIGKILL
+    assert time.monotonic() - begun >= 0.5
+
+
+def test_the_first_worker_of_a_slot_kills_nothing(jobs: tuple[str, str], workers: Workers) -> None:
+    """Without a predecessor nothing is killed."""
+    orphans.kill_predecessor({JOB: jobs[0], WORKER: "1002"})
+    orphans.kill_worker("1003", jobs[0])
+    for process in workers.values():
+        process.terminate()
+        assert process.wait(60) == -signal.SIGTERM
+
+
 LAST_COMMIT = """
 import sys
 from pathlib import Path
 from hvd_train.run_files import durable
-print("training", flush=True)
-sys.stdin.readline()  # the end of its last step
 with durable.writing(Path(sys.argv[1])) as file:
     print("writing", flush=True)
-    sys.stdin.read()
+    sys.stdin.readline()
     file.write(b"whole")
+print("written", flush=True)
+sys.stdin.readline()
 """
 
 
-def test_a_predecessor_that_commits_is_waited_for(tmp_path: Path) -> None:
-    """A worker whose driver was out of reach has seconds to come to its last commit, and all it needs to write it."""
+def test_the_grace_period_starts_again_after_a_write(
+    jobs: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker has all the time it needs for its last commit, and then the whole grace period to exit."""
     path = tmp_path / "step-1.ckpt"
     old = subprocess.Popen(
         [sys.executable, "-c", LAST_COMMIT, str(path)],
-        env={**os.environ, JOB: "a", WORKER: "1000"},
+        env={**os.environ, JOB: jobs[0], WORKER: "1000"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    successor = threading.Thread(target=orphans.kill_predecessor, args=({JOB: "a", REPLACES: "1000"}, LEAVE_S))
     assert old.stdout is not None and old.stdin is not None
-    assert old.stdout.readline() == "training\n"
-    successor.start()
-    old.stdin.write("\n")
-    old.stdin.flush()
     assert old.stdout.readline() == "writing\n"
-    successor.join(2 * LEAVE_S)  # longer than it would have had without a file to write
-    assert successor.is_alive()
-    old.communicate("")
-    successor.join(5)
-    assert not successor.is_alive()
+    clock = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s, sleep=lambda _: next(between_polls))
+
+    def worker() -> Iterator[None]:
+        clock.now_s += 100.0  # it writes for longer than the grace period
+        yield
+        old.stdin.write("\n")
+        old.stdin.flush()
+        assert old.stdout.readline() == "written\n"
+        yield
+        clock.now_s += 4.0  # less than the grace period since it was last seen writing
+        yield
+        assert old.poll() is None
+        old.communicate("\n", timeout=60)
+        yield
+
+    between_polls = worker()
+    monkeypatch.setattr(orphans, "time", clock)
+    orphans.kill_predecessor({JOB: jobs[0], REPLACES: "1000"}, 5.0)
     assert (old.returncode, path.read_bytes()) == (0, b"whole")
-
-
-def test_a_predecessor_that_does_not_end_is_killed(workers: dict[tuple[str, str], subprocess.Popen[str]]) -> None:
-    """One that runs but neither ends nor writes has its time, and no more."""
-    begun = time.monotonic()
-    orphans.kill_predecessor({JOB: "a", WORKER: "1002", REPLACES: "1000"}, 0.5)
-    assert workers["a", "1000"].wait(10) == -signal.SIGKILL
-    assert time.monotonic() - begun >= 0.5
-
-
-def test_the_first_in_a_place_replaces_nobody(workers: dict[tuple[str, str], subprocess.Popen[str]]) -> None:
-    """Nothing is killed where nothing is named, and a process does not kill itself."""
-    orphans.kill_predecessor({JOB: "a", WORKER: "1002"})
-    orphans.kill_worker("1003", "a")
-    wait_for("nothing", lambda: all(process.poll() is None for process in workers.values()), limit_s=1)
-
-
-def test_seconds_to_leave_and_minutes_to_write(tmp_path: Path) -> None:
-    """A process that runs has so many seconds; one with an unfinished file has ten minutes, and no more."""
-    this = psutil.Process()
-    assert orphans._is_leaving(this, 4.9, 5.0)
-    assert not orphans._is_leaving(this, 5.0, 5.0)
-    with (tmp_path / "step-1.ckpt.partial").open("wb"):
-        assert orphans._is_leaving(this, 599.9, 5.0)
-        assert not orphans._is_leaving(this, 600.0, 5.0)
-    assert not orphans._is_leaving(this, 599.9, 5.0)
-
-
-def test_a_process_that_ends_by_itself_spares_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may do so at the moment when it is to be killed."""
-    ended, other = Mock(), Mock()
-    ended.kill.side_effect = psutil.NoSuchProcess(7)
-    monkeypatch.setattr(orphans.processes, "started_with", lambda variables: [ended, other])
-    orphans.kill_worker("1000", "a")
-    other.kill.assert_called_once_with()
