@@ -1,22 +1,22 @@
-"""Guards around every test: a folder of its own, an unchanged environment, no process left. Time limit: pyproject.
-
-What was skipped is said at the end.
-"""
+"""Guards around every test: its own folder, the same environment afterwards, no process left. Time limit: pyproject."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.support import skips
-
+ROOT = Path(__file__).parents[1]
 LAUNCHERS = "tests/integration/"
 # pytest names the test; torch and the OpenMP of scikit-learn set theirs when they are first used.
 SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "KMP_")
@@ -30,26 +30,38 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
+NO_SKIPS = "HVD_TRAIN_NO_SKIPS"  # "1": a skipped test is a failure
 _skipped: list[str] = []
+_crashed: list[Any] = []
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let one process run all tests that start launchers, one after another, and the others whatever is left.
+    """Let one process run all tests that start launchers, one after another, and the other one all else.
 
-    With `--dist loadfile` and the like, which are not ours, they are given out as pytest-xdist does.
+    With `--dist loadfile`, for the slow tests, one process runs all files whose tests make hosts.
     """
-    if config.getoption("dist") != "load":
+    if config.getoption("dist") not in ("load", "loadfile"):
         return None
     from xdist.scheduler import LoadScopeScheduling
 
-    class LaunchersTogether(LoadScopeScheduling):
-        """Gives out tests one by one, but those of launchers all at once."""
+    by_file = config.getoption("dist") == "loadfile"
+
+    class OneAtATime(LoadScopeScheduling):
+        """Give out tests one by one or file by file, but those that disturb each other all to one process."""
 
         def _split_scope(self, nodeid: str) -> str:
-            return LAUNCHERS if nodeid.startswith(LAUNCHERS) else nodeid
+            file = nodeid.partition("::")[0]
+            if by_file:
+                return "hosts" if _makes_hosts(file) else file
+            return "launchers" if file.startswith(LAUNCHERS) else nodeid
 
-    return LaunchersTogether(config, log)
+    return OneAtATime(config, log)
+
+
+@cache
+def _makes_hosts(file: str) -> bool:
+    return re.search(r"^from tests\.support.*hosts", (ROOT / file).read_text(), re.MULTILINE) is not None
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -58,23 +70,26 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _skipped.append(report.longrepr[2].removeprefix("Skipped: "))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    """Keep whether a process of pytest crashed: the tests that it had left were not run."""
+    if error:
+        _crashed.append(node)
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Fail where a test was skipped for want of a program, if that must not be."""
-    if exitstatus == pytest.ExitCode.OK and _forbidden():
+    """Fail if a process of pytest crashed, or if a test was skipped and none may be."""
+    if _crashed:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+    elif exitstatus == pytest.ExitCode.OK and _skipped and os.environ.get(NO_SKIPS) == "1":
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in one line what was skipped, and what to install."""
+    """Say in one line what was skipped and why."""
     if _skipped:
-        terminalreporter.write_line(skips.summary(_skipped), yellow=True)
-    if _forbidden():
-        terminalreporter.write_line(f"{skips.STRICT}=1: {skips.summary(_forbidden())}, a failure here", red=True)
-
-
-def _forbidden() -> list[str]:
-    wanted = os.environ.get(skips.STRICT) == "1"
-    return [reason for reason in _skipped if wanted and skips.for_want_of_a_program(reason)]
+        reasons = ", ".join(f"{count} times: {reason}" for reason, count in Counter(_skipped).most_common())
+        terminalreporter.write_line(f"skipped tests: {reasons}", yellow=True)
 
 
 @pytest.fixture(autouse=True)
@@ -98,18 +113,36 @@ def _no_leaked_environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_left_processes() -> Iterator[None]:
-    """Assert that child processes of the test have ended; those that have not are killed and named."""
-    before = set(psutil.Process().children(recursive=True))
+    """Assert that child processes of the test have ended; kill and name those that have not."""
+    before = set(_children())
     yield
-    started = [p for p in psutil.Process().children(recursive=True) if p not in before]
+    started = [process for process in _children() if process not in before]
     # One server of multiprocessing and its tracker live as long as the process that asked for loader workers.
-    servers = [p for p in started if _is_forkserver(p)]
-    own = [p for p in started if p not in servers and not any(s in p.parents() for s in servers if s.is_running())]
-    _, left = psutil.wait_procs(own, timeout=2)
-    names = [f"{p.pid}: {' '.join(p.cmdline())[:200]}" for p in left if p.status() != psutil.STATUS_ZOMBIE]
+    servers = [process for process in started if _is_forkserver(process)]
+    own = [p for p in started if p not in servers and not any(server in _parents(p) for server in servers)]
+    _, left = psutil.wait_procs(own, timeout=20)
+    names = []
     for process in left:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                names.append(f"{process.pid}: {' '.join(process.cmdline())[:200]}")
+            process.kill()
     assert not names, f"the test left processes: {names}"
+
+
+def _children() -> list[psutil.Process]:
+    """Return all descendants of this process. Looking for them costs milliseconds, so first whether there is any."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        with suppress(FileNotFoundError):  # the thread has ended
+            if children.read_text():
+                return psutil.Process().children(recursive=True)
+    return []
+
+
+def _parents(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return process.parents()
+    return []
 
 
 def _is_forkserver(process: psutil.Process) -> bool:

@@ -166,7 +166,7 @@ class Setup:
         constraints = str(self.checkout.root / "requirements" / "constraints.txt")
         start = log.tell()
         with tempfile.TemporaryDirectory(dir=str(self.temporary_folder())) as folder:
-            command = self.pip("download", "--no-deps", "--timeout", "10", "--retries", "1", "--no-cache-dir")
+            command = self.pip("download", "--no-deps", "--timeout", "10", "--retries", "5", "--no-cache-dir")
             if not self.run_logged([*command, "-d", folder, "-c", constraints, "wheel"], log):
                 answer = tail_of(self.checkout.log, start).partition("\n")[2]  # below the line with the command
                 raise SetupError(
