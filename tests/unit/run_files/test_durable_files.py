@@ -1,0 +1,150 @@
+"""Files that are whole or absent, and files that grow by whole entries: killed, powered off, full disk, planted."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_train.errors import UsageError
+from hvd_train.run_files import appended_file, durable, tail
+from hvd_train.run_files.appended_file import AppendedFile
+from tests.support.full_disk import no_room
+
+PATH = Path("file")
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try a disk that was full again with every entry."""
+    monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that succeeds replaces it as a whole."""
+    durable.write(PATH, b"old")
+    durable.write_text(PATH, "grün")
+
+    def fails(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            durable.write(PATH, b"new")
+    assert PATH.read_text(encoding="utf-8") == "grün"
+    assert list(Path().iterdir()) == [PATH]
+
+
+def test_all_data_are_on_disk_before_the_name_and_the_name_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another order, or with data in a buffer of Python, a power cut can leave an empty file."""
+    calls = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        calls.append("folder" if stat.S_ISDIR(status.st_mode) else f"{status.st_size} bytes")
+        fsync(descriptor)
+
+    def noted_replace(old: Path, new: Path) -> None:
+        calls.append("rename")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    with durable.writing(PATH) as file:
+        file.write(b"one ")
+        file.write(b"two")
+    assert calls == ["7 bytes", "rename", "folder"]
+
+
+@pytest.mark.parametrize("name", ["file.partial", "file"])
+def test_a_planted_link_is_replaced(name: str) -> None:
+    """In the place of a file, or of one that is not finished; what it leads to stays."""
+    Path("outside").write_text("precious")
+    Path(name).symlink_to("outside")
+    durable.write(PATH, b"data")
+    assert Path("outside").read_text() == "precious"
+    assert PATH.read_bytes() == b"data"
+    assert not PATH.is_symlink()
+
+
+def test_entries_are_appended_to_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is in the file at once, and outlives a power failure if asked for; no planted link is followed."""
+    forced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda file: forced.append(stat.S_ISDIR(os.fstat(file).st_mode)))
+    PATH.write_text("before\n")
+    file = AppendedFile(PATH, [].append)
+    file.write(b"one\n")
+    assert PATH.read_text() == "before\none\n"
+    assert forced == [True]
+    file.sync()
+    assert forced == [True, False]
+    file.close()
+    Path("link").symlink_to(PATH)
+    told: list[str] = []
+    planted = AppendedFile(Path("link"), told.append)
+    planted.write(b"two\n")
+    planted.close()
+    assert PATH.read_text() == "before\none\n"
+    assert "cannot write link: it is a link, which is not followed" in told[0]
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_what_does_not_fit_is_written_later_in_order_and_told_once() -> None:
+    """An entry of which a part fits is taken back: a reader never sees a part of a line."""
+    told: list[str] = []
+    file, write = AppendedFile(PATH, told.append), os.write
+    file.write(b"one\n")
+    with no_room():
+        file.write(b"two\n")
+        file.sync()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", lambda number, data: write(number, data[:6]))
+        file.write(b"three\n")  # of both lines six bytes fit
+    assert PATH.read_text() == "one\ntwo\n"
+    file.write(b"four\n")
+    file.close()
+    assert PATH.read_text() == "one\ntwo\nthree\nfour\n"
+    assert told == ["cannot write file: No space left on device; what belongs there is kept until it fits"]
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_memory_has_an_end_and_the_oldest_entries_go_first() -> None:
+    """Those that are lost, and those that never fitted, are counted at the end."""
+    told: list[str] = []
+    file = AppendedFile(PATH, told.append, most_bytes=10)
+    with no_room():
+        for entry in (b"1234\n", b"2234\n", b"3234\n"):
+            file.write(entry)
+    file.write(b"4234\n")
+    file.close()
+    assert PATH.read_text() == "3234\n4234\n"
+    assert told[1:] == [
+        "file: too much is waiting for the disk, the oldest of it is lost",
+        "file lacks 2 entries, which could not be written",
+    ]
+
+
+@given(content=st.lists(st.sampled_from([b"\n", b"x", b"yy", b"a line of some length", b"\r"])).map(b"".join))
+@pytest.mark.parametrize("block", [1, 7, 1 << 16])
+def test_lines_come_backwards_with_their_offsets(content: bytes, block: int) -> None:
+    """Whatever the size of lines and blocks; a last line without its end comes first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail, "_BLOCK", block)
+        found = list(tail.lines_backwards(io.BytesIO(content)))
+    assert [line for _, line in reversed(found)] == io.BytesIO(content).readlines()
+    assert all(content[offset:].startswith(line) for offset, line in found)
+
+
+def test_a_line_without_end_is_refused() -> None:
+    """A sparse file of a terabyte takes no memory: another user may have planted it in the run folder."""
+    with PATH.open("w+b") as file:
+        file.truncate(1 << 40)
+        with pytest.raises(UsageError, match="file has a line of more than 16 MB"):
+            list(tail.lines_backwards(file))
