@@ -246,7 +246,10 @@ def _name_owner(lock: IO[str], owner: str) -> None:
 def _check_no_links(path: Path) -> None:
     """Raise UsageError where something in a run folder is a link: what is written there would land elsewhere."""
     for entry in sorted((*path.iterdir(), *path.glob("checkpoints/*"))):
-        status = entry.lstat()
+        try:
+            status = entry.lstat()
+        except FileNotFoundError:  # a former rank 0 has just committed: its partial file has its final name now
+            continue
         plain = stat.S_ISREG(status.st_mode) and (status.st_nlink == 1 or entry.name not in _WRITTEN_IN_PLACE)
         if not plain and not stat.S_ISDIR(status.st_mode):
             raise UsageError(
