@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -29,6 +29,7 @@ from hvd_train.state import TrainState
 from hvd_train.world.world import World
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_PIECE = 1 << 18  # elements
 SLOT = 3  # tells the random numbers of a slot (dropout) from other uses of the seed
 
 
@@ -256,11 +257,22 @@ class Step:
     def _clip(self, parameters: list[nn.Parameter]) -> float:
         """Scale the whole gradient down to the largest 2-norm that is allowed, and return the norm it had before."""
         # As torch's get_total_norm has it, less its search for gradients on other devices.
-        norms = torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norms = torch._foreach_norm([piece for gradient in gradients for piece in _pieces(gradient)])
         norm = math.hypot(*torch.stack(norms).tolist())
         if self._clip_norm is not None:
             nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, torch.tensor(norm, device=self._device))
         return norm
+
+
+def _pieces(gradient: Tensor) -> Sequence[Tensor]:
+    """Split a large gradient on a CPU by its first dimension, so that the norms of the pieces are accurate.
+
+    torch adds up the squares of a tensor in float32: over the 100 million elements of a layer of VGG-11 1% is lost.
+    """
+    if gradient.numel() <= _PIECE or gradient.device.type != "cpu":
+        return (gradient,)
+    return torch.split(gradient, max(1, _PIECE * len(gradient) // gradient.numel()))
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from hvd_train.data.batches import Batch, MicroBatch
 from hvd_train.errors import RankLost
 from hvd_train.progress.fingerprint import fingerprint
 from hvd_train.progress.order import Cut
-from hvd_train.state import TrainState, to_host
+from hvd_train.state import Progress, TrainState, to_host
 from hvd_train.step import Step, StepResult, Votes
 from hvd_train.world.world import LocalWorld, PendingSum, Reduction, World
 from tests.support import runs
@@ -40,7 +42,6 @@ class InDoublePrecision(nn.Module):
         self.body = own_generator(runs.convnet(10)).double()
 
     def forward(self, images: Tensor) -> Tensor:
-        """The logits."""
         logits: Tensor = self.body(images.double())
         return logits
 
@@ -67,7 +68,7 @@ def state_of(world: World, model: nn.Module, *, scale: float | None = None, fp16
 
 
 def take(config: Config, world: World, state: TrainState, part: Batch, *, norm: bool = False) -> StepResult:
-    """One step without a wish."""
+    """One step without a vote."""
     return Step(config, world, state.model, CPU).take(state, part, Votes(), want_norm=norm)
 
 
@@ -82,59 +83,57 @@ def by_hand(count: int, clip: float | None = None) -> tuple[nn.Module, float]:
     return model, float(norm)
 
 
-@pytest.mark.parametrize("clip", [None, 0.1, 1000.0])
-@pytest.mark.parametrize("micro", [8, 3, 1])
-def test_a_step_is_the_one_torch_takes(micro: int, clip: float | None) -> None:
-    """Accumulated or not, clipped or not, the weights are those of one large batch and of torch's clipping."""
+@pytest.mark.parametrize(
+    ("micro", "clip", "scale"),
+    [(8, None, None), (3, None, None), (1, 1000.0, None), (3, 0.1, None), (8, 0.1, 1024.0), (8, 0.1, 65536.0)],
+)
+def test_a_step_is_the_one_torch_takes(micro: int, clip: float | None, scale: float | None) -> None:
+    """Accumulated, clipped, scaled, with a weight that no pass uses; its sums are of the weights before it."""
     model = InDoublePrecision()
-    state = state_of(LocalWorld(), model)
+    model.unused = nn.Parameter(torch.ones(3))
+    state = state_of(LocalWorld(), model, scale=scale)
+    inputs, targets = images(8)
+    with torch.no_grad():
+        logits = model(inputs)
     result = take(Config().replace(clip_norm=clip), LocalWorld(), state, batch(8, micro), norm=True)
     expected, norm = by_hand(8, clip)
     allowed = CLIPPED if clip == 0.1 else ROUNDINGS
     for name, tensor in expected.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], tensor, rtol=0, atol=allowed)
     assert result.gradient_norm == pytest.approx(norm, rel=ROUNDINGS)
-
-
-def test_a_step_counts_losses_and_hits() -> None:
-    """The sums are those of the weights before the step, over the whole batch."""
-    model = InDoublePrecision()
-    inputs, targets = images(8)
-    with torch.no_grad():
-        logits = model(inputs)
-    result = take(Config(), LocalWorld(), state_of(LocalWorld(), model), batch(8, 3))
+    assert torch.equal(model.unused, torch.ones(3))
     assert result.totals.count == 8
     assert result.totals.loss == pytest.approx(F.cross_entropy(logits, targets, reduction="sum").item(), rel=1e-5)
     assert result.totals.top1 == (logits.argmax(1) == targets).sum().item()
-    assert result.gradient_norm is None
 
 
-def test_something_can_be_done_while_gradients_travel() -> None:
-    """After the last backward pass, before anything has changed: here, with two ranks, before the sums are known."""
+class LargeLayer(nn.Module):
+    """One large weight whose gradient has 64 elements of 2^12 and 2^24 of 1, times the label's part in the loss."""
 
-    def body(world: ThreadWorld) -> None:
-        model = own_generator(runs.convnet(10))
-        before = to_host(model.state_dict())
-        seen = []
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(64, 2**18 + 1))
+        self.gradient = torch.ones_like(self.weight)
+        self.gradient.view(-1)[:64] = 2.0**12
 
-        def meanwhile() -> None:
-            assert all(parameter.grad is not None for parameter in model.parameters())
-            assert equal(to_host(model.state_dict()), before)
-            seen.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    def forward(self, images: Tensor) -> Tensor:
+        logit = (self.weight * self.gradient).sum()
+        return torch.stack((logit, torch.zeros(()))).expand(len(images), 2)
 
-        part, state = batch(8, 4, world.place.rank, 2), state_of(world, model)
-        Step(Config(), world, model, CPU).take(state, part, Votes(), want_norm=False, meanwhile=meanwhile)
-        (mine,) = seen
-        sums = [parameter.grad for parameter in model.parameters()]
-        assert not any(torch.equal(one, both) for one, both in zip(mine, sums, strict=True))
-        assert not equal(to_host(model.state_dict()), before)
 
-    run_ranks(2, body)
+def test_the_norm_of_a_large_gradient_is_accurate() -> None:
+    """One float32 sum of its squares would lose all ones next to 2^24: 0.8% of the norm. A piece loses 2^18 of them."""
+    model = LargeLayer()
+    state = state_of(LocalWorld(), model)
+    part = Batch(4, 1, (MicroBatch(0, images(4)[0], torch.ones(4, dtype=torch.long), np.arange(4)),))
+    result = take(Config(), LocalWorld(), state, part, norm=True)
+    ones, large = 64 * 2**18, 64 * 2.0**24
+    assert result.gradient_norm == pytest.approx(0.5 * (large + ones) ** 0.5, rel=2**18 / large)
 
 
 @pytest.mark.parametrize("wire", [False, True])
-def test_ranks_without_a_slot_take_part(wire: bool) -> None:
-    """Two slots on three ranks: the third has none and takes the same step, also with fp16 on the wire."""
+def test_ranks_without_a_slot_take_the_same_step(wire: bool) -> None:
+    """Two slots on three ranks, also with fp16 on the wire."""
 
     def body(world: ThreadWorld) -> dict[str, Tensor]:
         model = InDoublePrecision()
@@ -144,35 +143,16 @@ def test_ranks_without_a_slot_take_part(wire: bool) -> None:
 
     first, *others = run_ranks(3, body)
     assert all(equal(first, other) for other in others)
-    expected = by_hand(8)[0].state_dict()
-    for name, tensor in expected.items():
+    for name, tensor in by_hand(8)[0].state_dict().items():
         torch.testing.assert_close(first[name], tensor, rtol=0, atol=1e-3 if wire else ROUNDINGS)
 
 
-def test_small_gradients_survive_a_half_precision_wire() -> None:
-    """Gradients below the range of fp16 are lost without a loss scale, and kept with one."""
-
-    def moved(scale: float | None) -> float:
-        def body(world: ThreadWorld) -> float:
-            model = nn.Linear(1, 2, bias=False)
-            nn.init.zeros_(model.weight)
-            state = state_of(world, model, scale=scale, fp16_wire=True)
-            tiny = MicroBatch(world.place.rank, torch.full((1, 1), 1e-8), torch.tensor([0]), np.arange(1))
-            take(Config(), world, state, Batch(2, 2, (tiny,)))
-            return float(model.weight.detach().abs().sum())
-
-        return run_ranks(2, body)[0]
-
-    assert moved(None) == 0.0
-    assert moved(1024.0) == pytest.approx(1e-9, rel=1e-2)
-
-
 def test_an_overflow_on_the_wire_skips_the_step_on_every_rank() -> None:
-    """Where one rank's gradient overflows, no rank steps, and every scale halves."""
+    """If one rank's gradient overflows, no rank steps, and every scale halves."""
 
     def body(world: ThreadWorld) -> tuple[bool, float, bool]:
         model = own_generator(runs.convnet(10))
-        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        before = to_host(model.state_dict())
         state = state_of(world, model, scale=2.0**40, fp16_wire=True)
         part = batch(4, 4, world.place.rank, 2)  # one slot: the second rank has nothing that could overflow
         take(Config(), world, state, part)
@@ -184,110 +164,111 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank() -> None:
     assert run_ranks(2, body) == [(True, 2.0**39, False)] * 2
 
 
-@pytest.mark.parametrize("make", [runs.convnet, runs.batch_norm])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision_runs_and_keeps_weights_in_fp32(precision: str, make: object) -> None:
-    """The arithmetic is half precision, the weights are not, and the step is near the exact one."""
-    config = Config().replace(precision=precision)
-    model = own_generator(make(10))  # type: ignore[operator]
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_mixed_precision_keeps_weights_in_fp32(precision: str, dtype: torch.dtype) -> None:
+    """The arithmetic is half precision, and the step is near the exact one."""
+    model, exact = (own_generator(runs.batch_norm(10)) for _ in range(2))
     seen = []
     model[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     state = state_of(LocalWorld(), model, scale=128.0 if precision == "fp16" else None)
-    result = take(config, LocalWorld(), state, batch(8, 4))
-    assert set(seen) == {{"bf16": torch.bfloat16, "fp16": torch.float16}[precision]}
+    result = take(Config().replace(precision=precision), LocalWorld(), state, batch(8, 4))
+    assert set(seen) == {dtype}
     assert all(p.dtype == torch.float32 and p.isfinite().all() for p in model.parameters())
-    exact = own_generator(make(10))  # type: ignore[operator]
     plain = take(Config(), LocalWorld(), state_of(LocalWorld(), exact), batch(8, 4))
     assert result.totals.loss == pytest.approx(plain.totals.loss, rel=0.02)
 
 
-@pytest.mark.parametrize("wish", [Votes(), Votes(stop=True), Votes(commit=True), Votes(change=True), Votes(True, True)])
-def test_a_wish_of_any_rank_is_the_wish_of_all(wish: Votes) -> None:
-    """One rank of three wishes; all learn the same."""
+@pytest.mark.parametrize("vote", [Votes(stop=True), Votes(commit=True), Votes(change=True)])
+def test_votes_and_samples_of_all_ranks_come_with_the_gradients(vote: Votes) -> None:
+    """Also to an idle rank; the fingerprint of all samples if the run keeps a ledger."""
 
-    def body(world: ThreadWorld) -> Votes:
-        model = own_generator(runs.convnet(10))
-        step = Step(Config(), world, model, CPU)
-        mine = wish if world.place.rank == 1 else Votes()
-        return step.take(state_of(world, model), batch(8, 4, world.place.rank, 3), mine, want_norm=False).agreed
+    def body(world: ThreadWorld, *, ledger: bool) -> tuple[Votes, int | None]:
+        model = own_generator(runs.batch_norm(10))
+        mine = vote if world.place.rank == 1 else Votes()
+        step, part = Step(Config().replace(ledger=ledger), world, model, CPU), batch(8, 4, world.place.rank, 3)
+        result = step.take(state_of(world, model), part, mine, want_norm=False)
+        return result.agreed, result.fingerprint
 
-    assert run_ranks(3, body) == [wish] * 3
-
-
-@pytest.mark.parametrize("make", [runs.convnet, runs.batch_norm])
-def test_all_ranks_know_what_all_have_taken(make: object) -> None:
-    """Where the run keeps a ledger, the fingerprint of all samples comes with the gradients, also to an idle rank."""
-
-    def body(world: ThreadWorld, *, ledger: bool) -> int | None:
-        model = own_generator(make(10))  # type: ignore[operator]
-        part = batch(8, 4, world.place.rank, 3)
-        return take(Config().replace(ledger=ledger), world, state_of(world, model), part).fingerprint
-
-    assert run_ranks(3, lambda world: body(world, ledger=True)) == [fingerprint(np.array([0, 1, 2, 3] * 2))] * 3
-    assert run_ranks(3, lambda world: body(world, ledger=False)) == [None] * 3
+    expected = fingerprint(np.array([0, 1, 2, 3] * 2))
+    assert run_ranks(3, lambda world: body(world, ledger=True)) == [(vote, expected)] * 3
+    assert run_ranks(3, lambda world: body(world, ledger=False)) == [(vote, None)] * 3
 
 
-def test_dropout_belongs_to_the_slot() -> None:
-    """The same step with the same slots drops the same units; the next step drops others."""
+def test_random_numbers_depend_on_seed_step_and_slot() -> None:
+    """They are the same when the step is taken again, whatever else draws, and differ between slots, steps, seeds."""
 
-    def masks(micro: int) -> list[Tensor]:
-        model = own_generator(runs.dropout(10))
-        seen: list[Tensor] = []
-        model[3].register_forward_hook(lambda module, inputs, output: seen.append((output == 0).float()))
+    def draws(seed: int, step: int) -> list[float]:
+        model, numbers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), list[float]()
+        model.register_forward_hook(lambda *_: numbers.append(float(torch.rand(()))))
         state = state_of(LocalWorld(), model)
-        for _ in range(2):
-            torch.rand(3)  # others draw too
-            take(Config().replace(learning_rate=1e-30), LocalWorld(), state, batch(8, micro))
-            state.progress = state.progress.after_step(8)
-        return seen
+        state.progress = Progress(step=step)
+        take(Config().replace(seed=seed), LocalWorld(), state, batch(8, 2))
+        return numbers
 
-    first, again = masks(4), masks(4)
-    assert len(first) == 4
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first[0], first[2])
+    first = draws(0, 0)
+    torch.rand(3)
+    assert draws(0, 0) == first
+    assert len({*first, *draws(0, 1), *draws(1, 0)}) == 12
 
 
 def test_a_lost_rank_leaves_the_state_of_the_step_before() -> None:
-    """The fault comes before a weight has changed, and running statistics go back to how the step began."""
-
-    class Breaks(LocalWorld):
-        def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
-            def fail() -> Tensor:
-                raise RankLost("gone")
-
-            return fail
-
-    model = own_generator(runs.batch_norm(10))
-    state = state_of(LocalWorld(), model)
-    take(Config(), LocalWorld(), state, batch(8, 4))
-    before = state.digest()
-    with pytest.raises(RankLost, match="gone"):
-        take(Config(), Breaks(), state, batch(8, 4))
-    assert state.digest() == before
-
-
-def test_a_rank_lost_in_the_last_exchange_of_a_step() -> None:
-    """The step after it can be taken: what loss scaling has begun is not begun twice."""
+    """No weight, running statistic or loss scale has changed, and the next step can be taken."""
 
     class LosesOne(LocalWorld):
-        """Loses a rank while the sums of the first step are on their way."""
+        """Loses a rank while the sums of a step are on their way."""
 
-        lost = False
+        lost = True
 
         def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
-            if name == "step" and not self.lost:
-                self.lost = True
-                return self._lose
-            return super().start_sum(tensor, name)
+            return self._lose if name == "step" and not self.lost else super().start_sum(tensor, name)
 
         def _lose(self) -> Tensor:
-            raise RankLost("rank 1")
+            self.lost = True
+            raise RankLost("gone")
 
     world, model = LosesOne(), own_generator(runs.batch_norm(10))
     state = state_of(world, model, scale=1024.0)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(RankLost):
+    take(Config(), world, state, batch(8, 4))
+    before, world.lost = state.digest(), False
+    with pytest.raises(RankLost, match="gone"):
         take(Config(), world, state, batch(8, 4))
-    assert runs.equal(before, dict(model.state_dict()))
+    assert state.digest() == before
     assert not take(Config(), world, state, batch(8, 4)).skipped
-    assert not runs.equal(before, dict(model.state_dict()))
+    assert state.digest() != before
+
+
+def test_adasum_gets_the_mean_gradient_of_each_rank() -> None:
+    """Half of a global batch gives the mean over that half, and no half of it."""
+    half = dataclasses.replace(batch(8, 4), micro_batches=batch(8, 4).micro_batches[:1])
+    model = InDoublePrecision()
+    inputs, targets = half.micro_batches[0].inputs, half.micro_batches[0].targets
+    F.cross_entropy(model(inputs), targets).backward()
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    state = state_of(LocalWorld(), InDoublePrecision())
+    found = take(Config().replace(reduction="adasum"), LocalWorld(), state, half, norm=True)
+    assert found.gradient_norm == pytest.approx(float(norm), rel=ROUNDINGS)
+
+
+class OneLogit(nn.Module):
+    """Its second class is impossible: a sample of it has an infinite loss, and gradients that are finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.stack([self.weight * images[:, 0, 0, 0], torch.full((len(images),), -torch.inf)], 1)
+
+
+def test_a_loss_that_is_not_finite_skips_the_step_and_names_the_samples() -> None:
+    """Although the gradient is finite; by their numbers in the data set rather than their places in the batch."""
+    model = OneLogit()
+    before = to_host(model.state_dict())
+    targets = torch.tensor([0, 0, 0, 1]), torch.tensor([1, 0, 1, 0])
+    samples = np.array([70, 61, 52, 43]), np.array([34, 25, 16, 7])
+    slots = zip(batch(8, 4).micro_batches, targets, samples, strict=True)
+    part = Batch(8, 2, tuple(dataclasses.replace(slot, targets=t, samples=s) for slot, t, s in slots))
+    result = take(Config(), LocalWorld(), state_of(LocalWorld(), model), part)
+    assert result.skipped
+    assert result.not_finite == (43, 34, 16)
+    assert equal(to_host(model.state_dict()), before)
