@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Protocol
 
 import torch
 from torch import Tensor
-from typing_extensions import override
+from typing_extensions import Buffer, override
 
 from hvd_train import plain_file
 from hvd_train.errors import UsageError
@@ -32,6 +32,7 @@ from hvd_train.state import Snapshot, TrainState, result_in, to_host
 BEST, FINAL = "model-best.pt", "model-final.pt"
 MAGIC = b"hvd_train checkpoint 1\n"
 _HEADER_SIZE = 512
+_PIECE_BYTES = 1 << 20
 _NAME = re.compile(r"step-(\d{10})\.ckpt")
 
 Report = Callable[[str], None]
@@ -265,25 +266,62 @@ def _without_crc32() -> Iterator[None]:
 
 
 def read(path: Path) -> Snapshot:
-    """Return the snapshot in a file. Raises BadCheckpoint, naming the file, where it is not whole or not ours."""
+    """Return the snapshot in a file; it takes the memory of the snapshot and no more.
+
+    Raises:
+        BadCheckpoint: if the file is damaged or not a checkpoint; the message names it.
+    """
     try:
         with plain_file.opened(path) as file:
             size, digest = _header(path, file)
             there = os.fstat(file.fileno()).st_size - file.tell()
             if there != size:
                 raise BadCheckpoint(f"{path} is truncated: {there} of {size} bytes")
-            payload = file.read(there)
+            if there > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+                raise BadCheckpoint(f"{path} is larger than the memory")
+            payload = _Payload(file)
+            if payload.digest() != digest:
+                raise BadCheckpoint(f"{path}: its contents do not match their checksum")
+            snapshot: Snapshot = torch.load(io.BufferedReader(payload), map_location="cpu", weights_only=True)
+            return snapshot
     except OSError as error:
         raise BadCheckpoint(f"{path}: {error.strerror}") from None
-    except MemoryError:
-        raise BadCheckpoint(f"{path} is larger than the memory") from None
-    if hashlib.blake2b(payload, digest_size=32).hexdigest() != digest:
-        raise BadCheckpoint(f"{path}: its contents do not match their checksum")
-    try:
-        snapshot: Snapshot = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except UNREADABLE:
         raise BadCheckpoint(f"{path} holds more than plain values and tensors; it is not loaded") from None
-    return snapshot
+
+
+class _Payload(io.RawIOBase):
+    """The rest of a file as a file of its own, from which torch.load reads each tensor into its place."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._begin = file, file.tell()
+
+    def digest(self) -> str:
+        """Return the digest of the payload, and rewind it."""
+        digest = hashlib.blake2b(digest_size=32)
+        while piece := self._file.read(_PIECE_BYTES):
+            digest.update(piece)
+        self.seek(0)
+        return digest.hexdigest()
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset + (self._begin if whence == os.SEEK_SET else 0), whence) - self._begin
+
+    @override
+    def readinto(self, buffer: Buffer) -> int:
+        data = memoryview(buffer).cast("B")
+        piece = self._file.read(min(len(data), _PIECE_BYTES))
+        data[: len(piece)] = piece
+        return len(piece)
 
 
 def _header(path: Path, file: BinaryIO) -> tuple[Any, Any]:
