@@ -86,7 +86,7 @@ audit: env
 	@locks=requirements/python$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 	build/audit/bin/python -m pip install --quiet --require-hashes -r $$locks/audit.txt && \
 	build/audit/bin/cyclonedx-py environment $(BIN)/python --output-reproducible --output-file build/sbom.cdx.json && \
-	build/audit/bin/pip-audit --disable-pip --require-hashes $(ARGS) $$(printf -- '-r %s ' $$locks/{run,build,mpi,nvcc,dev}.txt)
+	build/audit/bin/pip-audit --strict --disable-pip --require-hashes $(ARGS) $$(printf -- '-r %s ' $$locks/{run,build,mpi,nvcc,dev}.txt)
 
 build-matrix: env
 	@$(WITH_PATH) $(BIN)/python packaging/build_matrix.py $(ARGS)
