@@ -1,6 +1,8 @@
 """Elastic jobs of threads: faults are data, and the real roster says who forms a world.
 
-Time runs faster for the roster than for the clock on the wall, so that its back-off of seconds costs a test little.
+Time runs faster for the roster than for the clock on the wall, so that its back-off of seconds costs a test little. It
+stands still until the survivors of a broken world have asked for a rank, so that they meet before a successor comes,
+however slow the machine is.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from tests.support.worlds import DEADLINE_S, Killed, Meeting, ThreadWorld
 
 T = TypeVar("T")
 SPEED = 50.0
+STANDS_STILL_S = 10.0
+"""The longest time for which the roster's time stands still."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +101,28 @@ class Job:
     steps: int = 0
     """Steps that at least one worker has finished."""
 
+    _seconds: float = 0.0
+    _still: float = 0.0
+
     def now(self) -> float:
         """Seconds of the roster."""
-        return time.monotonic() * SPEED
+        return self._seconds
+
+    def _let_pass(self, elapsed: float) -> None:
+        """Advance the roster's time, unless a worker has a seat in a broken world: it is about to ask for another."""
+        self._still = self._still + elapsed if any(meeting.lost for _, meeting in self.seats.values()) else 0.0
+        if not 0 < self._still < STANDS_STILL_S:
+            self._seconds += min(elapsed * SPEED, 0.5)  # it never jumps, so no worker is late because all were held up
 
     def run(self) -> Job:
         """Until the job is over."""
-        deadline = time.monotonic() + DEADLINE_S
+        wall = time.monotonic()
+        deadline, self._seconds = wall + DEADLINE_S, wall * SPEED
         with self.changed:
             while self.finish is None:
-                assert time.monotonic() < deadline, f"the job hangs: {self.roster}"
+                before, wall = wall, time.monotonic()
+                assert wall < deadline, f"the job hangs: {self.roster}"
+                self._let_pass(wall - before)
                 for worker in self.roster._workers:
                     self.roster.heartbeat_received(worker.number, self.now())
                 for command in self.roster.commands(self.now()):
@@ -142,6 +158,7 @@ class Job:
             self.errors.append(error)
             code = 4
         with self.changed:
+            self.seats.pop(worker.number, None)
             world.leave("a worker has ended")
             self.roster.worker_exited(worker.number, code, self.now())
             self.changed.notify_all()

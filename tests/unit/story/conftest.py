@@ -1,4 +1,4 @@
-"""What tests of several modules of the story begin with."""
+"""Fixtures that several test files of the story share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.runs import convnet, few_digits, small_config
 
 @pytest.fixture
 def state() -> Iterator[TrainState]:
-    """A state after seven steps."""
+    """Return a state after seven steps."""
     config, world = small_config(), LocalWorld()
     parts, optimizer = warm_parts(config, world, convnet, few_digits)
     state = fresh_state(config, world, parts, optimizer)
@@ -31,11 +31,11 @@ def state() -> Iterator[TrainState]:
 
 @pytest.fixture
 def may_write(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """The event that a disk waits for, before it takes any checkpoint."""
+    """Return an event that the disk waits for before it writes a checkpoint."""
     event, write = threading.Event(), checkpoint.write
 
     def slow(path: Path, snapshot: Snapshot, permission: Permission) -> None:
-        assert event.wait(30)
+        assert event.wait(60)
         write(path, snapshot, permission)
 
     monkeypatch.setattr(checkpoint, "write", slow)

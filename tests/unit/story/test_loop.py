@@ -1,245 +1,282 @@
-"""The loop when something is wrong: losses that are not finite, samples that cannot be read."""
+"""What the loop does at which step, when it ends, what it does about bad losses and samples, and its parts."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import signal
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from hvd_train import checkpoint, loop
+from hvd_train import checkpoint, goals
+from hvd_train.checkpoint import DiskStore
+from hvd_train.config import Config
 from hvd_train.data import loader
 from hvd_train.data.array_loader import ArrayLoader
 from hvd_train.data.batches import Batch
 from hvd_train.errors import Diverged, UsageError
-from hvd_train.loop import wishes
-from hvd_train.progress.order import Assignment, Cut, Order, assignments, order_of
+from hvd_train.job import Clocks
+from hvd_train.parts import build, loader_processes
+from hvd_train.progress.clock import Stopwatch, Timer
+from hvd_train.progress.order import Assignment, order_of
 from hvd_train.run_files.ledger import audit
-from hvd_train.step import Votes
-from hvd_train.world.world import LocalWorld, Request
+from hvd_train.settings.schedule import ScheduleConfig
+from hvd_train.state import Evaluation, TrainState
+from hvd_train.world.world import LocalWorld, Place
 from tests.support import runs
-from tests.support.runs import equal, small_config, trained
+from tests.support.runs import NUM_SAMPLES, convnet, equal, few_digits, small_config, trained
 from tests.support.worlds import own_generator, run_ranks
 
 
-def records(kind: str, run: str = "run") -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl of a kind."""
-    lines = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
+def records(kind: str) -> list[dict[str, Any]]:
+    """Return the lines of this kind in metrics.jsonl."""
+    lines = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == kind]
 
 
-class Poisoned(nn.Module):
-    """A network whose loss is not finite in some steps, counted from 1, for the samples in one pixel's light."""
+def linear(num_classes: int) -> nn.Module:
+    """Return the smallest network."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
 
-    def __init__(self, bad: Callable[[int], bool], what: str) -> None:
+
+class Poisoned(nn.Module):
+    """A network whose first loss in each slot is not finite in some steps, counted from 1."""
+
+    def __init__(self, bad: Callable[[int], bool], slots: int) -> None:
         super().__init__()
-        self.body, self.calls, self.bad, self.what = runs.batch_norm(10), 0, bad, what
+        self.body, self.calls, self.bad, self.slots = runs.batch_norm(10), 0, bad, slots
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.body(images)
-        if not self.training:
-            return logits
-        self.calls += 1
-        if not self.bad((self.calls - 1) // 5 + 1):  # 20 images in 5 slots of 4; the last step of an epoch has 3
-            return logits
-        return logits * math.nan if self.what == "loss" else _Explodes.apply(logits)  # type: ignore[no-any-return,no-untyped-call]
+        poison = torch.zeros(len(logits), 1)
+        if self.training and self.bad(self.calls // self.slots + 1):
+            poison[0] = math.inf
+        self.calls += self.training
+        return logits + poison * logits.sign()
 
 
-class _Explodes(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient * math.inf
-
-
-@pytest.mark.parametrize("what", ["loss", "gradient"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_step_that_is_not_finite_changes_nothing(what: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights, statistics, optimizer and moving average are those of the step before; it is counted."""
-    monkeypatch.setattr(checkpoint.DiskStore, "commit", lambda store, state: store.commit_last(state).result())
+def test_a_step_that_is_not_finite_changes_nothing(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, statistics, optimizer and moving average are those of the step before; it is counted and reported."""
+    monkeypatch.setattr(DiskStore, "commit", lambda store, state: store.commit_last(state).result())
     config = small_config(epochs=1, ema_decay=0.9, optimizer=optimizer, commit_steps=1, keep_checkpoints=100)
-    trained(LocalWorld(), config, lambda _: Poisoned(lambda step: step == 4, what))
-    states = {}
-    for path in checkpoint.committed(Path("run")):
-        snapshot = checkpoint.read(path)
-        states[snapshot["progress"]["step"]] = snapshot
-    for part in ("model", "average"):
-        assert equal(states[3][part], states[4][part])
-        assert not equal(states[4][part], states[5][part])
-    for number, of_parameter in states[3]["optimizer"]["state"].items():
-        assert all(
-            torch.equal(torch.as_tensor(value), torch.as_tensor(states[4]["optimizer"]["state"][number][name]))
-            for name, value in of_parameter.items()
-        )
-    steps = records("step")
-    assert [record["skipped_steps"] for record in steps] == [0, 0, 0, 1, 1, 1, 1, 1, 1, 1]
-    told = [record["message"] for record in records("event") if record["name"] == "skipped"]
-    assert told == (["step 4 is skipped: its loss is not finite"] if what == "loss" else [])
+    result, _ = trained(LocalWorld(), config.replace(batch_size=20), lambda _: Poisoned(lambda step: step in (4, 6), 1))
+    assert result.finished, "only bad steps in a row end a run"
+    states = []
+    for step in (3, 4, 5):
+        snapshot = checkpoint.read(checkpoint.path_of(Path("run"), step))
+        tensors = tree_leaves((snapshot["model"], snapshot["average"], snapshot["optimizer"]["state"]))
+        states.append([torch.as_tensor(tensor) for tensor in tensors])
+    assert all(map(torch.equal, states[0], states[1]))
+    assert not all(map(torch.equal, states[1], states[2]))
+    assert [record["skipped_steps"] for record in records("step")] == [0, 0, 0, 1, 1, 2, 2, 2, 2, 2]
+    told = [(record["message"], record["step"]) for record in records("event") if record["name"] == "skipped"]
+    assert told[0] == ("step 4 is skipped: its loss is not finite", 4)
     assert math.isfinite(records("epoch")[0]["loss"]), "one step has spoiled the mean of the epoch"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_too_many_in_a_row_end_the_run(ranks: int) -> None:
-    """The error names step, ranks and samples, once; the last good state is committed, and weights are finite."""
+def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
+    """The error names step, ranks and samples; the last good weights are committed. The same command ends at once."""
     config = small_config(epochs=1, max_skipped_steps=3, ledger=True, batch_size=10)
-    bad = 6  # from this sample on, as the data set counts
-
-    class OfSamples(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = runs.convnet(10)
-            self.step = 0
-
-        def forward(self, images: Tensor) -> Tensor:
-            logits: Tensor = self.body(images)
-            if not self.training:
-                return logits
-            self.step += 1
-            # Two slots a step: one rank takes both, or two ranks one each.
-            now = (self.step - 1) // (2 if ranks == 1 else 1) + 1
-            poison = torch.zeros(len(logits), 1)
-            if now >= bad:
-                poison[0] = math.inf
-            return logits + poison * logits.sign()
-
-    with pytest.raises(Diverged) as told:
-        run_ranks(ranks, lambda world: trained(world, config, lambda _: own_generator(OfSamples())))
-    lines = [json.loads(line) for line in Path("run/ledger.jsonl").read_text().splitlines()]
-    samples = order_of(config.seed, 0, 190, 1)[slice(*lines[7]["positions"])]
-    message = str(told.value)
-    assert "3 steps in a row were skipped; in the last one, step 8, the loss is not finite" in message
-    if ranks == 1:
-        assert f"(rank 0: samples {samples[0]}, {samples[10]})" in message
-    else:
-        assert f"(rank 0: samples {samples[0]}; rank 1: samples {samples[10]})" in message
-    newest = checkpoint.newest_good(Path("run"), pytest.fail)
-    assert newest is not None
-    assert newest["progress"]["step"] == 8
-    assert all(bool(value.isfinite().all()) for value in newest["model"].values())
-
-
-class Unreadable(runs.Jittered):
-    """Its last samples cannot be read."""
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if index >= 185:
-            raise UsageError(f"cannot read sample {index}")
-        return super().__getitem__(index)
-
-
-def test_steps_before_a_sample_that_cannot_be_read_are_done() -> None:
-    """The batch that has it is read while the step before it is under way, which is taken all the same."""
-    config = small_config(epochs=1, ledger=True, log_steps=1)
-    bad = np.flatnonzero(order_of(config.seed, 0, 190, 1)[0:190] >= 185)
-    whole = int(bad[0]) // 20
-    assert whole > 1
-    data = Unreadable(190, jitter=False), runs.Jittered(20, jitter=False)
-    with pytest.raises(UsageError, match="cannot read sample 1"):
-        trained(LocalWorld(), config, data=lambda _: data)
-    entries = [json.loads(line) for line in Path("run/ledger.jsonl").read_text().splitlines()]
-    assert [entry["steps"] for entry in entries] == [[step, step] for step in range(1, whole + 1)]
-    assert [record["step"] for record in records("step")] == list(range(1, whole + 1))
-
-
-class Deviates(ArrayLoader):
-    """A loader that delivers a sample in place of another, once in the second epoch."""
-
-    @override
-    def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
-        for number, batch in enumerate(super().load(epoch, work)):
-            for micro in batch.micro_batches:
-                if (epoch, number) == (1, 3) and micro.number == 1:
-                    micro.samples[2] = (micro.samples[2] + 1) % 190
-            yield batch
+    for last in (8, 9):
+        with pytest.raises(Diverged) as told:
+            run_ranks(
+                2,
+                lambda world, last=last: trained(
+                    world, config, lambda _: own_generator(Poisoned(lambda step: step >= 6 or last == 9, 1))
+                ),
+            )
+        lines = [json.loads(line) for line in Path("run/ledger.jsonl").read_text().splitlines()]
+        samples = order_of(config.seed, 0, NUM_SAMPLES, 1)[slice(*lines[last - 1]["positions"])]
+        assert f"steps in a row were skipped; in the last one, step {last}, the loss is not finite" in str(told.value)
+        assert f"(rank 0: samples {samples[0]}; rank 1: samples {samples[10]})" in str(told.value)
+        newest = checkpoint.newest_good(Path("run"), pytest.fail)
+        assert newest is not None
+        assert newest["progress"]["step"] == last
+        assert all(bool(value.isfinite().all()) for value in newest["model"].values())
 
 
 @pytest.mark.parametrize("epochs", [2, 3])
-def test_a_loader_that_delivers_another_sample_is_found(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ledger has what came, not what was asked for, in an epoch under way as in one that is done."""
+def test_the_ledger_shows_a_loader_that_delivers_another_sample(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an epoch that is done and in one that is under way."""
+
+    class Deviates(ArrayLoader):
+        @override
+        def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
+            for number, batch in enumerate(super().load(epoch, work)):
+                for micro in batch.micro_batches:
+                    if (epoch, number) == (1, 3) and micro.number == 1:
+                        micro.samples[2] = (micro.samples[2] + 1) % NUM_SAMPLES
+                yield batch
+
     monkeypatch.setattr(loader, "ArrayLoader", Deviates)
-    config = small_config(epochs=epochs, ledger=True)
-    run_ranks(2, lambda world: trained(world, config))
+    run_ranks(2, lambda world: trained(world, small_config(epochs=epochs, ledger=True)))
     assert audit(Path("run")).faults == ("step 14: not the samples that stand at positions 60 to 79 of epoch 1",)
 
 
-def test_ranks_that_take_the_same_slots_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples that count twice, and others that do not at all, whatever the number of samples says."""
+@pytest.fixture
+def committed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the steps that are committed; the disk is too busy for a commit of step 8."""
+    steps = list[int]()
 
-    def same_for_all(order: Order, cursor: int, cut: Cut, rank: int, size: int) -> Iterator[Assignment]:
-        for number, assignment in enumerate(assignments(order, cursor, cut, 0, size)):
-            mine = next(itertools.islice(assignments(order, cursor, cut, rank, size), number, None))
-            yield assignment if number == 5 else mine
+    def at_once(store: DiskStore, state: TrainState) -> bool:
+        steps.append(state.progress.step)
+        return state.progress.step != 8
 
-    monkeypatch.setattr(loop, "assignments", same_for_all)
-    config = small_config(epochs=1, ledger=True, batch_size=5)
-    run_ranks(2, lambda world: trained(world, config))
-    assert audit(Path("run")).faults == ("step 6: not the samples that stand at positions 100 to 119 of epoch 0",)
-
-
-def test_the_same_command_again_gives_up_at_once() -> None:
-    """A run that has given up does not train on as if nothing had been: one more such step, and it ends again."""
-    config = small_config(epochs=1, max_skipped_steps=3)
-    for steps in (3, 4):
-        with pytest.raises(Diverged):
-            trained(LocalWorld(), config, lambda _: Poisoned(lambda step: True, "loss"))
-        newest = checkpoint.newest_good(Path("run"), pytest.fail)
-        assert newest is not None
-        assert newest["progress"]["step"] == steps
+    monkeypatch.setattr(DiskStore, "commit", at_once)
+    return steps
 
 
-def test_a_skip_now_and_then_does_not_add_up() -> None:
-    """Only steps in a row count towards giving up."""
-    config = small_config(epochs=1, max_skipped_steps=2)
-    result, _ = trained(LocalWorld(), config, lambda _: Poisoned(lambda step: step % 2 == 0, "loss"))
-    assert result.finished
+def test_learning_rate_records_and_commits_follow_the_samples(committed: list[int]) -> None:
+    """The rate is that of the middle of each batch; records and commits come every so many steps of the whole run."""
+    config = small_config(epochs=2, warmup_epochs=2.0, learning_rate=0.5, log_steps=3, commit_steps=4)
+    trained(LocalWorld(), config, linear)
+    steps = records("step")
+    assert [record["step"] for record in steps] == [3, 6, 9, 12, 15, 18]
+    assert [record["samples"] for record in steps] == [60, 120, 180, 230, 290, 350]
+    assert [record["epoch"] for record in steps] == [1, 1, 1, 2, 2, 2]
+    expected = [0.5 * middle / (2 * NUM_SAMPLES) for middle in (50, 110, 170, 220, 280, 340)]
+    assert [record["learning_rate"] for record in steps] == pytest.approx(expected, rel=1e-12)
+    assert all(record["gradient_norm"] > 0 for record in steps)
+    assert committed == [4, 8, 12, 16, 20]
 
 
-class Answering(LocalWorld):
-    """A world whose job answers a signal in this way."""
+class Ticking(nn.Module):
+    """A network that keeps the time: a pass of training takes a second, one of an evaluation a thousand."""
 
-    def __init__(self, answer: Request) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.answer = answer
+        self.body, self.now = linear(10), 0.0
 
-    def requested(self, *, told_to_end: bool = False) -> Request:
-        """As every job does while there was no signal."""
-        return self.answer if told_to_end else "train"
+    def forward(self, images: Tensor) -> Tensor:
+        self.now += 1.0 if self.training else 1000.0 * (self.now > 0)  # it is tried out before the first step
+        logits: Tensor = self.body(images)
+        return logits
 
 
-@pytest.mark.parametrize(
-    ("answer", "votes"),
-    [
-        ("stop", Votes(stop=True, commit=False, change=False)),
-        ("change", Votes(stop=False, commit=True, change=True)),
-        ("train", Votes(stop=False, commit=False, change=False)),
-    ],
-)
-def test_the_job_says_what_comes_of_a_signal(answer: Request, votes: Votes) -> None:
-    """All stop, or this rank leaves after a step that is committed: its host may be gone soon after."""
-    job: Any = SimpleNamespace(
-        config=small_config(commit_steps=100),
-        state=SimpleNamespace(progress=SimpleNamespace(step=7)),
-        clocks=SimpleNamespace(time_limit=SimpleNamespace(due=False), commit_timer=SimpleNamespace(due=False)),
-        stop=SimpleNamespace(received=None),
-        world=Answering(answer),
-        handover=SimpleNamespace(is_done=False),
-    )
-    assert wishes(job) == Votes(stop=False, commit=False, change=False)
-    job.handover.is_done = True  # newcomers have the state: they are to compute, too
-    assert wishes(job) == Votes(stop=False, commit=False, change=True)
-    job.handover.is_done = False
-    job.stop.received = signal.SIGTERM
-    assert wishes(job) == votes
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
+    """Return a model by whose clock all times of a training are measured."""
+    model = Ticking()
+
+    def clocks(config: Config) -> Clocks:
+        limits = config.run.commit_seconds, config.run.max_seconds
+        return Clocks(*(Timer(limit, lambda: model.now) for limit in limits), stopwatch=Stopwatch(lambda: model.now))
+
+    monkeypatch.setattr(Clocks, "of", clocks)
+    return model
+
+
+def test_a_commit_is_due_some_seconds_after_the_one_before(ticking: Ticking, committed: list[int]) -> None:
+    """One that the disk was too busy for is tried again at the next step."""
+    trained(LocalWorld(), small_config(epochs=1, batch_size=20, commit_seconds=3.0), lambda _: ticking)
+    assert committed == [4, 8, 9]
+
+
+def test_evaluations_are_no_training_time(ticking: Ticking) -> None:
+    """Twenty images in each second of a step are 20 images/s, however long evaluations take."""
+    result, _ = trained(LocalWorld(), small_config(epochs=3, batch_size=20), lambda _: ticking)
+    trained_on = 3 * NUM_SAMPLES - 5 * 20  # the first steps warm up
+    assert result.images_per_second == pytest.approx(trained_on / 25)
+    assert records("epoch")[-1]["images_per_second"] == pytest.approx(trained_on / 25)
+
+
+def test_a_time_limit_stops_after_the_step_in_which_it_is_over(ticking: Ticking) -> None:
+    """After a commit, so that the same command continues from there."""
+    result, _ = trained(LocalWorld(), small_config(batch_size=20, max_time="3s"), lambda _: ticking)
+    assert (result.finished, result.stopped_by, result.saved, result.steps) == (False, None, True, 4)
+    assert [path.name for path in checkpoint.committed(Path("run"))] == ["step-0000000004.ckpt"]
+
+
+def test_the_record_of_an_epoch_has_its_means_and_its_scores() -> None:
+    """Its losses count by samples; the last epoch is evaluated, whatever --eval-epochs says."""
+    result, _ = trained(LocalWorld(), small_config(epochs=3, eval_epochs=2), linear)
+    epochs = records("epoch")
+    losses = np.array([record["loss"] for record in records("step")]).reshape(3, 10)
+    means = (losses * np.array([20] * 9 + [10])).sum(1) / NUM_SAMPLES
+    assert [record["loss"] for record in epochs] == pytest.approx(means.tolist(), rel=1e-12)
+    assert [record["step"] for record in epochs] == [10, 20, 30]
+    assert [record["val_loss"] is None for record in epochs] == [True, False, False]
+    last = [epochs[-1][name] for name in ("val_loss", "val_top1", "val_top5")]
+    assert last == [result.loss, result.top1, result.top5]
+
+
+def test_the_moving_average_is_what_is_evaluated() -> None:
+    """One that hardly moves keeps the scores of the first weights."""
+    trained(LocalWorld(), small_config(epochs=3, ema_decay=0.999999), linear)
+    first, *others = [record["val_loss"] for record in records("epoch")]
+    assert others == pytest.approx([first] * 2, rel=1e-3)
+    losses = [record["loss"] for record in records("epoch")]
+    assert losses[2] < 0.9 * losses[0], "this cannot tell the average from the model"
+
+
+def test_the_best_weights_are_those_of_the_best_epoch() -> None:
+    """And not those of the last one that was evaluated."""
+    config = small_config(best_by="loss", learning_rate=0.5, schedule="constant", epochs=4)
+    result, weights = trained(LocalWorld(), config)
+    losses = [record["val_loss"] for record in records("epoch")]
+    best = losses.index(min(losses)) + 1
+    assert best < 4, "this cannot tell the best epoch from the last"
+    assert result.best_epoch == best
+    stored = torch.load(Path("run") / checkpoint.BEST, weights_only=True)
+    assert not equal(stored, weights)
+    assert equal(stored, trained(LocalWorld(), config.replace(epochs=best, output_dir=Path("again")))[1])
+
+
+def test_an_equal_evaluation_is_not_better() -> None:
+    """By top-1 or by loss; a loss that is not a number is never better, and any other is better than it."""
+    for by, loss, top1, better in (
+        ("top1", 9.0, 0.6, True), ("top1", 0.1, 0.5, False), ("loss", 0.9, 0.1, True), ("loss", 1.0, 0.9, False),
+        ("loss", math.nan, 0.9, False),
+    ):  # fmt: skip
+        schedule = ScheduleConfig(best_by=by)  # type: ignore[arg-type]
+        assert goals.better(schedule, Evaluation(2, loss, top1, 1.0), Evaluation(1, 1.0, 0.5, 1.0)) == better
+        assert goals.better(schedule, Evaluation(2, 5.0, 0.9, 1.0), Evaluation(1, math.nan, 0.5, 1.0))
+
+
+def test_the_target_accuracy_ends_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a success that says why; the same command has nothing more to do. It needs a validation set."""
+    config = small_config(epochs=30, target_accuracy=0.6)
+    result, weights = trained(LocalWorld(), config)
+    assert result.finished
+    reached = [record["val_top1"] >= 0.6 for record in records("epoch")]
+    assert reached == [False] * (result.epochs - 1) + [True]
+    assert "target accuracy 60.00% reached: top-1" in capsys.readouterr().out
+    again, same = trained(LocalWorld(), config)
+    assert (again.steps, again.finished) == (result.steps, True)
+    assert equal(weights, same)
+    with pytest.raises(UsageError, match="need a validation set"):
+        trained(LocalWorld(), config, data=lambda _: (runs.Jittered(100, jitter=False), None))
+
+
+def test_patience_ends_a_run() -> None:
+    """With a learning rate of nothing the first evaluation stays the best."""
+    result, _ = trained(LocalWorld(), small_config(epochs=30, patience=3, learning_rate=1e-12))
+    assert (result.finished, result.epochs, result.best_epoch) == (True, 4, 1)
+    assert result.why == "nothing better since epoch 1"
+
+
+def test_a_model_for_other_images_is_refused_before_anything_starts() -> None:
+    """One line names the shape of the images."""
+    with pytest.raises(UsageError, match="cannot take images of 1 x 8 x 8"):
+        build(small_config(), Place(), lambda num_classes: torch.nn.Conv2d(3, num_classes, 1), few_digits)
+    build(small_config(), Place(), convnet, few_digits)
+
+
+def test_loader_processes_share_the_cores_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default four for a rank, or fewer if its share of eight cores is smaller; else as many as are asked for."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    for asked, ranks, processes in (
+        ({}, 1, 4), ({}, 4, 2), ({}, 16, 1), ({"workers": 6}, 4, 6), ({"workers": 0}, 1, 0),
+        ({"workers_per_host": 6}, 4, 2),
+    ):  # fmt: skip
+        place = Place(size=ranks, local_size=ranks)
+        assert loader_processes(Config().replace(**asked).data, place) == processes

@@ -1,117 +1,78 @@
-"""What a process reports when ranks meet, and when a fault is in the step and not in the cluster."""
+"""What a process reports when ranks meet, how long a change takes, and when a fault is in the step itself."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from datetime import datetime
 from pathlib import Path
 
 import pytest
-import torch
 
 from hvd_train.elastic.members import Member, RankReport
 from hvd_train.errors import FaultRepeats, RankLost
-from hvd_train.handover import Handover, nothing_to_hand_over
+from hvd_train.handover import nothing_to_hand_over
+from hvd_train.job import Clocks
+from hvd_train.launch.launcher import SPENT
 from hvd_train.membership import Membership
-from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.run_files import run_folder
 from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld
-from tests.support.runs import convnet, few_digits, small_config
+from tests.support.runs import small_config
 
 NOTHING = nothing_to_hand_over(LocalWorld())
 
 
-@pytest.fixture
-def state() -> TrainState:
-    """The state before the first step."""
-    parts, optimizer = warm_parts(small_config(), LocalWorld(), convnet, few_digits)
-    return fresh_state(small_config(), LocalWorld(), parts, optimizer)
+def test_the_time_limit_counts_from_the_start_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that joins after 20 of 60 minutes has 40 left, whatever the time of day on its host is."""
+    config, today = small_config(max_time="1h"), time.time
+    for wrong_by in (0, -1200, 1200):
+        monkeypatch.setattr(time, "time", lambda wrong_by=wrong_by: today() + wrong_by)
+        for minutes, due in ((20, False), (61, True)):
+            monkeypatch.setenv(SPENT, str(60 * minutes))
+            assert Clocks.of(config).time_limit.due == due
+        monkeypatch.delenv(SPENT)
+        assert not Clocks.of(config).time_limit.due
 
 
-def test_a_newcomer_reports_only_who_it_is(state: TrainState) -> None:
-    """Its weights are worth nothing to the others, so no digest is computed."""
+def test_a_survivor_reports_how_far_it_is_and_with_which_weights(
+    state: TrainState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newcomer only says who it is. The pause counts from the end of the old world to the next step."""
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
     membership = Membership()
     report = membership.report(state, NOTHING)
-    assert not membership.has_trained
-    assert (report.digest, report.step, report.previous_members) == ("", 0, ())
+    assert (membership.has_trained, report.digest, report.step, report.previous_members) == (False, "", 0, ())
     assert (report.member.host, report.member.process) == (socket.gethostname(), os.getpid())
-
-
-def test_a_survivor_reports_how_far_it_is_and_with_which_weights(state: TrainState) -> None:
-    """So that all ranks can choose the state to go on from."""
-    membership = Membership()
-    assert membership.join([membership.report(state, NOTHING)], Path("run"), 0, has_state=True) is None
-    assert membership.has_trained
-    state.progress = state.progress.after_step(20).after_step(20).next_epoch().after_step(20)
+    assert membership.join([report], Path("run"), 0, has_state=True) is None
+    now[0] = 1000.0
     membership.leave("a rank was lost")
+    now[0] = 1002.5
     report = membership.report(state, NOTHING)
-    assert (report.epoch, report.step, report.digest) == (1, 3, state.digest())
+    assert (report.has_trained, report.step, report.digest) == (True, 7, state.digest())
     assert (report.reason, report.run_dir, len(report.previous_members)) == ("a rank was lost", Path("run"), 1)
-    assert report.waited_s >= 0
-    arrival = membership.join([report], Path("run"), 3, has_state=True)
+    assert report.waited_s == 2.5
+    arrival = membership.join([report], Path("run"), 7, has_state=True)
     assert arrival is not None
-    assert arrival.change.steps_lost == 0
-    assert arrival.seconds() >= report.waited_s
-    assert membership.hosts == [socket.gethostname()]
+    now[0] = 1006.0
+    assert (arrival.change.steps_lost, arrival.seconds()) == (0, 6.0)
 
 
-def test_a_state_counts_again_when_all_ranks_have_come_to_one(state: TrainState, tmp_path: Path) -> None:
-    """Half received or distrusted, it is neither sent nor committed until then, whatever happens in between."""
-    newcomer, survivor = Membership(), Membership()
-    newcomer.lose_state(tmp_path)
-    report = newcomer.report(state, NOTHING)
-    assert (report.holds, report.digest, report.run_dir) == ("torn", "", tmp_path)
-    survivor.join([survivor.report(state, NOTHING)], None, 0, has_state=True)
-    assert survivor.has_state
-    survivor.distrust_state()
-    survivor.lose_state(tmp_path)
-    report = survivor.report(state, NOTHING)
-    assert (report.holds, report.digest, report.has_trained) == ("distrusted", "", True)
-    for one in (newcomer, survivor):
-        assert not one.has_state
-        one.join([report], tmp_path, 0, has_state=True)
-        assert one.has_state
-        assert one.report(state, NOTHING).holds == "whole"
-
-
-def test_a_newcomer_has_no_state_before_all_of_it_has_been_handed_over(state: TrainState, tmp_path: Path) -> None:
-    """What it has of it counts in the next meeting; all of it is proven there, and only then it is its own."""
-    newcomer = Membership()
-    newcomer.lose_state(tmp_path)
-    newcomer.join([newcomer.report(state, NOTHING)], tmp_path, 5, has_state=False)
-    half, whole = (Handover(LocalWorld(), 0, [(torch.zeros(10),)], keep=False, begin=begin) for begin in (4, 10))
-    report = newcomer.report(state, half)
-    assert (report.holds, report.digest, report.arrived) == ("torn", "", 4)
-    assert not newcomer.has_state
-    report = newcomer.report(state, whole)
-    assert (report.holds, report.digest, report.arrived) == ("torn", state.digest(), 10)
-    assert not newcomer.has_state
-    newcomer.join([report], tmp_path, 5, has_state=True)
-    assert newcomer.has_state
-
-
-def test_a_step_that_breaks_again_and_again_ends_the_job() -> None:
-    """Five times in a row at one step; a step that is done in between starts the count anew."""
+def test_a_step_that_fails_five_times_in_a_row_ends_the_job(state: TrainState) -> None:
+    """A step that is done in between starts the count again, and so does a death, which explains the fault."""
     membership, lost = Membership(), RankLost("connection reset")
     for step in (7, 7, 7, 7, 8, 7, 7, 7, 7):
         membership.count_fault(lost, step)
     with pytest.raises(FaultRepeats, match="step 8 has failed 5 times in a row; the last time: connection reset"):
         membership.count_fault(lost, 7)
-
-
-def test_deaths_are_no_fault_of_the_step(state: TrainState) -> None:
-    """A wave of preemptions within one long step is in the cluster; the same ranks that meet again show a bad step."""
-    membership, lost = Membership(), RankLost("connection reset")
-    membership.join(
-        [RankReport(Member("h1", 1)), *(RankReport(Member("h2", n)) for n in range(9))], None, 0, has_state=True
-    )
-    for deaths in range(1, 9):
+    membership = Membership()
+    others = [RankReport(Member("h2", number)) for number in range(9)]
+    membership.join([RankReport(Member("h1", 1)), *others], None, 0, has_state=True)
+    for deaths in range(1, 10):
         membership.count_fault(lost, 7)
-        alive = [membership.report(state, NOTHING), *(RankReport(Member("h2", n)) for n in range(9 - deaths))]
-        membership.join(alive, None, 7, has_state=True)
-    membership.join([membership.report(state, NOTHING)], None, 7, has_state=True)
+        membership.join([membership.report(state, NOTHING), *others[deaths:]], None, 7, has_state=True)
     for _ in range(4):
         membership.count_fault(lost, 7)
         membership.join([membership.report(state, NOTHING)], None, 7, has_state=True)
@@ -119,46 +80,22 @@ def test_deaths_are_no_fault_of_the_step(state: TrainState) -> None:
         membership.count_fault(lost, 7)
 
 
-def test_a_member_of_an_elastic_job_is_waited_for(
-    state: TrainState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("elastic", [True, False])
+def test_the_next_job_waits_for_members_of_an_elastic_job(
+    elastic: bool, state: TrainState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next job goes on in the folder when all members have written what they have, or have ended."""
+    """They may still commit what they have. A job whose launcher ends all ranks together is not waited for."""
     config = small_config(output_dir=tmp_path / "run")
     run_folder.claim(config, datetime.now()).release()
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    if elastic:
+        monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     member = Membership()
     member.join([member.report(state, NOTHING)], tmp_path / "run", 0, has_state=True)
     member.join([member.report(state, NOTHING)], tmp_path / "run", 1, has_state=True)
-    with pytest.raises(run_folder.Busy):
-        run_folder.claim(config, datetime.now(), wait=True)
+    if elastic:
+        with pytest.raises(run_folder.Busy):
+            run_folder.claim(config, datetime.now(), wait=True)
+    else:
+        run_folder.claim(config, datetime.now(), wait=True).release()
     member.close()
     run_folder.claim(config, datetime.now(), wait=True).release()
-
-
-def test_the_wait_is_counted_from_the_end_of_a_world_to_the_next_step(
-    state: TrainState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each rank tells how long it had waited when all met; what comes after that is counted here."""
-    now = [100.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    membership = Membership()
-    membership.join([membership.report(state, NOTHING)], None, 0, has_state=True)
-    now[0] = 1000.0
-    membership.leave("hosts came or went")
-    now[0] = 1002.5
-    report = membership.report(state, NOTHING)
-    assert report.waited_s == 2.5
-    arrival = membership.join([report], None, 0, has_state=True)
-    assert arrival is not None
-    now[0] = 1006.0
-    assert arrival.seconds() == 6.0
-
-
-def test_a_member_of_another_job_is_not_waited_for(state: TrainState, tmp_path: Path) -> None:
-    """Where launchers end all ranks together, no job comes that could wait."""
-    config = small_config(output_dir=tmp_path / "run")
-    run_folder.claim(config, datetime.now()).release()
-    member = Membership()
-    member.join([member.report(state, NOTHING)], tmp_path / "run", 0, has_state=True)
-    run_folder.claim(config, datetime.now(), wait=True).release()
-    member.close()

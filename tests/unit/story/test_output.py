@@ -1,12 +1,12 @@
-"""The run folder on rank 0: who has it, what is written into it, and what happens when the disk is full."""
+"""The run folder on rank 0: which process has it, what is written into it, and what a full disk costs."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,67 +15,161 @@ from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.output import Output, shows_bar
+from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
 from hvd_train.run_files import durable, run_folder
-from hvd_train.run_files.ledger import Entry
-from hvd_train.state import Progress, TrainState
+from hvd_train.run_files.ledger import Entry, read
+from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 from tests.support.runs import small_config
 
+RUN = Path("run")
+BUSY = "another process is training in run"
+
 
 def first_cut() -> Cut:
-    """The cut of a run that starts."""
+    """Return the batch layout of a run that starts."""
     return Cut(20, 4)
 
 
 def opened(config: Config, state: TrainState) -> Output:
-    """The output of rank 0, with its folder claimed and open."""
+    """Return the output of rank 0, with its folder claimed and open."""
     output = Output(config)
     output.open(output.claim(state, None, first_cut, from_disk=True), state, Place())
     return output
 
 
-@contextmanager
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Writing a whole file fails inside this block."""
-
-    def fails(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(durable, "write_text", fails)
-        yield
+def steps_on_disk() -> list[int]:
+    """Return the steps of the checkpoints, newest first."""
+    return [int(path.stem.removeprefix("step-")) for path in checkpoint.committed(RUN)]
 
 
-def test_a_rank_without_the_folder_writes_nothing(state: TrainState) -> None:
+def told(name: str) -> list[str]:
+    """Return the messages of this name in metrics.jsonl."""
+    lines: list[dict[str, Any]] = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
+    return [line["message"] for line in lines if line["kind"] == "event" and line["name"] == name]
+
+
+def full(*_: object) -> None:
+    """Write nothing, as a full disk does."""
+    raise OSError(28, "No space left on device")
+
+
+class Clock:
+    """The time for a process that waits: each sleep takes ten seconds, and something may happen meanwhile."""
+
+    def __init__(self) -> None:
+        self.now, self.sleeps = 1000.0, 0
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += 10.0
+        self.sleeps += 1
+        self.meanwhile()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return a clock in place of that of the process."""
+    clock = Clock()
+    monkeypatch.setattr("hvd_train.output.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("hvd_train.output.time.sleep", clock.sleep)
+    return clock
+
+
+@pytest.fixture
+def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process a worker of an elastic job."""
+    monkeypatch.setenv(launcher.OWNER, "job")
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+
+
+def test_a_rank_that_is_not_the_first_writes_nothing(state: TrainState) -> None:
     """Its journal and its store take everything, and no file appears."""
     output = Output(small_config())
     output.open(None, state, Place(rank=1, size=2))
     output.journal.event("note", "unheard")
     output.store.save_weights(checkpoint.BEST, state)
-    output.write_summary({"top1": 1.0})
+    assert output.write_summary({"top1": 1.0}), "it has nothing to lose"
     assert (output.path, output.store.commit(state), output.commit_last(state)) == (None, True, False)
     output.close()
-    assert not Path("run").exists()
+    assert not RUN.exists()
 
 
-def test_a_claimed_folder_is_refused_to_a_second_process_and_free_after_close(state: TrainState) -> None:
-    """One training writes into a folder at a time."""
-    first = opened(small_config(), state)
-    with pytest.raises(UsageError, match="another process is training in run"):
+def test_a_second_command_is_refused_at_once(clock: Clock, state: TrainState) -> None:
+    """One training writes into a folder at a time; it is free when that has ended."""
+    living = opened(small_config(), state)
+    with pytest.raises(UsageError, match=BUSY):
         Output(small_config()).claim(state, None, first_cut, from_disk=True)
-    first.close()
+    assert clock.sleeps == 0
+    assert living.commit_last(state)
+    living.close()
     opened(small_config(), state).close()
+
+
+@pytest.mark.usefixtures("elastic")
+def test_an_elastic_job_waits_for_the_end_of_another_process(
+    clock: Clock, state: TrainState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says so once, goes on as soon as the folder is free, and never takes the folder of another job."""
+    living = opened(small_config(), state)
+    monkeypatch.setenv(launcher.OWNER, "another job")
+    with pytest.raises(UsageError, match=BUSY):
+        Output(small_config()).claim(state, None, first_cut, from_disk=True)
+    assert clock.sleeps == 5
+    assert living.commit_last(state)
+    assert capsys.readouterr().err == f"hvd-train: {BUSY}: waiting 45 s at most for its end\n"
+    clock.meanwhile = living.close
+    claim = Output(small_config()).claim(state, None, first_cut, from_disk=True)
+    assert (claim.folder.earlier, clock.sleeps) == (True, 6)
+    claim.folder.release()
+
+
+@pytest.mark.usefixtures("elastic", "clock")
+def test_a_job_takes_its_own_folder_over(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --output-dir too, when the wait for its former workers is over; another job starts a run of its own."""
+    config = small_config(output_dir=None, recipe="few")
+    former = opened(config, state)
+    assert former.commit_last(state)
+    claim = Output(config).claim(state, None, first_cut, from_disk=True)
+    assert (claim.folder.path, claim.loaded) == (former.path, True)
+    assert not former.commit_last(state)
+    monkeypatch.setenv(launcher.OWNER, "another job")
+    others = Output(config).claim(state, None, first_cut, from_disk=True)
+    assert others.folder.path != former.path
+    assert not others.folder.earlier
+    former.close()
+
+
+@pytest.mark.usefixtures("elastic")
+def test_a_new_rank_0_goes_on_in_the_folder_of_the_job(clock: Clock, state: TrainState) -> None:
+    """At once, though the lock is still held; later workers of the job find the folder, whatever --resume says."""
+    config = small_config(output_dir=None, recipe="few", resume="never", ledger=True)
+    former, latter = opened(config, state), Output(config)
+    folder = former.path
+    assert folder is not None
+    claim = latter.claim(state, folder, first_cut, from_disk=False)
+    assert (claim.folder.path, claim.folder.earlier, claim.folder.held(), clock.sleeps) == (folder, True, True, 0)
+    assert not former.commit_last(state)
+    latter.open(claim, state, Place())
+    assert latter.commit_last(state)
+    former.close()
+    latter.close()
+    again = Output(config).claim(state, None, first_cut, from_disk=True)
+    assert (again.folder.path, again.loaded) == (folder, True)
+    assert [path.name for path in Path("runs").iterdir()] == [folder.name]
+    again.folder.release()
 
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_a_batch_that_does_not_fit_leaves_all_as_it_was(state: TrainState, resume: str) -> None:
-    """No folder is made, and none is moved aside: the next command is not told that it has other settings."""
+    """No folder is made, and none is moved aside."""
 
     def refused() -> Cut:
         raise UsageError("too large")
 
-    for earlier in ([], [Path("run")]):
+    for earlier in ([], [RUN]):
         if earlier:
             opened(small_config(), state).close()
         where = small_config(resume="never") if earlier else small_config(resume=resume)
@@ -84,118 +178,100 @@ def test_a_batch_that_does_not_fit_leaves_all_as_it_was(state: TrainState, resum
         assert list(Path().iterdir()) == earlier
 
 
-def test_the_newest_checkpoint_is_loaded_where_the_state_is_to_come_from_disk(state: TrainState) -> None:
-    """And not where another rank has a newer state."""
-    output = opened(small_config(), state)
-    assert output.commit_last(state)
+def test_a_run_goes_on_from_its_newest_whole_checkpoint(state: TrainState) -> None:
+    """Unless another rank has a newer state; a damaged file and a run that was moved aside are named."""
+    config = small_config(keep_checkpoints=2, label_smoothing=0.25)
+    output = opened(config, state)
+    for _ in range(3):
+        assert output.store.commit_last(state).result()
+        state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
     output.close()
-    for from_disk, step in ((False, 9), (True, 7)):
-        state.progress = state.progress.after_step(20).after_step(20) if not from_disk else state.progress
-        again = Output(small_config())
-        claim = again.claim(state, None, first_cut, from_disk=from_disk)
-        assert (claim.loaded, state.progress.step) == (from_disk, step)
-        again.open(claim, state, Place())
-        again.close()
-
-
-def test_a_job_takes_its_own_folder_over_and_starts_no_new_run(
-    state: TrainState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without --output-dir too: a driver that was started again waits for workers of before, and then for no longer."""
-    monkeypatch.setattr("hvd_train.output._PATIENCE_SECONDS", 0.2)
-    for name, value in ((launcher.OWNER, "job"), ("HOROVOD_ELASTIC", "1")):
-        monkeypatch.setenv(name, value)
-    config = small_config(output_dir=None, recipe="few")
-    former = opened(config, state)
-    assert former.commit_last(state)
-    latter = Output(config)
-    claim = latter.claim(state, None, first_cut, from_disk=True)
-    assert (claim.folder.path, claim.loaded) == (former.path, True)
-    assert not former.commit_last(state)
-    assert f"another process is training in {former.path}: waiting" in capsys.readouterr().err
-    monkeypatch.setenv(launcher.OWNER, "another job")
-    others = Output(config).claim(state, None, first_cut, from_disk=True)
-    assert others.folder.path != former.path
-    assert not others.folder.earlier
-    former.close()
-
-
-def test_the_file_that_was_named_counts_until_there_is_a_commit(
-    state: TrainState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job whose workers all die before that begins with the file again, and not with random weights."""
-    output = opened(small_config(output_dir=Path("earlier")), state)
-    assert output.commit_last(state)
-    output.close()
-    (file,) = Path("earlier/checkpoints").iterdir()
-    monkeypatch.setenv(launcher.OWNER, "job")
-    config = small_config(resume=str(file))
-    for _ in range(2):
-        state.progress = Progress()
-        claim = Output(config).claim(state, None, first_cut, from_disk=True)
-        assert (claim.loaded, claim.from_file, state.progress.step) == (True, True, 7)
-        claim.folder.release()
-    output = opened(config, state)  # commits what it has from the file
-    output.close()
-    file.unlink()
-    state.progress = Progress()
-    claim = Output(config).claim(state, None, first_cut, from_disk=True)
-    assert (claim.folder.path, claim.loaded, claim.from_file) == (Path("run"), True, False)
-    assert state.progress.step == 7
+    assert steps_on_disk() == [9, 8]
+    newest, _ = checkpoint.committed(RUN)
+    assert checkpoint.read(newest)["config"] == config.as_dict(), "what evaluate and export need"
+    newest.write_bytes(newest.read_bytes()[:100])
+    again = Output(config)
+    claim = again.claim(state, None, first_cut, from_disk=False)
+    assert (claim.loaded, state.progress.step) == (False, 10)
     claim.folder.release()
+    opened(config, state).close()
+    assert state.progress.step == 8
+    (note,) = told("note")
+    assert str(newest) in note
+    opened(small_config(resume="never"), state).close()
+    assert told("note") == ["the earlier run in run is now in run.old"]
 
 
-def test_a_process_whose_folder_was_taken_over_commits_nothing(state: TrainState) -> None:
-    """The job has gone on without it, and its late words must not overwrite what the job has written since."""
-    output = opened(small_config(), state)
-    run_folder.take_over(Path("run"))
-    assert not output.commit_last(state)
-    assert checkpoint.committed(Path("run")) == []
-    output.close()
+def test_a_rank_that_is_no_longer_the_first_gives_the_folder_up(state: TrainState) -> None:
+    """The next rank 0 finds what this one had taken to write; what this one takes from then on is not written."""
+    former = opened(small_config(ledger=True), state)
+    former.journal.took(Entry(0, (1, 7), 2, (0, 140), 1))
+    assert former.store.commit(state)
+    former.open(None, state, Place(1, 2))
+    assert former.path is None
+    assert steps_on_disk() == [7]
+    assert [entry.steps for entry in read(RUN / "ledger.jsonl")] == [(1, 7)]
+    former.journal.took(Entry(0, (1, 8), 2, (0, 160), 1))
+    former.store.save_weights(checkpoint.BEST, state)
+    assert not former.commit_last(state)
+    opened(small_config(ledger=True), state).close()
+    former.close()
+    assert not (RUN / checkpoint.BEST).exists()
+    assert [entry.steps for entry in read(RUN / "ledger.jsonl")] == [(1, 7)]
 
 
-@pytest.mark.parametrize(("taken", "lines"), [(True, 0), (False, 1)])
-def test_a_process_whose_folder_was_taken_over_adds_nothing_to_the_ledger(
-    taken: bool, lines: int, state: TrainState
-) -> None:
-    """Its successor writes the steps under way; a process that still has the folder does so when it closes it."""
+def test_a_stopped_rank_0_whose_folder_was_taken_over_writes_nothing(state: TrainState) -> None:
+    """The job has gone on without it: neither commits nor weights, ledger, summary or environment are its own."""
     output = opened(small_config(ledger=True), state)
     output.journal.took(Entry(0, (1, 7), 1, (0, 140), 1))
-    if taken:
-        run_folder.take_over(Path("run"))
+    before = sorted(RUN.rglob("*"))
+    run_folder.take_over(RUN)
+    assert not output.commit_last(state)
+    assert not output.store.commit_last(state).result()
+    output.store.save_weights(checkpoint.BEST, state)
+    assert not output.write_summary({"top1": 0.0})
+    output.write_surroundings(["node1"], None)
     output.close()
-    path = Path("run/ledger.jsonl")
-    assert len(path.read_text().splitlines() if path.exists() else []) == lines
+    assert sorted(RUN.rglob("*")) == before
+    path = RUN / "ledger.jsonl"
+    assert not path.exists() or path.read_text() == ""
 
 
-def test_a_full_disk_costs_the_summary_and_not_the_training(
+def test_a_full_disk_is_reported_and_costs_nothing_that_fits_later(
     state: TrainState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What could not be written is named, once each."""
+    """On the console and in metrics.jsonl; the exit code rests on what the last commit and the summary answer."""
     output = opened(small_config(), state)
-    with full_disk(monkeypatch):
-        output.write_summary({"top1": 1.0})
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write_text", full)
+        patch.setattr(checkpoint, "write", full)
+        assert not output.write_summary({"top1": 1.0})
         output.write_surroundings(["node1"], None)
+        assert not output.commit_last(state)
+    assert output.write_summary({"top1": 0.5, "why": "done"})
+    assert output.commit_last(state)
     output.close()
+    lines = {
+        "summary": "cannot write run/summary.json: No space left on device",
+        "note": "cannot write environment.json: No space left on device",
+    }
     printed = capsys.readouterr().out
-    assert printed.count("cannot write run/summary.json: No space left on device") == 1
-    assert printed.count("cannot write environment.json: No space left on device") == 1
-    assert not Path("run/summary.json").exists()
+    for name, line in lines.items():
+        assert (told(name), printed.count(line)) == ([line], 1)
+    assert "No space left on device" in told("checkpoint")[0]
+    assert steps_on_disk() == [7]
+    assert (RUN / "summary.json").read_text() == '{\n  "top1": 0.5,\n  "why": "done"\n}\n'
 
 
-def test_the_summary_is_what_was_given(state: TrainState) -> None:
-    """As JSON, for programs."""
-    output = opened(small_config(), state)
-    output.write_summary({"top1": 0.5, "why": "done"})
-    output.close()
-    assert json.loads(Path("run/summary.json").read_text()) == {"top1": 0.5, "why": "done"}
-
-
-@pytest.mark.parametrize(("environment", "bar"), [({}, True), ({"OMPI_COMM_WORLD_SIZE": "1"}, False)])
-def test_a_rank_of_mpirun_prints_lines(environment: dict[str, str], bar: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open MPI gives a rank a terminal even where its own output goes to a file, which a bar would fill."""
+def test_a_bar_is_shown_to_a_single_process_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or if --progress asks for it; Open MPI gives a rank a terminal even if its output goes to a file."""
     monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    for progress, size, terminal, bar in (
+        ("auto", 1, True, True), ("auto", 1, False, False), ("auto", 2, True, False), ("bar", 2, False, True),
+        ("lines", 1, True, False),
+    ):  # fmt: skip
+        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal, raising=False)
+        assert shows_bar(small_config(progress=progress), Place(0, size)) == bar
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert shows_bar(Config(), Place()) == bar
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
+    assert not shows_bar(Config(), Place())

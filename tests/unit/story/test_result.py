@@ -15,7 +15,7 @@ import torch
 
 from hvd_train import recipes
 from hvd_train.progress.order import Cut
-from hvd_train.result import Result, describe, ending, ranks, summary
+from hvd_train.result import Result, describe, ending, summary
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 
@@ -30,26 +30,20 @@ DONE = Result(
 @pytest.mark.parametrize(
     ("cut", "size", "said"),
     [
-        (Cut(128, 32), 2, "2 ranks on cpu, 128 images a step in 4 slots of 32"),
         (Cut(64, 64), 1, "1 rank on cpu, 64 images a step in 1 slot of 64"),
-        (
-            Cut(128, 32),
-            3,
-            "in 4 slots of 32; 4 slots do not divide over 3 ranks: some idle in part of each step",
-        ),
+        (Cut(128, 32), 3, "in 4 slots of 32; 4 slots do not divide over 3 ranks: some idle in part of each step"),
         (Cut(64, 32), 3, "in 2 slots of 32; 1 rank of 3 idle (a new run may have smaller slots: --batch-size)"),
     ],
 )
-def test_the_first_line_says_how_a_step_is_cut(cut: Cut, size: int, said: str) -> None:
-    """And when that leaves ranks without work."""
+def test_the_first_line_describes_a_step_and_idle_ranks(cut: Cut, size: int, said: str) -> None:
     parts = SimpleNamespace(train_loader=SimpleNamespace(num_samples=1437), device=torch.device("cpu"))
     state = TrainState(torch.nn.Linear(2, 2), Mock(), Mock(), cut)
-    job = Mock(config=recipes.get("digits"), state=state, world=Mock(place=Place(size=size)), parts=parts)
+    job = Mock(config=DIGITS, state=state, world=Mock(place=Place(size=size)), parts=parts)
     assert describe(job).endswith(said)
 
 
 def test_a_finished_run_says_what_to_type_next() -> None:
-    """Scores, speed, files, and the command that evaluates them, with a folder's blank quoted."""
+    """Scores, speed, files and the command that evaluates them, quoted and with --trust for the user's own code."""
     assert ending(DONE, DIGITS).splitlines() == [
         "done: top-1 99.10% (best 99.70%, epoch 11), 2,306 images/s on 2 ranks, 18 s",
         "files: runs/my run",
@@ -59,17 +53,11 @@ def test_a_finished_run_says_what_to_type_next() -> None:
     assert "epoch 11), test loss 0.2500, test top-1 90.00%, 2,306" in ending(tested, DIGITS)
     assert ending(replace(DONE, top1=math.nan), DIGITS).startswith("done: 2,306 images/s")
     assert ending(replace(DONE, saved=False), DIGITS).endswith("NOT all files could be written (see above)")
+    for own in ({"model": "mine:model"}, {"data": "mine:data"}):
+        assert ending(DONE, DIGITS.replace(**own)).endswith("\nnext:  hvd-train evaluate 'runs/my run' --trust")
 
 
-@pytest.mark.parametrize("own", [{"model": "mine:model"}, {"data": "mine:data"}])
-def test_what_to_type_next_trusts_code_of_your_own(own: dict[str, str]) -> None:
-    """The command would otherwise refuse to import it."""
-    said = ending(DONE, DIGITS.replace(**own))
-    assert said.endswith("\nnext:  hvd-train evaluate 'runs/my run' --trust")
-
-
-def test_a_stopped_run_says_by_what_and_whether_it_is_committed() -> None:
-    """A signal by its name; without one, a time limit or the launcher."""
+def test_a_stopped_run_says_what_stopped_it_and_whether_it_is_committed() -> None:
     stopped = replace(DONE, finished=False, stopped_by=signal.SIGTERM)
     assert ending(stopped, DIGITS) == "stopped by SIGTERM at step 460, committed; the same command goes on from there"
     by_time = ending(replace(stopped, stopped_by=None), DIGITS)
@@ -78,12 +66,6 @@ def test_a_stopped_run_says_by_what_and_whether_it_is_committed() -> None:
 
 
 def test_the_summary_is_json_without_nan() -> None:
-    """A number that is not known is null, which every reader of JSON takes."""
-    values = summary(DONE, recipes.get("digits"))
+    values = summary(DONE, DIGITS)
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert (values["test_loss"], values["recipe"], values["run_dir"]) == (None, "digits", "runs/my run")
-
-
-def test_a_number_of_ranks_in_words() -> None:
-    """One rank is no plural."""
-    assert [ranks(count) for count in (1, 2)] == ["1 rank", "2 ranks"]

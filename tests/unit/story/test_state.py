@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +12,13 @@ from torch import nn
 
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
+from hvd_train.progress.fingerprint import added
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
+from hvd_train.run_files.ledger import Entry
+from hvd_train.run_files.records import EpochRecord, StepRecord
 from hvd_train.settings.optimizer import OptimizerConfig
-from hvd_train.state import Evaluation, Progress, Snapshot, TrainState, check_same_shapes, confirm_equal, first_few
+from hvd_train.state import Evaluation, Progress, TrainState, check_same_shapes, confirm_equal
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
@@ -43,180 +48,154 @@ def step(state: TrainState, number: int) -> None:
     state.totals += Totals(1.5, 1, 2, 20)
 
 
-def test_progress_counts_steps_and_samples() -> None:
-    """A step moves the cursor; the next epoch begins at zero and keeps counting steps."""
-    assert Progress().after_step(20).after_step(10) == Progress(0, 30, 2)
-    assert Progress(0, 30, 2).next_epoch() == Progress(1, 0, 2)
+def complete() -> TrainState:
+    """A state with everything that one can have: moments, a moving average, a loss scale, odd buffers."""
+    model = nn.Sequential(runs.Remembers(), nn.Flatten(), own_generator(nn.Linear(64, 10)))
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler.scale(torch.ones(()))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    average = optim.moving_average(OptimizerConfig(ema_decay=0.5), model, ())
+    state = TrainState(model, optimizer, scaler, Cut(20, 4), average=average)
+    model(torch.ones(4, 1, 8, 8)).square().mean().backward()
+    optimizer.step()
+    state.count_step(Totals(1.5, 1.0, 2.0, 20), skipped=False)
+    state.best = state.last = Evaluation(1, 0.5, 0.75, 1.0)
+    return state
 
 
-def test_a_snapshot_is_a_copy() -> None:
-    """What a step changes afterwards, in weights, statistics or optimizer, is not changed in the snapshot."""
-    state = state_after(2)
-    snapshot = state.snapshot()
-    weight, mean = snapshot["model"]["0.weight"].clone(), snapshot["model"]["1.running_mean"].clone()
-    moment = snapshot["optimizer"]["state"][0]["exp_avg"].clone()
-    step(state, 5)
-    assert torch.equal(snapshot["model"]["0.weight"], weight)
-    assert torch.equal(snapshot["model"]["1.running_mean"], mean)
-    assert torch.equal(snapshot["optimizer"]["state"][0]["exp_avg"], moment)
-    assert not torch.equal(state.model.state_dict()["0.weight"], weight)
+def weight(state: TrainState) -> nn.Parameter:
+    """The weights of the last layer."""
+    return state.model.get_parameter("2.weight")
 
 
-def test_one_snapshot_can_be_loaded_again_and_again() -> None:
-    """Training on from a loaded snapshot does not change it: a second load gives the same state and future."""
-    snapshot = state_after(2).snapshot()
-    futures = []
-    for _ in range(2):
-        state = state_after(1, seed=3)
-        state.load(snapshot)
-        assert state.digest() == state_after(2).digest()
-        step(state, 7)
-        futures.append(state.digest())
-    assert futures[0] == futures[1]
-
-
-def test_a_loaded_state_is_the_one_that_was_saved() -> None:
-    """Progress, sums, best and last evaluation and the cut come back too."""
-    state = state_after(3)
-    state.best, state.last = Evaluation(1, 0.5, 0.9, 1.0), Evaluation(2, 0.6, 0.8, 1.0)
-    other = state_after(0)
-    other.cut = Cut(7, 7)
-    other.load(state.snapshot())
-    assert (other.progress, other.totals, other.cut) == (Progress(0, 60, 3), Totals(4.5, 3, 6, 60), Cut(20, 4))
-    assert (other.best, other.last) == (state.best, state.last)
-
-
-def test_the_loss_scale_comes_back() -> None:
-    """A resumed mixed-precision run does not start its search for the scale anew."""
-    first, second = state_after(0), state_after(0)
-    first.scaler, second.scaler = (torch.amp.GradScaler("cpu", init_scale=s) for s in (8.0, 1024.0))
-    for state in (first, second):
-        state.scaler.scale(torch.ones(()))
-    second.load(first.snapshot())
-    assert second.scaler.get_scale() == 8.0
-
-
-@pytest.mark.parametrize("place", ["weight", "statistic", "optimizer"])
-def test_the_digest_changes_with_one_bit(place: str) -> None:
-    """One bit of one tensor is enough, be it a weight, a running statistic or an optimizer's moment."""
-    state = state_after(1)
-    before = state.digest()
-    assert state.digest() == before
-    tensors = {
-        "weight": state.model.state_dict()["5.bias"],
-        "statistic": state.model.state_dict()["1.running_var"],
-        "optimizer": state.optimizer.state_dict()["state"][2]["exp_avg_sq"],
-    }
-    bits = tensors[place].view(torch.int32)
-    bits[-1 if bits.dim() == 1 else (-1,) * bits.dim()] ^= 1
-    assert state.digest() != before
-
-
-def test_the_digest_changes_with_the_progress() -> None:
-    """Equal weights at different steps are different states."""
-    state = state_after(1)
-    before = state.digest()
-    state.progress = state.progress.after_step(1)
-    assert state.digest() != before
-
-
-def test_a_rank_that_deviates_is_named() -> None:
-    """One bit in one rank's weights stops all ranks with the number of that rank."""
-
-    def body(world: ThreadWorld) -> str:
-        state = state_after(1)
-        if world.place.rank == 2:
-            state.model.state_dict()["0.weight"].view(torch.int32)[0] ^= 1
-        with pytest.raises(ReplicasDiffer) as caught:
-            confirm_equal(state, world)
-        return str(caught.value)
-
-    for message in run_ranks(3, body):
-        assert message.startswith("ranks 2 hold other weights than rank 0 at step 1;")
-        assert message.endswith("They differ: rank 2 in 0.weight")
-
-
-DEVIATIONS: dict[str, Callable[[TrainState], None]] = {
-    "1.running_var": lambda state: state.model.get_buffer("1.running_var").add_(1),
-    "exp_avg of 5.bias": lambda state: state.optimizer.state[state.model[5].bias]["exp_avg"].add_(1),
-    "6.unsaved": lambda state: state.model.get_buffer("6.unsaved").add_(1),
-    "progress": lambda state: setattr(state, "progress", state.progress.after_step(1)),
-    "cut": lambda state: setattr(state, "cut", Cut(7, 7)),
+CHANGES: dict[str, Callable[[TrainState], object]] = {
+    "one bit of a weight": lambda state: weight(state).data.view(torch.int32)[-1, -1].bitwise_xor_(1),
+    "a buffer": lambda state: state.model.get_buffer("0.mean")[0, 0, 0].add_(1),
+    "a buffer in no state_dict": lambda state: state.model.get_buffer("0.unsaved")[0].add_(1),
+    "a moment": lambda state: state.optimizer.state[weight(state)]["exp_avg"][0, 0].add_(1),
+    "the moving average": lambda state: state.result.get_parameter("2.weight").data[0, 0].add_(1),
+    "the number of averaged steps": lambda state: state.average.n_averaged.add_(1),  # type: ignore[union-attr]
+    "a buffer of the moving average": lambda state: state.result.get_buffer("0.unsaved")[0].add_(1),
+    "the loss scale": lambda state: state.scaler.update(32.0),
+    "the epoch": lambda state: setattr(state, "progress", replace(state.progress, epoch=1)),
+    "skipped steps": lambda state: setattr(state, "progress", replace(state.progress, skipped_in_row=1)),
+    "the sums of the epoch": lambda state: setattr(state, "totals", replace(state.totals, top1=0.0)),
+    "the cut": lambda state: setattr(state, "cut", Cut(20, 5)),
+    "the best evaluation": lambda state: setattr(state, "best", Evaluation(1, 0.5, 0.5, 1.0)),
+    "the last evaluation": lambda state: setattr(state, "last", None),
 }
 
 
-@pytest.mark.parametrize("name", DEVIATIONS)
-def test_what_deviates_is_named(name: str) -> None:
-    """Whatever of the state it is, be it a tensor or not."""
+@pytest.mark.parametrize("what", CHANGES)
+def test_states_that_differ_in_anything_have_different_digests(what: str) -> None:
+    """Survivors with equal digests continue as one, so a digest must leave out nothing."""
+    state = complete()
+    digest, parts = state.digest(), state.digests()
+    assert (complete().digest(), complete().digests()) == (digest, parts)
+    CHANGES[what](state)
+    assert state.digest() != digest
+    assert len([name for name, part in state.digests().items() if part != parts[name]]) == 1
+
+
+def test_a_loaded_snapshot_gives_an_equal_state() -> None:
+    """Everything comes back, whatever the loading state was before."""
+    first, second = complete(), complete()
+    for change in CHANGES.values():
+        change(second)
+    second.load(first.snapshot())
+    assert second.digests() == first.digests()
+    assert second.digest() == first.digest()
+    assert (second.cut, second.best, second.scaler.get_scale()) == (first.cut, first.best, 64.0)
+
+
+def test_later_steps_change_nothing_of_a_snapshot() -> None:
+    """It is written while training continues, and can be loaded more than once with the same future."""
+    state = complete()
+    snapshot, same = state.snapshot(), complete()
+    for change in CHANGES.values():
+        change(state)
+    same.load(snapshot)
+    assert same.digests() == complete().digests()
+
+    snapshot, futures = state_after(2).snapshot(), []
+    for _ in range(2):
+        other = state_after(1, seed=3)
+        other.load(snapshot)
+        assert other.digest() == state_after(2).digest()
+        step(other, 7)
+        futures.append(other.digest())
+    assert futures[0] == futures[1]
+
+
+@pytest.mark.parametrize(("there", "here"), [(True, False), (False, True)])
+def test_a_loss_scale_may_begin_or_end_with_a_checkpoint(there: bool, here: bool) -> None:
+    """A run resumed with another precision takes the weights, and a scale of its own if it needs one."""
+    first, second = complete(), complete()
+    for state, enabled in ((first, there), (second, here)):
+        state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=enabled)
+    second.progress = Progress()
+    second.load(first.snapshot())
+    assert second.progress == first.progress
+    assert second.scaler.get_scale() == (16.0 if here else 1.0)
+
+
+def test_skipped_steps_in_a_row_are_counted_across_epochs() -> None:
+    """A run whose every step is skipped gives up, however short its epochs are."""
+    progress = Progress().after_step(20, skipped=True).after_step(20, skipped=True)
+    progress = progress.next_epoch().after_step(20, skipped=True)
+    assert (progress.skipped, progress.skipped_in_row) == (3, 3)
+    progress = progress.after_step(20)
+    assert (progress.skipped, progress.skipped_in_row, progress.step) == (3, 0, 4)
+
+
+def test_ranks_that_deviate_are_named() -> None:
+    """All of their numbers, and in what three of them differ; a rank with a part of the state is left out."""
 
     def body(world: ThreadWorld) -> str:
         state = state_after(1)
         state.model.append(runs.Remembers())
-        if world.place.rank == 1:
-            DEVIATIONS[name](state)
+        rank, bias = world.place.rank, state.model.get_parameter("5.bias")
+        if rank in (1, 2, 5):
+            state.optimizer.state[bias]["exp_avg"].view(torch.int32)[0] ^= 1
+        elif rank == 3:
+            state.model.get_buffer("6.unsaved").add_(1)
+        elif rank == 4:
+            state.cut = Cut(7, 7)
         with pytest.raises(ReplicasDiffer) as caught:
-            confirm_equal(state, world)
+            confirm_equal(state, world, has_state=rank != 2)
         return str(caught.value)
 
-    assert all(message.endswith(f"They differ: rank 1 in {name}") for message in run_ranks(2, body))
+    (told,) = set(run_ranks(6, body))
+    assert told.startswith("ranks 1, 3, 4, 5 hold other weights than rank 0 at step 1;")
+    assert told.endswith("They differ: rank 1 in exp_avg of 5.bias; rank 3 in 6.unsaved; rank 4 in cut")
 
 
-def test_buffers_that_are_in_no_state_dict_come_along() -> None:
-    """With persistent=False a file of weights lacks them, but newcomers and resumed runs have them, averaged or not."""
-    first, second = (
-        TrainState(
-            model := nn.Sequential(runs.Remembers(), nn.Linear(8, 2)),
-            torch.optim.SGD(model.parameters()),
-            scaler(),
-            Cut(1, 1),
-            average=optim.moving_average(OptimizerConfig(ema_decay=0.5), model, ("0.unsaved",)),
-        )
-        for _ in range(2)
-    )
-    for _ in range(2):
-        first.model(torch.ones(4, 1, 8, 8))
-        first.count_step(Totals(1.0, 1, 1, 4), skipped=False)
-    assert "0.unsaved" not in first.snapshot()["model"]
-    second.load(first.snapshot())
-    unsaved = [state.model.get_buffer("0.unsaved") for state in (first, second)]
-    averages = [state.result.get_buffer("0.unsaved") for state in (first, second)]
-    assert torch.equal(*unsaved)
-    assert torch.equal(*averages)
-    assert not torch.equal(unsaved[0], averages[0])
-    second.digest()
-    snapshot = first.snapshot()
-    del snapshot["buffers"]  # as in checkpoints of old
-    second.load(snapshot)
-
-
-def test_a_snapshot_of_another_model_is_refused_and_changes_nothing() -> None:
-    """The tensors that differ are named, and the weights stay as they were."""
-    snapshot: Snapshot = TrainState(
-        other := own_generator(runs.convnet(10)), torch.optim.AdamW(other.parameters()), scaler(), Cut(1, 1)
-    ).snapshot()
+def test_a_snapshot_of_another_model_or_optimizer_is_refused_and_changes_nothing() -> None:
+    """The first tensors that differ are named."""
+    other = own_generator(runs.convnet(10))
+    snapshot = TrainState(other, torch.optim.AdamW(other.parameters()), scaler(), Cut(1, 1)).snapshot()
     state = state_after(1)
     before = state.digest()
     with pytest.raises(UsageError, match=r"of another model: 0\.bias \(8,\) for absent.* and \d+ more; start it"):
         state.load(snapshot)
-    assert state.digest() == before
-
-
-def test_a_snapshot_of_another_optimizer_is_refused() -> None:
-    """Different parameter groups are an error of use, not a traceback."""
     snapshot = state_after(1).snapshot()
     snapshot["optimizer"]["param_groups"][0]["params"].pop()
     with pytest.raises(UsageError, match="of another optimizer"):
-        state_after(1).load(snapshot)
+        state.load(snapshot)
+    assert state.digest() == before
+    mine = {"a": torch.ones(2), "b": torch.ones(3, 1), "same": torch.ones(1)}
+    theirs = {"a": torch.ones(7), "b0": torch.ones(()), "same": torch.ones(1)}
+    check_same_shapes(mine, dict(reversed(mine.items())))
+    with pytest.raises(UsageError, match=r"model: a \(7,\) for \(2,\), b absent for \(3, 1\), b0 \(\) for absent; "):
+        check_same_shapes(mine, theirs)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize("there", [torch.channels_last, torch.contiguous_format])
-def test_a_snapshot_of_weights_that_lie_otherwise_in_memory(name: str, there: torch.memory_format) -> None:
-    """A run with --channels-last goes on without it, or the reverse, as if nothing had happened."""
+def test_a_snapshot_fits_another_memory_format() -> None:
+    """A run with --channels-last resumes without it, or the reverse, as if nothing had happened."""
 
     def fresh(memory_format: torch.memory_format) -> TrainState:
         model = own_generator(torch.nn.Conv2d(3, 4, 3)).to(memory_format=memory_format)
-        return TrainState(model, optim.build(OptimizerConfig(optimizer=name), model), scaler(), Cut(20, 4))
+        return TrainState(model, optim.build(OptimizerConfig(optimizer="adamw"), model), scaler(), Cut(20, 4))
 
     def stepped(state: TrainState) -> torch.Tensor:
         images = torch.cos(torch.arange(2 * 75.0).view(2, 3, 5, 5) * (state.progress.step + 1))
@@ -226,57 +205,29 @@ def test_a_snapshot_of_weights_that_lie_otherwise_in_memory(name: str, there: to
         state.progress = state.progress.after_step(20)
         return state.model.weight.detach().clone()
 
-    here = torch.contiguous_format if there is torch.channels_last else torch.channels_last
-    first, second = fresh(there), fresh(here)
-    stepped(first)
-    second.load(first.snapshot())
-    torch.testing.assert_close(stepped(second), stepped(first), atol=1e-6, rtol=1e-5)
+    for there, here in itertools.permutations((torch.channels_last, torch.contiguous_format)):
+        first, second = fresh(there), fresh(here)
+        stepped(first)
+        second.load(first.snapshot())
+        torch.testing.assert_close(stepped(second), stepped(first), atol=1e-6, rtol=1e-5)
 
 
-def test_models_that_differ_are_told_apart_by_their_first_three_tensors() -> None:
-    """In the order of their names, with both shapes; what one of them lacks is absent there."""
-    mine = {"a": torch.ones(2), "b": torch.ones(3, 1), "c": torch.ones(4), "same": torch.ones(1)}
-    theirs = {"a": torch.ones(7), "b0": torch.ones(()), "c": torch.ones(4), "same": torch.ones(1)}
-    check_same_shapes(mine, dict(reversed(mine.items())))
-    shown = "the checkpoint is of another model: a (7,) for (2,), b absent for (3, 1), b0 () for absent"
-    advice = "; start it with the same --model and --data"
-    for of_others, more in ((theirs, ""), ({**theirs, "c": torch.ones(5), "d": torch.ones(1)}, " and 2 more")):
-        with pytest.raises(UsageError) as told:
-            check_same_shapes(mine, of_others)
-        assert str(told.value) == f"{shown}{more}{advice}"
+def entry(epoch: int, step: int, start: int) -> Entry:
+    """The ledger entry of a step of ten samples."""
+    return Entry(epoch, (step, step), 2, (start, start + 10), fingerprint=step)
 
 
-def test_a_line_has_the_first_few_of_many() -> None:
-    """Four unless another number is wanted, and how many are left out."""
-    assert first_few([1, 2, 3, 4]) == "1, 2, 3, 4"
-    assert first_few([1, 2, 3, 4, 5, 6]) == "1, 2, 3, 4 and 2 more"
-    assert first_few(["a", "b", "c"], 1) == "a and 2 more"
-
-
-def test_the_first_three_ranks_that_deviate_are_told_of() -> None:
-    """All of their numbers, and of three of them in what they differ; who has only a part of the state is left out."""
-
-    def body(world: ThreadWorld) -> str:
-        state = state_after(1)
-        if world.place.rank > 0:
-            state.model.get_parameter("5.bias").data.view(torch.int32)[0] ^= 1
-        with pytest.raises(ReplicasDiffer) as caught:
-            confirm_equal(state, world, has_state=world.place.rank != 2)
-        return str(caught.value)
-
-    (told,) = set(run_ranks(6, body))
-    assert told == (
-        "ranks 1, 3, 4, 5 hold other weights than rank 0 at step 1; this must not happen: please report it with the "
-        "run's config.yaml. They differ: rank 1 in 5.bias; rank 3 in 5.bias; rank 4 in 5.bias"
-    )
-
-
-def test_a_number_of_the_optimizer_for_no_weight_of_the_model_is_named_too() -> None:
-    """A weight that the user's function added to the optimizer alone has no name of its own."""
-    state = state_after(1)
-    extra = nn.Parameter(torch.ones(2))
-    extra.grad = torch.ones(2)
-    state.optimizer.add_param_group({"params": [extra]})
-    state.optimizer.step()
-    names = [name for name in state.digests() if name.endswith(" of a parameter")]
-    assert names == ["step of a parameter", "exp_avg of a parameter", "exp_avg_sq of a parameter"]
+def test_what_is_not_on_disk_yet_travels_with_the_state() -> None:
+    """A rank that takes over the files can write the ledger lines and records that rank 0 lost."""
+    mine, other = state_after(0), state_after(0)
+    assert mine.took(entry(0, 1, 0), 10_000) == entry(0, 1, 0)
+    joined = Entry(0, (1, 2), 2, (0, 20), fingerprint=added([1, 2]))
+    assert mine.took(entry(0, 2, 10), 10_000) == joined
+    assert mine.took(entry(0, 11, 100), 10_000) == entry(0, 11, 100)
+    assert mine.recent == [joined, entry(0, 11, 100)]
+    mine.took(entry(1, 12, 0), 10_000)
+    assert mine.recent == [entry(1, 12, 0)], "lines of the epoch before are on disk"
+    mine.last_step = StepRecord(4, 7, 370, 0.5, 0.1, 0.2, 0.01, None, 64.0, 1, 100.0, {"data": 0.25})
+    mine.last_epoch = EpochRecord(3, 6, 0.5, 0.1, 0.2, None, None, None, 100.0)
+    other.load(mine.snapshot())
+    assert (other.recent, other.last_step, other.last_epoch) == (mine.recent, mine.last_step, mine.last_epoch)

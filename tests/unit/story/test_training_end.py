@@ -1,4 +1,4 @@
-"""How a training ends: the test of the best weights, and what is said when a rank is lost."""
+"""How a training begins and ends: what is on disk then, and what the user, the ranks and the driver are told."""
 
 from __future__ import annotations
 
@@ -6,64 +6,194 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
 
 from hvd_train import checkpoint, run
+from hvd_train.checkpoint import DiskStore
 from hvd_train.data.dataset import DataSet
-from hvd_train.errors import RankLost, ReplicasDiffer
+from hvd_train.errors import Diverged, FaultRepeats, RankLost, ReplicasDiffer, UsageError
+from hvd_train.launch import last_word
+from hvd_train.progress.order import order_of
 from hvd_train.progress.stop import StopSignal
+from hvd_train.run_files import durable, run_folder
+from hvd_train.run_files.durable import Permission
+from hvd_train.run_files.ledger import audit
 from hvd_train.settings.data import DataConfig
-from hvd_train.state import TrainState
-from hvd_train.world.world import DriverLost, LocalWorld, already_in_sync
+from hvd_train.world.world import DriverLost, LocalWorld, Request, already_in_sync
 from tests.support import runs
-from tests.support.elastic import Hosts, run_elastic
-from tests.support.runs import small_config, trained
+from tests.support.elastic import ElasticThreadWorld, run_elastic
+from tests.support.fault_plays import ONE, STEPS, THREE, TOLERANCE, TWO, best_weights, check, play, undisturbed
+from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import Fault, Killed, ThreadWorld, run_ranks
 
 T = TypeVar("T")
+Word = tuple[type[Exception], str, int]
 
 
-def records(kind: str, run: str = "run") -> list[dict[str, Any]]:
+def records(kind: str) -> list[dict[str, Any]]:
     """Lines of metrics.jsonl of a kind."""
-    lines = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
+    lines = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == kind]
+
+
+def newest() -> dict[str, Any]:
+    """The newest checkpoint."""
+    return checkpoint.read(checkpoint.committed(Path("run"))[0])
 
 
 def with_a_test_set(config: DataConfig) -> DataSet:
     """The few digits, with their validation images as a test set."""
-    from dataclasses import replace
-
     few = runs.few_digits(config)
     return replace(few, test=few.val)
 
 
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def signal_ranks(monkeypatch: pytest.MonkeyPatch, is_due: Callable[[str], bool]) -> list[StopSignal]:
+    """Send SIGTERM to the ranks whose threads have such names, before the first step."""
+    signals = list[StopSignal]()
+
+    class Signalled(StopSignal):
+        @override
+        def __enter__(self) -> StopSignal:
+            signals.append(self)
+            self.received = 15 if is_due(threading.current_thread().name) else None
+            return self
+
+    monkeypatch.setattr(run, "StopSignal", Signalled)
+    return signals
+
+
+def kill_writer(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, due: Callable[..., bool]) -> list[Killed]:
+    """Kill the first rank that calls this writer when it is due; the list is empty afterwards."""
+    write, deaths = getattr(where, name), [Killed("while it writes")]
+
+    def dies_once(*given: Any) -> None:
+        if deaths and due(*given):
+            raise deaths.pop()
+        write(*given)
+
+    monkeypatch.setattr(where, name, dies_once)
+    return deaths
+
+
+class Leaves(LocalWorld):
+    """A world that this process has to leave by an error or an exit: before the ranks have met, or after."""
+
+    def __init__(self, error: BaseException, *, has_met: bool = False) -> None:
+        super().__init__()
+        self._error, self._has_met = error, has_met
+
+    @override
+    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+        if self._has_met:
+            sync()
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise self._error
+
+
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch) -> list[Word]:
+    """What the driver of the job hears: kind of error, what was being done, steps done."""
+    heard: list[Word] = []
+
+    def tell(environ: Mapping[str, str], error: Exception, during: str = "building", step: int = 0) -> bool:
+        heard.append((type(error), during, step))
+        return False
+
+    monkeypatch.setattr(last_word, "tell", tell)
+    return heard
+
+
+def test_records_of_the_start_and_the_end() -> None:
+    """The facts that an audit needs, the hosts of all ranks, and at last where the files are."""
+    run_ranks(2, lambda world: trained(world, small_config(epochs=2, seed=3, repeated_augmentation=2)))
+    events = records("event")
+    (start,) = (event for event in events if event["name"] == "start")
+    facts = ("world_size", "num_samples", "repeated_augmentation", "seed")
+    assert [start[name] for name in facts] == [2, 190, 2, 3]
+    assert "(190 images), 2 ranks on cpu, 20 images a step in 5 slots of 4" in start["message"]
+    written = json.loads(Path("run/environment.json").read_text())
+    assert (written["world_size"], written["ranks_of_hosts"]) == (2, {socket.gethostname(): 2})
+    assert isinstance(written["device"], str)
+    assert events[-1]["name"] == "end"
+    assert "files: run\n" in events[-1]["message"]
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_best_weights_are_tested_at_the_end(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Once, on a set of its own: here that of validation, so that the best scores must come out again."""
+    """Here on the validation set, so that the best scores must come out again; the last weights stay in memory."""
     config = small_config(best_by="loss", learning_rate=0.5, schedule="constant", epochs=4)
     results = run_ranks(ranks, lambda world: trained(world, config, data=with_a_test_set))
     epochs = records("epoch")
     best = min(epochs, key=lambda record: record["val_loss"])
     assert best is not epochs[-1], "this cannot tell the best weights from the last"
-    for result, _ in results:
+    for result, weights in results:
         assert result.best_epoch == best["epoch"]
         assert result.test_loss == pytest.approx(best["val_loss"], abs=1e-6)
         assert result.test_top1 == pytest.approx(best["val_top1"])
+        assert equal(weights, torch.load("run/model-final.pt", weights_only=True))
     assert f"test loss {best['val_loss']:.4f}, test top-1" in capsys.readouterr().out
     assert json.loads(Path("run/summary.json").read_text())["test_top1"] == pytest.approx(best["val_top1"])
 
 
+def test_all_ranks_know_which_signal_stopped_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their exit codes are alike. The weights are not the final ones, so they are not tested."""
+    signal_ranks(monkeypatch, lambda name: name == "rank-1")
+    results = run_ranks(2, lambda world: trained(world, small_config(), data=with_a_test_set)[0])
+    assert [(result.finished, result.stopped_by, result.saved) for result in results] == [(False, 15, True)] * 2
+    assert all(np.isnan(result.test_top1) for result in results)
+    assert not Path("run/model-final.pt").exists()
+    assert not Path("run/summary.json").exists()
+
+
+def test_a_signal_after_the_last_step_has_stopped_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training is finished, and its exit code says so."""
+    save, signals = DiskStore.save_weights, signal_ranks(monkeypatch, lambda name: False)
+
+    def signalled(*given: Any) -> None:
+        signals[0].received = 15
+        save(*given)
+
+    monkeypatch.setattr(DiskStore, "save_weights", signalled)
+    result, _ = trained(LocalWorld(), small_config(epochs=1))
+    assert (result.finished, result.stopped_by, result.saved) == (True, None, True)
+
+
+def test_a_rank_that_leaves_by_a_signal_commits_and_has_its_exit_code() -> None:
+    with pytest.raises(SystemExit) as left:
+        trained(Leaves(SystemExit(0), has_met=True), small_config())
+    assert left.value.code == 128 + signal.SIGTERM
+    assert len(checkpoint.committed(Path("run"))) == 1
+
+
 @pytest.mark.parametrize(
-    ("victim", "told"), [(0, r"step \d is done, and for rank 0 to commit"), (1, r"step \d is committed")]
+    ("victim", "disk", "told"),
+    [
+        (0, "", r"step \d is done, and for rank 0 to commit"),
+        (1, "", r"step \d is committed"),
+        (1, "full", r"step \d is NOT committed \(see above\); the same command goes on"),
+    ],
 )
-def test_a_lost_rank_ends_what_is_not_elastic(victim: int, told: str) -> None:
-    """Who is left says what it knows: that the last step is on disk, or that this was for the one that is gone."""
+def test_a_lost_rank_ends_a_static_job(victim: int, disk: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The survivor says whether the last step is on disk."""
+    if disk:
+        monkeypatch.setattr(checkpoint, "write", full_disk)
 
     def body(world: ThreadWorld) -> None:
         with pytest.raises(RankLost, match=told):
@@ -72,8 +202,8 @@ def test_a_lost_rank_ends_what_is_not_elastic(victim: int, told: str) -> None:
     run_ranks(2, body, [Fault(victim, step=3)])
 
 
-def test_a_survivor_of_rank_0_commits_where_nobody_else_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an elastic job whose driver is gone as well the last step is on disk, and the same command goes on from it."""
+def test_a_survivor_of_rank_0_commits_if_the_driver_is_lost_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command resumes from there."""
     run = ThreadWorld.run
 
     def runs_without_driver(world: ThreadWorld, body: Callable[[], T], sync: Callable[[], None]) -> T:
@@ -96,84 +226,39 @@ def test_a_survivor_of_rank_0_commits_where_nobody_else_can(monkeypatch: pytest.
     assert any(event.get("message", "").endswith(f"step {int(commit.stem[-1])}") for event in records("event"))
 
 
-class Unwanted(LocalWorld):
-    """A world that goes on without this process, which a signal has told to end."""
+def test_ranks_that_come_apart_end_the_job_and_rank_0_saves_its_weights() -> None:
+    """All ranks say which of them differs from rank 0 in what."""
+    built: dict[int, nn.Module] = {}
 
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        """Come to one state, and leave."""
-        sync()
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise SystemExit(0)
+    def body(world: ThreadWorld) -> None:
+        def come_apart(module: nn.Module, *_: object) -> None:
+            if world.place.rank == 1 and module.training:
+                module.weight.data[0, 0] += 1  # type: ignore[index, operator]
 
-
-def test_a_rank_that_leaves_by_a_signal_commits_and_says_so_in_its_exit_code() -> None:
-    """As one whose job is stopped by it."""
-    with pytest.raises(SystemExit) as left:
-        trained(Unwanted(), small_config())
-    assert left.value.code == 128 + signal.SIGTERM
-    assert len(checkpoint.committed(Path("run"))) == 1
-
-
-def test_what_is_trained_is_saved_where_ranks_have_come_apart() -> None:
-    """All ranks say which of them differs from rank 0 in what; rank 0 leaves its weights and a last checkpoint."""
-
-    def body(world: ThreadWorld) -> dict[str, Any]:
         def make(num_classes: int) -> nn.Module:
-            model = runs.convnet(num_classes)
-
-            def come_apart(module: nn.Module, *_: object) -> None:
-                if world.place.rank == 1 and module.training:
-                    module.weight.data[0, 0] += 1  # type: ignore[index, operator]
-
+            built[world.place.rank] = model = runs.convnet(num_classes)
             model[4].register_forward_hook(come_apart)
-            built.append(model)
             return model
 
-        built: list[nn.Module] = []
-        with pytest.raises(
-            ReplicasDiffer, match=r"ranks 1 hold .* at step 10; .* They differ: rank 1 in 4\.weight.* comm"
-        ):
+        named = r"ranks 1 hold .* at step 10; .* They differ: rank 1 in 4\.weight.* comm"
+        with pytest.raises(ReplicasDiffer, match=named):
             trained(world, small_config(epochs=1), make)
-        return dict(built[0].state_dict())
 
-    of_rank_0, of_rank_1 = run_ranks(2, body)
-    assert not runs.equal(of_rank_0, of_rank_1)
-    assert runs.equal(torch.load("run/model-final.pt", weights_only=True), of_rank_0)
-    (newest, *_) = checkpoint.committed(Path("run"))
-    assert runs.equal(checkpoint.read(newest)["model"], of_rank_0)
-
-
-def test_what_is_trained_is_saved_where_a_newcomer_comes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A meeting after which the newcomer holds other weights ends the job, but not before rank 0 has committed."""
-    load = TrainState.load_values
-
-    def load_otherwise(state: TrainState, snapshot: dict[str, Any]) -> None:
-        load(state, snapshot)
-        state.model.get_parameter("4.bias").data += 1
-
-    monkeypatch.setattr(TrainState, "load_values", load_otherwise)
-    hosts = Hosts(7, (("h1", 1), ("h2", 1)))
-    with pytest.raises(ReplicasDiffer, match=r"rank 1 in 4\.bias; what rank 0 holds is committed"):
-        run_elastic(lambda world: trained(world, small_config()), {"h1": 1}, [hosts], first=1)
-    (newest,) = checkpoint.committed(Path("run"))
-    assert checkpoint.read(newest)["progress"]["step"] >= 7
+    run_ranks(2, body)
+    of_rank_0, of_rank_1 = (dict(built[rank].state_dict()) for rank in range(2))
+    assert not equal(of_rank_0, of_rank_1)
+    assert equal(torch.load("run/model-final.pt", weights_only=True), of_rank_0)
+    assert equal(newest()["model"], of_rank_0)
 
 
-@pytest.mark.parametrize("dies", [True, False])
-def test_a_stop_is_called_committed_by_those_who_know(dies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where rank 0 dies within the last commit, or the disk is full, no other rank says that it is on disk."""
-
-    def fails(*_: object) -> None:
-        raise Killed("while it commits") if dies else OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "write", fails)
-
-    class Signalled(StopSignal):
-        def __enter__(self) -> StopSignal:
-            self.received = 15
-            return self
-
-    monkeypatch.setattr(run, "StopSignal", Signalled)
+@pytest.mark.parametrize("dies", [True, False], ids=["rank 0 dies", "full disk"])
+def test_a_stop_is_not_called_committed_if_it_is_not(dies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither if rank 0 dies within the last commit nor if the disk is full."""
+    if dies:
+        kill_writer(monkeypatch, checkpoint, "write", lambda *_: True)
+    else:
+        monkeypatch.setattr(checkpoint, "write", full_disk)
+    signal_ranks(monkeypatch, lambda name: True)
 
     def body(world: ThreadWorld) -> object:
         if not dies or world.place.rank == 0:
@@ -187,12 +272,139 @@ def test_a_stop_is_called_committed_by_those_who_know(dies: bool, monkeypatch: p
         assert [(result.finished, result.stopped_by, result.saved) for result in results] == [(False, 15, False)] * 2
 
 
-def test_all_ranks_know_that_the_final_files_are_not_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their exit codes say so, whichever of them the launcher looks at."""
+@pytest.mark.parametrize("what", ["weights", "summary"])
+def test_all_ranks_know_that_the_final_files_are_not_on_disk(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their exit codes are alike."""
+    write_text = durable.write_text
 
-    def fails(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def fails(path: Path, text: str, permission: Permission = durable.always) -> None:
+        if path.name == run_folder.SUMMARY:
+            full_disk()
+        write_text(path, text, permission)
 
-    monkeypatch.setattr(checkpoint, "write_weights", fails)
+    if what == "weights":
+        monkeypatch.setattr(checkpoint, "write_weights", full_disk)
+    else:
+        monkeypatch.setattr(durable, "write_text", fails)
     results = run_ranks(2, lambda world: trained(world, small_config(epochs=1))[0])
     assert [(result.finished, result.saved) for result in results] == [(True, False)] * 2
+
+
+def test_the_best_weights_survive_the_rank_that_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dies after an evaluation, before model-best.pt is there; another rank writes the same weights."""
+    deaths = kill_writer(monkeypatch, DiskStore, "save_weights", lambda store, name, state: name == checkpoint.BEST)
+    job, folder = play([], ONE, TWO)
+    check(job, folder, undisturbed())
+    assert not deaths
+    assert largest_difference(*best_weights(folder)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("file", ["write", "write_weights"])
+def test_a_rank_that_dies_while_it_writes_the_last_files_is_replaced(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rank leaves before they are on disk, so another one writes them, from its live weights."""
+    last = f"step-{STEPS:010}.ckpt", "model-final.pt"
+    deaths = kill_writer(monkeypatch, checkpoint, file, lambda path, *rest: path.name in last)
+    job, folder = play([], ONE, TWO, THREE, most=3)
+    check(job, folder, undisturbed())
+    assert not deaths
+    assert job.sizes[1] == 2
+    assert len(job.results) == 2
+    assert all(result.finished and result.saved for result, _ in job.results)
+    assert checkpoint.committed(folder)[0] == checkpoint.path_of(folder, STEPS)
+    assert (folder / "summary.json").exists()
+
+
+def test_a_rank_that_dies_while_it_commits_a_stop_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank leaves before the last commit is on disk."""
+
+    class Stopped(ElasticThreadWorld):
+        @override
+        def requested(self, *, told_to_end: bool = False) -> Request:
+            return "stop" if self._job.steps >= 6 else super().requested(told_to_end=told_to_end)
+
+    deaths = kill_writer(monkeypatch, checkpoint, "write", lambda *_: True)
+    job, folder = play([], ONE, TWO, most=2, kind=Stopped)
+    assert not deaths
+    results = [result for result, _ in job.results]
+    assert [(result.finished, result.saved) for result in results] == [(False, True)] * len(results)
+    assert checkpoint.committed(folder)[0] == checkpoint.path_of(folder, results[0].steps)
+    assert audit(folder).faults == ()
+
+
+class Unreadable(runs.Jittered):
+    """Its last samples cannot be read."""
+
+    @override
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index >= 185:
+            raise UsageError(f"cannot read sample {index}")
+        return super().__getitem__(index)
+
+
+def test_the_steps_before_an_error_of_the_data_are_committed(words: list[Word]) -> None:
+    """The user fixes the file and resumes; the driver is told which rank had the error, and in which step."""
+    bad = np.flatnonzero(order_of(0, 0, 190, 1)[0:190] >= 185)
+    whole = int(bad[0]) // 20
+    data = Unreadable(190, jitter=False), runs.Jittered(20, jitter=False)
+    with pytest.raises(UsageError, match="cannot read sample 1") as told:
+        trained(LocalWorld(), small_config(epochs=1), data=lambda _: data)
+    assert newest()["progress"]["step"] == whole
+    assert told.value.raised_by == 0
+    assert words == [(UsageError, "training", whole)]
+
+
+def test_an_error_before_the_first_step_leaves_nothing(words: list[Word]) -> None:
+    """No folder is made for settings that cannot be trained with, or for a process that never meets the others."""
+    with pytest.raises(UsageError, match="larger than the training set") as told:
+        trained(LocalWorld(), small_config(global_batch_size=1000))
+    assert told.value.raised_by is None, "it is of all ranks"
+    with pytest.raises(UsageError, match="no network"):
+        trained(Leaves(UsageError("no network")), small_config())
+    assert words == [(UsageError, "meeting", 0), (UsageError, "building", 0)]
+    with pytest.raises(RankLost, match=r"^no route to host$"):  # which claims no step
+        trained(Leaves(RankLost("no route to host")), small_config())
+    with pytest.raises(SystemExit) as left:
+        trained(Leaves(SystemExit(7)), small_config())
+    assert left.value.code == 7
+    assert not Path("run").exists()
+
+
+def test_a_training_that_diverges_says_whether_its_weights_are_committed(
+    words: list[Word], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks find it in the same step, so it is no error of one of them."""
+    config = small_config(epochs=1, max_skipped_steps=2)
+    model = runs.convnet(10)
+    model.register_forward_hook(lambda module, inputs, logits: logits * float("nan") if module.training else logits)
+
+    def diverges() -> Diverged:
+        with pytest.raises(Diverged, match=r"[23] steps in a row were skipped; in the last one, step ") as told:
+            trained(LocalWorld(), config, lambda _: model)
+        return told.value
+
+    error = diverges()
+    assert "the weights are those before them, and committed; try a smaller" in str(error)
+    assert error.raised_by is None
+    assert words == [(Diverged, "training", 2)]
+    monkeypatch.setattr(checkpoint, "write", full_disk)
+    assert "and NOT committed (see above); try a smaller" in str(diverges())
+
+
+def test_a_step_that_never_succeeds_ends_the_job_with_all_other_steps_committed(words: list[Word]) -> None:
+    class Breaks(ElasticThreadWorld):
+        """No rank gets through the reductions of the third step."""
+
+        @override
+        @contextmanager
+        def reduced(self, optimizer: Optimizer) -> Iterator[None]:
+            with super().reduced(optimizer):
+                if self._step == 3:
+                    raise RankLost("switch on fire")
+                yield
+
+    with pytest.raises(FaultRepeats, match="step 3 has failed 5 times in a row; the last time: switch on fire"):
+        run_elastic(lambda world: trained(world, small_config(epochs=1)), {"h1": 1}, first=1, most=1, kind=Breaks)
+    assert newest()["progress"]["step"] == 2
+    assert words == [(FaultRepeats, "training", 2)]

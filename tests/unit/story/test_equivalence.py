@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -20,7 +19,6 @@ from hvd_train.checkpoint import newest_good
 from hvd_train.data.array_loader import ArrayLoader
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.prepare import Prepare
-from hvd_train.progress import order
 from hvd_train.progress.order import Cut, EpochOrder, assignments
 from hvd_train.validate import Scores, evaluate
 from hvd_train.world.world import LocalWorld, PendingSum
@@ -33,9 +31,8 @@ pytestmark = pytest.mark.numeric
 TOLERANCE = 1e-5
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("make", [runs.convnet, runs.batch_norm, runs.remembers])
-def test_ranks_and_one(make: Callable[[int], nn.Module], size: int) -> None:
+@pytest.mark.parametrize(("make", "size"), [(runs.convnet, 3), (runs.batch_norm, 2), (runs.remembers, 3)])
+def test_ranks_take_the_step_of_one_rank(make: Callable[[int], nn.Module], size: int) -> None:
     """N ranks take the same step as one rank with the same global batch."""
     config = small_config(clip_norm=5.0, label_smoothing=0.1)
     alone, expected = trained(LocalWorld(), config.replace(output_dir=Path("alone")), make)
@@ -48,31 +45,15 @@ def test_ranks_and_one(make: Callable[[int], nn.Module], size: int) -> None:
     assert result.loss == pytest.approx(alone.loss, abs=TOLERANCE)
 
 
-def test_a_global_batch_alone_is_the_same_training_on_any_number_of_ranks() -> None:
-    """From the first step on, with batch norm too: the slots come from the batch and not from the ranks."""
-    config = small_config(global_batch_size=95, batch_size=None, epochs=1, learning_rate=0.1)
-    weights, losses = [], []
-    for size in (1, 2, 3):
-        folder = Path(f"on-{size}")
-        run = config.replace(output_dir=folder)
-        ranks = run_ranks(size, lambda world, run=run: trained(world, run, runs.batch_norm))
-        weights.append(ranks[0][1])
-        losses.append([step["loss"] for step in written(folder) if step["kind"] == "step"])
-    for other, loss in zip(weights[1:], losses[1:], strict=True):
-        assert loss == pytest.approx(losses[0], abs=TOLERANCE)
-        assert largest_difference(other, weights[0]) <= TOLERANCE
-
-
 @pytest.mark.parametrize(
     ("batch", "cut"),
     [
-        ({"global_batch_size": 20, "batch_size": 5, "accumulation_steps": 2}, Cut(20, 5)),
         ({"global_batch_size": None, "batch_size": 5, "accumulation_steps": 2}, Cut(20, 5)),
         ({"global_batch_size": None, "batch_size": 80}, Cut(160, 80)),
     ],
     ids=str,
 )
-def test_a_run_that_goes_on_keeps_its_cut(batch: dict[str, int | None], cut: Cut) -> None:
+def test_a_resumed_run_keeps_its_batch_layout(batch: dict[str, int | None], cut: Cut) -> None:
     """On other numbers of ranks too, on which the same settings would make another global batch, or one too large."""
     config = small_config(epochs=2, **batch)
 
@@ -88,31 +69,27 @@ def test_a_run_that_goes_on_keeps_its_cut(batch: dict[str, int | None], cut: Cut
     assert Cut(**last["cut"]) == cut
 
 
-def test_accumulation_and_one_large_batch() -> None:
-    """Many small forward passes make the same step as one large one, for a model without batch statistics."""
-    whole = small_config(batch_size=20, output_dir=Path("whole"))
-    _, expected = trained(LocalWorld(), whole)
-    _, weights = trained(LocalWorld(), whole.replace(batch_size=3, output_dir=Path("parts")))
-    assert largest_difference(weights, expected) <= TOLERANCE
-
-
 SGD = {"optimizer": "sgd", "nesterov": True}
 ADAMW = {"optimizer": "adamw", "learning_rate": 0.01, "nesterov": False}
 KINDS = {
     "sgd": (SGD, runs.convnet, runs.few_digits),
-    "adamw": (ADAMW, runs.convnet, runs.few_digits),
-    "batch-norm": (SGD, runs.batch_norm, runs.few_digits),
     "dropout": (ADAMW, runs.dropout, runs.few_digits),
     "buffers": (SGD, runs.remembers, runs.few_digits),
-    "map-style": (SGD, runs.convnet, runs.mapped_digits),
     "map-style, batch norm": (ADAMW, runs.batch_norm, runs.mapped_digits),
 }
-# Steps from one stop to the next. An epoch has 10: at its first and last step, in the middle, more than once.
-STOPS = {"sgd": [(1,), (7,), (10,), (20, 3, 4, 2), (30,)], "map-style": [(4,), (10, 5)]}
 
 
-@pytest.mark.parametrize(("kind", "stops"), [(k, s) for k in KINDS for s in STOPS.get(k, [(13, 4)])])
-def test_stopped_and_resumed(kind: str, stops: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "stops"),  # steps from one stop to the next; an epoch has 10
+    [
+        ("sgd", (1, 9, 20)),
+        ("sgd", (20, 3, 4)),
+        ("dropout", (7,)),
+        ("buffers", (13, 4)),
+        ("map-style, batch norm", (15,)),
+    ],
+)
+def test_resume_is_bit_identical(kind: str, stops: tuple[int, ...]) -> None:
     """A run stopped anywhere and resumed is bit-identical to one never stopped."""
     settings, make, data = KINDS[kind]
     config = small_config(epochs=3, **settings)
@@ -134,14 +111,13 @@ def test_stopped_and_resumed(kind: str, stops: tuple[int, ...]) -> None:
 
 
 class CrashingWorld(LocalWorld):
-    """The world of one in which this process dies in step number `step` of its life."""
+    """The world of one in which this process dies in step number `step`."""
 
     def __init__(self, step: int) -> None:
         super().__init__()
         self._left = step
 
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
-        """The tensor as it is, or the end."""
         if name == "step":
             self._left -= 1
             if self._left == 0:
@@ -149,9 +125,9 @@ class CrashingWorld(LocalWorld):
         return super().start_sum(tensor, name)
 
 
-@pytest.mark.parametrize("crash", [8, 11, 20, 29])
-def test_crashed_and_resumed(crash: int) -> None:
-    """A run that died between two commits and goes on from the last one is bit-identical, and so is its journal."""
+@pytest.mark.parametrize("crash", [11, 20])
+def test_resume_after_a_crash_is_bit_identical(crash: int) -> None:
+    """A run that died between two commits and continues from the last one is bit-identical, and so is its journal."""
     config = small_config(epochs=3, commit_steps=5)
     _, expected = trained(LocalWorld(), config.replace(output_dir=Path("undisturbed")))
     with contextlib.suppress(Killed):
@@ -170,7 +146,7 @@ def written(folder: Path) -> list[dict[str, object]]:
 
 
 @given(data=st.data())
-def test_each_sample_once(data: st.DataObject) -> None:
+def test_each_sample_counts_once(data: st.DataObject) -> None:
     """Under any sequence of resizes each sample of an epoch counts exactly once."""
     num_samples = data.draw(st.integers(1, 120), label="samples")
     cut = Cut(data.draw(st.integers(1, num_samples), label="global batch"), data.draw(st.integers(1, 50)))
@@ -193,27 +169,8 @@ def test_each_sample_once(data: st.DataObject) -> None:
     assert np.array_equal(np.sort(epoch_order[:]), np.arange(num_samples))
 
 
-@given(
-    num_samples=st.integers(1, 300),
-    batch=st.integers(1, 64),
-    micro=st.integers(1, 20),
-    size=st.integers(1, 5),
-)
-def test_same_slots(num_samples: int, batch: int, micro: int, size: int) -> None:
-    """The slots of a step hold the same samples in the same order for every world size."""
-    epoch_order, cut = EpochOrder(1, 2, num_samples), Cut(batch, micro)
-
-    def slots(size: int) -> dict[tuple[int, int], list[int]]:
-        ranks = [assignments(epoch_order, 0, cut, rank, size) for rank in range(size)]
-        steps = enumerate(zip(*ranks, strict=True))
-        return {(n, s.number): s.indices.tolist() for n, parts in steps for part in parts for s in part.slots}
-
-    assert slots(size) == slots(1)
-    assert len(slots(1)) >= math.ceil(num_samples / batch)
-
-
-@pytest.mark.parametrize("count", [1, 37, 64])
-def test_evaluation(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 64])
+def test_evaluation_is_the_same_for_every_world_size(count: int) -> None:
     """Evaluation gives the same number for every world size."""
     few = runs.few_digits(small_config().data)
     assert isinstance(few.val, Arrays)
@@ -236,11 +193,3 @@ def test_evaluation(count: int) -> None:
             assert each.loss == pytest.approx(alone.loss, rel=1e-12)
             np.testing.assert_equal(each.per_class, alone.per_class)
     assert alone.count == count
-
-
-def test_random_numbers_belong_to_the_sample() -> None:
-    """A sample is augmented the same way whatever batch, position or rank it comes in."""
-    rows = np.array([5, 900, 3, 77], dtype=np.int64)
-    together = order.uniforms(3, 1, rows, 4)
-    for position, row in enumerate(rows):
-        assert np.array_equal(order.uniforms(3, 1, rows[position : position + 1], 4)[0], together[position]), row
