@@ -1,24 +1,93 @@
-"""An elastic job with workers that are threads: what they are started with, what they are answered, how it all ends."""
+"""An elastic job whose workers are threads: what they get at their start, what they are answered, and how it ends."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from hvd_train.elastic.dispatcher import Dispatcher
-from hvd_train.elastic.roster import SILENT_S, Finish, Roster
+from hvd_train.elastic import orphans
+from hvd_train.elastic.roster import Finish
 from hvd_train.launch.last_word import LastWord
-from hvd_train.launch.launcher import GOES_ON, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, WORKER
+from hvd_train.launch.launcher import GOES_ON, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
 from tests.support.dispatched import Job
 from tests.support.launching import wait_for
 
+NEVER_S = 1000.0
+
+
+def limit(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float) -> None:
+    monkeypatch.setattr(f"hvd_train.elastic.{name}", seconds)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no limit be reached by a slow machine, and wait for nothing that tests do not ask for."""
+    for name in ("SILENT_S", "SILENT_WHILE_MEETING_S", "REPORT_S", "LEAVE_S"):
+        limit(monkeypatch, f"roster.{name}", NEVER_S)
+    for name in ("SILENT_S", "_LAST_COMMIT_S"):
+        limit(monkeypatch, f"dispatcher.{name}", NEVER_S)
+    limit(monkeypatch, "roster.BACK_OFF_S", 0.05)
+    limit(monkeypatch, "dispatcher._QUIET_S", 0.01)
+    limit(monkeypatch, "dispatcher._MEETING_S", 0.0)
+    limit(monkeypatch, "discovery._EVERY_S", 0.05)
+
+
+@pytest.fixture
+def two(patient: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """A job of two workers on hosts a and b, which have been started and have no ranks yet."""
+    job = Job({"a": 1, "b": 1})
+    job.start()
+    job.started.sort(key=lambda ranks: ranks.worker)
+    yield job
+    limit(monkeypatch, "dispatcher._QUIET_S", 0.01)
+    stop(job)
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The workers whose processes were killed, and their jobs."""
+    numbers: list[str] = []
+    monkeypatch.setattr(orphans, "kill_worker", lambda number, job: numbers.append(f"{number} of {job}"))
+    return numbers
+
+
+def stop(job: Job) -> None:
+    job.interrupted.set()
+    job.end()
+
+
+def numbers_of(job: Job) -> list[int]:
+    return [ranks.worker for ranks in job.started]
+
+
+def trains(job: Job) -> list[int]:
+    """Let all workers form a world, and return their numbers."""
+    numbers = numbers_of(job)
+    assert None not in job.ask(*numbers).values()
+    return numbers
+
+
+def asks(job: Job, number: int) -> threading.Thread:
+    """Let a worker ask for a rank in a thread, and return it once the request has arrived."""
+    thread = threading.Thread(target=job.ask, args=(number,), daemon=True)
+    thread.start()
+    wait_for("the request", lambda: job.dispatcher._processes[number].waiting)
+    return thread
+
+
+def has_ended(job: Job, number: int) -> bool:
+    return job.dispatcher.may_ask(number) == "end"
+
 
 def test_a_world_forms_when_all_have_asked(two: Job) -> None:
-    """Each worker gets its ranks, the rendezvous is told before, and the job ends well with all of them."""
-    numbers = [ranks.worker for ranks in two.started]
+    """Each worker gets its ranks, the rendezvous server learns of the world, and the job ends well with all of them."""
+    numbers = numbers_of(two)
     answers = two.ask(*numbers)
     assert sorted(ranks.rank for ranks in answers.values() if ranks) == [0, 1]
     assert two.worlds == [2]
@@ -26,259 +95,230 @@ def test_a_world_forms_when_all_have_asked(two: Job) -> None:
     assert two.end() == Finish(0, "done")
 
 
-def test_a_process_learns_its_number_and_slot(two: Job) -> None:
-    """And nothing of a predecessor, for there is none."""
-    for ranks in two.started:
-        assert ranks.environment[WORKER] == str(ranks.worker)
-        assert ranks.environment[SLOT] == "0"
-        assert 0 <= float(ranks.environment[SPENT]) < 60
-        assert not {REPLACES, GOES_ON} & ranks.environment.keys()
-
-
-def test_a_process_learns_with_how_many_it_shares_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it has a rank: it has to choose how many threads compute."""
-    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 0.01)
+def test_a_worker_learns_its_place_and_its_job(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Number, slot, workers on its host, name of the job, and its age since the supervisor has started."""
+    monkeypatch.setenv(STARTED, str(time.monotonic() - 1000))
+    monkeypatch.setenv(OWNER, "the supervisor's")
     job = Job({"a": 2, "b": 1})
     job.start()
     assert sorted((ranks.hostname, ranks.local_size) for ranks in job.started) == [("a", 2), ("a", 2), ("b", 1)]
-    job.interrupted.set()
-    job.end()
-
-
-def test_a_worker_learns_how_old_the_job_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the start of the supervisor on, whichever driver starts it."""
-    monkeypatch.setenv(STARTED, str(time.monotonic() - 1000))
-    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 0.01)
-    job = Job({"a": 1})
-    job.start()
-    assert 1000 <= float(job.started[0].environment[SPENT]) < 1060
-    job.interrupted.set()
-    job.end()
+    assert sorted(ranks.environment[SLOT] for ranks in job.started) == ["0", "0", "1"]
+    for ranks in job.started:
+        assert ranks.environment[WORKER] == str(ranks.worker)
+        assert float(ranks.environment[SPENT]) >= 1000
+        assert ranks.environment[OWNER] == "the supervisor's"
+        assert not {REPLACES, GOES_ON} & ranks.environment.keys()
+    assert len({ranks.environment[JOB] for ranks in job.started}) == 1
+    stop(job)
 
 
 def test_a_worker_that_dies_is_replaced(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
     """The user reads its exit code; its successor knows whom it replaces and that it continues a job."""
-    first, second = sorted(ranks.worker for ranks in two.started)
-    two.ask(first, second)
+    first, second = trains(two)
     two.exit_codes[second] = 137
     wait_for("the successor", lambda: len(two.started) == 3)
     successor = two.started[2]
-    assert successor.environment[REPLACES] == str(second)
-    assert successor.environment[GOES_ON] == "1"
-    assert "ended with exit code 137" in capsys.readouterr().err
-    assert two.dispatcher.heartbeat_received(second) == "end"
-    assert two.dispatcher.may_ask(second) == "end"
+    assert (successor.environment[REPLACES], successor.environment[GOES_ON]) == (str(second), "1")
+    assert "worker b[0] ended with exit code 137" in capsys.readouterr().err
+    assert two.dispatcher.heartbeat_received(second) == two.dispatcher.may_ask(second) == "end"
     assert two.dispatcher.may_ask(first) == "ask"
 
 
-def test_members_hear_of_a_newcomer_when_it_is_ready(two: Job) -> None:
-    """Not while it imports."""
-    first, second = (ranks.worker for ranks in two.started)
-    two.ask(first, second)
-    two.hosts = {"a": 1, "b": 1, "c": 1}
-    wait_for("the newcomer", lambda: len(two.started) == 3)
-    newcomer = two.started[2].worker
-    assert two.dispatcher.heartbeat_received(first) == "train"
-    asking = threading.Thread(target=two.ask, args=(newcomer,), daemon=True)
-    asking.start()
-    wait_for("a wish to change", lambda: two.dispatcher.heartbeat_received(first) == "change")
-    two.ask(first, second)
-    asking.join(20)
-    assert two.worlds == [2, 3]
-
-
 def test_a_worker_that_runs_something_else_is_refused(two: Job) -> None:
-    """The first worker says what the job runs."""
-    first, second = (ranks.worker for ranks in two.started)
+    """The first worker decides what the job runs, also if it has ended since."""
+    first, second = numbers_of(two)
+    two.dispatcher.facts_received(7, {"host": "a", "torch": "2.15"})
     two.dispatcher.facts_received(first, {"host": "a", "torch": "2.15"})
     two.dispatcher.facts_received(second, {"host": "b", "torch": "2.14"})
-    assert two.dispatcher.problem_of(first) == ""
-    assert two.dispatcher.problem_of(second).startswith("b differs from the job in torch: 2.14 there, 2.15 on a")
-    assert two.dispatcher.problem_of(7) == ""
-
-
-def test_a_worker_that_is_not_of_the_job_gets_no_rank(two: Job) -> None:
-    """It has been given up, and is to leave."""
-    assert two.dispatcher.wait_for_ranks("a", 7) is None
-    assert two.dispatcher.heartbeat_received(7) == "end"
+    assert two.dispatcher.problem_of(first) == two.dispatcher.problem_of(7) == ""
+    refused = "b differs from the job in torch: 2.14 there, 2.15 on a; set up the same on all"
+    assert two.dispatcher.problem_of(second) == refused
+    assert two.dispatcher.wait_for_ranks("a", 7) is None, "it is no worker of this job"
 
 
 def test_an_error_is_printed_once_and_its_copies_are_counted(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two copies differ in numbers only; the exit code is no news any more."""
-    first, second = (ranks.worker for ranks in two.started)
+    """Two copies may differ in numbers; the exit code is not printed as well."""
+    first, second = numbers_of(two)
     for number in (first, second):
         error = f"Traceback:\n  File m.py, line 3\nNameError: typo in process {number}"
         two.dispatcher.last_word_received(number, LastWord(1, error))
     two.exit_codes |= {first: 1, second: 1}
     wait_for("successors", lambda: len(two.started) > 2)
     two.dispatcher.last_word_received(two.started[2].worker, LastWord(1, "something else"))
+    two.dispatcher.last_word_received(7, LastWord(1, "no worker of the job"))
     printed = capsys.readouterr().err
     assert printed.count("NameError") == 1
-    assert ":\nTraceback:\n" in printed, "the lines of a traceback stand below each other"
+    assert ":\nTraceback:\n" in printed
     assert "the same error (2 times so far)" in printed
     assert ": something else\n" in printed
     assert "exit code" not in printed
-    two.dispatcher.last_word_received(7, LastWord(1, "no worker of the job"))
-    assert capsys.readouterr().err == ""
+    assert "no worker" not in printed
 
 
-def test_no_more_workers_are_waited_for_than_there_may_be() -> None:
-    """`-np 6 --max-np 2` is two workers from the start on, not after a minute."""
-    roster, interrupted = Roster(1, 1, 2, patience_s=60), threading.Event()
-    interrupted.set()
-    dispatcher = Dispatcher(roster, dict, lambda _: None)
-    dispatcher.start(6, lambda *_: (0, 0.0), interrupted)
-    assert roster.start_workers == 2
-    dispatcher.stop()
-    assert dispatcher.wait_for_end() == Finish(1, "stopped")
-
-
-def test_a_worker_that_is_taken_out_hears_of_it_and_may_end_by_itself(two: Job, killed: list[str]) -> None:
-    """Its process may live on for a while, as one behind an ssh does; killed it would leave half a commit."""
-    first, second = (ranks.worker for ranks in two.started)
+def test_an_evicted_worker_may_end_by_itself(
+    two: Job, killed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It hears that it is to end, is not killed in the middle of a commit, and its exit code is not printed."""
+    first, second = numbers_of(two)
+    limit(monkeypatch, "dispatcher._QUIET_S", NEVER_S)
+    two.dispatcher.heartbeat_received(second)
     two.deaf.add(second)
     two.hosts = {"a": 1}
     wait_for("its end", lambda: two.dispatcher.heartbeat_received(second) == "end")
-    assert second in two.dispatcher._processes
+    assert not has_ended(two, second)
     assert two.dispatcher.heartbeat_received(first) == "train"
+    two.exit_codes[second] = 255  # its heartbeats may still come, and its slot is free all the same
+    wait_for("the end of its process", lambda: has_ended(two, second))
     assert killed == []
+    assert capsys.readouterr().err == "hvd-train: worker b[0] is taken out: its host is no longer listed\n"
 
 
-def test_a_worker_that_does_not_leave_is_ended(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for a rank and hears that there is none; whoever hangs then would keep its GPU for ever."""
-    monkeypatch.setattr("hvd_train.elastic.dispatcher._LEAVE_S", 0.05)
-    second = two.started[1].worker
-    asking = threading.Thread(target=two.dispatcher.wait_for_ranks, args=("b", second), daemon=True)
-    asking.start()
-    wait_for("its request", lambda: two.dispatcher._processes[second].waiting)
-    two.hosts = {"a": 1}
-    wait_for("its end", lambda: second not in two.dispatcher._processes)
-    asking.join(20)
-    assert not asking.is_alive()
-
-
-def test_a_worker_that_is_silent_is_killed(two: Job, killed: list[str]) -> None:
-    """A stopped process hears nothing, and would keep its GPU; whoever beats is spared."""
-    first, second = (ranks.worker for ranks in two.started)
-    two.ask(first, second)
-    two.dispatcher._roster.heartbeat_received(second, time.monotonic() - SILENT_S - 1)
+def test_a_silent_worker_is_killed(two: Job, killed: list[str]) -> None:
+    """A stopped process hears nothing and would keep its GPU; a worker that sends heartbeats is spared."""
+    first, second = trains(two)
+    two.dispatcher._roster.heartbeat_received(second, time.monotonic() - NEVER_S - 1)
     wait_for("its end", lambda: two.dispatcher.heartbeat_received(first) == "train" and killed)
     assert killed == [f"{second} of {two.started[1].environment[JOB]}"]
 
 
-def test_a_worker_asks_by_the_local_rank_of_its_last_world() -> None:
-    """As Horovod's core does, which knows nothing of numbers; another one may have had that local rank before."""
-    job = Job({"a": 2}, min_workers=1)
-    job.start()
-    ranks_of = {ranks.local_rank: ranks for ranks in job.ask(*(r.worker for r in job.started)).values() if ranks}
-    job.exit_codes[ranks_of[0].worker] = 137
-    alone = job.dispatcher.wait_for_ranks("a", 1)
-    assert alone is not None
-    assert (alone.worker, alone.size, alone.local_rank) == (ranks_of[1].worker, 1, 0)
-    wait_for("the successor", lambda: len(job.started) == 3)
-    newcomer = threading.Thread(target=job.ask, args=(job.started[2].worker,), daemon=True)
-    newcomer.start()
-    wait_for("a wish to change", lambda: job.dispatcher.heartbeat_received(alone.worker) == "change")
-    both = job.dispatcher.wait_for_ranks("a", 0)
-    assert both is not None
-    assert (both.worker, both.size, both.rank) == (alone.worker, 2, 0)
-    newcomer.join(20)
-    assert job.end() == Finish(0, "done")
+def test_after_a_signal_all_are_told_to_stop(two: Job) -> None:
+    """Those that wait for a rank are answered; the job is over when the processes have ended."""
+    first, second = numbers_of(two)
+    asking = asks(two, first)
+    two.interrupted.set()
+    asking.join(60)
+    assert not asking.is_alive()
+    assert [two.dispatcher.heartbeat_received(number) for number in (first, second)] == ["stop", "stop"]
+    assert two.end() == Finish(1, "stopped")
 
 
-def test_a_worker_learns_the_names_of_its_job(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that no other job has; and that of the supervisor's job, which lasts longer, where there is one."""
-    (name,) = {ranks.environment[JOB] for ranks in two.started}
-    assert {ranks.environment[OWNER] for ranks in two.started} == {name}
-    monkeypatch.setenv(OWNER, "the supervisor's")
-    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 0.01)
-    other = Job({"a": 1})
-    other.start()
-    (ranks,) = other.started
-    assert ranks.environment[OWNER] == "the supervisor's"
-    assert len({name, ranks.environment[JOB], ranks.environment[OWNER]}) == 3
-    other.interrupted.set()
-    other.end()
+def test_after_a_signal_the_job_waits_for_commits_on_other_hosts(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ssh to them has ended with the signal; they send heartbeats as long as they write."""
+    limit(monkeypatch, "dispatcher._QUIET_S", NEVER_S)
+    numbers = trains(two)
+    assert two.dispatcher.heartbeat_received(numbers[1]) == "train"
+    two.interrupted.set()
+    two.exit_codes |= dict.fromkeys(numbers, 143)
+    over = threading.Event()
+    threading.Thread(target=lambda: [two.dispatcher.wait_for_end(), over.set()], daemon=True).start()
+    assert not over.wait(0.3)
+    limit(monkeypatch, "dispatcher._QUIET_S", 0.01)
+    assert over.wait(60)
 
 
-def test_what_happens_has_its_consequences_at_once(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not when the roster is asked the next time: seconds of waiting, summed over changes, are a lost machine."""
-    monkeypatch.setattr("hvd_train.elastic.dispatcher._TICK_S", 1000.0)
-    first, second = (ranks.worker for ranks in two.started)
-    two.hosts = {"a": 1, "b": 1, "c": 1}
-    wait_for("the newcomer", lambda: len(two.started) == 3)
-    two.dispatcher.stop()  # each list of hosts is a tick, too
-    two.ask(first, second)
-    two.deaf.add(second)
-    asking = threading.Thread(target=two.ask, args=(first,), daemon=True)
-    asking.start()
-    wait_for("its request", lambda: two.dispatcher._processes[first].waiting)
-    two.dispatcher.last_word_received(second, LastWord(1, "Traceback", "training", 3))
-    asking.join(20)
-    assert two.worlds == [2, 1]
-    theirs, ours = socket.socketpair()
-    two.dispatcher.lifeline_opened(first, ours)
-    two.dispatcher.heartbeat_received(first)
-    two.exit_codes[first] = 255
-    theirs.close()
-    wait_for("its end", lambda: first not in two.dispatcher._processes)
-    two.exit_codes[second] = 1
-    wait_for("its end", lambda: second not in two.dispatcher._processes)
+def test_a_worker_that_hangs_after_a_signal_is_told_to_end(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its heartbeats come for ever, and the launcher must not wait for it for ever."""
+    limit(monkeypatch, "dispatcher._LAST_COMMIT_S", 0.3)
+    limit(monkeypatch, "dispatcher._QUIET_S", NEVER_S)
+    first, second = trains(two)
+    two.dispatcher.heartbeat_received(second)
+    two.interrupted.set()
+    two.exit_codes |= {first: 143, second: 255}
+    wait_for("an end", lambda: two.dispatcher.heartbeat_received(second) == "end")
 
 
-def test_no_thread_of_a_job_keeps_the_launcher_from_ending() -> None:
-    """It ends when its main thread does; and the thread that obeys the roster ends with the job."""
-    before = set(threading.enumerate())
+def test_a_signal_to_one_worker_is_a_change_and_to_all_a_stop(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """The worker that leaves gets no rank and is not ended before its last commit; the others continue."""
+    first, second = trains(two)
+    assert two.dispatcher.told_to_end(second) == "change"
+    assert two.dispatcher.heartbeat_received(first) == "change"
+    assert two.ask(second) == {second: None}
+    assert "worker b[0] is taken out: it was told to end by a signal" in capsys.readouterr().err
+    assert not has_ended(two, second)
+    two.exit_codes[second] = 143
+    assert two.ask(first)[first] is not None
+    assert two.dispatcher.told_to_end(first) == "stop"
+    two.exit_codes[first] = 143
+    assert two.end() == Finish(143, "stopped, and committed")
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_job_whose_supervisor_has_died_stops(lives: bool, patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process would start it again, or take its exit code."""
+    signals: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: signals.append((process, number)))
+    monkeypatch.setenv(SUPERVISOR, str(os.getppid() if lives else os.getpid()))
     job = Job({"a": 1})
     job.start()
-    theirs, ours = socket.socketpair()
-    job.dispatcher.lifeline_opened(job.started[0].worker, ours)
-    job.ask(job.started[0].worker)
-    mine = set(threading.enumerate()) - before
-    assert len(mine) >= 3
-    assert all(thread.daemon for thread in mine)
-    theirs.close()
+    trains(job)
     assert job.end() == Finish(0, "done")
-    wait_for("the threads", lambda: not any(thread.is_alive() for thread in mine))
+    assert signals == ([] if lives else [(os.getpid(), signal.SIGTERM)])
 
 
-def test_the_user_reads_what_the_job_waits_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In the words of the roster."""
-    monkeypatch.setattr("hvd_train.elastic.waiting.SOON_S", 0.0)
-    monkeypatch.setattr("hvd_train.elastic.dispatcher._QUIET_S", 0.01)
-    job = Job({"a": 1}, min_workers=2)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_of_the_driver_ends_the_job_as_a_failure(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers end with it, and the supervisor starts the job again."""
+    job, threads = Job({"a": 1}), set(threading.enumerate())
     job.start()
+    monkeypatch.setattr(job.dispatcher._roster, "commands", lambda now: 1 / 0)
+    assert job.dispatcher.wait_for_end() == Finish(1, "the driver failed (see above)")
+    job.dispatcher.stop()
+    wait_for("the end of the driver's thread", lambda: threads >= set(threading.enumerate()))
+
+
+# An ssh that fails by itself says nothing about the worker that it has started.
+
+
+def ssh_fails(job: Job, number: int, capsys: pytest.CaptureFixture[str]) -> str:
+    """Let the ssh to a worker fail while its heartbeats come, and return what was printed about it."""
+    assert job.dispatcher.heartbeat_received(number) == "train"
+    job.exit_codes[number] = 255
     printed = [""]
 
     def told() -> bool:
+        assert job.dispatcher.heartbeat_received(number) == "train"
         printed[0] += capsys.readouterr().err
-        return "hvd-train: waiting for workers: 0 of 2 are ready" in printed[0]
+        return "its heartbeats still come" in printed[0]
 
-    wait_for("the line", told)
-    job.interrupted.set()
-    job.end()
-
-
-def test_a_worker_that_is_to_leave_does_so_when_the_others_have_met(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its exit would take a core that they need meanwhile; at the end of the job nobody waits any more."""
-    monkeypatch.setattr("hvd_train.elastic.dispatcher._MEETING_S", 1000.0)
-    left = threading.Event()
-    first, second = (ranks.worker for ranks in two.started)
-    two.ask(first, second)
-    two.dispatcher.told_to_end(second)
-    leaving = lambda: [two.dispatcher.wait_for_ranks("b", second), left.set()]  # noqa: E731
-    threading.Thread(target=leaving, daemon=True).start()
-    wait_for("its end", lambda: two.dispatcher._processes[second].waiting is False and two.ask(first))
-    assert not left.wait(0.1)
-    two.dispatcher.stop()
-    assert left.wait(20)
+    wait_for("a line about it", told)
+    return printed[0]
 
 
-def test_facts_of_a_worker_that_has_ended_are_no_error(two: Job) -> None:
-    """They were on their way when it died; the job runs what it has said."""
-    two.dispatcher.facts_received(7, {"host": "a", "torch": "2.15"})
-    second = two.started[1].worker
-    two.dispatcher.facts_received(second, {"host": "b", "torch": "2.14"})
-    assert "2.14 there, 2.15 on a" in two.dispatcher.problem_of(second)
+def test_a_worker_whose_ssh_has_failed_stays_while_its_heartbeats_come(
+    two: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The network may have been away; when the worker is silent its slot gets another worker."""
+    _, second = trains(two)
+    printed = ssh_fails(two, second, capsys)
+    assert two.dispatcher.heartbeat_received(second) == "train"
+    printed += capsys.readouterr().err
+    assert printed.count("the ssh to worker b[0] has failed; its heartbeats still come") == 1
+    assert two.dispatcher.may_ask(second) == "ask"
+    limit(monkeypatch, "dispatcher.SILENT_S", 0.1)
+    wait_for("its successor", lambda: len(two.started) == 3)
+    assert "worker b[0] ended with exit code 255" in capsys.readouterr().err
+    assert two.started[2].environment[REPLACES] == str(second)
+    assert two.dispatcher.heartbeat_received(second) == "end"
+
+
+@pytest.mark.parametrize("cut_first", [False, True])
+def test_a_worker_whose_ssh_and_lifeline_are_gone_is_dead_at_once(
+    two: Job, cut_first: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others need not wait until it counts as silent; a lifeline itself may be silent for ever."""
+    first, second = trains(two)
+    theirs, ours = socket.socketpair()
+    ours.settimeout(0.01)
+    two.dispatcher.lifeline_opened(second, ours)
+    two.dispatcher.heartbeat_received(second)
+    if not cut_first:
+        two.exit_codes[second] = 255
+    theirs.sendall(b"what is sent counts for nothing")
+    theirs.close()
+    if cut_first:
+        wait_for("the cut", lambda: two.dispatcher._processes[second].cut_at)
+        two.exit_codes[second] = 255
+    assert two.ask(first)[first] is not None
+    assert "its heartbeats still come" not in capsys.readouterr().err
+
+
+def test_the_exit_report_of_a_worker_whose_ssh_has_failed_counts(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether it comes before or after the ssh fails: a job that is done is not started again."""
+    first, second = trains(two)
+    for number in (first, second):
+        two.dispatcher.heartbeat_received(number)
+    two.dispatcher.last_word_received(first, LastWord(0))
+    two.exit_codes[first] = two.exit_codes[second] = 255
+    two.dispatcher.last_word_received(second, LastWord(0))
+    assert two.end() == Finish(0, "done")
+    assert "exit code" not in capsys.readouterr().err

@@ -1,126 +1,185 @@
-"""What keeps a job going: when its command is given again, when not, and how it ends."""
+"""The supervisor of a job: when it runs the command again, what each attempt gets, and how signals end it."""
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from hvd_train.elastic import supervisor
 from hvd_train.elastic.roster import TOO_FEW_WORKERS
-from hvd_train.elastic.supervisor import FINAL, LONGEST_WAIT_S, STEADY_S, Patience
-from tests.support.launching import wait_for
+from hvd_train.elastic.supervisor import FINAL, GRACE, STEADY_S, keep_going
+from hvd_train.launch.launcher import GOES_ON, OWNER, STARTED, SUPERVISOR
+
+COMMAND = ["train", "--fast"]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
-def supervise(command: str, restarts: int = 3) -> subprocess.CompletedProcess[str]:
-    """Run a shell command under the supervisor."""
-    program = [
-        sys.executable,
-        "-m",
-        "hvd_train.elastic.supervisor",
-        "--restarts",
-        str(restarts),
-        "--",
-        "sh",
-        "-c",
-        command,
+class Attempts:
+    """Simulates the attempts of a job and the clock; also the process of the attempt that runs now."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+        self.ran_s = 0.0
+        self.as_it_starts: Callable[[], object] = lambda: None
+        self.as_it_runs: Callable[[], object] = lambda: None
+        self.as_it_sleeps: Callable[[], object] = lambda: None
+        self.tenths = 50_000  # the time, in tenths of a second
+        self.started: list[tuple[Sequence[str], Mapping[str, Any]]] = []
+        self.starts: list[float] = []
+        self.heard: list[int] = []
+        self.runs = False
+
+    def monotonic(self) -> float:
+        return self.tenths / 10
+
+    def sleep(self, seconds: float) -> None:
+        self.as_it_sleeps()
+        self.tenths += round(10 * seconds)
+
+    def popen(self, command: Sequence[str], **options: Any) -> Attempts:
+        self.as_it_starts()
+        self.started.append((command, options))
+        self.starts.append(self.tenths / 10 - 5000)
+        self.runs = True
+        return self
+
+    def __enter__(self) -> Attempts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert not self.runs
+
+    def wait(self) -> int:
+        self.as_it_runs()
+        self.tenths += round(10 * self.ran_s)
+        self.runs = False
+        return self.codes.pop(0)
+
+    def poll(self) -> int | None:
+        return None if self.runs else 0
+
+    def send_signal(self, number: int) -> None:
+        self.heard.append(number)
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
+    """Attempts whose exit codes the test gives; afterwards the signal handlers of this process are as before."""
+    made = Attempts()
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=made.monotonic, sleep=made.sleep))
+    monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=made.popen))
+    for name in (STARTED, OWNER, GOES_ON, GRACE):
+        monkeypatch.setenv(name, "")  # so that it is as before at the end
+        monkeypatch.delenv(name)
+    missed: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: missed.append(number)) for number in SIGNALS}
+    yield made
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert not missed, "the supervisor did not handle these signals"
+
+
+def test_a_job_that_fails_repeatedly_is_given_up(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
+    """The wait doubles with each failure, up to 5 minutes, and the exit code is the last one, as shells count it."""
+    attempts.codes = [7, -9, 1]
+    assert keep_going(COMMAND, 2) == 1
+    assert attempts.starts == [0, 2, 6]
+    assert capsys.readouterr().err.splitlines() == [
+        "hvd-train: the job ended with exit code 7; it goes on from its last commit in 2 s",
+        "hvd-train: the job ended with exit code 137; it goes on from its last commit in 4 s",
+        "hvd-train: the job has failed 3 times in a row, the last time with exit code 1",
     ]
-    return subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+    attempts.codes = [1] * 20
+    keep_going(COMMAND, 19)
+    assert attempts.starts[-1] - attempts.starts[-2] == 300
+
+
+def test_a_job_that_lives_for_minutes_between_faults_is_never_given_up(attempts: Attempts) -> None:
+    """Unless it only waited for workers for that time."""
+    attempts.ran_s, attempts.codes = STEADY_S, [1] * 20 + [0]
+    assert keep_going(COMMAND, 1) == 0
+    assert len(attempts.started) == 21
+    attempts.ran_s, attempts.codes, attempts.started = 2 * STEADY_S, [TOO_FEW_WORKERS] * 5, []
+    assert keep_going(COMMAND, 1) == TOO_FEW_WORKERS
+    assert len(attempts.started) == 2
 
 
 @pytest.mark.parametrize("code", FINAL)
-def test_a_job_that_has_ended_for_good_is_left_at_that(code: int) -> None:
-    """Done, wrong settings, hopeless, or stopped with a commit."""
-    done = supervise(f"echo once >> log; exit {code}")
-    assert done.returncode == code
-    assert Path("log").read_text() == "once\n"
+def test_a_final_exit_code_ends_the_job(attempts: Attempts, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Done, wrong settings, hopeless, or stopped with a commit: nothing is added to what the command has printed."""
+    attempts.codes = [code]
+    assert keep_going(COMMAND, 3) == code
+    assert capsys.readouterr().err == ""
 
 
-def test_a_job_that_broke_off_goes_on() -> None:
-    """The same command again, which is told that it goes on: --resume never holds for the first start alone."""
-    begun = time.monotonic()
-    own_session = 'test $(cut -d" " -f6 /proc/$$/stat) = $$ -a $HVD_TRAIN_SUPERVISOR = $PPID || exit 2'
-    told = 'echo "$HVD_TRAIN_STARTED $HVD_TRAIN_OWNER $HVD_TRAIN_GRACE_SECONDS" >> job'
-    notes = f'{own_session}; {told}; echo "$HVD_TRAIN_GOES_ON" >> log'
-    done = supervise(f"{notes}; test $(wc -l < log) = 2 || exit 1")
-    assert done.returncode == 0
-    assert Path("log").read_text() == "\n1\n"
-    assert "the job ended with exit code 1; it goes on from its last commit in 2 s" in done.stderr
-    first, second = Path("job").read_text().splitlines()
-    assert first == second, "it is as old as its first attempt, and may take over the folder of the one before"
-    started, owner, grace_s = first.split()
-    assert begun <= float(started) <= time.monotonic() - 2
-    assert owner
-    assert grace_s == "30", "a large model takes longer to commit than the 5 s that a launcher gives"
+def test_all_attempts_are_the_same_job(attempts: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one start and one name; all but the first know that they continue; workers get half a minute to commit."""
+    attempts.codes = [1, 1, 0]
+    assert keep_going(COMMAND, 3) == 0
+    assert [command for command, _ in attempts.started] == [COMMAND] * 3
+    environments = [options["env"] for _, options in attempts.started]
+    assert {environment[STARTED] for environment in environments} == {"5000.0"}
+    (name,) = {environment[OWNER] for environment in environments}
+    assert [environment.get(GOES_ON) for environment in environments] == [None, "1", "1"]
+    assert {environment[SUPERVISOR] for environment in environments} == {str(os.getpid())}
+    assert {environment[GRACE] for environment in environments} == {"30"}
+    assert all(options["start_new_session"] for _, options in attempts.started), "Ctrl-C must come only once"
+    monkeypatch.setenv(GRACE, "90")
+    attempts.codes = [0]
+    keep_going(COMMAND, 3)
+    other = attempts.started[-1][1]["env"]
+    assert other[GRACE] == "90"
+    assert other[OWNER] != name, "another job must not take over the run folder"
 
 
-def test_a_job_that_fails_again_and_again_is_given_up() -> None:
-    """With its own exit code and the number of attempts."""
-    done = supervise("exit 7", restarts=1)
-    assert done.returncode == 7
-    assert "failed 2 times in a row" in done.stderr
+@pytest.mark.parametrize(
+    ("sent", "heard"),
+    [
+        ("USR1", "TERM"),
+        ("HUP HUP HUP", "TERM"),
+        ("HUP TERM", "TERM TERM"),
+        ("INT INT", "INT INT"),
+    ],
+)
+def test_a_signal_reaches_the_command_and_no_attempt_follows(attempts: Attempts, sent: str, heard: str) -> None:
+    """As one that the launcher knows; a second one hurries it, unless it is another SIGHUP of a lost terminal."""
+
+    def numbers(names: str) -> list[int]:
+        return [signal.Signals[f"SIG{name}"] for name in names.split()]
+
+    attempts.codes = [1, 0]
+    attempts.as_it_runs = lambda: [signal.raise_signal(number) for number in numbers(sent)]
+    assert keep_going(COMMAND, 3) == 1
+    assert attempts.heard == numbers(heard)
+    assert len(attempts.started) == 1
 
 
-def test_waits_grow_and_a_steady_life_makes_good() -> None:
-    """A job that lives for minutes between faults is never given up."""
-    patience = Patience(restarts=3)
-    assert [patience.wait_after(1, 1) for _ in range(3)] == [2, 4, 8]
-    assert patience.wait_after(STEADY_S, 1) == 2
-    assert [patience.wait_after(STEADY_S, 1) for _ in range(20)] == [2] * 20
-    patience = Patience(restarts=20)
-    waits = [patience.wait_after(1, 1) or 0 for _ in range(20)]
-    assert max(waits) == LONGEST_WAIT_S
+def test_a_signal_while_no_command_runs_ends_the_job(attempts: Attempts) -> None:
+    """A command that is about to start gets it; between two attempts the exit code is that of the last one."""
+    attempts.codes = [7, 130]
+    attempts.as_it_starts = lambda: attempts.started and signal.raise_signal(signal.SIGHUP)
+    assert keep_going(COMMAND, 3) == 130
+    assert attempts.heard == [signal.SIGTERM]
+
+    attempts.codes, attempts.heard, attempts.started, attempts.as_it_starts = [7, 0], [], [], lambda: None
+    attempts.as_it_sleeps = lambda: signal.raise_signal(signal.SIGTERM)
+    assert keep_going(COMMAND, 3) == 7
+    assert (len(attempts.started), attempts.heard) == (1, [])
 
 
-def test_a_job_that_never_finds_workers_is_given_up() -> None:
-    """The driver waits for them for longer than a steady life takes, which must not make each attempt a good one."""
-    patience = Patience(restarts=2)
-    assert [patience.wait_after(2 * STEADY_S, TOO_FEW_WORKERS) for _ in range(3)] == [2, 4, None]
-
-
-def test_a_signal_ends_it_all() -> None:
-    """It goes to the command, which ends in its own way; there is no next attempt."""
-    program = [sys.executable, "-m", "hvd_train.elastic.supervisor", "--", "sh", "-c"]
-    command = "trap 'echo stopped > log; exit 9' TERM; touch up; while :; do sleep 0.1; done"
-    with subprocess.Popen([*program, command], stderr=subprocess.PIPE, text=True) as process:
-        wait_for("the command to run", lambda: Path("up").exists())
-        started = time.monotonic()
-        process.terminate()
-        _, printed = process.communicate(timeout=20)
-        assert process.returncode == 9
-    assert printed == ""
-    assert time.monotonic() - started < 20
-    assert Path("log").read_text() == "stopped\n"
-
-
-def test_a_terminal_that_is_gone_stops_the_job_once() -> None:
-    """Its SIGHUPs are one wish to commit and end, which the command hears as one SIGTERM."""
-    program = [sys.executable, "-m", "hvd_train.elastic.supervisor", "--", "sh", "-c"]
-    command = "trap 'echo stopped >> log; sleep 0.5; exit 143' TERM; touch up; while :; do sleep 0.1; done"
-    with subprocess.Popen([*program, command]) as process:
-        wait_for("the command to run", lambda: Path("up").exists())
-        for _ in range(3):
-            process.send_signal(signal.SIGHUP)
-        wait_for("the command to hear of it", lambda: Path("log").exists())
-        process.send_signal(signal.SIGHUP)
-        assert process.wait(20) == 143
-    assert Path("log").read_text() == "stopped\n"
-
-
-def test_a_job_that_a_signal_ends_has_the_exit_code_of_shells() -> None:
-    """128 + its number: a batch system tells a killed launcher from one that failed."""
-    assert supervise("kill -9 $$", restarts=0).returncode == 137
-
-
-def test_a_signal_between_two_attempts_ends_it_all() -> None:
-    """With the exit code of the last one; the command is not started for it."""
-    program = [sys.executable, "-m", "hvd_train.elastic.supervisor", "--", "sh", "-c", "echo once >> log; exit 7"]
-    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert "it goes on from its last commit in 2 s" in process.stderr.readline()
-        process.terminate()
-        assert process.wait(20) == 7
-    assert Path("log").read_text() == "once\n"
+def test_under_nohup_a_lost_terminal_is_no_signal(attempts: Attempts) -> None:
+    """Ctrl-C, which shells turn off for what runs in the background, still is."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    attempts.codes = [1, 1, 0]
+    attempts.as_it_runs = lambda: signal.raise_signal(signal.SIGHUP)
+    assert keep_going(COMMAND, 3) == 0
+    attempts.codes = [1]
+    attempts.as_it_runs = lambda: signal.raise_signal(signal.SIGINT)
+    assert keep_going(COMMAND, 3) == 1
+    assert attempts.heard == [signal.SIGINT]

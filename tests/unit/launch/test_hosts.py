@@ -1,4 +1,4 @@
-"""Host files: what is read, what is refused, and every format back again."""
+"""Host files: what is read, what is refused, and every format written and read again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMATS: tuple[FileFormat, ...] = ("horovod", "openmpi", "mpich", "slurm")
 
 
 def file(text: str) -> Path:
-    """A host file with this text."""
+    """Return a host file with this text."""
     path = Path("hosts")
     path.write_text(text)
     return path
@@ -30,7 +30,7 @@ def test_what_is_written_is_read(cluster: list[Host], file_format: FileFormat) -
     assert hosts.read(file(hosts.written(cluster, file_format)), file_format) == tuple(cluster)
 
 
-def test_every_way_to_write_a_line() -> None:
+def test_all_forms_of_a_line_are_read() -> None:
     """Those of Horovod, Open MPI and MPICH, with comments and blank lines."""
     text = "# two racks\na slots=4\n\nb:2   # the old one\nc\nd slots = 3 max_slots=8\ne.example max-slots=2\r\n"
     expected = (Host("a", 4), Host("b", 2), Host("c", 1), Host("d", 3), Host("e.example", 1))
@@ -48,11 +48,13 @@ def test_every_way_to_write_a_line() -> None:
         ("-G slots=2\nb\n-4:1", ["line 1: '-G slots=2' is not of the form 'NAME slots=N'; no host's name", "line 3"]),
     ],
 )
-def test_every_line_that_is_wrong_is_named(text: str, reasons: list[str]) -> None:
-    """All of them at once."""
+def test_every_wrong_line_is_named(text: str, reasons: list[str]) -> None:
+    """All of them at once; a name that ssh would take as an option is refused in every format."""
     with pytest.raises(UsageError) as told:
         hosts.read(file(text))
     assert all(reason in str(told.value) for reason in reasons), told.value
+    with pytest.raises(UsageError, match="'-G' is not a name; no host's name begins with -, which ssh would take"):
+        hosts.read(file("-G\n"), "slurm")
 
 
 def test_a_list_as_on_the_command_line() -> None:
@@ -60,12 +62,6 @@ def test_a_list_as_on_the_command_line() -> None:
     assert hosts.parse("h1:2,h2:3, h3") == (Host("h1", 2), Host("h2", 3), Host("h3", 1))
     assert hosts.parse("n[08-10,12]:4,gpu1") == (*(Host(f"n{n}", 4) for n in ("08", "09", "10", "12")), Host("gpu1", 1))
     assert hosts.parse("r[1-2]n[1-2]") == tuple(Host(f"r{r}n{n}", 1) for r in (1, 2) for n in (1, 2))
-    for wrong in ("-G:2", "h1,-oProxyCommand=x", "-[1-2]", "", "a b", "n[3-1]", "n[²-3]", "n[²]", "h1,h1"):
+    for wrong in ("-G:2", "h1,-oProxyCommand=x", "-[1-2]", "", "a b", "n[3-1]", "n[²]", "h1,h1"):
         with pytest.raises(UsageError):
             hosts.parse(wrong)
-
-
-def test_tasks_of_slurm_run_on_no_option_of_ssh() -> None:
-    """A host that is called like an option is refused in every format, in one line that says why."""
-    with pytest.raises(UsageError, match="'-G' is not a name; no host's name begins with -, which ssh would take"):
-        hosts.read(file("-G\n"), "slurm")

@@ -1,49 +1,87 @@
-"""What the environment says about launchers, slots and the age of a job."""
+"""Launchers: how a process knows its own, which horovodrun is started, and files of Horovod's settings."""
 
 from __future__ import annotations
 
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
+from hvd_train.errors import UsageError
+from hvd_train.launch import horovodrun, processes, tuned
 from hvd_train.launch.launcher import GOES_ON, SLOT, SPENT, Launch, elastic, goes_on, launched, running_for, slot
+from hvd_train.launch.tuned import CACHE, CYCLE, DEFAULTS, FUSION
+
+BEGUN = time.monotonic()
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, None),
-        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}, Launch("horovodrun", 1, 2)),
-        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, Launch("Open MPI", 3, 4)),
-        ({"PMI_RANK": "0", "PMI_SIZE": "8"}, Launch("MPICH", 0, 8)),
-        (
-            {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "9"},
-            Launch("horovodrun", 1, 2),
-        ),
-        ({"HOROVOD_RANK": "1"}, None),
-        ({"PMI_RANK": "", "PMI_SIZE": "x"}, None),
-        ({"HOROVOD_RANK": "²", "HOROVOD_SIZE": "2"}, None),
-    ],
-)
-def test_launchers_are_known_by_what_they_set(environment: dict[str, str], expected: Launch | None) -> None:
-    """A process is one of a group, or alone."""
-    assert launched(environment) == expected
+def test_launchers_are_known_by_their_variables() -> None:
+    """A process is one of a group, or alone; horovodrun may have been started under MPI."""
+    of_horovod, of_mpi = ({f"{name}_RANK": "1", f"{name}_SIZE": "2"} for name in ("HOROVOD", "OMPI_COMM_WORLD"))
+    assert launched(of_horovod) == launched({**of_mpi, **of_horovod}) == Launch("horovodrun", 1, 2)
+    assert launched(of_mpi) == Launch("Open MPI", 1, 2)
+    assert launched({"PMI_RANK": "0", "PMI_SIZE": "8"}) == Launch("MPICH", 0, 8)
+    assert launched({}) is launched({"HOROVOD_RANK": "²", "HOROVOD_SIZE": "2"}) is None
 
 
-def test_a_worker_keeps_its_slot() -> None:
-    """Its local rank may change; outside elastic jobs that is the slot, and a process on its own has the first one."""
+def test_a_launcher_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to type; the one next to Python comes before others on the PATH."""
+    Path("python").touch()
+    Path("horovodrun").touch()
+    monkeypatch.setattr(sys, "executable", str(Path("python").absolute()))
+    assert horovodrun.line(4, "hosts", "gloo")[:4] == [str(Path("horovodrun").absolute()), "-np", "4", "--hostfile"]
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match=r"there is no mpirun beside .* type `hvd-train doctor`"):
+        horovodrun.program("mpirun")
+
+
+def test_a_worker_knows_its_slot_and_the_age_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its local rank may change; the job is older than its latest process by the time that the driver says."""
     assert slot({SLOT: "3", "HOROVOD_LOCAL_RANK": "0"}) == 3
     assert slot({"HOROVOD_LOCAL_RANK": "1"}) == 1
     assert slot({}) == 0
-
-
-def test_a_job_is_as_old_as_its_first_process() -> None:
-    """Workers come and go: one is told how old the job was when it was started, and adds its own age."""
     assert running_for({SPENT: "1000.5"}, age_s=60.0) == 1060.5
     assert running_for({}, age_s=60.0) == 0.0
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # changes of the time of day do not matter
+    assert processes.age_s() >= time.monotonic() - BEGUN
+    assert (elastic({"HOROVOD_ELASTIC": "1"}), elastic({"HOROVOD_RANK": "0"})) == (True, False)
+    assert (goes_on({GOES_ON: "1"}), goes_on({})) == (True, False)
 
 
-def test_what_the_driver_and_the_supervisor_say() -> None:
-    """Whether ranks come and go, and whether a process continues a job."""
-    assert elastic({"HOROVOD_ELASTIC": "1"})
-    assert not elastic({"HOROVOD_RANK": "0"})
-    assert goes_on({GOES_ON: "1"})
-    assert not goes_on({})
+def test_settings_of_horovod_are_read_back() -> None:
+    """Comments and blank lines do not matter; a variable that has another value already is an error."""
+    path = Path("tuned.env")
+    path.write_text(tuned.text({**DEFAULTS, CYCLE: "2.50"}, ["made by", "a test"]) + f"\n  {'#'} more\n")
+    assert tuned.read(path) == {FUSION: "134217728", CYCLE: "2.50", CACHE: "1024"}
+    environ = {CYCLE: "2"}
+    tuned.apply({CYCLE: "2", FUSION: "1"}, environ)
+    assert environ == {CYCLE: "2", FUSION: "1"}
+    with pytest.raises(UsageError, match="unset HOROVOD_CYCLE_TIME"):
+        tuned.apply({CYCLE: "3"}, environ)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("HOROVOD_CYCLETIME=3", "unknown setting 'HOROVOD_CYCLETIME'; did you mean 'HOROVOD_CYCLE_TIME'?"),
+        ("PATH=/tmp", "unknown setting 'PATH'"),
+        ("HOROVOD_CYCLE_TIME=nan", "HOROVOD_CYCLE_TIME is 'nan'; it must be a number from 0.01 to 1000"),
+        ("HOROVOD_FUSION_THRESHOLD=64MB", "is '64MB'; it must be a whole number from 0 to 2147483648"),
+        ("HOROVOD_CACHE_CAPACITY=²", "is '²'"),
+        ("HOROVOD_CACHE_CAPACITY=1\nHOROVOD_CACHE_CAPACITY=1", "stands there twice"),
+    ],
+)
+def test_a_wrong_line_of_settings_is_named(line: str, said: str) -> None:
+    """In one line, with its number and what is wrong with it."""
+    path = Path("tuned.env")
+    path.write_text(f"# a comment\n{line}\n")
+    with pytest.raises(UsageError) as error:
+        tuned.read(path)
+    assert said in str(error.value)
+    assert str(error.value).startswith("tuned.env, line ")
+    assert "\n" not in str(error.value)
+    for replaced in (path.unlink, lambda: path.write_bytes(b"\xff\xfe\x00")):
+        replaced()
+        with pytest.raises(UsageError, match=r"^--tuned tuned\.env"):
+            tuned.read(path)

@@ -1,94 +1,107 @@
-"""The roll call before ranks meet: who is missing, and who is not the same."""
+"""The roll call before ranks meet, over Gloo's store or over MPI: who is missing, and who runs something else."""
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hvd_train import run
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, RankLost, UsageError
-from hvd_train.launch import roll_call
+from hvd_train.launch import mpi_roll_call, roll_call
+from hvd_train.launch.launcher import Launch
 
 
 class Blackboard:
     """A board in memory."""
 
-    def __init__(self) -> None:
-        self.written: dict[str, str] = {}
-        self._lock = threading.Lock()
+    def __init__(self, **written: str) -> None:
+        self.written = {name.replace("_", "."): text for name, text in written.items()}
 
     def put(self, name: str, text: str) -> None:
-        with self._lock:
-            self.written[name] = text
+        self.written[name] = text
 
     def get(self, name: str) -> str | None:
-        with self._lock:
-            return self.written.get(name)
+        return self.written.get(name)
 
 
 @pytest.fixture(autouse=True)
 def one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All threads of a test are ranks of the same, first call, and patience is short."""
+    """All calls of a test are the same roll call, and no rank prints anything because another thread is slow."""
     monkeypatch.setattr(roll_call, "_calls", type("Always", (), {"__next__": lambda _: 0})())
     monkeypatch.setattr(roll_call, "_POLL_S", 0.001)
-    monkeypatch.setattr(roll_call, "_FIRST_NOTICE_S", 0.02)
+    monkeypatch.setattr(roll_call, "_FIRST_NOTICE_S", 1000.0)
 
 
-def call(of_ranks: Mapping[int, Mapping[str, str]], size: int, **environ: str) -> tuple[list[str], dict[int, str]]:
-    """What each rank that comes gets (empty: it may go on), in order, and what was said while they waited."""
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulated clock, which a waiting rank advances."""
+    now = [0.0]
+    sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)  # noqa: E731
+    monkeypatch.setattr(roll_call, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(roll_call, "_POLL_S", 1.0)
+    monkeypatch.setattr(roll_call, "_FIRST_NOTICE_S", 15.0)
+
+
+def call(facts_of_ranks: Sequence[Mapping[str, str]]) -> tuple[list[str], dict[int, str]]:
+    """Return the error of each rank, empty where there is none, and what they have printed."""
     said: dict[int, str] = {}
+    board = Blackboard()
 
     def one(rank: int) -> str:
         try:
-            roll_call.call(board, rank, size, of_ranks[rank], environ, lambda text: said.__setitem__(rank, text))
+            size, say = len(facts_of_ranks), lambda text: said.__setitem__(rank, text)
+            roll_call.call(board, rank, size, facts_of_ranks[rank], {}, say)
         except HvdTrainError as error:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    board = Blackboard()
-    with ThreadPoolExecutor(len(of_ranks)) as ranks:
-        return list(ranks.map(one, of_ranks)), said
+    with ThreadPoolExecutor(len(facts_of_ranks)) as ranks:
+        return list(ranks.map(one, range(len(facts_of_ranks)))), said
 
 
-def test_ranks_that_are_the_same_go_on() -> None:
-    """All of them, and nothing is said."""
-    assert call({rank: {"torch": "2.15.0"} for rank in range(3)}, 3) == (["", "", ""], {})
+def test_ranks_that_run_the_same_continue() -> None:
+    """Nothing is printed."""
+    assert call([{"torch": "2.15.0"}] * 3) == (["", "", ""], {})
 
 
-def test_other_versions_stop_all() -> None:
-    """Every rank learns who has what."""
-    versions = {0: {"torch": "2.15.0"}, 1: {"torch": "2.14.0"}, 2: {"torch": "2.15.0"}}
-    results, said = call(versions, 3)
+def test_other_versions_or_settings_stop_all_ranks() -> None:
+    """Each rank learns who has what and what to do; rank 0 prints it."""
+    results, said = call([{"torch": "2.15.0"}, {"torch": "2.14.0"}, {"torch": "2.15.0"}])
     assert len(set(results)) == 1
     assert list(said) == [0]
-    assert results[0].startswith(f"{UsageError.__name__}: the ranks differ in torch: 2.15.0 on ")
+    assert results[0].startswith("UsageError: the ranks differ in torch: 2.15.0 on ")
     assert "(ranks 0, 2); 2.14.0 on " in results[0]
     assert results[0].endswith("(rank 1); set up the same on all")
-
-
-def test_other_settings_stop_all() -> None:
-    """The flag is named, and that the command lines differ."""
-    results, _ = call({0: {"--seed": "0"}, 1: {"--seed": "1"}}, 2)
+    results, _ = call([{"--seed": "0"}, {"--seed": "1"}])
     assert all("the ranks differ in --seed: 0 on" in result for result in results)
     assert all(result.endswith("start all of them with the same arguments") for result in results)
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
-    """By number and host, with whether it has started at all, as an error on all others."""
-    patience = {roll_call.PATIENCE: "0.1", roll_call.HOSTS: "h1:2,h2:1"}
-    results, _ = call({0: {}, 1: {}}, 3, **patience)
-    assert results[0].startswith(
-        f"{RankLost.__name__}: rank 2 on h2 (nothing heard of it) did not come within 0 s: look at"
-    )
-    assert results[1] == results[0]
+def test_a_missing_rank_is_named(clock: None) -> None:
+    """By number and host, with whether its process has started, as an error on all others; meanwhile in notices."""
+    board, said = Blackboard(here_0_1="{}", started_3="h7"), list[str]()
+    environ = {roll_call.HOSTS: "h1:2,h2:1", roll_call.PATIENCE: "40"}
+    expected = "rank 2 on h2 (nothing heard of it), rank 3 on h7 did not come within 41 s: look at"
+    with pytest.raises(RankLost, match=f"^{expected}".replace("(", r"\(").replace(")", r"\)")) as lost:
+        roll_call.call(board, 0, 4, {}, environ, said.append)
+    missing = "rank 2 on h2 (nothing heard of it), rank 3 on h7"
+    assert said == [f"waiting for {missing} (16 s)", f"waiting for {missing} (31 s)", str(lost.value)]
+    with pytest.raises(RankLost, match=r"^rank 2 on h2 \(nothing heard of it\), rank 3 on h7 did not come"):
+        roll_call.call(board, 1, 4, {}, environ)
+    hosts = [roll_call.host_of(rank, "a:2,b:1") for rank in range(4)]
+    assert hosts == ["a", "a", "b", None]
 
 
-def test_a_rank_that_is_late_is_named_meanwhile() -> None:
-    """Who waits learns for whom, and goes on when it comes."""
+def test_a_rank_that_is_late_is_named_meanwhile(clock: None) -> None:
+    """The waiting rank continues when it arrives."""
     board, said = Blackboard(), list[str]()
 
     def say(text: str) -> None:
@@ -96,70 +109,83 @@ def test_a_rank_that_is_late_is_named_meanwhile() -> None:
         board.put("here.0.1", '{"host": "h2"}')
 
     roll_call.call(board, 0, 2, {}, {}, say)
-    assert said == ["waiting for rank 1 (nothing heard of it) (0 s)"]
+    assert said == ["waiting for rank 1 (nothing heard of it) (16 s)"]
 
 
-def test_rank_0_is_waited_for_by_rank_1() -> None:
-    """It cannot say itself that it is not there."""
-    results, said = call({1: {}, 2: {}}, 3, **{roll_call.PATIENCE: "0.1"})
-    assert all(
-        result.startswith(f"{RankLost.__name__}: rank 0 (nothing heard of it) did not come within")
-        for result in results
-    )
-    assert list(said) == [1]
+def test_a_missing_rank_0_is_an_error_on_all_others(clock: None) -> None:
+    """Rank 1 prints the notices in its place."""
+    said: list[int] = []
+    for rank in (1, 2):
+        with pytest.raises(RankLost, match=r"^rank 0 \(nothing heard of it\) did not come within 601 s"):
+            roll_call.call(Blackboard(), rank, 3, {}, {}, lambda _, rank=rank: said.append(rank))
+    assert set(said) == {1}
 
 
-def test_a_rank_that_has_started_is_not_called_dead() -> None:
-    """It imports; its host is known by itself."""
-    board = Blackboard()
-    board.put("started.1", "h7")
-    with pytest.raises(RankLost, match=r"^rank 1 on h7 did not come"):
-        roll_call.call(board, 0, 2, {}, {roll_call.PATIENCE: "0.05"})
-
-
-def test_a_launcher_that_is_gone() -> None:
-    """One line, not a traceback of urllib's."""
-    nobody = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "1", "HOROVOD_RANK": "0"}
-    board = roll_call.store(nobody)
+def test_a_launcher_that_is_gone_is_one_line() -> None:
+    """And no traceback of urllib; elastic ranks and those of MPI have no roll call in the launcher's store."""
+    environ = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "1", "HOROVOD_RANK": "0"}
+    board = roll_call.store(environ)
     assert board is not None
-    roll_call.started(nobody)
     with pytest.raises(RankLost, match="the launcher cannot be reached"):
-        roll_call.call(board, 0, 2, {}, nobody)
-
-
-def test_elastic_ranks_are_not_called() -> None:
-    """They come and go; the driver knows who is there."""
-    environ = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "h1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "1", "HOROVOD_RANK": "0"}
+        roll_call.call(board, 0, 2, {}, environ)
     assert roll_call.store({**environ, "HOROVOD_ELASTIC": "1"}) is None
     assert roll_call.store({}) is None
 
 
-def test_a_time_that_is_none() -> None:
-    """One line that names the variable."""
+def test_a_wrong_time_limit_is_named() -> None:
+    """In one line, with its variable."""
     with pytest.raises(UsageError, match=r"HVD_TRAIN_START_TIMEOUT_SECONDS is '10m'; it must be a number of seconds"):
         roll_call.call(Blackboard(), 0, 1, {}, {roll_call.PATIENCE: "10m"})
 
 
-@pytest.mark.parametrize("name", sorted(run.OF_EACH_HOST))
-def test_what_hosts_may_have_of_their_own_is_a_setting(name: str) -> None:
-    """A name that is none would hide nothing, and one that is new would stop jobs that are right."""
-    assert name in Config().settings()
-    assert f"--{name.replace('_', '-')}" not in run.same_everywhere(Config())
+def test_each_host_may_have_its_own_paths() -> None:
+    """These settings exist and are not compared."""
+    assert Config().settings().keys() >= run.OF_EACH_HOST
+    assert not {f"--{name.replace('_', '-')}" for name in run.OF_EACH_HOST} & run.same_everywhere(Config()).keys()
 
 
-@pytest.mark.parametrize(("rank", "host"), [(0, "a"), (1, "a"), (2, "b"), (3, None)])
-def test_the_host_of_a_rank(rank: int, host: str | None) -> None:
-    """Ranks fill the slots of hosts in their order."""
-    assert roll_call.host_of(rank, "a:2,b:1") == host
+def test_ranks_of_mpi_are_compared_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """A difference stops all of them, and rank 0 prints it."""
+    facts = [{"host": "h1", "--seed": "0"}, {"host": "h2", "--seed": "1"}]
+    texts = [json.dumps(of_rank).encode() for of_rank in facts]
+
+    def communicator(rank: int) -> Any:
+        """What is used of mpi4py's."""
+
+        def fill(received: Any, values: Any) -> None:
+            received[:] = values
+
+        return SimpleNamespace(
+            rank=rank,
+            size=2,
+            Ibarrier=lambda: SimpleNamespace(Test=lambda: True),
+            barrier=lambda: None,
+            Allgather=lambda _, received: fill(received, array("q", map(len, texts))),
+            Allgatherv=lambda _, received: fill(received[0], b"".join(texts)),
+        )
+
+    errors = []
+    for rank in (0, 1):
+        with pytest.raises(UsageError, match=r"differ in --seed: 0 on h1 \(rank 0\); 1 on h2 \(rank 1\)") as stopped:
+            mpi_roll_call.call(communicator(rank), facts[rank])
+        errors.append(stopped.value)
+    assert capsys.readouterr().err == f"hvd-train: {errors[0]}\n"
+    assert all(error.reported for error in errors)
+    texts[1] = texts[0]
+    mpi_roll_call.call(communicator(0), facts[0])
 
 
-def test_a_worker_is_like_the_job_it_joins() -> None:
-    """The first difference, with both sides and what to do; hosts alone may differ."""
-    job = {"host": "h1", "torch": "2.15", "--epochs": "5"}
-    assert roll_call.difference_from_job(job, {**job, "host": "h2"}) is None
-    assert roll_call.difference_from_job(job, {**job, "host": "h2", "torch": "2.14"}) == (
-        "h2 differs from the job in torch: 2.14 there, 2.15 on h1; set up the same on all"
-    )
-    assert roll_call.difference_from_job(job, {"host": "h2", "torch": "2.15"}) == (
-        "h2 differs from the job in --epochs: nothing there, 5 on h1; start all of them with the same arguments"
-    )
+def test_a_rank_of_mpi_that_waits_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its number; where MPI started the ranks and Gloo was not asked for."""
+    monkeypatch.setattr(mpi_roll_call, "_FIRST_NOTICE_S", 0.01)
+    printed = threading.Event()
+    monkeypatch.setattr(mpi_roll_call, "say", lambda line: (print(line), printed.set()))
+    with mpi_roll_call.reporting_the_wait(Launch("Open MPI", 3, 4)):
+        assert printed.wait(60)
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith("rank 3 on ")
+    assert "has been waiting for other ranks for 0 s" in line
+    assert mpi_roll_call.meets_over_mpi({"OMPI_COMM_WORLD_RANK": "0"})
+    assert mpi_roll_call.meets_over_mpi({"PMI_RANK": "0"})
+    assert not mpi_roll_call.meets_over_mpi({"OMPI_COMM_WORLD_RANK": "0", "HOROVOD_CONTROLLER": "gloo"})
+    assert not mpi_roll_call.meets_over_mpi({"HOROVOD_RANK": "0"})

@@ -1,9 +1,10 @@
-"""What srun says of a rank, in Horovod's words."""
+"""Ranks that srun starts: Slurm's variables in Horovod's words, and how tasks find rank 0 by its key."""
 
 from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,94 +27,64 @@ SAID = {
 }
 
 
-def test_a_rank_of_a_step() -> None:
-    """Its place on its node and across nodes, and where all meet."""
+def test_a_task_gets_its_ranks_and_a_meeting_point() -> None:
+    """Steps that run side by side have different ports; the user's own port comes first."""
     assert slurm.alone(SAID)
+    assert launcher.launched(SAID) == launcher.Launch("srun", 4, 5)
     found = slurm.variables(SAID)
     expected = {"RANK": 4, "SIZE": 5, "LOCAL_RANK": 1, "LOCAL_SIZE": 2, "CROSS_RANK": 1, "CROSS_SIZE": 2}
     assert {name: int(found[f"HOROVOD_{name}"]) for name in expected} == expected
-    assert found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "gpu07"
-    assert 20_000 <= int(found["HOROVOD_GLOO_RENDEZVOUS_PORT"]) < 32_000
+    assert found[client.ADDRESS] == "gpu07"
     third = {**SAID, "SLURM_PROCID": "2", "SLURM_LOCALID": "2", "SLURM_NODEID": "0"}
     assert slurm.variables(third)["HOROVOD_CROSS_SIZE"] == "1", "only the first node has a third rank"
-
-
-def test_two_steps_have_two_ports() -> None:
-    """Side by side on the same nodes; the user's own choice comes first."""
-    ports = {
-        slurm.variables({**SAID, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step})["HOROVOD_GLOO_RENDEZVOUS_PORT"]
-        for job in ("1234", "1235")
-        for step in ("0", "1")
-    }
-    assert len(ports) == 4
-    assert slurm.variables({**SAID, slurm.PORT: "4321"})["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "4321"
+    steps = [{**SAID, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step} for job in ("1234", "1235") for step in ("0", "1")]
+    assert len({slurm.variables(step)[client.PORT] for step in steps}) == 4
+    assert slurm.variables({**SAID, slurm.PORT: "4321"})[client.PORT] == "4321"
 
 
 @pytest.mark.parametrize(
     "environ",
     [
-        {},
-        {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # a batch script
+        {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
         {**SAID, "SLURM_STEP_NUM_TASKS": "1"},
         {**SAID, "SLURM_STEP_NUM_TASKS": "²"},
         {**SAID, "HOROVOD_RANK": "0"},
-        {**SAID, "PMI_RANK": "4"},
         {**SAID, "PMIX_RANK": "4"},
     ],
 )
-def test_others_are_not_ours(environ: dict[str, str]) -> None:
-    """A batch script, a step of one task, and ranks that another launcher or a PMI looks after."""
+def test_processes_of_other_launchers_are_left_alone(environ: dict[str, str]) -> None:
+    """A batch script, a step of one task, and ranks that another launcher or a PMI serves."""
     assert not slurm.alone(environ)
 
 
-def test_a_step_is_a_launched_group() -> None:
-    """So that one rank speaks for all; a batch script is none."""
-    assert launcher.launched(SAID) == launcher.Launch("srun", 4, 5)
-    assert launcher.launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
+def test_slurms_short_forms_are_read() -> None:
+    """Tasks of each node, and the first node of a list."""
+    assert slurm.tasks_per_node("2(x2),1,4(x2)") == [2, 2, 1, 4, 4]
+    lists = {"h1": "h1", "gpu[03-05,9],login": "gpu03", "a-b,c": "a-b", "r[1-2]n5": "r1n5"}
+    assert {nodes: slurm.first_node(nodes) for nodes in lists} == lists
 
 
-@pytest.mark.parametrize(
-    ("text", "counts"), [("2", [2]), ("2(x3)", [2, 2, 2]), ("2(x2),1,4(x2)", [2, 2, 1, 4, 4]), ("1,1", [1, 1])]
-)
-def test_tasks_of_each_node(text: str, counts: list[int]) -> None:
-    """Slurm's short form."""
-    assert slurm.tasks_per_node(text) == counts
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"), [("h1", "h1"), ("gpu[03-05,9],login", "gpu03"), ("a-b,c", "a-b"), ("r[1-2]n5", "r1n5")]
-)
-def test_the_first_node(nodes: str, first: str) -> None:
-    """Where rank 0 is."""
-    assert slurm.first_node(nodes) == first
-
-
-@pytest.mark.parametrize("missing", ["SLURM_STEP_NODELIST", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"])
-def test_too_little_is_said(missing: str) -> None:
-    """One line that names it."""
-    with pytest.raises(UsageError, match=missing):
-        slurm.variables({name: value for name, value in SAID.items() if name != missing})
-
-
-@pytest.mark.parametrize("port", ["²", "x", "", "0", "65536", "-1"])
-def test_a_port_that_is_none_is_said(port: str) -> None:
-    """One line with the variable's name, before Horovod is told."""
-    with pytest.raises(UsageError, match=f"^HVD_TRAIN_PORT is '{port}'; it must be the number of a port"):
-        slurm.variables({**SAID, slurm.PORT: port})
+def test_wrong_variables_are_named() -> None:
+    """One that is missing, and a port that is none, in one line."""
+    for missing in ("SLURM_STEP_NODELIST", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"):
+        with pytest.raises(UsageError, match=missing):
+            slurm.variables({name: value for name, value in SAID.items() if name != missing})
+    for port in ("²", "x", "", "0", "65536"):
+        with pytest.raises(UsageError, match=f"^HVD_TRAIN_PORT is '{port}'; it must be the number of a port"):
+            slurm.variables({**SAID, slurm.PORT: port})
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> dict[str, str]:
-    """The environment of a task, with a home of its own and a port at which nobody listens."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    where = {client.ADDRESS: "127.0.0.1", client.PORT: str(port), "XDG_CACHE_HOME": str(tmp_path)}
-    return {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", **where}
+def task(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a task, with a home of its own and a port at which no process listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        where = {client.ADDRESS: "127.0.0.1", client.PORT: str(held.getsockname()[1]), "XDG_CACHE_HOME": str(tmp_path)}
+        yield {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", **where}
 
 
-def test_rank_0_that_does_not_come(task: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told with the place that was tried, not waited for for ever."""
+def test_a_rank_0_that_does_not_come_is_an_error(task: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says which place was tried and what to do."""
     monkeypatch.setattr(slurm, "_PATIENCE_S", 0.0)
     place = f"rank 0 on 127.0.0.1 cannot be reached on port {task[client.PORT]}"
     with pytest.raises(UsageError, match=f"{place} .*no key of its own in .*7.1.key.*firewall.*home folder"):
@@ -123,8 +94,8 @@ def test_rank_0_that_does_not_come(task: dict[str, str], monkeypatch: pytest.Mon
         slurm.find_rank_0(task)
 
 
-def test_tasks_find_rank_0_by_the_key_that_it_has_left(task: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key that an earlier step has left is of no use, and is replaced."""
+def test_tasks_find_rank_0_by_its_key(task: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of an earlier step is of no use; a process at the port that lacks the key is not believed."""
     key = signature.make_key()
     slurm.KeyFile(task).write("of an earlier step")
     monkeypatch.setenv(signature.KEY, key)
@@ -134,27 +105,17 @@ def test_tasks_find_rank_0_by_the_key_that_it_has_left(task: dict[str, str], mon
     timer.start()
     try:
         slurm.find_rank_0(task)
+        assert task[signature.KEY] == key
+        monkeypatch.setattr(slurm, "_PATIENCE_S", 0.0)
+        with pytest.raises(UsageError, match="not signed by this job"):
+            slurm.find_rank_0({**task, signature.KEY: "of another job"})
     finally:
         timer.join()
         server.stop()
-    assert task[signature.KEY] == key
-
-
-def test_a_process_without_the_key_is_not_rank_0(task: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever listens first at the port, which follows from the job's number, is not believed."""
-    monkeypatch.setenv(signature.KEY, "of somebody else")
-    impostor = RendezvousServer()
-    task |= {client.PORT: str(impostor.start(address="127.0.0.1")), signature.KEY: "of the job"}
-    monkeypatch.setattr(slurm, "_PATIENCE_S", 0.0)
-    try:
-        with pytest.raises(UsageError, match="not signed by this job"):
-            slurm.find_rank_0(task)
-    finally:
-        impostor.stop()
 
 
 def test_no_other_account_can_read_or_plant_the_key(task: dict[str, str], tmp_path: Path) -> None:
-    """Its folder and the file are the user's alone; a link in its place is neither followed nor believed."""
+    """Folder and file are the user's alone; a symlink in its place is neither followed nor believed."""
     file = slurm.KeyFile(task)
     file.write("a key")
     assert file.read() == "a key"
@@ -167,8 +128,8 @@ def test_no_other_account_can_read_or_plant_the_key(task: dict[str, str], tmp_pa
     assert (file.read(), (tmp_path / "elsewhere").read_text()) == ("another key", "planted")
 
 
-def test_a_home_that_cannot_be_written_is_told(task: dict[str, str], tmp_path: Path) -> None:
-    """One line with what to type."""
+def test_a_home_that_cannot_be_written_is_an_error(task: dict[str, str], tmp_path: Path) -> None:
+    """In one line with what to type."""
     (tmp_path / "hvd_train").write_text("a file where a folder should be")
     with pytest.raises(UsageError, match=r"cannot write .*7\.1\.key.*export HOROVOD_RENDEZVOUS_KEY=.* before srun"):
         slurm.KeyFile(task).write("a key")

@@ -1,0 +1,301 @@
+"""Errors, signals and failed rendezvous: which of them end a job, and how the others survive the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_train.elastic.roster import TOLD_TO_END_S, Finish
+from hvd_train.elastic.worker import Worker
+from hvd_train.launch.last_word import LastWord
+from tests.support.roster_play import Play, training
+
+LATER = 100.0
+
+
+def test_wrong_settings_end_the_job_at_once() -> None:
+    """They are wrong on every host."""
+    play = Play({"a": 1, "b": 1}, first=2)
+    play.end(play.started[0], 2)
+    assert play.finish == Finish(2, "a[0] cannot start")
+    assert (play.taken_out, play.given_up) == ({play.started[1]: "the job is over"}, [])
+
+
+@pytest.mark.parametrize("code", [4, 5, 6, 74])
+def test_an_error_that_no_new_worker_would_survive_ends_the_job_at_once(code: int) -> None:
+    """With its exit code; the other workers are ended."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.end(two, code)
+    assert play.finish == Finish(code, f"b[0] ended with exit code {code}")
+    assert list(play.taken_out) == [one]
+
+
+def test_other_settings_in_the_run_folder_end_the_job() -> None:
+    """Rank 0 finds them in the rendezvous, though the others may have formed a world since; rank 1's are its own."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.fail(two, "meeting", code=2)
+    assert play.finish is None
+    play = training({"a": 1, "b": 1})
+    play.say(one, "meeting", code=2)
+    play.ask(two)
+    assert play.world == [two]
+    play.end(one, 2)
+    assert play.finish == Finish(2, "a[0], as rank 0, cannot go on")
+
+
+def test_a_typo_in_the_model_ends_the_job() -> None:
+    """Each worker fails before the first step: the third failure in a row is the last."""
+    play = Play({"a": 1, "b": 1}, first=2)
+    play.fail(play.started[0], "building")
+    play.fail(play.started[1], "building")
+    play.wait(2)
+    assert play.finish is None
+    play.fail(play.started[2], "building")
+    assert play.finish == Finish(5, "3 workers in a row ended with an error before the ranks met (see above)")
+
+
+def test_one_bad_host_does_not_end_the_job() -> None:
+    """While a worker elsewhere builds and reports, is ready or trains, the error may be in the host."""
+    play = Play({"good": 1, "bad": 1}, first=2)
+    for _ in range(9):
+        play.fail(play.newest("bad"), "building")
+        play.wait(61)
+    assert play.finish is None
+    play.ask(play.newest("good"))
+    play.wait(70)
+    assert play.world == [play.newest("good")]
+    for _ in range(4):
+        play.fail(play.newest("bad"), "building")
+        play.wait(61)
+    assert play.finish is None
+
+
+@pytest.mark.parametrize("steps", [(20, 20, 20), (20, 19, 20)])
+def test_an_error_that_three_workers_meet_at_one_step_ends_the_job(steps: tuple[int, int, int]) -> None:
+    """A damaged image fails each worker that takes the step, or reads ahead in the step before it."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.fail(two, "training", step=steps[0], code=2)
+    play.ask(one)
+    play.fail(one, "training", step=steps[1], code=2)
+    play.wait(3)
+    assert play.finish is None
+    play.ask(*play.started[2:])
+    play.fail(play.world[1], "training", step=steps[2], code=2)
+    assert play.finish == Finish(2, "3 workers in a row ended with an error in step 21 (see above)")
+
+
+def test_errors_at_different_steps_are_survived() -> None:
+    """So are deaths by a signal, at any step, and the end of an ssh."""
+    play = training({"a": 1, "b": 1})
+    for step in (5, 9, 5, 7, 5, 9):
+        play.fail(play.world[1], "training", step=step)
+        play.ask(play.world[0])
+        play.wait(60)
+        play.ask(play.started[-1], play.world[0])
+    for code in (137, 139, 255, 137, 255):
+        play.end(play.world[1], code)
+        play.ask(play.world[0])
+        play.wait(60)
+        play.ask(play.started[-1], play.world[0])
+    assert play.finish is None
+
+
+def test_a_crash_at_exit_hides_no_exit_code() -> None:
+    """A process that crashes after its exit report ends as the report says; its own code counts otherwise."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    for number in (one, two):
+        play.roster.last_word_received(number, LastWord(0), play.now)
+    assert play.world == [one, two]
+    play.end(two, 134)
+    play.end(one, 139)
+    assert play.finish == Finish(0, "done")
+    for word, exit_code, meant in (
+        (LastWord(143), -6, 143),
+        (LastWord(0), 1, 1),
+        (LastWord(1, "Traceback"), 0, 1),
+    ):
+        assert Worker(1000, "a", 2, 0.0, 0.0, last_word=word).meant_exit_code(exit_code) == meant
+
+
+def test_a_worker_that_gets_a_signal_leaves_and_the_others_continue() -> None:
+    """It leaves after a step with the others, and its exit code does not speak for the job."""
+    play = training({"a": 1, "b": 1, "c": 1})
+    one, told, three = play.world
+    play.tell_to_end(told)
+    assert play.roster.wants_change()
+    assert not play.roster.wants_stop()
+    assert not play.taken_out
+    play.ask(told)
+    expected = "it was told to end by a signal, so its host may be about to go; no worker is started in its slot for "
+    assert play.taken_out == {told: f"{expected}5 minutes, unless the host is listed anew"}
+    assert play.given_up == []
+    play.end(told, 143)
+    play.ask(one, three)
+    assert (play.world, play.finish) == ([one, three], None)
+    play.end(one, 0)
+    play.end(three, 0)
+    assert play.finish == Finish(0, "done")
+
+
+@pytest.mark.parametrize("listed_anew", [False, True])
+def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(listed_anew: bool) -> None:
+    """Unless its host leaves the list and returns."""
+    play = training({"a": 1, "b": 1})
+    one, told = play.world
+    play.tell_to_end(told)
+    play.ask(one, told)
+    play.end(told, 143)
+    play.wait(TOLD_TO_END_S - 2)
+    assert (len(play.started), play.world) == (2, [one])
+    if listed_anew:
+        play.find({"a": 1})
+        play.find({"a": 1, "b": 1})
+    else:
+        play.wait(3)
+    assert len(play.started) == 3
+
+
+def test_with_too_few_left_after_a_signal_the_others_wait_for_a_new_host() -> None:
+    """The worker that got the signal does not wait with them."""
+    play = training({"a": 1, "b": 1}, fewest=2)
+    one, told = play.world
+    play.tell_to_end(told)
+    assert play.roster.wants_change()
+    play.ask(one, told)
+    assert list(play.taken_out) == [told]
+    assert play.world == [one, told]
+    play.end(told, 143)
+    play.find({"a": 1, "c": 1})
+    play.ask(play.started[-1])
+    assert (play.world, play.finish) == ([one, play.started[-1]], None)
+
+
+@pytest.mark.parametrize("history", ["together", "one after another", "a fault comes first"])
+def test_where_all_workers_get_a_signal_the_job_stops(history: str) -> None:
+    """They commit and end, and the exit code is that of a stop."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    if history == "one after another":
+        play.tell_to_end(one)
+        play.ask(one, two)
+        assert play.world == [two]
+        play.tell_to_end(two)
+    else:
+        play.tell_to_end(one, two)
+    assert play.roster.wants_stop()
+    if history == "a fault comes first":
+        play.ask(one, two)
+        assert sorted(play.taken_out) == [one, two]
+    play.end(one, 143)
+    play.end(two, 143)
+    assert play.finish == Finish(143, "stopped, and committed")
+
+
+def test_a_death_while_another_worker_leaves_does_not_end_the_job() -> None:
+    """New workers continue from the commit of the worker that left."""
+    play = training({"a": 1, "b": 1})
+    one, told = play.world
+    play.tell_to_end(told)
+    play.ask(told)
+    play.end(told, 143)
+    play.end(one, 137)
+    assert play.finish is None
+    play.wait(3)
+    play.ask(play.started[-1])
+    assert play.world == [play.started[-1]]
+
+
+def test_a_newcomer_that_cannot_connect_is_left_out_for_growing_times() -> None:
+    """After three failures in a row, then after one each; the others train on."""
+    play = training({"a": 1, "b": 1})
+    old = play.world
+    play.find({"a": 1, "b": 1, "far": 1})
+    waits = []
+    for attempts in (3, 1, 1):
+        far = play.newest("far")
+        play.ask(far)
+        play.ask(*old)
+        for _ in range(attempts):
+            assert play.world == [*old, far]
+            play.miss(*old, far)
+        assert play.world == old
+        often = ", 3 times in a row" if attempts == 3 else ""
+        seconds = 60 * 2 ** len(waits)
+        reason = f"the ranks have not met with it{often}; it is tried again in {seconds} s"
+        assert play.taken_out[far] == reason
+        play.end(far, 143)
+        begun = play.now
+        while play.newest("far") == far:
+            play.wait(1)
+        waits.append(play.now - begun)
+    assert waits == [60, 120, 240]
+    assert play.told[0] == "the ranks have not met: connection refused"
+    assert play.told[2] == "the ranks have not met, 3 times in a row: connection refused"
+
+
+def test_a_death_explains_a_failed_rendezvous() -> None:
+    """No other worker is left out for it, however often it happens."""
+    play = training({"a": 1, "b": 1, "c": 1})
+    one, two, _ = play.world
+    for _ in range(6):
+        play.end(play.world[2], 137)
+        play.miss(one, two)
+        assert play.world == [one, two]
+        play.wait(60)
+        play.ask(play.newest("c"))
+        play.ask(one, two)
+        assert play.world == [one, two, play.newest("c")]
+    assert not play.taken_out
+    assert not play.told
+
+
+@pytest.mark.parametrize("have_met", [False, True])
+def test_without_a_newcomer_the_last_rank_is_left_out(have_met: bool) -> None:
+    """Two hosts may lose the way to each other after hours of training; rank 0 always stays."""
+    play = training({"a": 1, "b": 1, "c": 1})
+    if have_met:
+        play.ask(*play.world)
+    for _ in range(3):
+        play.miss(*play.world)
+    assert play.world == play.started[:2]
+    play.miss(*play.world)
+    assert play.world == play.started[:1]
+    play.miss(*play.world)
+    assert play.world == play.started[:1]
+
+
+def test_workers_that_were_left_out_return_one_at_a_time() -> None:
+    """So the one to blame is alone when it fails again."""
+    play = training({"a": 1})
+    old = play.world
+    play.find({"a": 1, "good": 1, "far": 1})
+    play.ask(play.newest("good"), play.newest("far"))
+    play.ask(*old)
+    assert len(play.world) == 3
+    for _ in range(3):
+        play.miss(*play.world)
+    assert play.world == old
+    for number in (play.newest("good"), play.newest("far")):
+        play.end(number, 143)
+    play.wait(61)
+    play.ask(play.newest("good"), play.newest("far"))
+    play.ask(*old)
+    assert play.world == [*old, play.newest("good")]
+    play.ask(*play.world)
+    assert len(play.world) == 3
+    play.miss(*play.world)
+    assert play.world == [*old, play.newest("good")]
+
+
+def test_only_failed_rendezvous_in_a_row_count() -> None:
+    """A success in between clears all workers."""
+    play = training({"a": 1, "b": 1})
+    old = play.world
+    for _ in range(3):
+        play.miss(*old)
+        play.miss(*old)
+        play.ask(*old)
+        assert (play.world, play.taken_out) == (old, {})

@@ -1,0 +1,113 @@
+"""The exit report of a worker reaches its driver once; without a driver one rank prints the error for all."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from horovod.runner.http.http_server import RendezvousServer
+
+from hvd_train import cli
+from hvd_train.errors import UsageError
+from hvd_train.launch import client, error_report, last_word, rank_log
+from hvd_train.launch.last_word import LastWord
+from hvd_train.launch.launcher import WORKER
+
+_numbers = itertools.count(1000)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[dict[str, str]]:
+    """Where a store is."""
+    server = RendezvousServer()
+    yield {client.ADDRESS: "127.0.0.1", client.PORT: str(server.start())}
+    server.stop()
+
+
+@pytest.fixture
+def environ(store: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of a worker that no other test has."""
+    monkeypatch.setattr(last_word, "_told", [])
+    return {**store, WORKER: str(next(_numbers))}
+
+
+def heard(environ: dict[str, str]) -> LastWord:
+    """Return the exit report that the driver has."""
+    return last_word.heard(client.get(environ, f"last_word/{environ[WORKER]}", 60))
+
+
+def test_an_error_is_reported_once_with_its_place(environ: dict[str, str]) -> None:
+    """The first report, from where the error was raised, counts; neither a second one nor the exit code replaces it."""
+    error = UsageError("cat.jpg is torn")
+    assert last_word.tell(environ, error, "training", 17)
+    assert last_word.tell(environ, error)
+    with pytest.raises(SystemExit), last_word.exit_code_told(environ):
+        sys.exit(2)
+    assert heard(environ) == LastWord(2, "cat.jpg is torn", "training", 17)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(SystemExit(143), 143), (SystemExit(), 0), (SystemExit("why"), 1), (KeyError("a bug"), 1)]
+)
+def test_the_exit_code_of_the_process_is_reported(error: BaseException, code: int, environ: dict[str, str]) -> None:
+    """As Python will end the process; the error is raised on."""
+    with pytest.raises(type(error)), last_word.exit_code_told(environ):
+        raise error
+    assert heard(environ) == LastWord(code)
+
+
+def test_without_a_driver_the_process_prints_its_error(environ: dict[str, str]) -> None:
+    """Static jobs have none, and a driver that is gone changes nothing."""
+    gone = {**environ, client.PORT: "1"}
+    assert not last_word.tell({}, UsageError("wrong"))
+    assert not last_word.say(gone, LastWord(0))
+    for variables in ({}, gone):
+        with pytest.raises(SystemExit) as left, last_word.exit_code_told(variables):
+            sys.exit(3)
+        assert left.value.code == 3
+
+
+def test_the_command_line_leaves_errors_to_the_driver(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It prints nothing; the log of the rank has the error too."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    with (tmp_path / "h1-0.log").open("a+") as log:
+        monkeypatch.setattr(rank_log, "_files", [log.fileno()])
+        assert cli.run(["nonsense"]) == 2
+        assert "unknown command 'nonsense'" in heard(environ).error
+        monkeypatch.setattr(cli, "command", lambda name: 1 / 0)
+        assert cli.run(["train"]) == 1
+        log.seek(0)
+        told = log.read()
+    assert heard(environ).error.endswith("ZeroDivisionError: division by zero")
+    assert capsys.readouterr().err == ""
+    assert "nonsense" in told
+    assert "ZeroDivisionError" in told
+
+
+def test_an_error_is_printed_once_for_all_ranks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 prints what all ranks meet; another rank, with its name, only where no other one ends the job."""
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    for rank, ended, said in ((0, False, "hvd-train: "), (1, True, None), (1, False, "hvd-train: rank 1 on ")):
+        monkeypatch.setenv("HOROVOD_RANK", str(rank))
+        monkeypatch.setattr(error_report, "_ended_by_launcher", lambda error, ended=ended: ended)
+        assert cli.run(["nonsense"]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith(said) if said else told == ""
+    error = UsageError("bad image")
+    error.raised_by = 1
+    error_report.report_once(error)
+    assert re.fullmatch(r"hvd-train: rank 1 on \S+: bad image\n", capsys.readouterr().err)
+    error.reported = True  # the roll call has printed it on another rank
+    error_report.report_once(error)
+    assert capsys.readouterr().err == ""
