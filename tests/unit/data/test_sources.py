@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 import threading
 from pathlib import Path
@@ -18,50 +17,31 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays
 from hvd_train.errors import UsageError
-from hvd_train.run import train
 from hvd_train.settings.data import DataConfig
 from tests.support import cifar
 from tests.support.batches import RandomItems
-from tests.support.runs import small_config
 
 
-@pytest.mark.parametrize("where", ["in its file", "elsewhere"])
-def test_the_digits_are_scikit_learns(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images and labels are those of `load_digits`, whether its file is read or, where that is absent, it is called."""
-    if where == "elsewhere":
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    data = sources.open_data(DataConfig(data="digits"), seed=0)
+def test_the_digits_are_scikit_learns() -> None:
+    """Images and labels are those of `load_digits`, and any seed leaves the same 360 images to evaluate on."""
+    data, other = (sources.open_data(DataConfig(data="digits"), seed=seed) for seed in (0, 1))
     raw: Any = load_digits()
     shuffled = np.random.default_rng(1998).permutation(len(raw.target))
-    for part, rows in ((data.val, shuffled[:360]), (data.train, shuffled[360:])):
+    for part, rows in ((data.val, shuffled[:360]), (data.train, shuffled[360:]), (other.val, shuffled[:360])):
         assert isinstance(part, Arrays)
         expected = (raw.images[rows] * (255 / 16)).round().astype(np.uint8)
         assert torch.equal(part.images, torch.from_numpy(expected).unsqueeze(1))
         assert torch.equal(part.labels, torch.from_numpy(raw.target[rows]))
+    assert isinstance(data.train, Arrays)
+    assert len(data.classes) == 10
+    values = data.train.images.float() / 255
+    assert (values.mean().item(), values.std().item()) == pytest.approx((data.mean[0], data.std[0]), abs=0.002)
 
 
-def test_digits_are_split_the_same_whatever_the_seed() -> None:
-    """Any seed leaves the same 360 images to evaluate on and 1,437 others to train on, of ten classes."""
-    first, second = (sources.open_data(DataConfig(data="digits"), seed=seed) for seed in (0, 1))
-    assert isinstance(first.val, Arrays)
-    assert isinstance(second.val, Arrays)
-    assert (len(first.train), len(first.val), len(first.classes)) == (1437, 360, 10)
-    assert torch.equal(first.val.images, second.val.images)
-    assert isinstance(first.train, Arrays)
-    seen = {image.numpy().tobytes() for image in first.train.images}
-    assert sum(image.numpy().tobytes() in seen for image in first.val.images) == 0
-    values = first.train.images.float() / 255
-    assert (values.mean().item(), values.std().item()) == pytest.approx((first.mean[0], first.std[0]), abs=0.002)
-
-
-def test_an_unknown_data_set_is_answered_with_the_nearest() -> None:
-    """The error names the nearest data set."""
+def test_a_data_set_that_is_not_there_says_what_to_type() -> None:
+    """An unknown name is answered with the nearest; absent CIFAR is no download without `--download`."""
     with pytest.raises(UsageError, match="unknown data set 'cifar1'; did you mean 'cifar10'"):
         sources.check_name("cifar1")
-
-
-def test_cifar_that_is_not_there_says_what_to_type() -> None:
-    """CIFAR that is absent is neither a traceback nor a download that nobody asked for, but a line of advice."""
     with pytest.raises(UsageError, match=r"--data cifar10: not found whole in data .*add --download"):
         sources.open_data(DataConfig(data="cifar10"), seed=0)
 
@@ -95,7 +75,7 @@ def test_own_data_of_another_form_are_refused(result: object, message: str) -> N
 def test_images_and_labels_of_cifar_are_those_of_the_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Images are planes of 32 x 32 pixels, red, green and blue; the labels of CIFAR-100 are the fine ones."""
+    """Images are planes of 32 x 32 pixels; the labels of CIFAR-100 are the fine ones; a damaged file is refused."""
     cifar.unpack(cifar.publish(name, tmp_path / "web", monkeypatch), tmp_path)
     data = sources.open_data(DataConfig(data=name, data_dir=tmp_path), seed=0)
     assert isinstance(data.train, Arrays)
@@ -109,17 +89,11 @@ def test_images_and_labels_of_cifar_are_those_of_the_files(
     assert torch.equal(data.train.images[: len(expected)], expected)
     labels = batch["labels" if name == "cifar10" else "fine_labels"]
     assert data.train.labels[: len(expected)].tolist() == labels
-
-
-def test_a_damaged_file_of_cifar_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of CIFAR with a flipped bit is refused by its checksum."""
-    cifar.unpack(cifar.publish("cifar10", tmp_path / "web", monkeypatch), tmp_path)
-    path = tmp_path / CIFAR10.base_folder / "data_batch_3"
-    content = bytearray(path.read_bytes())
+    content = bytearray(first.read_bytes())
     content[2000] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"--data cifar10: not found whole in .*add --download"):
-        sources.open_data(DataConfig(data="cifar10", data_dir=tmp_path), seed=0)
+    first.write_bytes(content)
+    with pytest.raises(UsageError, match=rf"--data {name}: not found whole in .*add --download"):
+        sources.open_data(DataConfig(data=name, data_dir=tmp_path), seed=0)
 
 
 def test_one_of_many_ranks_downloads_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,11 +113,3 @@ def test_one_of_many_ranks_downloads_cifar(tmp_path: Path, monkeypatch: pytest.M
             rank.join()
     assert counts == [cifar.NUM_TRAIN] * 3
     assert len(requests) == 2 * of_one_download > 0, requests
-
-
-def test_cifar_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network of torchvision trains on the images of CIFAR-10 as they are."""
-    cifar.unpack(cifar.publish("cifar10", tmp_path / "web", monkeypatch), tmp_path)
-    result = train(small_config(data="cifar10", data_dir=tmp_path, model="resnet18", epochs=1))
-    assert (result.finished, result.steps) == (True, 5)
-    assert result.top1 is not None

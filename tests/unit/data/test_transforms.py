@@ -1,20 +1,57 @@
-"""Random changes of single images beyond the data set's own, and mixes within a micro-batch."""
+"""Random changes of images: of whole batches, of single images, and mixes within a micro-batch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torchvision.transforms import v2
 
 from hvd_train.data import sources
+from hvd_train.data.augment import affine_jitter, crop_and_flip
 from hvd_train.data.dataset import Arrays
 from hvd_train.data.transforms import Items, Mix, training_transform
 from hvd_train.errors import UsageError
+from hvd_train.progress import order
 from hvd_train.settings.data import DataConfig
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import equal, small_config, trained
+
+
+def cropped(image: Tensor, uniforms: Tensor, padding: int) -> Tensor:
+    _, height, width = image.shape
+    padded = F.pad(image, (padding,) * 4)
+    top, left = (int(u * (2 * padding + 1)) for u in uniforms[:2])
+    part = padded[:, top : top + height, left : left + width]
+    return part if uniforms[2] < 0.5 else part.flip(2)
+
+
+def test_crop_and_flip_is_the_plain_one_image_by_image() -> None:
+    """Shifts in both directions by all amounts, at most by the padding, mirrored or not."""
+    images = torch.arange(66 * 3 * 6 * 5.0).view(66, 3, 6, 5)
+    drawn = torch.from_numpy(order.uniforms(1, 2, np.arange(64), 3))
+    uniforms = torch.cat([drawn, torch.zeros(1, 3), torch.full((1, 3), 1 - 2**-24)])
+    result = crop_and_flip(padding=2).apply(images, uniforms)
+    assert torch.equal(result, torch.stack([cropped(i, u, 2) for i, u in zip(images, uniforms, strict=True)]))
+
+
+@pytest.mark.numeric
+def test_an_affine_change_turns_shifts_and_zooms() -> None:
+    """Nothing in the middle of the range; a shift of a quarter of eight pixels is two pixels."""
+    images = torch.cos(torch.arange(3 * 64.0).view(3, 1, 8, 8))
+    result = affine_jitter(degrees=10, shift=0.1, scale=0.1).apply(images, torch.full((3, 4), 0.5))
+    torch.testing.assert_close(result, images, atol=1e-5, rtol=0)
+    image = torch.zeros(1, 1, 8, 8)
+    image[0, 0, 4, 4] = 1
+    moved = affine_jitter(degrees=0, shift=0.25, scale=0).apply(image, torch.tensor([[0.5, 0.5, 1.0, 0.5]]))
+    assert moved[0, 0, 4, 2] > 0.99
+    turned = affine_jitter(degrees=90, shift=0, scale=0).apply(image, torch.tensor([[1.0, 0.5, 0.5, 0.5]]))
+    assert turned.sum() > 0.99
+    assert turned[0, 0, 4, 4] < 0.01
 
 
 @pytest.mark.parametrize(("augment", "kind"), [("trivial", v2.TrivialAugmentWide), ("rand", v2.RandAugment)])
@@ -26,9 +63,9 @@ def test_policies_come_after_the_usual_changes_and_before_erasing(augment: str, 
     assert (steps[2].p, steps[2].value) == (0.25, [128, 102, 76])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_sample_is_changed_the_same_way_in_whatever_process(workers: int) -> None:
-    """Weights after an epoch with TrivialAugment and random erasing do not depend on loader processes."""
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_augmentation_does_not_depend_on_loader_processes(workers: int) -> None:
+    """Weights after an epoch with TrivialAugment and random erasing are the same."""
     config = small_config(augment="trivial", random_erasing=0.5, epochs=1, workers=workers)
     _, weights = trained(LocalWorld(), config)
     _, again = trained(LocalWorld(), config.replace(workers=0, output_dir=Path("again")))
@@ -37,23 +74,18 @@ def test_a_sample_is_changed_the_same_way_in_whatever_process(workers: int) -> N
     assert not equal(weights, unchanged)
 
 
-def test_images_in_memory_are_changed_one_by_one() -> None:
+def test_images_in_memory_are_changed_one_by_one_and_only_in_training() -> None:
     """The usual changes of the data set are not applied a second time to the batch."""
-    plain = sources.open_data(DataConfig(data="digits"), seed=0)
-    changed = sources.open_data(DataConfig(data="digits", augment="rand"), seed=0)
-    assert isinstance(plain.train, Arrays)
-    assert plain.augment is not None
-    assert isinstance(changed.train, Items)
-    assert changed.augment is None
-    assert len(changed.train) == len(plain.train)
-    torch.manual_seed(0)
-    image, label = changed.train[5]
-    assert (image.dtype, image.shape, label) == (torch.uint8, plain.train.images[5].shape, int(plain.train.labels[5]))
-    assert isinstance(changed.val, Arrays), "evaluation sees them as they are"
+    data = sources.open_data(DataConfig(data="digits", augment="rand"), seed=0)
+    assert isinstance(data.train, Items)
+    assert isinstance(data.val, Arrays)
+    assert data.augment is None
+    image, label = data.train[5]
+    assert (image.dtype, image.shape, label) == (torch.uint8, (1, 8, 8), int(data.train.arrays.labels[5]))
 
 
-def test_a_data_set_of_items_has_its_own_changes() -> None:
-    """`--augment trivial` is refused, not ignored, for data whose items are made by the user."""
+def test_a_policy_for_items_of_the_user_is_refused() -> None:
+    """`--augment trivial` is refused, not ignored, for a data set that has changes of its own."""
     with pytest.raises(UsageError, match=r"do not go with --data tests\.support\.runs:mapped_digits"):
         sources.open_data(DataConfig(data="tests.support.runs:mapped_digits", augment="trivial"), seed=0)
 
@@ -80,8 +112,8 @@ def test_cutmix_shares_are_those_of_the_area() -> None:
     assert float(shares[2, 1]) == pytest.approx(1 - kept)
 
 
-def test_both_mixes_take_turns() -> None:
-    """Where mixup and cutmix are asked for, some micro-batches are blended and others are patched."""
+def test_mixup_and_cutmix_take_turns() -> None:
+    """If both are asked for, some micro-batches are blended and others are patched."""
     mix = Mix(DataConfig(mixup=1.0, cutmix=1.0), 2)
     images, targets = torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)]), torch.arange(2)
     torch.manual_seed(0)

@@ -1,8 +1,9 @@
-"""The buffers of a model: which rule each follows, and what must not change them."""
+"""Buffers: running statistics move by a mean over the slots of a step, others have the value of slot 0."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,20 +11,212 @@ import torch
 from torch import Tensor, nn
 
 from hvd_train.errors import UsageError
-from hvd_train.network import buffers
-from hvd_train.network.buffers import buffers_of, unchanged
-from hvd_train.world.world import LocalWorld
+from hvd_train.network.step_buffers import StepBuffers
+from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.runs import small_config, trained
 from tests.support.worlds import ThreadWorld, run_ranks
 
+pytestmark = pytest.mark.numeric
 
-def test_running_statistics_and_named_ones_are_averaged() -> None:
-    """A pattern is one as of `--freeze`; all other buffers have the value of slot 0."""
-    model = nn.Sequential(nn.BatchNorm1d(3), runs.Remembers(), nn.InstanceNorm1d(3, track_running_stats=True))
-    statistics = {f"{n}.{name}" for n in (0, 2) for name in ("running_mean", "running_var", "num_batches_tracked")}
-    assert buffers.averaged(model, ()) == statistics
-    assert buffers.averaged(model, ("*.mean", "1.pass*")) == statistics | {"1.mean", "1.passes"}
+CPU = torch.device("cpu")
+SLOTS = [torch.sin(torch.arange(12.0).view(4, 3) * (n + 1)) for n in range(5)]
+
+
+def take(world: World, held: StepBuffers, model: nn.Module, slots: list[Tensor], *, undo: bool = False) -> None:
+    """Make the passes of a step on this rank, as `Step` does."""
+    held.begin()
+    for number, slot in list(enumerate(slots))[world.place.rank :: world.place.size]:
+        held.begin_slot()
+        model(slot).square().sum().backward()
+        held.end_slot(number)
+    total = world.sum(torch.cat([torch.tensor([float(held.has_news)]), *held.changes]), "changes")
+    if undo:
+        held.undo()
+        return
+    if total[0] > 0:
+        held.exchange_news(world)
+    held.finish(total[1:], len(slots))
+
+
+def started() -> nn.BatchNorm1d:
+    layer = nn.BatchNorm1d(3, momentum=0.1)
+    layer.running_mean.copy_(torch.tensor([1.0, -2.0, 0.5]))
+    layer.running_var.copy_(torch.tensor([0.5, 1.0, 2.0]))
+    return layer
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_running_statistics_move_by_the_mean_over_slots(size: int) -> None:
+    """0.9 of the old value and 0.1 of the mean of the slots' own, for any number of ranks; one slot is as in torch."""
+
+    def body(world: ThreadWorld) -> dict[str, Tensor]:
+        layer = started()
+        take(world, StepBuffers(layer, CPU), layer, SLOTS)
+        return layer.state_dict()
+
+    mean = torch.stack([slot.mean(0) for slot in SLOTS]).mean(0)
+    var = torch.stack([slot.var(0) for slot in SLOTS]).mean(0)
+    for state in run_ranks(size, body):
+        torch.testing.assert_close(state["running_mean"], 0.9 * started().running_mean + 0.1 * mean)
+        torch.testing.assert_close(state["running_var"], 0.9 * started().running_var + 0.1 * var)
+        assert state["num_batches_tracked"] == 1
+    mine, plain = started(), started()
+    take(LocalWorld(), StepBuffers(mine, CPU), mine, SLOTS[:1])
+    plain(SLOTS[0])
+    torch.testing.assert_close(mine.running_mean, plain.running_mean)
+    torch.testing.assert_close(mine.running_var, plain.running_var)
+
+
+class Noted(nn.Module):
+    """Passes its input on, and lets a function of the test change its buffer `held` in each pass."""
+
+    def __init__(self, start: Tensor, change: Callable[[Noted, Tensor], object]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("held", start.clone())
+        self.held: Tensor
+        self.change, self.before = change, list[Tensor]()
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return the values times the weight."""
+        self.before.append(self.held.clone())
+        self.change(self, values)
+        return values * self.weight
+
+
+def assigns(module: Noted, values: Tensor) -> None:
+    module.held = 0.9 * module.held + (values * module.weight).mean(0)
+
+
+def writes(module: Noted, values: Tensor) -> None:
+    module.held += (values.sum() * 100).to(module.held.dtype)
+
+
+def writes_unseen(module: Noted, values: Tensor) -> None:
+    module.held.data.add_(values.sum())
+
+
+def draws(module: Noted, values: Tensor) -> None:
+    generator = torch.Generator()
+    generator.set_state(module.held)
+    torch.rand(int(values.abs().sum()), generator=generator)
+    module.held = generator.get_state()
+
+
+BUFFERS: dict[str, tuple[Tensor, Callable[[Noted, Tensor], object]]] = {
+    "a mean, assigned": (torch.tensor([1.0, -0.0, 1e-40]), assigns),
+    "written by way of data": (torch.zeros(2), writes_unseen),
+    "float64": (torch.tensor([1 / 3], dtype=torch.float64), writes),
+    "an odd count of 8 bits": (
+        torch.ones(3, dtype=torch.float8_e4m3fn),
+        lambda module, values: setattr(module, "held", (module.held.float() / 2).to(module.held.dtype)),
+    ),
+    "complex": (torch.ones(2, dtype=torch.complex64), writes),
+    "a counter beyond 2^53": (torch.tensor(2**60 + 1), writes),
+    "a flag": (torch.tensor(False), lambda module, values: module.held.logical_not_()),
+    "the state of a generator": (torch.Generator().manual_seed(3).get_state(), draws),
+    "not a number": (torch.tensor([torch.nan, torch.inf]), writes),
+    "of another shape each time": (
+        torch.zeros(1),
+        lambda module, values: setattr(module, "held", torch.cat([module.held, values.sum().view(1)])),
+    ),
+    "expanded": (
+        torch.zeros(1).expand(3),
+        lambda module, values: setattr(module, "held", module.held + values.sum()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_buffer_has_the_value_of_slot_0(name: str) -> None:
+    """To the last bit, after each of three steps on any number of ranks; each slot begins with the step's value."""
+    start, change = BUFFERS[name]
+
+    def body(world: World) -> list[Tensor]:
+        model = Noted(start, change)
+        held = StepBuffers(model, CPU)
+        values = []
+        for step in range(3):
+            begun = model.held.detach().clone()
+            take(world, held, model, [slot + step for slot in SLOTS])
+            assert all(same(value, begun) for value in model.before)
+            model.before.clear()
+            values.append(model.held.detach().clone())
+        return values
+
+    alone = Noted(start, change)
+    expected = []
+    for step in range(3):
+        alone(SLOTS[0] + step)
+        alone.held = alone.held.detach()
+        expected.append(alone.held.clone())
+    for size in (1, 2, 3):
+        for values in run_ranks(size, body):
+            assert all(same(value, other) for value, other in zip(values, expected, strict=True)), (values, expected)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Return whether tensors are equal as numbers (0 is -0), where not a number is itself."""
+    if one.dtype.itemsize == 1:
+        return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    return torch.equal(one, other) or (
+        one.is_floating_point() and one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True)
+    )
+
+
+def test_a_change_that_is_not_of_slot_0_does_not_count() -> None:
+    """Alone and on ranks: what another slot makes of a buffer is gone after the step."""
+
+    def sets(module: Noted, values: Tensor) -> None:
+        if torch.equal(values, SLOTS[1]):
+            module.held += 1
+
+    def body(world: ThreadWorld) -> Tensor:
+        model = Noted(torch.zeros(3), sets)
+        held = StepBuffers(model, CPU)
+        for _ in range(2):
+            take(world, held, model, SLOTS)
+        return model.held
+
+    assert all(torch.equal(held, torch.zeros(3)) for size in (1, 2) for held in run_ranks(size, body))
+
+
+@pytest.mark.parametrize("change", [assigns, writes, writes_unseen])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_broken_step_is_undone(steps: int, change: Callable[[Noted, Tensor], None]) -> None:
+    """The tensors are there again with what they held, in the first step of a world and later; whole steps stay."""
+    model = nn.Sequential(Noted(torch.ones(3), change), started())
+    held = StepBuffers(model, CPU)
+    held.undo()
+    for _ in range(steps):
+        take(LocalWorld(), held, model, SLOTS)
+    held.undo()
+    assert model[1].num_batches_tracked == steps
+    before, values = model[0].held, {name: value.clone() for name, value in model.state_dict().items()}
+    take(LocalWorld(), held, model, SLOTS, undo=True)
+    assert model[0].held is before
+    assert runs.equal(dict(model.state_dict()), values)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_buffers_are_averaged_by_name(size: int) -> None:
+    """`--average-buffers`: a running mean of the user's own moves as batch norm's does; counts are rounded."""
+
+    def counts(module: Noted, values: Tensor) -> None:
+        module.held += 2 if torch.equal(values, SLOTS[0]) else 3
+
+    def body(world: ThreadWorld) -> list[Tensor]:
+        kinds = [(torch.ones(3), assigns), (torch.tensor(5), writes), (torch.tensor([5, 7]), counts)]
+        model = nn.Sequential(*(Noted(start, change) for start, change in kinds))
+        take(world, StepBuffers(model, CPU, ("[02].h*",)), model, SLOTS)
+        return [each.held for each in model]
+
+    mean = torch.stack([slot.mean(0) for slot in SLOTS]).mean(0)
+    for floats, of_slot_0, integers in run_ranks(size, body):
+        torch.testing.assert_close(floats, 0.9 + mean)
+        assert of_slot_0 == 5 + int(SLOTS[0].sum() * 100)
+        assert integers.tolist() == [8, 10], "14 / 5 is nearly 3"
 
 
 @pytest.mark.parametrize(
@@ -31,46 +224,16 @@ def test_running_statistics_and_named_ones_are_averaged() -> None:
     [
         ("means", r"no buffer of the model is called means; besides running statistics, they are called 0\.mean, .*"),
         ("0.numb*", r"--average-buffers 0\.numb\*: 0\.numbers holds uint8, which has no mean"),
-        ("0.beg*", r"0\.begun holds bool"),
     ],
 )
-def test_names_that_cannot_be_are_told_before_anything_is_trained(pattern: str, told: str) -> None:
-    """One line that says what the model has."""
+def test_buffers_that_cannot_be_averaged_are_an_error_of_use(pattern: str, told: str) -> None:
+    """Reported before anything is trained."""
     with pytest.raises(UsageError, match=told):
         trained(LocalWorld(), small_config(average_buffers=(pattern,)), runs.remembers)
     assert not Path("run").exists()
 
 
-def test_a_model_without_further_buffers_says_so() -> None:
-    """Nothing can be named there."""
-    with pytest.raises(UsageError, match="besides running statistics, it has none"):
-        buffers.averaged(runs.batch_norm(10), ("mean",))
-
-
-def test_a_tensor_in_two_places_is_one_buffer() -> None:
-    """As `named_buffers` has it, in its order."""
-    first, second = runs.Remembers(), runs.Remembers()
-    second.table = first.table
-    model = nn.Sequential(nn.BatchNorm1d(3), first, second)
-    assert [buffer.name for buffer in buffers_of(model)] == [name for name, _ in model.named_buffers()]
-
-
-def test_nothing_of_a_block_stays_in_buffers() -> None:
-    """Written to, by way of `data` or not, or replaced: the tensors are those of before, and so are their values."""
-    model = runs.Remembers()
-    before = dict(model.named_buffers())
-    values = {name: tensor.clone() for name, tensor in before.items()}
-    with unchanged(model):
-        for _ in range(2):
-            model(torch.ones(4, 1, 8, 8))
-        assert not torch.equal(model.mean, values["mean"])
-    after = dict(model.named_buffers())
-    assert all(after[name] is tensor and torch.equal(tensor, values[name]) for name, tensor in before.items())
-
-
 class Counts(nn.Module):
-    """Counts its passes in evaluation, too."""
-
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
@@ -84,7 +247,7 @@ class Counts(nn.Module):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_evaluation_changes_no_buffer(ranks: int) -> None:
-    """What a pass of an evaluation counts, and the one that checks the model, are in no rank's final buffers."""
+    """Nor does the pass that checks the model at the start."""
 
     def body(world: ThreadWorld) -> int:
         _, weights = trained(world, small_config(epochs=1), lambda n: nn.Sequential(Counts(), runs.convnet(n)))
@@ -93,8 +256,8 @@ def test_an_evaluation_changes_no_buffer(ranks: int) -> None:
     assert run_ranks(ranks, body) == [10] * ranks
 
 
-def test_ranks_end_as_one_whatever_writes_into_a_buffer() -> None:
-    """Also a pass that begins late, and unseen by torch: what ranks hold is brought together after each epoch."""
+def test_ranks_end_with_equal_buffers_whatever_writes_into_them() -> None:
+    """Also a pass that begins to write late, and unseen by torch: buffers are synchronized after each epoch."""
 
     def make(num_classes: int) -> nn.Module:
         model, passes = runs.convnet(num_classes), itertools.count()
@@ -110,83 +273,3 @@ def test_ranks_end_as_one_whatever_writes_into_a_buffer() -> None:
     results = run_ranks(2, lambda world: trained(world, small_config(epochs=2), make))
     assert torch.equal(*(weights["seen"] for _, weights in results))
     assert results[0][1]["seen"] != 0
-
-
-def test_what_is_in_no_state_dict_is_loaded_by_name() -> None:
-    """A value of another shape takes the buffer's place, and an unknown name is passed over."""
-    model = nn.Sequential(runs.Remembers())
-    found = buffers.not_in_state_dict(model)
-    assert list(found) == ["0.unsaved"]
-    before = model[0].unsaved
-    buffers.load(model, {"0.unsaved": torch.ones(8), "gone": torch.ones(1)})
-    assert model[0].unsaved is before
-    assert torch.equal(before, torch.ones(8))
-    buffers.load(model, {"0.unsaved": torch.ones(3)})
-    assert torch.equal(model[0].unsaved, torch.ones(3))
-
-
-@pytest.mark.parametrize(("size", "is_new"), [(1, False), (2, True), (3, True)])
-def test_a_buffer_whose_numbers_share_memory_gets_memory_of_its_own(size: int, is_new: bool) -> None:
-    """What was expanded from one number cannot hold several; a length of 1 is as it was."""
-    model = nn.Module()
-    model.register_buffer("scale", torch.zeros(2, 1).expand(2, size))
-    (buffer,) = buffers_of(model)
-    before = buffer.tensor.data_ptr()
-    value = torch.arange(2.0 * size).view(2, size)
-    buffers.copy_into(buffer, value)
-    assert torch.equal(buffer.tensor, value)
-    assert (buffer.tensor.data_ptr() != before) is is_new
-    assert buffer.tensor.data_ptr() != value.data_ptr()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
-def test_a_value_of_another_number_format_keeps_it(dtype: torch.dtype) -> None:
-    """A buffer that was turned into float64 on one rank is so on all."""
-    model = nn.Module()
-    model.register_buffer("seen", torch.zeros(3))
-    buffers.copy_into(buffers_of(model)[0], torch.full((3,), 7, dtype=dtype))
-    assert model.seen.dtype == dtype
-    assert model.seen.tolist() == [7, 7, 7]
-
-
-def test_what_is_no_dense_tensor_is_no_buffer_here() -> None:
-    """A place that is empty, as of batch norm without statistics, and a sparse table are passed over."""
-    model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.Module())
-    model[1].register_buffer("table", torch.eye(3).to_sparse())
-    model[1].register_buffer("seen", torch.zeros(2))
-    model.register_buffer("own", torch.zeros(1))
-    assert [(buffer.name, buffer.key) for buffer in buffers_of(model)] == [("own", "own"), ("1.seen", "seen")]
-
-
-def test_only_the_first_four_buffers_are_told_of() -> None:
-    """The line that says what a pattern could have matched stays short."""
-    model = nn.Module()
-    for number in range(4):
-        model.register_buffer(f"b{number}", torch.zeros(1))
-    with pytest.raises(UsageError, match=r"they are called b0, b1, b2, b3$"):
-        buffers.averaged(model, ("none",))
-    model.register_buffer("b4", torch.zeros(1))
-    with pytest.raises(UsageError, match=r"they are called b0, b1, b2, b3, \.\.\.$"):
-        buffers.averaged(model, ("none",))
-
-
-def test_buffers_but_those_with_a_name_are_copied_to_a_copy() -> None:
-    """A moving average takes over tables and counters, and keeps what it averages itself."""
-    source, target = runs.Remembers(), runs.Remembers()
-    for buffer in buffers_of(source):
-        buffer.put(torch.ones_like(buffer.tensor))
-    kept = target.mean
-    buffers.copy_others(source, target, {"mean"})
-    assert target.mean is kept
-    assert not kept.any()
-    assert all(bool(buffer.tensor.all()) for buffer in buffers_of(target) if buffer.name != "mean")
-    buffers_of(source)[-1].tensor.zero_()
-    assert buffers_of(target)[-1].tensor.all(), "a copy"
-
-
-def test_a_value_from_elsewhere_comes_to_where_the_buffer_is() -> None:
-    """Ranks tell each other of buffers by way of the CPU."""
-    model = nn.Module()
-    model.register_buffer("seen", torch.zeros(3, device="meta"))
-    buffers.copy_into(buffers_of(model)[0], torch.ones(5))
-    assert (model.seen.device.type, model.seen.shape) == ("meta", (5,))

@@ -1,11 +1,10 @@
-"""The device of a rank, and what belongs to it."""
+"""The device of a rank, its threads, memory and clock, and the loss scale."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from hvd_train.errors import UsageError
 from hvd_train.network import device
 from hvd_train.world.world import Place
 
+CPU = torch.device("cpu")
 PROGRAM = """
 import resource, torch
 from hvd_train import Config
@@ -29,9 +29,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variables", "kept"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, False)])
 def test_freed_memory_is_kept_for_the_next_step(variables: dict[str, str], kept: bool) -> None:
-    """Large tensors take the places of those before them without a fault for each page, unless told otherwise."""
+    """Large tensors take the places of earlier ones without a page fault each, unless the environment sets malloc."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, env={**environment, **variables}, capture_output=True, text=True, check=True)
@@ -39,51 +40,19 @@ def test_freed_memory_is_kept_for_the_next_step(variables: dict[str, str], kept:
     assert (int(done.stdout) < 20 * pages) is kept, "of forty; some find their place only after a few"
 
 
-@pytest.mark.parametrize(
-    ("variable", "options"),
-    [
-        (None, [(-4, 0), (-1, 2**31 - 1)]),
-        ("GLIBC_TUNABLES", []),
-        ("MALLOC_MMAP_MAX_", []),
-        ("MALLOC_MMAP_THRESHOLD_", []),
-        ("MALLOC_TRIM_THRESHOLD_", []),
-    ],
-)
-def test_malloc_is_left_to_whoever_configures_it(
-    monkeypatch: pytest.MonkeyPatch, variable: str | None, options: list[tuple[int, int]]
-) -> None:
-    """Else it maps nothing and trims nothing: the numbers are those of M_MMAP_MAX and M_TRIM_THRESHOLD in malloc.h."""
-    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_"))]:
-        monkeypatch.delenv(name)
-    if variable is not None:
-        monkeypatch.setenv(variable, "1")
-    given: list[tuple[int, int]] = []
-    library = SimpleNamespace(mallopt=lambda *option: given.append(option))
-    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: library)
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    device.choose_device(Config().replace(device="cpu"), Place())
-    assert given == options
-
-
-def test_another_allocator_than_glibcs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """musl, for one, has no mallopt."""
-    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: SimpleNamespace())
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    assert device.choose_device(Config().replace(device="cpu"), Place()) == torch.device("cpu")
-
-
-def test_torch_computes_with_as_many_threads_as_the_rank_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of one host that each took all cores would wait for each other."""
+def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch gets the rank's share of the cores that the process may use, at least one."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    device.choose_device(Config().replace(device="cpu"), Place(0, 2, 0, 2))
-    assert threads == [3]
+    for ranks in (1, 2, 4, 8):
+        assert device.choose_device(Config().replace(device="cpu"), Place(local_size=ranks)) == CPU
+    assert threads == [6, 3, 1, 1]
 
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host with two GPUs, as far as torch says so."""
+    """Make torch say that the host has two GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
@@ -91,7 +60,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_rank_of_a_host_has_a_gpu_of_its_own(gpus: None) -> None:
-    """By its local rank, among all GPUs or among those that are named."""
+    """By its local rank, among all GPUs or among those that `--gpu-ids` names."""
     places = [Place(3, 4, local_rank, 2) for local_rank in range(2)]
     assert [device.choose_device(Config(), place).index for place in places] == [0, 1]
     named = Config().replace(gpu_ids=(1, 0))
@@ -100,147 +69,53 @@ def test_each_rank_of_a_host_has_a_gpu_of_its_own(gpus: None) -> None:
 
 
 def test_gpus_that_are_not_there_are_an_error_of_use(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer than ranks, one that is named and missing, or none at all."""
+    """Fewer than ranks, one that is named and missing, or none at all; unless GPUs are asked for, the CPU will do."""
     with pytest.raises(UsageError, match="3 ranks on this host but 2 GPUs"):
         device.choose_device(Config(), Place(0, 3, 0, 3))
     with pytest.raises(UsageError, match="--gpu-ids: there is no GPU 2 on this host; they are 0 to 1"):
         device.choose_device(Config().replace(gpu_ids=(2,)), Place())
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UsageError, match="--device cuda: torch sees no GPU here"):
-        device.choose_device(Config().replace(device="cuda"), Place())
+    for available, count in ((False, 2), (True, 0)):  # a driver that is too old shows GPUs that cannot be used
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert device.choose_device(Config(), Place()) == CPU
+        with pytest.raises(UsageError, match="--device cuda: torch sees no GPU here"):
+            device.choose_device(Config().replace(device="cuda"), Place())
 
 
-def test_a_gpu_repeats_itself_where_that_is_asked_for(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else cuDNN may try what is fastest; cuBLAS needs a workspace that it does not choose itself."""
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "of before")
+def test_deterministic_gpus_repeat_themselves(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--deterministic`; else cuDNN may try what is fastest. cuBLAS needs a workspace to be named."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "earlier")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    chosen: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     device.choose_device(Config(), Place(1, 2, 1, 2))
     assert torch.backends.cudnn.benchmark
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     try:
         device.choose_device(Config().replace(deterministic=True), Place())
+        assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
     assert not torch.backends.cudnn.benchmark
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert chosen == [torch.device("cuda", 1), torch.device("cuda", 0)]
-
-
-def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only those that this process may use count, and each rank has at least one."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
-    assert [device.num_cores(Place(local_size=ranks)) for ranks in (1, 2, 4, 8)] == [6, 3, 1, 1]
 
 
 def test_formats_follow_the_device_unless_they_are_chosen() -> None:
     """fp16 travels from GPUs only, and channels are last where a GPU computes with few bits."""
-    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
-    assert [device.uses_fp16_wire(Config(), one) for one in (cpu, gpu)] == [False, True]
-    assert device.uses_fp16_wire(Config().replace(compression="fp16"), cpu)
+    gpu = torch.device("cuda", 0)
+    assert [device.uses_fp16_wire(Config(), one) for one in (CPU, gpu)] == [False, True]
+    assert device.uses_fp16_wire(Config().replace(compression="fp16"), CPU)
     mixed = Config().replace(precision="bf16")
     assert [device.uses_channels_last(config, gpu) for config in (Config(), mixed)] == [False, True]
-    assert not device.uses_channels_last(mixed, cpu)
-    assert device.uses_channels_last(Config().replace(channels_last="on"), cpu)
-
-
-def test_the_loss_scale_is_there_where_something_is_fp16() -> None:
-    """The first one for fp16 arithmetic is torch's own, that for the wire alone one that loses no step."""
-    cpu = torch.device("cpu")
-    assert device.loss_scaler(Config().replace(precision="fp16"), cpu, fp16_wire=True).get_scale() == 65536
-    assert device.loss_scaler(Config(), cpu, fp16_wire=True).get_scale() == 1024
-    assert not device.loss_scaler(Config(), cpu, fp16_wire=False).is_enabled()
-
-
-def test_the_seed_decides_random_numbers() -> None:
-    """The same number gives the same draws."""
-    draws = []
-    for number in (1, 2, 1):
-        device.seed(torch.device("cpu"), number)
-        draws.append(torch.rand(3))
-    assert torch.equal(draws[0], draws[2])
-    assert not torch.equal(draws[0], draws[1])
-
-
-def test_deterministic_means_that_torch_refuses_what_is_not() -> None:
-    """Asked for, it holds on a CPU as well."""
-    try:
-        device.choose_device(Config().replace(device="cpu", deterministic=True), Place())
-        assert torch.are_deterministic_algorithms_enabled()
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def test_a_gpu_draws_by_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropout on a GPU draws from a generator of its own."""
-    seeds: list[int] = []
-    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
-    device.seed(torch.device("cpu"), 3)
-    device.seed(torch.device("cuda", 0), 5)
-    assert seeds == [5]
-
-
-def test_a_gpu_is_called_by_the_name_of_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the GPU that the rank has; a CPU has no such name."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda of: f"GPU {of.index}")
-    assert [device.gpu_name(torch.device(kind)) for kind in ("cuda:1", "cpu")] == ["GPU 1", None]
-
-
-def test_only_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work on a CPU is done when it returns; that of a GPU is waited for on the rank's own."""
-    waited: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    for kind in ("cpu", "cuda:1"):
-        device.synchronize(torch.device(kind))
-    assert waited == [torch.device("cuda", 1)]
-
-
-class Event:
-    """A moment in the queue of a GPU, half a second after the one before, that is not known until it is waited for."""
-
-    recorded = 0
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
-        self.at, self.known = -1, False
-
-    def record(self) -> None:
-        """Stand in the queue from now on."""
-        self.at, Event.recorded = Event.recorded * 500, Event.recorded + 1
-
-    def synchronize(self) -> None:
-        """Wait for it."""
-        self.known = True
-
-    def elapsed_time(self, end: Event) -> float:
-        """Return the milliseconds from here to `end`."""
-        assert end.known
-        return float(end.at - self.at)
-
-
-def test_phases_on_a_gpu_are_timed_in_its_own_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stamp takes its place among the work that is queued, and is waited for when the time is asked for."""
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(Event, "recorded", 0)
-    split = device.split_on(torch.device("cuda", 0))
-    for phase in ("data", "forward", "forward", "optimizer"):
-        split.mark(phase)
-    spent = split.take()
-    assert spent is not None
-    phases = {"data": 0.5, "forward": 1.0, "optimizer": 0.5}
-    assert {phase: seconds for phase, seconds in spent.items() if seconds} == phases
-    device.split_on(torch.device("cpu")).mark("data")
-    assert Event.recorded == 5, "none of them for a CPU"
+    assert not device.uses_channels_last(mixed, CPU)
+    assert device.uses_channels_last(Config().replace(channels_last="on"), CPU)
 
 
 @pytest.mark.parametrize(("precision", "fp16_wire", "scale"), [("fp16", False, 65536.0), ("fp32", True, 1024.0)])
 def test_a_rank_without_a_slot_in_the_first_step_has_a_loss_scale(
     precision: str, fp16_wire: bool, scale: float
 ) -> None:
-    """It divides the gradients that the other ranks have sent it by the scale, though it has scaled no loss itself."""
-    with torch.device("meta"):  # the default, which is not where the model is
-        scaler = device.loss_scaler(Config().replace(precision=precision), torch.device("cpu"), fp16_wire=fp16_wire)
+    """It divides the gradients of the other ranks by the scale, though it has scaled no loss itself."""
+    scaler = device.loss_scaler(Config().replace(precision=precision), CPU, fp16_wire=fp16_wire)
+    assert scaler.get_scale() == scale
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.full((2,), 3.0 * scale)
     optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -248,24 +123,32 @@ def test_a_rank_without_a_slot_in_the_first_step_has_a_loss_scale(
     scaler.step(optimizer)
     scaler.update()
     assert weight.tolist() == [-3.0, -3.0]
-    assert scaler._device == "cpu"
+    assert not device.loss_scaler(Config(), CPU, fp16_wire=False).is_enabled()
 
 
-@pytest.mark.parametrize(("available", "count"), [(False, 2), (True, 0)])
-def test_without_a_gpu_that_works_a_rank_computes_on_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, available: bool, count: int
-) -> None:
-    """Unless GPUs are asked for: a driver that is too old shows GPUs that cannot be used."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    assert device.choose_device(Config(), Place()) == torch.device("cpu")
-    with pytest.raises(UsageError, match="--device cuda: torch sees no GPU here"):
-        device.choose_device(Config().replace(device="cuda"), Place())
+def test_phases_on_a_gpu_are_timed_in_its_own_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stamp is an event among the queued work, which is waited for only when the time is asked for."""
+    recorded = []
 
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            self.known = not enable_timing
 
-def test_one_gpu_is_enough_for_one_rank(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for or not."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for config in (Config(), Config().replace(device="cuda")):
-        assert device.choose_device(config, Place()) == torch.device("cuda", 0)
+        def record(self) -> None:
+            recorded.append(self)
+
+        def synchronize(self) -> None:
+            self.known = True
+
+        def elapsed_time(self, end: Event) -> float:
+            assert end.known
+            return 500.0 * (recorded.index(end) - recorded.index(self))
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    split = device.split_on(torch.device("cuda", 0))
+    for phase in ("data", "forward", "forward", "optimizer"):
+        split.mark(phase)
+    spent = split.take()
+    assert spent is not None
+    phases = {"data": 0.5, "forward": 1.0, "optimizer": 0.5}
+    assert {phase: seconds for phase, seconds in spent.items() if seconds} == phases

@@ -1,51 +1,116 @@
-"""Sums of losses and hits."""
+"""Sums of losses and hits, where the time of a step goes, how fast a training is, and when a time has come."""
 
 from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from hvd_train.progress import metrics
+from hvd_train.progress.clock import PHASES, Split, Stopwatch, Timer, duration
 from hvd_train.progress.metrics import Totals
 
 
-def test_top_five() -> None:
-    """The fifth best answer counts, the sixth does not."""
-    logits = torch.tensor([[6.0, 5, 4, 3, 2, 1, 0]] * 3)
-    top1, top5 = metrics.hits(logits, torch.tensor([0, 4, 5]))
-    assert top1.tolist() == [True, False, False]
-    assert top5.tolist() == [True, True, False]
-
-
-def test_sums_of_a_micro_batch() -> None:
-    """With fewer classes than places all answers count, whatever the arithmetic."""
-    logits = torch.eye(3, dtype=torch.bfloat16)
-    sums = metrics.sums_of(logits.sum(), logits, torch.tensor([0, 1, 0]))
-    assert len(sums) == metrics.NUM_SUMS
-    assert Totals.of(sums.tolist(), 3) == Totals(3.0, 2.0, 3.0, 3)
-
-
-def test_totals_add_and_divide_once() -> None:
-    """Means are over samples, not over batches; over none they are NaN."""
-    total = Totals(1.0, 1, 2, 2) + Totals(8.0, 1, 1, 4)
-    assert total.means() == {"loss": 1.5, "top1": 2 / 6, "top5": 3 / 6}
-    none = Totals().means()
-    assert list(none) == ["loss", "top1", "top5"]
-    assert all(math.isnan(value) for value in none.values())
-
-
-def test_sums_have_a_place_for_each_of_the_first_five_answers() -> None:
-    """The loss comes first, then the hits at each place alone, in float32; a sixth answer counts nowhere."""
+def test_the_first_five_answers_are_counted() -> None:
+    """Sums hold the loss, then the hits at each of five places; a sixth answer counts nowhere."""
     logits = torch.tensor([[6.0, 5, 4, 3, 2, 1, 0]] * 7, dtype=torch.float64)
-    sums = metrics.sums_of(torch.tensor(2.5, dtype=torch.float64), logits, torch.tensor([0, 0, 0, 1, 4, 5, 6]))
+    targets = torch.tensor([0, 0, 0, 1, 4, 5, 6])
+    sums = metrics.sums_of(torch.tensor(2.5, dtype=torch.float64), logits, targets)
     assert (sums.dtype, sums.tolist()) == (torch.float32, [2.5, 3, 1, 0, 0, 1])
     assert Totals.of(sums.tolist(), 7) == Totals(2.5, 3, 5, 7)
+    top1, top5 = metrics.hits(logits, targets)
+    assert (int(top1.sum()), int(top5.sum())) == (3, 5)
 
 
-def test_fewer_classes_than_places_leave_the_last_ones_empty() -> None:
-    """The hits of two classes are those at the first two places."""
+def test_with_fewer_classes_than_places_all_answers_count() -> None:
+    """The hits of two classes are at the first two places."""
     logits = torch.tensor([[1.0, 0.0]] * 3)
     assert metrics.sums_of(torch.tensor(1.0), logits, torch.tensor([0, 1, 1])).tolist() == [1, 1, 2, 0, 0, 0]
     top1, top5 = metrics.hits(logits, torch.tensor([0, 1, 1]))
     assert (top1.tolist(), top5.tolist()) == ([True, False, False], [True] * 3)
+
+
+def test_totals_add_and_divide_once() -> None:
+    """Means are over samples, not over batches; over no samples they are NaN."""
+    total = Totals(1.0, 1, 2, 2) + Totals(8.0, 1, 1, 4)
+    assert total.means() == {"loss": 1.5, "top1": 2 / 6, "top5": 3 / 6}
+    assert all(math.isnan(value) for value in Totals().means().values())
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def test_each_phase_has_its_mean_seconds_per_step() -> None:
+    """Marks of one phase in a step add up; evaluations count nowhere; each call begins anew."""
+    clock = Clock()
+    split = Split(clock)
+    assert split.take() is None
+    for wait in (1.0, 3.0) * 500:
+        seconds = (wait, 2.0, 4.0, 2.0, 1.0)
+        for phase, passed in zip(("data", "forward", "backward", "forward", "optimizer"), seconds, strict=True):
+            clock.time += passed
+            split.mark(phase)
+        clock.time += 1000
+        split.restart()
+    clock.time += 1000
+    split.mark("data")  # the wait for samples that ends an epoch is no step
+    whole = {"data": 3.0, "forward": 4.0, "backward": 4.0, "optimizer": 1.0}
+    assert split.take() == {**dict.fromkeys(PHASES, 0.0), **whole}
+    assert split.take() is None
+
+
+def test_speed_counts_training_alone() -> None:
+    """Neither the first five steps, nor an evaluation, nor the time in which ranks meet count."""
+    clock = Clock()
+    watch = Stopwatch(clock)
+    assert watch.images_per_second == 0.0
+    for seconds in (30, 1, 1, 1, 1):
+        clock.time += seconds
+        watch.step(10)
+    assert watch.images_per_second == 0.0
+    for seconds in (2, 3):
+        clock.time += seconds
+        watch.step(10)
+    assert watch.images_per_second == 20 / 5
+    clock.time += 1  # the loader's wait for the end of the epoch is training
+    with watch.paused():
+        clock.time += 1000
+    clock.time += 4
+    watch.step(30)
+    assert watch.images_per_second == 50 / 10
+    clock.time += 1000
+    watch.restart()
+    clock.time += 2
+    watch.step(10)
+    assert watch.images_per_second == 60 / 12
+
+
+def test_a_timer_is_due_when_its_time_has_come() -> None:
+    """And again after a reset; without a limit never; with `passed` seconds earlier."""
+    clock = Clock()
+    timer, later, never = Timer(5, clock, passed=3), Timer(5, clock), Timer(None, clock)
+    clock.time += 1.9
+    assert not timer.due
+    clock.time += 0.1
+    assert timer.due
+    assert not later.due
+    timer.reset()
+    assert not timer.due
+    clock.time += 1e9
+    assert timer.due
+    assert not never.due
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0"), (0.0123, "0.0123 s"), (59, "59 s"), (60, "1:00"), (3599.6, "1:00:00"), (7140, "1:59:00")],
+)
+def test_durations_are_written_as_people_do(seconds: float, text: str) -> None:
+    """Seconds below a minute, then minutes, then hours."""
+    assert duration(seconds) == text

@@ -1,0 +1,294 @@
+"""Image files, and class folders of them as data sets."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import EpsImagePlugin, Image
+from torchvision.transforms import v2
+
+from hvd_train.data import pictures, sources
+from hvd_train.data.folder import CenterCrop, ImageFolder, RandomCrop, open_folder
+from hvd_train.data.map_loader import MapLoader
+from hvd_train.data.pictures import UNREADABLE, Picture
+from hvd_train.errors import UsageError
+from hvd_train.progress.order import Cut, EpochOrder, assignments
+from hvd_train.settings.data import DataConfig
+from tests.support import fuzz
+from tests.support.batches import CPU, PLAIN
+from tests.support.bombs import BOMBS, peak_growth
+from tests.support.jpegs import encoded, noise, whole
+
+WAYS: dict[str, dict[str, Any]] = {
+    "4:4:4": {"subsampling": 0},
+    "4:2:2": {"subsampling": 1},
+    "4:2:0": {"subsampling": 2},
+    "progressive": {"progressive": True},
+    "restarts": {"restart_marker_blocks": 3},
+    "without colour transform": {"keep_rgb": True},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_part_of_a_jpeg_has_the_pixels_of_pillow(way: str) -> None:
+    """Equal to the bit, wherever the part lies on the grid of blocks, in colour and grey."""
+    assert pictures.region_library() is not None, "this package has its own decoder"
+    chance = random.Random(way)
+    for mode in ("RGB", "L") if way != "without colour transform" else ("RGB",):
+        for width, height in ((1, 1), (7, 90), (129, 65), (200, 150)):
+            data = encoded(noise(width, height, mode), **WAYS[way])
+            expected, picture = whole(data), Picture(data)
+            assert (picture.width, picture.height) == (width, height)
+            for _ in range(15):
+                wide, high = chance.randint(1, width), chance.randint(1, height)
+                left, top = chance.randint(0, width - wide), chance.randint(0, height - high)
+                part = picture.part(left, top, wide, high)
+                assert torch.equal(part, expected[:, top : top + high, left : left + wide]), (left, top, wide, high)
+
+
+def test_a_damaged_jpeg_is_refused_or_has_the_pixels_of_pillow() -> None:
+    """Known bad files, changed bytes and files that were cut off; a part above the damage is refused too."""
+    chance, sound = random.Random(1), encoded(noise(48, 40), quality=80)
+    files = [seed.read_bytes() for seed in fuzz.SEEDS]
+    assert len(files) >= 20
+    for _ in range(300):
+        data = bytearray(sound)
+        for _ in range(chance.randint(1, 3)):
+            data[chance.randrange(2, len(data) - 2)] = chance.randrange(256)
+        files.append(bytes(data))
+    same = 0
+    for content in files:
+        try:
+            expected = whole(content)
+        except (*UNREADABLE, Image.DecompressionBombError):
+            expected = None
+        try:
+            picture = Picture(content)
+            part = picture.part(0, 0, picture.width, picture.height)
+        except UNREADABLE:
+            assert expected is None
+            continue
+        if expected is not None:
+            assert torch.equal(part, expected)
+            same += 1
+    assert same > 80
+    for length in range(0, len(sound), 97):
+        with pytest.raises(UNREADABLE):
+            Picture(sound[:length]).part(0, 0, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("RGB", "png"), ("P", "png"), ("RGBA", "png"), ("1", "png"), ("CMYK", "jpeg"), ("RGB", "webp")]
+)
+def test_other_formats_come_as_pillow_shows_them(mode: str, kind: str) -> None:
+    """Files of all modes become red, green and blue pixels as Pillow converts them."""
+    data = encoded(noise(30, 20, mode), kind)
+    assert torch.equal(Picture(data).part(3, 4, 20, 10), whole(data)[:, 4:14, 3:23])
+
+
+def test_sixteen_bits_become_the_upper_eight() -> None:
+    """Pillow's conversion alone would make all but the darkest values white."""
+    values = np.arange(0, 65536, 256, dtype=np.uint16).reshape(16, 16)
+    part = Picture(encoded(Image.fromarray(values), "png")).part(0, 0, 16, 16)
+    assert torch.equal(part[1].flatten(), torch.arange(256, dtype=torch.uint8))
+
+
+def test_a_turned_image_is_set_upright() -> None:
+    """An image is turned and mirrored as its Exif data say."""
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encoded(noise(40, 24), exif=exif)
+        picture, expected = Picture(data), whole(data)
+        assert (picture.height, picture.width) == tuple(expected.shape[1:])
+        assert torch.equal(picture.part(5, 2, 15, 20), expected[:, 2:22, 5:20]), orientation
+
+
+def test_other_formats_are_refused_and_run_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only six formats are tried, by the content of the file; PostScript under another name starts no Ghostscript."""
+    (tmp_path / "gs").write_text("#!/bin/sh\ntouch started\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    for kind in ("eps", "gif", "tga", "ico", "dds", "jpeg2000"):
+        with pytest.raises(UNREADABLE, match="none of JPEG, PNG, PPM, BMP, TIFF, WEBP"):
+            Picture(encoded(noise(16, 16), kind))
+    assert not Path("started").exists()
+
+
+@pytest.mark.parametrize(("kind", "compiled"), [*((kind, True) for kind in BOMBS), ("jpeg", False)])
+def test_a_small_file_that_claims_many_pixels_takes_no_memory(
+    kind: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image above the limit is refused by its header."""
+    if not compiled:
+        monkeypatch.setattr(pictures, "region_library", lambda: None)
+    for side in (10_000, 65_000):
+        data = BOMBS[kind](side)
+        assert len(data) < 1000
+
+        def look(data: bytes = data) -> None:
+            with pytest.raises(UNREADABLE, match="more pixels than --max-image-pixels 90000000 allows"):
+                Picture(data).part(0, 0, 8, 8)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert peak_growth(look) < 16e6
+
+
+def test_the_limit_is_the_largest_image_that_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a warning, also above Pillow's own limit, which stays as it was for other code."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    for kind in BOMBS:
+        data = encoded(noise(30, 20), kind)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert Picture(data, max_pixels=600).part(0, 0, 30, 20).shape == (3, 20, 30)
+        with pytest.raises(UNREADABLE, match="--max-image-pixels 599"):
+            Picture(data, max_pixels=599)
+    assert Image.MAX_IMAGE_PIXELS == 100
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "options"),
+    [
+        ("CMYK", "jpeg", {"progressive": True, "subsampling": 0}),
+        ("RGBA", "webp", {"lossless": True}),
+    ],
+)
+def test_decoding_takes_memory_in_proportion_to_the_pixels(mode: str, kind: str, options: dict[str, Any]) -> None:
+    """At most the 25 bytes a pixel that the setting names."""
+    side = 2000
+    data = encoded(Image.new(mode, (side, side)), kind, **options)
+    Picture(encoded(Image.new(mode, (8, 8)), kind, **options)).part(0, 0, 8, 8)  # what is loaded once
+    assert peak_growth(lambda: Picture(data).part(0, 0, side // 4, side)) < 25.5 * side * side
+
+
+def picture(path: Path, shade: int, size: tuple[int, int] = (40, 30)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (shade, 255 - shade, 128)).save(path, quality=95)
+
+
+@pytest.fixture
+def folder() -> Path:
+    root = Path("images")
+    for split, count in (("train", 3), ("val", 2)):
+        for number in range(count):
+            picture(root / split / "cat" / f"{number}.jpg", 20 * number)
+            picture(root / split / "dog" / f"{number}.jpeg", 200 + number, size=(30, 50))
+    return root
+
+
+def test_class_folders_become_a_data_set(folder: Path) -> None:
+    """Classes are in the order of their names; files of any shape and mode become images of the requested size."""
+    Image.new("L", (25, 25), 77).save(folder / "train" / "cat" / "grey.png")
+    Image.new("RGBA", (25, 25), (9, 9, 9, 0)).save(folder / "train" / "dog" / "clear.png")
+    data = open_folder(folder, DataConfig(image_size=16))
+    assert data.classes == ("cat", "dog")
+    assert (len(data.train), len(data.val or ())) == (8, 4)
+    for index in range(8):
+        image, label = data.train[index]  # type: ignore[index]
+        assert (image.shape, image.dtype, label) == ((3, 16, 16), torch.uint8, index // 4)
+    first = data.val[0][0]  # type: ignore[index]
+    assert abs(first.float().mean(dim=(1, 2)) - torch.tensor([0.0, 255.0, 128.0])).max() < 3
+    plain = open_folder(folder, DataConfig(image_size=16, augment="none"))
+    assert torch.equal(plain.train[0][0], plain.train[0][0]), "--augment none"  # type: ignore[index]
+
+
+def test_an_unreadable_image_is_named(folder: Path) -> None:
+    """The error is one line with the file, whether the training process or a loader process reads it."""
+    bad = folder / "train" / "cat" / "1.jpg"
+    bad.write_bytes(bad.read_bytes()[:100])
+    data = open_folder(folder, DataConfig(image_size=16))
+    for workers in (0, 1):
+        loader = MapLoader(data.train, PLAIN, CPU, seed=0, num_workers=workers)  # type: ignore[arg-type]
+        try:
+            told = ""
+            try:
+                list(loader.load(0, assignments(EpochOrder(0, 0, 6), 0, Cut(2, 2), 0, 1)))
+            except UsageError as error:
+                told = str(error)
+            assert re.fullmatch(r"cannot read the image .*cat/1\.jpg: .*", told)  # one line
+        finally:
+            loader.close()
+    bad.unlink()
+    os.mkfifo(bad)
+    with pytest.raises(UsageError, match=rf"cannot read the image {bad}: "):  # and nothing waits for it
+        data.train[1]  # type: ignore[index]
+
+
+def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:
+    """The error names the file and the flag; the limit holds in each split."""
+    bomb = folder / "val" / "cat" / "1.jpg"
+    bomb.write_bytes(BOMBS["jpeg"](12_000))
+    with pytest.raises(UsageError, match=rf"the image {bomb}: .* more pixels than --max-image-pixels 90000000 allows"):
+        open_folder(folder, DataConfig(image_size=16)).val[1]  # type: ignore[index]
+    shutil.copytree(folder / "train", folder / "test")
+    for split in ("train", "val", "test"):
+        with pytest.raises(UsageError, match="--max-image-pixels 1199 allows"):
+            getattr(open_folder(folder, DataConfig(image_size=16, max_image_pixels=1199)), split)[0]
+        getattr(open_folder(folder, DataConfig(image_size=16, max_image_pixels=1200)), split)[0]
+
+
+FAULTS = {
+    "no folder": (lambda root: shutil.rmtree(root), r"images is not a folder"),
+    "no val": (lambda root: shutil.rmtree(root / "val"), r"images/val is missing"),
+    "empty train": (lambda root: (shutil.rmtree(root / "train"), (root / "train").mkdir()), r"images/train is empty"),
+    "other classes": (lambda root: (root / "val" / "dog").rename(root / "val" / "wolf"), r"only in one: dog, wolf"),
+    "empty class": (lambda root: [p.unlink() for p in (root / "train/dog").iterdir()], r"images/train: .*dog"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_folder_that_cannot_be_used_is_refused(folder: Path, fault: str) -> None:
+    """One line names the part that is missing, empty or different."""
+    damage, message = FAULTS[fault]
+    damage(folder)  # type: ignore[no-untyped-call]
+    with pytest.raises(UsageError, match=message) as caught:
+        sources.open_data(DataConfig(data="folder", data_dir=folder), seed=0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_crops_are_those_of_torchvision(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same random numbers give the same image to the bit, also if the package was installed without a compiler."""
+    if not compiled:
+        monkeypatch.setattr(pictures, "region_library", lambda: None)
+    usual = v2.Compose([v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip()])
+    ours = RandomCrop(24)
+    for width, height in ((500, 375), (33, 47), (300, 20), (9, 120)):  # no part of the last two fits: the middle
+        data = encoded(noise(width, height), quality=90)
+        picture, expected = Picture(data), whole(data)
+        for seed in range(25):
+            torch.manual_seed(seed)
+            found = ours(picture)
+            torch.manual_seed(seed)
+            assert torch.equal(found, usual(expected)), (width, height, seed)
+    data = encoded(noise(250, 190))
+    middle = v2.Compose([v2.Resize(64, antialias=True), v2.CenterCrop(56)])
+    assert torch.equal(CenterCrop(64, 56)(Picture(data)), middle(whole(data))), "evaluation"
+
+
+def test_a_data_set_is_never_in_memory() -> None:
+    """270 MB of pixels make the process grow by less than a tenth of that."""
+    root = Path("many")
+    (root / "a").mkdir(parents=True)
+    (root / "a" / "00.jpg").write_bytes(encoded(noise(1500, 1000), quality=60))
+    for number in range(1, 60):
+        (root / "a" / f"{number:02}.jpg").hardlink_to(root / "a" / "00.jpg")
+    images = ImageFolder(root, ["a"], RandomCrop(32))
+    images[0]
+    before = psutil.Process().memory_info().rss
+    for number in range(len(images)):
+        images[number]
+    assert psutil.Process().memory_info().rss - before < 27e6

@@ -1,0 +1,175 @@
+"""Batches of data sets in memory, and of data sets that are read item by item, with and without loader processes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hvd_train.data.array_loader import ArrayLoader
+from hvd_train.data.augment import Augment
+from hvd_train.data.batches import Batch
+from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.lent_memory import BATCHES_PER_PROCESS, Task, Tasks
+from hvd_train.data.loader import open_loader
+from hvd_train.data.loader_process import TaskReader, Unreadable
+from hvd_train.data.map_loader import MapLoader
+from hvd_train.data.prepare import Prepare
+from hvd_train.errors import UsageError
+from hvd_train.progress.order import Cut, EpochOrder, Slot, assignments
+from tests.support.batches import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
+
+CUT, ITEM_BYTES = Cut(8, 3), torch.empty(1, 2, 2).nbytes
+
+
+def test_a_set_in_memory_repeats_its_rows() -> None:
+    """Sample numbers beyond the rows of the set start again at the first row; no loader process is started."""
+    data = Arrays(torch.arange(3.0).view(3, 1, 1, 1), torch.arange(3), num_samples=7)
+    loader = open_loader(data, PLAIN, CPU, 0, 4)
+    assert isinstance(loader, ArrayLoader)
+    batches = list(loader.load(0, assignments(EpochOrder(0, 0, 7), 0, Cut(7, 7), 0, 1)))
+    assert sorted(flat(batches).flatten().tolist()) == [0, 0, 0, 1, 1, 2, 2]
+    assert torch.equal(flat(batches).flatten().long(), batches[0].micro_batches[0].targets)
+
+
+def test_images_are_scaled_resized_normalised_and_coloured_in_this_order() -> None:
+    """Bytes are scaled to 0..1, then resized, then normalised, then repeated as three channels."""
+    data = DataSet((), None, ("a",), channels=1, mean=(0.5,), std=(0.25,))  # type: ignore[arg-type]
+    prepare = Prepare(data, CPU, image_size=4, augment=None, colour=True, channels_last=True)
+    assert torch.equal(prepare(torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), None), torch.full((2, 3, 4, 4), 2.0))
+    stored = torch.randint(0, 256, (20, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    loader = ArrayLoader(Arrays(stored.clone(), torch.arange(20), 20), prepare, CPU, seed=0)
+    for batch in loader.load(1, assignments(EpochOrder(0, 1, 20), 0, Cut(3, 2), 0, 1)):
+        for micro in batch.micro_batches:
+            assert torch.equal(micro.inputs, prepare(stored[torch.from_numpy(micro.samples)], None))
+            assert micro.inputs.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_augmentation_of_a_set_in_memory_belongs_to_the_sample() -> None:
+    """A sample of an epoch is changed in the same way in small steps, in large steps, and on two ranks."""
+    data = replace(PLAIN_DATA, augment=Augment(2, lambda images, drawn: images + drawn.sum(1).view(-1, 1, 1, 1)))
+    prepare = Prepare(data, CPU, image_size=None, augment=data.augment, colour=False)
+    loader = ArrayLoader(Arrays(torch.arange(300.0).view(-1, 1, 1, 1), torch.zeros(300), 300), prepare, CPU, seed=0)
+
+    def changed(cut: Cut, size: int, epoch: int = 1) -> dict[int, float]:
+        found = {}
+        for rank in range(size):
+            for batch in loader.load(epoch, assignments(EpochOrder(0, 1, 300), 0, cut, rank, size)):
+                for micro in batch.micro_batches:
+                    found.update(zip(micro.samples.tolist(), micro.inputs.flatten().tolist(), strict=True))
+        return found
+
+    whole = changed(Cut(300, 300), 1)
+    assert len(whole) == 300
+    assert len({value - sample for sample, value in whole.items()}) > 200
+    assert changed(Cut(4, 2), 1) == whole
+    assert changed(Cut(3, 3), 2) == whole  # one rank has no slot in any step
+    assert not set(changed(Cut(4, 2), 1, epoch=2).items()) & set(whole.items())
+
+
+def epochs_of(loader: MapLoader, rank: int = 0, size: int = 1, cut: Cut = CUT) -> list[Batch]:
+    work = ((e, assignments(EpochOrder(1, e, 30), 0, cut, rank, size)) for e in range(2))
+    return [batch for epoch, part in work for batch in loader.load(epoch, part)]
+
+
+def test_loader_processes_change_nothing() -> None:
+    """Batches with random transforms are the same with 0 and with 2 processes, also resumed or left in mid epoch."""
+    alone, others = (MapLoader(RandomItems(), PLAIN, CPU, seed=5, num_workers=number) for number in (0, 2))
+    order = EpochOrder(1, 0, 30)
+    others.start()
+    try:
+        first, second = flat(epochs_of(alone)), flat(epochs_of(others))
+        for loader in (alone, others):
+            rest = flat(list(loader.load(0, assignments(order, 16, Cut(8, 3), 0, 1))))
+            assert torch.equal(rest, first[16:30]), "resumed at a cursor"
+            next(iter(loader.load(0, assignments(order, 0, Cut(8, 3), 0, 1))))
+            whole = flat(list(loader.load(0, assignments(order, 0, Cut(8, 8), 0, 1))))
+            assert torch.equal(whole, first[:30]), "after an epoch that was left"
+    finally:
+        others.close()
+        alone.close()
+    assert torch.equal(first, second)
+    by_sample = [half[half[:, 0].argsort()] for half in first.split(30)]
+    assert by_sample[0][:, 0].tolist() == list(range(30))
+    assert not (by_sample[0][:, 1:] == by_sample[1][:, 1:]).any(), "each epoch has random numbers of its own"
+
+
+def test_random_transforms_belong_to_the_sample() -> None:
+    """An item draws the same numbers in an epoch whatever the batch and the number of ranks."""
+    loader = MapLoader(RandomItems(), PLAIN, CPU, seed=5, num_workers=0)
+    whole = flat(epochs_of(loader)[:4])
+    parts = flat([b for rank in range(3) for b in epochs_of(loader, rank, 3, Cut(10, 2))[:3]])
+    assert torch.equal(whole[whole[:, 0].argsort()], parts[parts[:, 0].argsort()])
+    other = flat(epochs_of(MapLoader(RandomItems(), PLAIN, CPU, seed=6, num_workers=0))[:4])
+    assert not torch.equal(whole[whole[:, 0].argsort()], other[other[:, 0].argsort()])
+
+
+def test_copies_of_an_item_have_random_numbers_of_their_own() -> None:
+    """Sample numbers beyond the end of the data are other draws of the same items."""
+    batch = TaskReader(RandomItems(), seed=1)[Task([(0, 2), (0, 32)], None, None)]
+    assert not isinstance(batch, Unreadable)
+    images, labels, _ = batch
+    assert images[:, 0, 0, 0].tolist() == [2, 2]
+    assert labels.tolist() == [2, 2]
+    assert not (images[0].flatten()[1:] == images[1].flatten()[1:]).any()
+
+
+def test_shared_memory_is_lent_to_one_task_at_a_time() -> None:
+    """A buffer is lent again only after it was given back, or when the epoch was left."""
+    tasks = Tasks(num_workers=1)
+    tasks.allocate(100)
+    tasks.slots = [Slot(number, np.array([2 * number, 2 * number + 1])) for number in range(9)]
+    for _ in range(2):
+        iterator = iter(tasks)
+        lent = [task.buffer for task in itertools.islice(iterator, BATCHES_PER_PROCESS + 1)]
+        assert len(set(lent)) == BATCHES_PER_PROCESS + 1
+        assert None not in lent
+        assert next(iterator).buffer is None
+        tasks.give_back(lent[1])
+        assert [next(iterator).buffer, next(iterator).buffer] == [lent[1], None]
+
+
+class Items:
+    def __init__(self, *items: Tensor) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._items[index], index
+
+
+def test_a_batch_does_not_depend_on_how_its_images_lie_in_memory() -> None:
+    """Decoders leave the colours of a pixel side by side; the model gets the same numbers in the same layout."""
+    planes = [torch.rand(3, 5, 6) for _ in range(2)]
+    by_pixel = [image.permute(1, 2, 0).contiguous().permute(2, 0, 1) for image in planes]
+    found = []
+    for first, second in (planes, by_pixel, (by_pixel[0], planes[1])):
+        loader = MapLoader(Items(first, second), PLAIN, CPU, seed=0, num_workers=0)
+        (batch,) = loader.load(0, assignments(EpochOrder(0, 0, 2), 0, Cut(2, 2), 0, 1))
+        found.append(batch.micro_batches[0].inputs)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert len({each.stride() for each in found}) == 1
+
+
+def test_images_of_several_number_formats_are_one_batch() -> None:
+    """A folder with one image of 16 bits is read alike in the first batch and in later ones."""
+    data = Items(torch.full((1, 2, 2), 7, dtype=torch.uint8), torch.full((1, 2, 2), 8.0))
+    for buffers in (None, {0: torch.zeros(4 * ITEM_BYTES, dtype=torch.uint8)}):
+        batch = TaskReader(data, seed=1)[Task([(0, 0), (0, 1)], None if buffers is None else 0, buffers)]
+        assert not isinstance(batch, Unreadable), batch.reason
+        assert batch[0].dtype == torch.float32
+        assert batch[0][:, 0, 0, 0].tolist() == [7.0, 8.0]
+
+
+def test_items_of_different_sizes_are_an_error_of_use() -> None:
+    """One line instead of a traceback of DataLoader."""
+    loader = MapLoader(Items(torch.zeros(1, 2, 2), torch.zeros(1, 3, 2)), PLAIN, CPU, seed=0, num_workers=0)
+    with pytest.raises(UsageError, match="the items of a batch do not fit together"):
+        list(loader.load(0, assignments(EpochOrder(0, 0, 2), 0, Cut(2, 2), 0, 1)))

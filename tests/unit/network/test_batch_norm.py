@@ -1,0 +1,214 @@
+"""`--sync-batch-norm`: batch norm over the samples of all ranks is batch norm of the joined batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hvd_train.network.models import Builder
+from hvd_train.network.normalization import SyncBatchNorm, sums_in_passes, synchronised
+from hvd_train.world.world import LocalWorld, Place
+from tests.support import runs
+from tests.support.runs import equal, largest_difference, small_config, trained
+from tests.support.worlds import StoppingWorld, ThreadWorld, run_ranks
+
+pytestmark = pytest.mark.numeric
+
+SHARES = {2: (7, 5), 3: (6, 0, 6)}  # one rank has no sample
+
+
+def images(count: int = 12) -> Tensor:
+    """Return images far from centred, where sums of squares would lose digits."""
+    return 50 + torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+def layer() -> nn.BatchNorm2d:
+    made = nn.BatchNorm2d(3)
+    with torch.no_grad():
+        made.weight.copy_(torch.tensor([0.5, -1.0, 2.0]))
+        made.bias.copy_(torch.tensor([0.1, 0.2, -0.3]))
+    made.running_mean = torch.tensor([49.0, 50.0, 52.0])
+    return made
+
+
+def passed(module: nn.Module, part: Tensor, slope: Tensor) -> dict[str, Tensor]:
+    part = part.clone().requires_grad_()
+    output = module(part)
+    (output * slope).sum().backward()
+    assert part.grad is not None
+    gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    return {"output": output.detach(), "images": part.grad, **gradients, **dict(module.named_buffers())}
+
+
+@pytest.mark.parametrize("ranks", SHARES)
+def test_outputs_gradients_and_statistics_are_those_of_one_rank(ranks: int) -> None:
+    """To 1e-5, however the samples are shared out."""
+    slope = torch.randn(12, 3, 4, 4, generator=torch.Generator().manual_seed(2))
+    expected = passed(layer(), images(), slope)
+
+    def on_rank(world: ThreadWorld) -> dict[str, Tensor]:
+        module = synchronised(layer(), world)
+        mine = [part.split(SHARES[ranks])[world.place.rank] for part in (images(), slope)]
+        return passed(module, *mine)
+
+    found = run_ranks(ranks, on_rank)
+    for name in ("output", "images"):
+        torch.testing.assert_close(torch.cat([f[name] for f in found]), expected[name], atol=1e-5, rtol=1e-5)
+    for name in ("weight", "bias"):
+        torch.testing.assert_close(sum(f[name] for f in found), expected[name], atol=1e-4, rtol=1e-5)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        for of_rank in found:
+            torch.testing.assert_close(of_rank[name], expected[name], atol=1e-5, rtol=1e-5)
+
+
+def values(*shape: int) -> Tensor:
+    """Return numbers of a magnitude below 1, with a variance that differs from feature to feature."""
+    made = torch.sin(torch.arange(float(torch.Size(shape).numel())).view(shape) * 1.7)
+    return made * torch.linspace(0.2, 1, shape[1]).view(1, -1, *[1] * (len(shape) - 2))
+
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "volumes": (lambda: nn.BatchNorm3d(3), (2, 3, 2, 2, 2)),
+    "two samples": (lambda: nn.BatchNorm1d(3), (2, 3)),
+    "without weights": (lambda: nn.BatchNorm1d(3, affine=False), (5, 3)),
+    "without statistics": (lambda: nn.BatchNorm1d(3, track_running_stats=False), (5, 3)),
+    "with another eps and momentum": (lambda: nn.BatchNorm1d(3, eps=0.5, momentum=0.75), (5, 3)),
+    "with the mean of all batches": (lambda: nn.BatchNorm1d(3, momentum=None), (5, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_one_rank_it_is_torchs_own(kind: str) -> None:
+    """Outputs, gradients and statistics after two passes, against torch in float64."""
+    make, shape = KINDS[kind]
+    given, found = values(*shape), []
+    for dtype in (torch.float32, torch.float64):
+        module = make()
+        with torch.no_grad():
+            for place, parameter in enumerate(module.parameters()):
+                parameter.copy_(torch.linspace(0.5, 1.5, len(parameter)) * (1 - 2 * place))
+        module = synchronised(module, LocalWorld()) if dtype == torch.float32 else module.double()
+        assert isinstance(module, SyncBatchNorm) == (dtype == torch.float32)
+        module(given.to(dtype))
+        slope = torch.cos(torch.arange(given.numel(), dtype=dtype).view(shape))
+        found.append(passed(module, given.to(dtype) + 1 / 8, slope))
+    mine, expected = found
+    assert mine.keys() == expected.keys()
+    # Each number comes of some four sums of at most `count` terms below 4, divided up to three times by a standard
+    # deviation of at least 0.02 and its square: 1 / 0.02 bounds one division.
+    tolerance = 4 * given.numel() // shape[1] * 4 * 2**-24 / 0.02
+    for name, of_torch in expected.items():
+        torch.testing.assert_close(mine[name].double(), of_torch.double(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_it_answers_in_the_number_format_it_was_asked_in(weights: torch.dtype) -> None:
+    """It computes in float32; inputs, weights, statistics and gradients of 16 bits keep their type."""
+    module = synchronised(nn.BatchNorm1d(3).to(weights), LocalWorld())
+    given = values(4, 3).bfloat16().requires_grad_()
+    output = module(given)
+    output.float().square().sum().backward()
+    assert given.grad is not None
+    assert (output.dtype, given.grad.dtype) == (torch.bfloat16, torch.bfloat16)
+    for tensor in (*module.parameters(), *(p.grad for p in module.parameters())):
+        assert tensor.dtype == weights
+    assert [buffer.dtype for buffer in module.buffers()] == [weights, weights, torch.int64]
+    assert not any(buffer.requires_grad for buffer in module.buffers()), "each pass would keep the earlier ones"
+
+
+def test_nothing_is_divided_by_a_variance_of_zero() -> None:
+    """One sample alone, as the last batch may be; and values so alike that rounding makes their variance negative."""
+    module = synchronised(nn.BatchNorm1d(3), LocalWorld())
+    alone = torch.tensor([[1.0, 2.0, -4.0]])
+    assert module(alone).tolist() == [[0.0, 0.0, 0.0]]
+    assert module.running_var.tolist() == pytest.approx([0.9] * 3, abs=2**-23)
+    torch.testing.assert_close(module.running_mean, alone[0] / 10, rtol=0, atol=2**-23)
+    alike = (1000 + torch.arange(64.0) / 7).expand(5, 64)
+    negative = alike.square().mean(0) - alike.mean(0).square()
+    assert bool((negative < -1e-5).any()), "the case that this test is for"
+    module = synchronised(nn.BatchNorm1d(64), LocalWorld())
+    assert bool(module(alike).isfinite().all())
+    assert float(module.running_var.min()) >= 0.9 - 2**-23
+
+
+def test_in_evaluation_it_is_the_plain_one() -> None:
+    """Bit for bit; and a checkpoint of either loads into the other."""
+    plain = layer().eval()
+    module = synchronised(copy.deepcopy(plain), LocalWorld())
+    assert torch.equal(module(images()), plain(images()))
+    assert module.state_dict().keys() == plain.state_dict().keys()
+    plain.load_state_dict(module.state_dict())
+
+
+class Reshapes(nn.Module):
+    """A network with batch norm whose forward pass ends on an empty batch, in more than one place."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.Conv2d(6, 9, 3, bias=False)
+        self.norm, self.another, self.last = nn.BatchNorm2d(6), nn.BatchNorm2d(9), nn.BatchNorm1d(36)
+        self.linear = nn.Linear(36, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits. The first layer of batch norm is used twice."""
+        hidden = self.norm(self.norm(self.first(images)).tanh())
+        hidden = F.interpolate(self.another(self.second(hidden)).tanh(), size=5, mode="bilinear")
+        hidden = hidden.reshape(len(hidden), 3, -1).view(len(hidden), 9, 5, 5)
+        hidden = F.adaptive_avg_pool2d(hidden, 2).flatten(1)
+        logits: Tensor = self.linear(self.last(hidden.view(hidden.size(0), -1)))
+        return logits
+
+
+@pytest.mark.parametrize(("ranks", "make"), [(2, runs.batch_norm), (2, Reshapes), (3, Reshapes)])
+def test_a_training_on_ranks_is_that_of_one_with_the_joined_batch(ranks: int, make: Builder) -> None:
+    """Two slots a step, and one in the last of each epoch: of two ranks one lacks a slot then, of three one always."""
+    whole = small_config(batch_size=20, epochs=2, output_dir=Path("one"))
+    _, expected = trained(LocalWorld(), whole, make)
+    config = small_config(batch_size=10, epochs=2, sync_batch_norm=True, output_dir=Path("ranks"))
+    results = run_ranks(ranks, lambda world: trained(world, config, make))
+    for _, weights in results:
+        assert largest_difference(weights, expected) <= 1e-5
+        assert equal(weights, results[0][1])
+    _, apart = trained(LocalWorld(), config.replace(output_dir=Path("apart"), sync_batch_norm=False), make)
+    assert largest_difference(apart, expected) > 1e-3, "it would be the same without"
+
+
+def test_a_rank_may_lack_a_slot_in_the_second_of_two_passes() -> None:
+    """Five slots of 4 on three ranks are a pass over 12 samples and one over 8: two slots of one rank."""
+    _, expected = trained(LocalWorld(), small_config(batch_size=12, epochs=2, output_dir=Path("one")), Reshapes)
+    config = small_config(epochs=2, sync_batch_norm=True)
+    results = run_ranks(3, lambda world: trained(world, config, Reshapes))
+    assert all(equal(weights, results[0][1]) for _, weights in results)
+    statistics = ("running_mean", "running_var", "num_batches_tracked")  # these move by slots, not by passes
+    names = [name for name in expected if not name.endswith(statistics)]
+    first, second = ({name: found[name] for name in names} for found in (results[0][1], expected))
+    assert largest_difference(first, second) <= 1e-5
+
+
+def test_a_resume_is_bit_identical() -> None:
+    """With a moving average beside."""
+    config = small_config(batch_size=10, epochs=2, sync_batch_norm=True, ema_decay=0.9)
+    _, expected = trained(LocalWorld(), config.replace(output_dir=Path("whole")), runs.batch_norm)
+    trained(StoppingWorld(7), config, runs.batch_norm)
+    _, weights = trained(LocalWorld(), config, runs.batch_norm)
+    assert equal(weights, expected)
+
+
+def test_a_step_begins_as_if_none_had_been_broken_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault may end a step in its last slot, in which sums have the name that ranks without a slot wait for."""
+    world, names = LocalWorld(), list[str]()
+    world.place = Place(0, 3)
+    monkeypatch.setattr(world, "sum", lambda tensor, name: names.append(name) or tensor)
+    model = synchronised(nn.Sequential(nn.BatchNorm2d(3)), world)
+    in_passes = sums_in_passes(model, world, torch.device("cpu"))
+    for begin in (lambda: in_passes.begin_step(2, 5), in_passes.begin_last_slot, lambda: in_passes.begin_step(2, 6)):
+        begin()
+        model(images())
+    whole, last, again = names
+    assert again == whole != last
