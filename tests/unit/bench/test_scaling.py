@@ -1,8 +1,11 @@
-"""The trainings of `bench scaling`."""
+"""`hvd-train bench scaling`: its trainings, one job each, and its table."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,40 +13,38 @@ from typing import Any
 import pytest
 
 from hvd_train import config_file, recipes
-from hvd_train.bench import scaling, scaling_job
+from hvd_train.bench import scaling, scaling_job, scaling_table
 from hvd_train.bench.scaling_job import Size
+from hvd_train.bench.scaling_table import Row
 from hvd_train.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    ("batch", "weak", "strong"),
+    ("batch", "accumulation", "total", "mode", "expected"),
     [
-        ({"global_batch_size": 64}, {1: (64, None), 4: (256, None)}, {1: (64, None), 4: (64, None)}),
-        ({"batch_size": 8, "global_batch_size": None}, {1: (None, 8), 4: (None, 8)}, {1: (8, 8), 4: (8, 2)}),
-        (
-            {"batch_size": 8, "global_batch_size": None, "accumulation_steps": 2},
-            {4: (None, 8)},
-            {1: (16, 8), 2: (16, 8), 4: (16, 4)},
-        ),
-        ({"batch_size": 8, "global_batch_size": 64}, {4: (256, 8)}, {4: (64, 8)}),
+        (None, 1, 64, "weak", {1: (64, None), 4: (256, None)}),
+        (None, 1, 64, "strong", {1: (64, None), 4: (64, None)}),
+        (8, 1, None, "weak", {1: (None, 8), 4: (None, 8)}),
+        (8, 2, None, "strong", {1: (16, 8), 2: (16, 8), 4: (16, 4)}),
+        (8, 1, 64, "weak", {4: (256, 8)}),
+        (8, 1, 64, "strong", {4: (64, 8)}),
     ],
 )
 def test_the_batch_grows_with_the_workers_or_stays(
-    batch: dict[str, Any], weak: dict[int, Any], strong: dict[int, Any]
+    batch: int | None, accumulation: int, total: int | None, mode: str, expected: dict[int, Any]
 ) -> None:
     """Weak scaling gives each worker what one alone takes, strong scaling all of them together, in few passes."""
-    settings = recipes.get("digits").replace(**batch)
-    for mode, expected in (("weak", weak), ("strong", strong)):
-        for workers, (total, per_worker) in expected.items():
-            found = scaling.sized(settings, workers, mode).batch
-            assert (found.global_batch_size, found.batch_size) == (total, per_worker), (mode, workers)
+    sizes = {"batch_size": batch, "accumulation_steps": accumulation, "global_batch_size": total}
+    settings = recipes.get("digits").replace(**sizes)
+    for workers, wanted in expected.items():
+        found = scaling.sized(settings, workers, mode).batch
+        assert (found.global_batch_size, found.batch_size) == wanted
 
 
 def test_a_plan_leaves_other_runs_alone() -> None:
     """A folder below with other settings is another run; with the same ones it is where the last command got to."""
     folder = Path("out")
     sizes = scaling.plan(recipes.digits(), [1, 2], "weak", folder)
-    assert [str(size) for size in sizes] == ["1 worker", "2 workers"]
     sizes[0].folder.mkdir(parents=True)
     (sizes[0].folder / "config.yaml").write_text(config_file.dump(sizes[0].config))
     assert scaling.plan(recipes.digits(), [1, 2], "weak", folder) == sizes
@@ -51,33 +52,65 @@ def test_a_plan_leaves_other_runs_alone() -> None:
         scaling.plan(recipes.digits().replace(seed=7), [1, 2], "weak", folder)
 
 
-def test_what_a_job_has_printed_does_not_act_on_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The last line of a job that failed is in the line of its size, and in the table."""
-    monkeypatch.setattr(scaling_job, "train", lambda line, size: "no \x1b[2J room")
-    sizes = scaling.plan(recipes.digits(), [1], "strong", Path("out"))
-    scaling.run(sizes, "strong", Path("out"), {"bench": "scaling"}, host_file=None, controller="gloo")
-    printed = capsys.readouterr().out
-    assert printed.count("no \ufffd[2J room") == 2
-    assert "\x1b" not in printed
-
-
 def test_the_table_is_written_after_each_size(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One size that fails is a row with the reason; when the next one is stopped, the row is in all files already."""
+    """A size that fails is a row with the reason, which cannot act on the terminal, also if the next is stopped."""
 
     def train(line: Sequence[str], size: Size) -> str | None:
         if size.workers == 2:
             raise KeyboardInterrupt
-        return "no room"
+        return "no \x1b[2J room"
 
     monkeypatch.setattr(scaling_job, "train", train)
     sizes = scaling.plan(recipes.digits(), [1, 2], "strong", Path("out"))
     with pytest.raises(KeyboardInterrupt):
         scaling.run(sizes, "strong", Path("out"), {"bench": "scaling"}, host_file=None, controller="gloo")
     rows = json.loads(Path("out/scaling.json").read_text())["rows"]
-    assert [(row["workers"], row["failed"]) for row in rows] == [(1, "no room")]
-    assert "1 workers failed: no room" in Path("out/scaling.txt").read_text()
-    assert capsys.readouterr().out.endswith("2 workers: stopped; the same command goes on from there\n")
+    assert [(row["workers"], row["failed"]) for row in rows] == [(1, "no \x1b[2J room")]
+    assert "1 workers failed: no" in Path("out/scaling.txt").read_text()
+    printed = capsys.readouterr().out
+    assert "no \ufffd[2J room" in printed
+    assert "\x1b" not in printed
+    assert printed.endswith("2 workers: stopped; the same command goes on from there\n")
+
+
+def size() -> Size:
+    return Size(2, recipes.digits(), Path("np-2"))
+
+
+def line(program: str) -> list[str]:
+    return [sys.executable, "-c", f"import os, signal, sys\nfrom pathlib import Path\n{program}"]
+
+
+def test_a_training_has_finished_or_there_is_a_reason() -> None:
+    """The error that it printed now, not at an earlier start, or else its exit code."""
+    Path("np-2.log").write_text("hvd-train: an error of yesterday\n")
+    for program, reason in (
+        ("print('[1,0]<stderr>:hvd-train: no such data'); sys.exit(2)", "no such data"),
+        ("raise ValueError('broken')", "ValueError: broken"),
+        ("sys.exit(5)", "exit code 5"),
+    ):
+        assert scaling_job.train(line(program), size()) == f"{reason} (all it printed: np-2.log)"
+    assert scaling_job.train(line("Path('np-2').mkdir(); Path('np-2/summary.json').write_text('{}')"), size()) is None
+    assert "digits" in Path("np-2.yaml").read_text()
+
+
+def test_a_signal_reaches_the_training() -> None:
+    """SIGTERM is passed on once; the training ends in its own way, and the bench stops after it."""
+    blocked = "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})"
+    program = (
+        f"{blocked}\nos.kill({os.getpid()}, signal.SIGTERM)\nsignal.sigwait({{signal.SIGTERM}})\nprint('committed')"
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        scaling_job.train(line(program), size())
+    assert Path("np-2.log").read_text() == "committed\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_efficiency_goes_by_the_smallest_size_that_ran() -> None:
+    """Speed per worker over its; a size that failed has none and is no base."""
+    rows = [Row(1, failed="why"), Row(2, images_per_second=100.0), Row(4, images_per_second=150.0), Row(8)]
+    assert [row.efficiency for row in scaling_table.with_efficiency(rows)] == [None, 1.0, 0.75, None]
+    assert scaling_table.with_efficiency([Row(1, failed="why")])[0].efficiency is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import torch
 from torch import Tensor
 
 from hvd_train.errors import RankLost, UsageError
+from hvd_train.profiling import trace
+from hvd_train.profiling.clock_offsets import offset_between
+from hvd_train.profiling.summary import Cost, costs, summary
+from hvd_train.profiling.trace import Span
 from hvd_train.run_files import durable
 from hvd_train.world.world import LocalWorld, PendingSum, World
 from tests.support import traces
@@ -43,25 +48,10 @@ def test_chosen_steps_are_traced_over_the_end_of_an_epoch(capsys: pytest.Capture
     assert "exposed reduction:" in output
 
 
-@pytest.mark.parametrize(
-    ("asked", "seen"),
-    [
-        ("19:30", "profile of steps 19 to 20 (the training ended then)"),
-        ("21", None),
-    ],
-)
-def test_a_training_that_ends_before_its_profile(
-    asked: str, seen: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The steps that were done are written; where there are none, a line says so."""
-    weights(profile=asked)
-    output = capsys.readouterr().out
-    assert (seen in output) if seen else "no profile of step 21: the training ended" in output
-
-
-def test_steps_that_are_done_already_are_not_traced(capsys: pytest.CaptureFixture[str]) -> None:
-    """A resumed run says so and goes on."""
-    weights()
+def test_a_training_that_ends_before_its_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    """The steps that were done are written; where there are none left, also in a resumed run, a line says so."""
+    weights(profile="19:30")
+    assert "profile of steps 19 to 20 (the training ended then)" in capsys.readouterr().out
     (checkpoint,) = Path("run/checkpoints").iterdir()
     weights(resume=str(checkpoint), output_dir=Path("more"), profile="5")
     assert "nothing more is traced of step 5: step 20 is done already" in capsys.readouterr().out
@@ -90,10 +80,17 @@ def test_a_lost_rank_ends_the_profile_and_leaves_what_there_is(capsys: pytest.Ca
     assert not torch.autograd._profiler_enabled()
 
 
-def test_a_full_disk_costs_the_profile_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("full disk", "no profile of steps 2 to 3: cannot write run/profile/steps-2-to-3.json.gz: No space left on"),
+        ("broken profiler", "no profile of steps 2 to 3: rank 0: the profiler failed ([Errno 2]"),
+    ],
+)
+def test_what_fails_costs_the_profile_only(
+    fault: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line says that the profile could not be written, and the training goes on to its end."""
+    """One line says that the profile could not be written, and the training runs to its end."""
     whole = durable.write
 
     def full(path: Path, content: bytes, *permission: durable.Permission) -> None:
@@ -101,24 +98,13 @@ def test_a_full_disk_costs_the_profile_only(
             raise OSError(errno.ENOSPC, "No space left on device")
         whole(path, content, *permission)
 
-    monkeypatch.setattr(durable, "write", full)
+    if fault == "full disk":
+        monkeypatch.setattr(durable, "write", full)
+    else:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     weights(profile="2:3")
-    lines = [line for line in capsys.readouterr().out.splitlines() if "no profile" in line]
-    assert lines == [
-        "no profile of steps 2 to 3: cannot write run/profile/steps-2-to-3.json.gz: No space left on device; "
-        "training goes on without it"
-    ]
-
-
-def test_a_profiler_that_fails_costs_the_profile_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where there is no folder for temporary files, one line says so and training goes on."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    weights(profile="2:3")
-    lines = [line for line in capsys.readouterr().out.splitlines() if "no profile" in line]
-    assert len(lines) == 1
-    assert lines[0].startswith("no profile of steps 2 to 3: rank 0: the profiler failed ([Errno 2]")
+    (told,) = [shown for shown in capsys.readouterr().out.splitlines() if "no profile" in shown]
+    assert told.startswith(line)
 
 
 def test_a_timeline_of_the_users_own_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,3 +112,69 @@ def test_a_timeline_of_the_users_own_is_not_touched(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HOROVOD_TIMELINE", "mine.json")
     with pytest.raises(UsageError, match="unset HOROVOD_TIMELINE"):
         weights(profile="2")
+
+
+def test_torchs_trace_is_read_in_nanoseconds() -> None:
+    """Microseconds count from the trace's base; kernels of a GPU are told from operators, the profiler is left out."""
+    names = {"pid": 7, "tid": 9, "ph": "M", "name": "thread_name", "args": {"name": "python "}}
+    operator = {"pid": 7, "tid": 9, "ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1.5, "dur": 2.0}
+    kernel = {"pid": 0, "tid": 3, "ph": "X", "cat": "kernel", "name": "gemm", "ts": 2.0, "dur": 0.25}
+    profiler = {**operator, "cat": "overhead"}
+    document = {"baseTimeNanoseconds": 10**18, "traceEvents": [names, operator, kernel, profiler]}
+    assert trace.read_torch(document) == [
+        Span("aten::mm", 10**18 + 1500, 10**18 + 3500, "python"),
+        Span("gemm", 10**18 + 2000, 10**18 + 2250, "GPU 0 thread 3", on_gpu=True),
+    ]
+
+
+@pytest.mark.parametrize("ahead", [-5_000_000_000, 0, 40_000_000])
+def test_an_offset_between_clocks_is_known_as_well_as_it_says(ahead: int) -> None:
+    """Whatever a rank's clock shows, and however long messages take, the truth lies within the uncertainty."""
+    chance = random.Random(1)
+    mine, theirs, now = [], [], 10**18
+    for _ in range(8):
+        came, came_there = now + chance.randrange(10**6), now + chance.randrange(10**6)
+        met = max(came, came_there)
+        left, left_there = met + chance.randrange(1, 10**5), met + chance.randrange(1, 10**5)
+        mine.append((came + ahead, left + ahead))
+        theirs.append((came_there, left_there))
+        now = max(left, left_there)
+    found = offset_between(mine, theirs)
+    assert abs(found.ahead_ns - ahead) <= found.uncertainty_ns <= 200_000
+
+
+def test_an_operator_costs_what_it_does_itself() -> None:
+    """What an operator calls is not counted twice, over several threads; where a GPU works, its kernels count."""
+    spans = [
+        Span("outer", 0, 10_000_000, "main"),
+        Span("inner", 1_000_000, 4_000_000, "main"),
+        Span("inner", 4_000_000, 6_000_000, "main"),
+        Span("outer", 0, 1_000_000, "other"),
+    ]
+    assert costs(spans) == [Cost("outer", 6.0, 2), Cost("inner", 5.0, 2)]
+    assert costs([*spans, Span("kernel", 0, 500_000, "GPU 0", on_gpu=True)]) == [Cost("kernel", 0.5, 1)]
+
+
+def test_the_summary_says_what_the_exposed_reduction_waits_for() -> None:
+    """Shares of what Horovod does count while the step waits, and once where tensors overlap."""
+    milli = 1_000_000
+    steps = [Span("step 7", 0, 100 * milli), Span("step 8", 100 * milli, 200 * milli)]
+    waits = [Span("reduction", 80 * milli, 90 * milli), Span("reduction", 170 * milli, 200 * milli)]
+    phases = [Span("forward", 0, 80 * milli), *waits]
+    horovod = [
+        Span("ALLREDUCE", 70 * milli, 85 * milli, "bias"),
+        Span("ALLREDUCE", 75 * milli, 85 * milli, "weight"),
+        Span("NEGOTIATE_ALLREDUCE", 160 * milli, 185 * milli, "bias"),
+    ]
+    *lines, exposed = summary(steps, phases, [Cost("mm", 50.0, 4)], horovod)
+    assert [" ".join(line.split()) for line in lines] == [
+        "phase ms a step share",
+        "forward 40.00 40.0%",
+        "reduction 20.00 20.0%",
+        "the 10 largest costs total ms share calls",
+        "mm 50.00 25.0% 4",
+    ]
+    assert exposed.strip() == (
+        "exposed reduction: 20.00 ms a step (20.0%), longest in step 8 (30.00 ms, until bias); "
+        "meanwhile in Horovod: NEGOTIATE_ALLREDUCE 38%, ALLREDUCE 12%"
+    )

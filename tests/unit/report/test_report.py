@@ -1,97 +1,161 @@
-"""The report page as a whole: what stands in it, and that no run is too broken for one."""
+"""The report page: what stands in it, that no run is too broken for one, and that no text of a run acts in it."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from hvd_train import cli
-from hvd_train.report import report
+from hvd_train.report import curves, report
+from hvd_train.report.charts import Axis, Chart, Event, Series, styled
+from hvd_train.report.confusion import MisclassifiedImage, Predictions
+from hvd_train.report.drawing import svg
 from hvd_train.run_files.history import read
-from tests.support.pages import composed, section
+from tests.support.pages import NOW, composed, section
 from tests.support.run_folders import elastic_run, epoch, event, start, step, whole_run, write
 
-BROKEN: dict[str, Callable[[Path], Path]] = {
-    "one epoch": lambda path: write(path, whole_run(1), summary=True, epochs=1),
-    "no validation": lambda path: write(
-        path, [start(), step(1), step(2), epoch(1, val_loss=None, val_top1=None, val_top5=None)]
-    ),
-    "interrupted": lambda path: write(path, [start(), step(1), step(2)]),
-    "before the first step": lambda path: write(path, [start()]),
-    "NaN": lambda path: write(
-        path,
-        [
-            *(start(), step(1), step(2, loss=None, gradient_norm=None, skipped_steps=1)),
-            event("skipped", 2, "step 2 is skipped: its loss is not finite", step=2),
-            *(step(3), epoch(1, val_loss=None)),
-        ],
-    ),
-    "torn": lambda path: write(path, [start(), step(1), step(2)], torn='{"kind": "st'),
-    "empty": lambda path: write(path, []),
-    "elastic": lambda path: write(path, elastic_run()),
-    "nonsense": lambda path: write(
-        path, [start(num_samples="x"), step(1, loss="x", samples=None, epoch="?"), epoch(1, epoch=None)]
-    ),
-    "only epochs": lambda path: write(path, [start(), epoch(1), epoch(2), epoch(3)]),
+NO_VALIDATION = epoch(1, val_loss=None, val_top1=None, val_top5=None)
+SKIPPED = event("skipped", 2, "step 2 is skipped: its loss is not finite", step=2)
+NONSENSE = [start(num_samples="x"), step(1, loss="x", samples=None, epoch="?"), epoch(1, epoch=None)]
+BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "one epoch": (lambda path: write(path, whole_run(1), summary=True, epochs=1), "1 of 1"),
+    "no validation": (lambda path: write(path, [start(), step(1), step(2), NO_VALIDATION]), "no validation"),
+    "interrupted": (lambda path: write(path, [start(), step(1), step(2)]), "broke off (killed or failed)"),
+    "no step": (lambda path: write(path, [start()]), "no values"),
+    "NaN": (lambda path: write(path, [start(), step(1), step(2, loss=None), SKIPPED, step(3)]), "not finite"),
+    "torn": (lambda path: write(path, [start(), step(1)], torn='{"kind'), "last line of metrics.jsonl is torn"),
+    "empty": (lambda path: write(path, []), "metrics.jsonl is empty"),
+    "elastic": (lambda path: write(path, elastic_run()), "3→2"),
+    "nonsense": (lambda path: write(path, NONSENSE), "no values"),
+    "only epochs": (lambda path: write(path, [start(), epoch(1), epoch(2)]), "no time split"),
 }
+HOSTILE = """x" onload="alert(1)' onclick='alert(2) <script>alert(3)</script> &amp; {{ 7 * 7 }}"""
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_no_run_is_too_broken(name: str) -> None:
     """Every section is there; what is missing is named where it would have been."""
-    path = BROKEN[name](Path("a run"))
-    text = composed(path)
+    make, said = BROKEN[name]
+    text = composed(make(Path("a run")))
     for heading in ("Summary", "Learning curves", "Throughput", "Predictions", "Configuration", "Environment"):
         assert section(text, heading).strip()
-    said = {
-        "one epoch": "1 of 1",
-        "no validation": "no validation",
-        "interrupted": "broke off (killed or failed)",
-        "before the first step": "no values",
-        "NaN": "not finite",
-        "torn": "last line of metrics.jsonl is torn",
-        "empty": "metrics.jsonl is empty",
-        "elastic": "3→2",
-        "nonsense": "no values",
-        "only epochs": "no time split",
-    }
-    assert said[name] in text
+    assert said in text
 
 
-def test_all_of_them_together() -> None:
-    """Twenty runs, ten of them broken, in one page in which every one has its name."""
-    paths = [make(Path(f"runs/{name}")) for name, make in BROKEN.items()]
+def test_many_runs_are_in_one_page_under_names_of_their_own() -> None:
+    """Broken ones, too. Settings that differ have a column for each run, the others are said once."""
+    paths = [make(Path(f"runs/{name}")) for name, (make, _) in BROKEN.items()]
     paths += [write(Path(f"runs/good-{number}"), whole_run(), seed=number) for number in range(10)]
     text = composed(*paths)
     for path in paths:
         assert path.name in section(text, "Summary")
-    assert section(text, "Configuration").count("<td>9</td>") == 1
-
-
-def test_names_of_runs() -> None:
-    """Short where they begin alike, and never the same for two of them."""
-    paths = [write(Path(name), []) for name in ("a/digits-20260101", "a/digits-20260202", "b/digits-20260101")]
-    runs = [read(path) for path in paths]
+    differs, _, same = section(text, "Configuration").partition("What all runs share")
+    assert re.findall(r'<th scope="row">(.*?)</th>', differs) == ["seed", "epochs"]
+    assert differs.count("<td>9</td>") == 1
+    assert "global_batch_size" in same
+    runs = [read(write(Path(name), [])) for name in ("a/digits-20260101", "a/digits-20260202", "b/digits-20260101")]
     assert report.labels(runs[:1]) == ["digits-20260101"]
     assert report.labels(runs[:2]) == ["…20260101", "…20260202"]
     assert len(set(report.labels(runs))) == 3
-    assert report.labels([runs[0], runs[0]]) == ["1 a/digits-20260101", "2 a/digits-20260101"]
+    assert len(set(report.labels([runs[0], runs[0]]))) == 2
 
 
-def test_what_a_run_says_is_not_taken_for_html() -> None:
-    """A message or a name with angle brackets is shown, not run."""
-    lines = [start(), event("note", 1, "<script>alert(1)</script>")]
-    text = composed(write(Path("<b>bold"), lines, model="my:<i>net"))
-    assert "<script" not in text
-    assert "<b>" not in text
-    assert "<i>" not in text
+def test_changes_of_the_world_and_the_time_split_are_shown() -> None:
+    """In the curves, in the throughput, and in a table with what each change has cost."""
+    text = composed(write(Path("run"), elastic_run()))
+    for part in ("Learning curves", "Throughput"):
+        for label in ("3→2", "recovered", "resumed"):
+            assert label in section(text, part)
+    assert "a rank was lost" in section(text, "Throughput")
+    assert "<td>3.5</td>" in section(text, "Throughput")
+    parts = ("data", "forward", "backward", "reduction", "optimizer", "other")
+    split = dict(zip(parts, (0.01, 0.02, 0.04, 0.02, 0.005, 0.005), strict=True))
+    new = write(Path("new"), [start(), step(1, split=split)])
+    part = section(composed(new, write(Path("old"), whole_run())), "Where the time goes")
+    for words in ("100.00 ms", "40.00 ms · 40%", "old: no time split"):
+        assert words in part
+
+
+def test_a_measured_scaling() -> None:
+    """Its table in the order of the workers, with a gap for what was not measured, and its plots; alone or beside."""
+    row = {"learning_rate": 0.1, "global_batch_size": 64, "steps_per_epoch": 23, "epoch_seconds": 1.5, "val_loss": 0.04}
+    rows = [
+        {**row, "workers": 2, "images_per_second": 1500.0, "efficiency": 0.75, "test_loss": None, "top1": 0.98},
+        {**row, "workers": 1, "images_per_second": 1000.0, "efficiency": 1.0, "test_loss": 0.05, "top1": 0.99},
+    ]
+    path, run = Path("bench"), write(Path("run"), whole_run())
+    path.mkdir()
+    (path / "scaling.json").write_text(json.dumps({"mode": "strong", "rows": rows}))
+    for text in (composed(path), composed(run, path)):
+        part = section(text, "Scaling")
+        assert re.findall(r'<th scope="row">(\d)</th>', part) == ["1", "2"]
+        assert part.count("<svg") == 2
+        for words in ("strong scaling", '<td class="n">75.0%</td>', '<td class="n">—</td>'):
+            assert words in part
+    assert "No measured scaling" in composed(run)
+
+
+def test_predictions_and_their_absence() -> None:
+    """The matrix, or for many classes the pairs confused most; the worst images; or why there are none."""
+    path = write(Path("run"), whole_run())
+    worst = MisclassifiedImage(b"\x89PNG", "one", "two", 0.75, 2.5, 17)
+
+    def shown(classes: int) -> str:
+        counts = {(row, column): 9 if row == column else row for row in range(classes) for column in range(classes)}
+        found = Predictions(tuple(f"class {n}" for n in range(classes)), counts, (worst,))
+        return section(report.compose([read(path)], [], {path: found}, NOW), "Predictions")
+
+    assert shown(3).count('class="right"') == 3
+    assert "is one, predicted two (75% sure), loss 2.50, no. 17" in shown(3)
+    assert '<th scope="row">class 39</th><td>class 38</td><td>39</td>' in shown(40)
+    none = report.compose([read(path)], [], {path: "no predictions: no weights"}, NOW)
+    assert "no predictions: no weights" in section(none, "Predictions")
+
+
+class Elements(HTMLParser):
+    """The tags of a page with their attributes, and its text, as a browser reads them."""
+
+    def __init__(self, markup: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(str(markup))  # plain, or pieces of it would escape anew
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_no_text_of_a_run_acts_in_the_page() -> None:
+    """No text becomes a tag or an attribute, or is taken for a template; the page needs and allows nothing outside."""
+    name = HOSTILE.replace("/", "")
+    path = write(Path(name), [start(), step(1), event("note", 1, HOSTILE), event("world", 2, HOSTILE)], model=HOSTILE)
+    (path / "environment.json").write_text(
+        json.dumps({"command": HOSTILE, "device": HOSTILE, "versions": {"a": HOSTILE}})
+    )
+    found = Predictions((HOSTILE, "b"), {(0, 1): 3}, (MisclassifiedImage(b"", HOSTILE, "b", 0.75, 2.5, 17),))
+    elements = Elements(report.compose([read(path), read(write(Path("other"), []))], [], {path: found}, NOW))
+    assert elements.text.count(HOSTILE) >= 6
+    assert name in elements.text
+    assert HOSTILE in [found["title"] for _, found in elements.tags if "title" in found]
+    assert "script" not in {tag for tag, _ in elements.tags}
+    assert not {name for _, found in elements.tags for name in found} & {"onload", "onclick"}
+    targets = [str(found[name]) for _, found in elements.tags for name in ("href", "src") if name in found]
+    assert not [target for target in targets if not target.startswith(("data:", "#"))]
+    policies = [found["content"] for _, found in elements.tags if found.get("http-equiv")]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
 
 
 def test_only_reports_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    """A second report takes the place of the first; a run's own file, or anything else, is left alone."""
+    """A run's own file, or anything else, is left alone, and a pipe is not waited for: one line, exit code 2."""
     write(Path("run"), whole_run())
     line = ["report", "run", "--no-predictions", "--output"]
     assert cli.run([*line, "page.html"]) == 0
@@ -99,42 +163,68 @@ def test_only_reports_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     before = Path("run/config.yaml").read_text()
     Path("mine.html").write_text("<p>mine")
     Path("folder").mkdir()
+    os.mkfifo("pipe.html")
     for output, reason in (
         ("run/config.yaml", "not a report of ours"),
         ("mine.html", "not a report of ours"),
         ("folder", "is a folder"),
         ("nowhere/page.html", "no folder nowhere"),
+        ("pipe.html", "it is no file, but a pipe or a device"),
     ):
         capsys.readouterr()
         assert cli.run([*line, output]) == 2
         told = capsys.readouterr().err
         assert reason in told
         assert told.count("\n") == 1
+    Path("folder/scaling.json").write_text('{"rows": 3}')
+    assert cli.run(["report", "folder"]) == 2
+    assert "folder/scaling.json is not a record of hvd-train bench scaling" in capsys.readouterr().err
     assert Path("run/config.yaml").read_text() == before
     assert Path("mine.html").read_text() == "<p>mine"
 
 
-@pytest.mark.timeout(60)
-def test_a_pipe_is_no_report_to_be_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is not waited for: one line, exit code 2."""
-    write(Path("run"), whole_run())
-    os.mkfifo("report.html")
-    assert cli.run(["report", "run", "--no-predictions"]) == 2
-    assert capsys.readouterr().err == "hvd-train: --output report.html: it is no file, but a pipe or a device\n"
+def drawn(*series: Series, log: bool = False, events: tuple[Event, ...] = ()) -> str:
+    return svg(Chart("Loss", Axis("epochs"), Axis("loss", log=log), series, events))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ([], "which runs?"),
-        (["nothing"], "nothing: no such run folder"),
-        (["bad"], "bad/scaling.json is not a record of hvd-train bench scaling"),
-    ],
-)
-def test_what_cannot_be_reported(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, exit code 2, and no file."""
-    Path("bad").mkdir()
-    Path("bad/scaling.json").write_text('{"rows": 3}')
-    assert cli.run(["report", *arguments]) == 2
-    assert reason in capsys.readouterr().err
-    assert not Path("report.html").exists()
+def line(*values: float | None, number: int = 0) -> Series:
+    return styled(number, f"run {number}", range(len(values)), values)
+
+
+def pieces(text: str) -> int:
+    """Into how many pieces the one line of a chart falls: its path starts again after each gap."""
+    (path,) = re.findall(r'<path d="([^"]*)"[^>]*var\(--tone-0, #0063a6\); stroke-width: 1.5', text)
+    return str(path).count("M")
+
+
+def test_what_is_missing_is_a_gap() -> None:
+    """Neither None, NaN, infinity nor a logarithm of zero is bridged; what has no values at all says so."""
+    assert pieces(drawn(line(1, 2, 3, 4, 5, 6, 7))) == 1
+    assert pieces(drawn(line(1, 2, None, 3, 4, float("nan"), 5, 6, float("inf"), 7, 8))) == 4
+    assert pieces(drawn(line(1, 2, 0, 3, 4), log=True)) == 2
+    assert "no values" in drawn()
+    beside = drawn(line(1, 2), line(None, float("nan"), number=1))
+    assert "run 1: no values" in beside
+    assert "run 0: no values" not in beside
+
+
+def test_lines_differ_without_colour_and_colours_are_those_of_the_page() -> None:
+    """In dashes and markers; every colour is a variable with a default, or there would be black on black at night."""
+    lines = [line(1, number=number) for number in range(40)]
+    assert len({(one.dash, one.marker, one.tone) for one in lines}) == 40
+    assert len({(one.dash, one.marker) for one in lines[:8]}) == 8
+    text = drawn(line(1, 2, 3), line(3, 2, 1, number=1), events=(Event(1, "2→1"),))
+    assert "2→1" in text
+    assert not re.findall(r"#[0-9a-f]{6}", re.sub(r"var\(--[a-z0-9-]+, #[0-9a-f]{6}\)", "", text))
+
+
+def test_one_run_that_diverges_leaves_the_others_readable() -> None:
+    """The axis of the loss ends where the usual values are, and says so; that of the rate reaches both."""
+    good = read(write(Path("good"), whole_run()))
+    lines = [start(), step(1, learning_rate=1e6), step(2, loss=1e16), step(3, loss=1e18)]
+    loss, *_, rate = curves.learning([good, read(write(Path("bad"), lines))], ["good", "bad"], "epochs")
+    assert loss.y.end is not None
+    assert loss.y.end < 100
+    assert loss.y.label == f"cross entropy, logarithmic, cut at {loss.y.end:g}"
+    assert rate.y.log
+    assert curves.learning([good], ["good"], "epochs")[0].y.end is None

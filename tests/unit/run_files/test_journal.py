@@ -1,20 +1,24 @@
-"""What the journal writes, and what it removes when a run goes on from an earlier step."""
+"""What the journal writes and shows, and what it removes when a run resumes from an earlier step."""
 
 from __future__ import annotations
 
 import json
 import os
+import stat
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hvd_train.run_files import appended_file
-from hvd_train.run_files import journal as journals
-from hvd_train.run_files.journal import RunJournal, SilentJournal
+from hvd_train.elastic.members import Change, Member
+from hvd_train.run_files import appended_file, display
+from hvd_train.run_files.journal import RunJournal
 from hvd_train.run_files.ledger import Entry, read
-from hvd_train.run_files.records import EpochRecord, StepRecord
+from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
 from tests.support.full_disk import no_room
 
 
@@ -37,11 +41,30 @@ def lines() -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in Path("metrics.jsonl").read_text().splitlines()]
 
 
-def resumed(resumed_step: int, epochs_done: int, *steps: int) -> None:
-    """Write these steps as a run that goes on after step `resumed_step`."""
+def places() -> list[tuple[str, int]]:
+    """The kind and the step of each record."""
+    return [(line["kind"], line["step"]) for line in lines()]
+
+
+def told() -> list[Any]:
+    """The message or the step of each record."""
+    return [line.get("message", line.get("step")) for line in lines()]
+
+
+def shown(tag: str) -> list[tuple[int, float]]:
+    """Steps and values that TensorBoard shows."""
+    return [(event.step, event.value) for event in EventAccumulator("tensorboard").Reload().Scalars(tag)]
+
+
+def resumed(resumed_step: int, epochs_done: int, *steps: int, notes: bool = False, epochs: Sequence[int] = ()) -> None:
+    """Write these steps, each with a note, and the ends of epochs as a run that resumes after step `resumed_step`."""
     journal = RunJournal(Path(), resumed_step, epochs_done, live=False)
     for step in steps:
         journal.step(step_record(step))
+        if notes:
+            journal.event("note", f"after {step}")
+    for epoch in epochs:
+        journal.epoch(epoch_record(epoch, 10 * epoch))
     journal.close()
 
 
@@ -51,65 +74,129 @@ def test_each_record_is_one_line_of_json() -> None:
     journal.step(step_record(1, loss=float("nan")))
     journal.step(step_record(2, loss=float("inf")))
     journal.epoch(epoch_record(1, 2))
+    journal.epoch(replace(epoch_record(2, 3), val_loss=None, val_top1=None, val_top5=None))
     journal.event("note", "hello", world_size=3)
     journal.close()
-    assert [line["kind"] for line in lines()] == ["step", "step", "epoch", "event"]
-    assert [line.get("loss") for line in lines()] == [None, None, 0.5, None]
-    assert lines()[2]["val_top1"] == 0.75
-    assert lines()[3]["world_size"] == 3
+    assert [line["kind"] for line in lines()] == ["step", "step", "epoch", "epoch", "event"]
+    assert [line.get("loss") for line in lines()] == [None, None, 0.5, 0.5, None]
+    assert [line["val_top1"] for line in lines()[2:4]] == [0.75, None]
+    assert lines()[4]["world_size"] == 3
     assert all(line["time"] > 1e9 for line in lines())
 
 
+def test_tensorboard_shows_the_numbers_under_their_names() -> None:
+    """What a step or an epoch does not have is no curve; files are read while they are still open."""
+    journal = RunJournal(Path(), 0, 0, live=False)
+    journal.step(StepRecord(1, 4, 40, 0.5, 0.25, 0.75, 0.125, None, 1024.0, 3, 100.0, {"forward": 0.5}))
+    journal.epoch(epoch_record(1, 4))
+    values = {"train/loss": 0.5, "train/top1": 0.25, "train/top5": 0.75, "train/learning_rate": 0.125}
+    values |= {"train/loss_scale": 1024.0, "train/skipped_steps": 3.0, "train/images_per_second": 100.0}
+    values |= {"val/loss": 0.25, "val/top1": 0.75, "val/top5": 1.0, "seconds/forward": 0.5}
+    assert {name: shown(name) for name in values} == {name: [(4, value)] for name, value in values.items()}
+    assert set(EventAccumulator("tensorboard").Reload().Tags()["scalars"]) == set(values)
+    journal.close()
+
+
+def test_a_change_of_world_says_who_when_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """For programs, on the console and in TensorBoard."""
+    members = [Member("h1", 1), Member("h2", 2), Member("h3", 3)]
+    change = Change(tuple(members[:2]), (members[0], members[2]), "a rank was lost", 1.0, step=7, steps_lost=3)
+    journal = RunJournal(Path(), 0, 0, live=False)
+    journal.world(change, 8, 1.25)
+    journal.close()
+    (line,) = lines()
+    assert (line["name"], line["step"], line["seconds"], line["steps_lost"]) == ("world", 8, 1.25, 3)
+    assert (line["why"], line["previous_size"], line["world_size"]) == ("a rank was lost", 2, 2)
+    assert (line["left"], line["came"]) == ([str(members[1])], [str(members[2])])
+    assert line["message"] == change.describe(1.25)
+    assert capsys.readouterr().out == f"{change.describe(1.25)}\n"
+    assert (shown("world/size"), shown("world/seconds_to_next_step")) == ([(8, 2.0)], [(8, 1.25)])
+
+
 def test_steps_after_the_one_resumed_did_not_happen() -> None:
-    """Lines beyond the checkpoint are taken out, those before it stay."""
-    resumed(0, 0, 1, 2, 3, 4)
-    resumed(2, 0, 3)
-    assert [line["step"] for line in lines()] == [1, 2, 3]
-
-
-def test_an_epoch_that_is_ended_again_is_written_once() -> None:
-    """The last step of an epoch may be committed before its end is: a run that goes on there ends the epoch again."""
-    journal = RunJournal(Path(), 0, 0, live=False)
-    journal.step(step_record(10))
-    journal.epoch(epoch_record(1, 10))
+    """Their lines and events go, all others and messages stay, and TensorBoard shows each step once."""
+    resumed(0, 0, 1, 2, 3, 4, notes=True)
+    journal = RunJournal(Path(), 4, 0, live=False)
+    for step in (2, 4):
+        journal.event("skipped", f"skipped {step}", step=step)
     journal.close()
-    resumed(10, 0)
-    assert [line["kind"] for line in lines()] == ["step"]
-
-
-def test_an_epoch_that_is_done_stays() -> None:
-    """A run that goes on after the end of an epoch keeps the record of that epoch."""
-    journal = RunJournal(Path(), 0, 0, live=False)
-    journal.epoch(epoch_record(1, 10))
+    journal = RunJournal(Path(), 2, 0, live=False)
+    journal.step(step_record(3, loss=3.5))
     journal.close()
-    resumed(10, 1)
-    assert [line["kind"] for line in lines()] == ["epoch"]
+    assert told() == [1, "after 1", 2, "after 2", "after 3", "after 4", "skipped 2", 3]
+    assert shown("train/loss") == [(1, 0.5), (2, 0.5), (3, 3.5)]
+
+
+@pytest.mark.parametrize(("epochs_done", "kept"), [(0, [("step", 10)]), (1, [("step", 10), ("epoch", 10)])])
+def test_an_epoch_that_is_ended_again_is_written_once(epochs_done: int, kept: list[tuple[str, int]]) -> None:
+    """The last step of an epoch may be committed before its end is: a run that resumes there ends the epoch again."""
+    resumed(0, 0, 10, epochs=[1])
+    resumed(10, epochs_done)
+    assert places() == kept
 
 
 def test_a_torn_last_line_is_taken_out() -> None:
     """A process that was killed in mid-line leaves a file that can be read and appended to again."""
-    resumed(0, 0, 1, 2)
+    resumed(0, 0, 1, 2, 3)
     with Path("metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "st\xe9')
-    resumed(2, 0, 3)
-    assert [line["step"] for line in lines()] == [1, 2, 3]
-
-
-def test_events_are_kept() -> None:
-    """A message to the user is kept when the run starts anew in its folder."""
-    journal = RunJournal(Path(), 0, 0, live=False)
-    journal.event("note", "hello")
+    journal = RunJournal(Path(), 2, 0, live=False)
+    journal.catch_up([], step_record(2), None)
+    journal.step(step_record(3))
     journal.close()
-    resumed(0, 0)
-    assert [line["message"] for line in lines()] == ["hello"]
+    assert told() == [1, 2, 3]
+
+
+def test_the_next_rank_0_writes_the_records_that_the_last_one_did_not() -> None:
+    """Each once; a run that resumes in another folder does not begin with those of the first one."""
+    resumed(0, 0, 10, epochs=[1])
+    for step, epoch in ((10, 1), (20, 2)):
+        journal = RunJournal(Path(), 24, 2, live=False)
+        for _ in range(2):
+            journal.catch_up([], step_record(step), epoch_record(epoch, 10 * epoch))
+        journal.close()
+    assert places() == [("step", 10), ("epoch", 10), ("step", 20), ("epoch", 20)]
+    Path("metrics.jsonl").unlink()
+    elsewhere = RunJournal(Path(), 20, 2, live=False)
+    elsewhere.catch_up([], step_record(20), epoch_record(2, 20))
+    elsewhere.close()
+    assert lines() == []
+
+
+def test_the_next_rank_0_completes_the_ledger() -> None:
+    """It knows the entries of the epoch from the state, and none of them is missing or twice."""
+    entries = [Entry(0, (1, 5), 2, (0, 100), 5), Entry(0, (6, 8), 2, (100, 160), 8)]
+    killed = RunJournal(Path(), 0, 0, live=False, ledger=True)
+    killed.took(entries[0])
+    killed.took(Entry(0, (6, 6), 2, (100, 120), 6))  # waits for another to begin: it is lost with the process
+    assert [entry.steps for entry in read(Path("ledger.jsonl"))] == [(1, 5)]
+    successor = RunJournal(Path(), 8, 0, live=False, ledger=True)
+    for _ in range(2):
+        successor.catch_up(entries, None, None)
+    successor.close()
+    assert list(read(Path("ledger.jsonl"))) == entries
+
+
+def test_an_epoch_that_is_over_outlives_a_power_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first step of the next epoch on only the disk has the lines of its ledger."""
+    on_disk: list[str] = []
+
+    def noted(file: int) -> None:
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            on_disk.append(Path("ledger.jsonl").read_text())
+
+    journal = RunJournal(Path(), 0, 0, live=False, ledger=True)
+    journal.took(Entry(0, (1, 2), 2, (0, 20), 7))
+    monkeypatch.setattr(os, "fsync", noted)
+    journal.epoch(epoch_record(1, 2))
+    assert [json.loads(text)["steps"] for text in on_disk] == [[1, 2]]
+    journal.close()
 
 
 def test_what_a_full_disk_does_not_take_is_written_when_it_fits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Metrics, TensorBoard and the ledger lack nothing afterwards; the user is told once for each of them."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
     journal = RunJournal(Path(), 0, 0, live=False, ledger=True)
     for step in range(1, 10):
@@ -120,14 +207,13 @@ def test_what_a_full_disk_does_not_take_is_written_when_it_fits(
     journal.close()
     assert [line["step"] for line in lines() if line["kind"] == "step"] == list(range(1, 10))
     assert [entry.steps[0] for entry in read(Path("ledger.jsonl"))] == list(range(1, 10))
-    events = EventAccumulator("tensorboard").Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 10))
-    shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("step ")]
-    assert len(shown) == 3
-    assert all("No space left on device; what belongs there is kept until it fits" in line for line in shown)
+    assert [step for step, _ in shown("train/loss")] == list(range(1, 10))
+    said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("step ")]
+    assert len(said) == 3
+    assert all("No space left on device" in line for line in said)
 
 
-def test_a_run_goes_on_where_the_disk_is_full_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_resumes_where_the_disk_is_full_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that did not happen are removed without room for a copy, and what comes is written later."""
     monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
     journal = RunJournal(Path(), 0, 0, live=False, ledger=True)
@@ -139,13 +225,13 @@ def test_a_run_goes_on_where_the_disk_is_full_from_the_start(monkeypatch: pytest
         journal = RunJournal(Path(), 2, 0, live=False, ledger=True)
         journal.took(Entry(0, (3, 3), 2, (2, 3), 3))
         journal.step(step_record(3, loss=0.25))
-    assert [line["step"] for line in lines()] == [1, 2]
+    assert told() == [1, 2]
     journal.close()
     assert [line["loss"] for line in lines()] == [0.5, 0.5, 0.25]
     assert [entry.world_size for entry in read(Path("ledger.jsonl"))] == [1, 1, 2]
 
 
-def test_a_process_whose_folder_was_taken_over_writes_no_line_any_more() -> None:
+def test_a_process_whose_folder_was_taken_over_writes_nothing_more() -> None:
     """A rank 0 that was stopped, and wakes when another one keeps the journal, leaves all files as they are."""
     held = True
     journal = RunJournal(Path(), 0, 0, live=False, ledger=True, permission=lambda: held)
@@ -161,123 +247,66 @@ def test_a_process_whose_folder_was_taken_over_writes_no_line_any_more() -> None
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
-def test_tensorboard_has_the_same_numbers() -> None:
-    """TensorBoard shows loss and validation scores under their names."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    journal = RunJournal(Path(), 0, 0, live=False)
-    journal.step(step_record(1))
-    journal.epoch(epoch_record(1, 1))
-    journal.close()
-    events = EventAccumulator("tensorboard").Reload()
-    assert [event.value for event in events.Scalars("train/loss")] == [0.5]
-    assert [(event.step, event.value) for event in events.Scalars("val/top1")] == [(1, 0.75)]
-    assert [event.value for event in events.Scalars("seconds/forward")] == [0.5]
-    assert "train/gradient_norm" not in events.Tags()["scalars"]
-
-
-def test_what_the_files_lack_comes_from_the_state() -> None:
-    """Records are written once, and a run that goes on in another folder does not begin with those of the first one."""
-    resumed(0, 0, 1, 2)
-    journal = RunJournal(Path(), 3, 1, live=False)
-    for _ in range(2):
-        journal.catch_up([], step_record(3), epoch_record(1, 3))
-    journal.catch_up([], step_record(2), None)
-    journal.close()
-    assert [(line["kind"], line["step"]) for line in lines()] == [("step", 1), ("step", 2), ("step", 3), ("epoch", 3)]
-    Path("metrics.jsonl").unlink()
-    elsewhere = RunJournal(Path(), 3, 1, live=False)
-    elsewhere.catch_up([], step_record(3), epoch_record(1, 3))
-    elsewhere.close()
-    assert lines() == []
-
-
-def test_only_ranks_that_write_leave_files() -> None:
-    """The journal of all other ranks takes everything and leaves the folder empty."""
-    journal = SilentJournal()
-    journal.begin(1, 10)
-    journal.step(step_record(1))
-    journal.epoch(epoch_record(1, 1))
-    journal.took(Entry(0, (1, 1), 1, (0, 1), 7))
-    journal.event("note", "hello")
-    journal.close()
-    assert list(Path().iterdir()) == []
-
-
-def test_the_ledger_is_kept_where_it_is_asked_for() -> None:
-    """A run without --ledger has no ledger.jsonl; with it, no step is missing when the journal is closed."""
-    for ledger, files in ((False, 0), (True, 1)):
-        journal = RunJournal(Path(), 0, 0, live=False, ledger=ledger)
-        journal.took(Entry(0, (1, 1), 2, (0, 10), 7))
-        journal.took(Entry(0, (1, 2), 2, (0, 20), 8))
-        journal.close()
-        assert len(list(Path().glob("ledger.jsonl"))) == files
-    assert json.loads(Path("ledger.jsonl").read_text())["steps"] == [1, 2]
-
-
-def test_an_epoch_that_is_over_is_in_the_ledger() -> None:
-    """Its last steps do not wait for the first one of the next epoch, before which the evaluation comes."""
-    journal = RunJournal(Path(), 0, 0, live=False, ledger=True)
-    journal.took(Entry(0, (1, 2), 2, (0, 20), 7))
-    journal.epoch(epoch_record(1, 2))
-    assert json.loads(Path("ledger.jsonl").read_text())["steps"] == [1, 2]
-    journal.close()
-
-
-@pytest.mark.parametrize(("step", "epochs_done"), [(90_000, 89), (89_990, 89), (89_000, 88)])
-def test_opening_reads_the_end_of_the_records_only(
-    step: int, epochs_done: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After 90 epochs as after one: of the 14 MB no more than what comes after the step, rounded up to 64 KB."""
-    with Path("metrics.jsonl").open("w") as file:
-        for number in range(1, 90_001):
-            epoch = -(-number // 1000)
-            file.write(json.dumps({"kind": "step", "step": number, "epoch": epoch, "loss": 0.1, "x": "y" * 80}) + "\n")
-            if number % 1000 == 0:
-                file.write(json.dumps({"kind": "epoch", "step": number, "epoch": epoch}) + "\n")
-    parsed = []
-    loads = json.loads
-    with monkeypatch.context() as patch:
-        patch.setattr(json, "loads", lambda line: parsed.append(line) or loads(line))
-        assert journals._forget_after(Path("metrics.jsonl"), step, epochs_done) == (step, epochs_done)
-    assert len(parsed) <= 90_000 - step + 5
-    steps = [line["step"] for line in lines() if line["kind"] == "step"]
-    assert (steps[0], steps[-1], len(steps)) == (1, step, step)
-
-
-def test_messages_without_a_step_stay() -> None:
-    """Also those that came after the step which the run goes on from, in the order in which they came."""
-    journal = RunJournal(Path(), 0, 0, live=False)
-    for number in range(1, 6):
-        journal.step(step_record(number))
-        journal.event("note", f"after {number}")
-    journal.close()
-    resumed(2, 0, 3)
-    assert [line.get("message", line.get("step")) for line in lines()] == [
-        *(1, "after 1", 2, "after 2", "after 3", "after 4", "after 5", 3),
-    ]
-
-
 def test_a_process_that_is_killed_while_it_cuts_the_records_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept is written first; what is left behind it goes when the file is opened again."""
-    journal = RunJournal(Path(), 0, 0, live=False)
-    for number in range(1, 6):
-        journal.step(step_record(number))
-        journal.event("note", f"after {number}")
-    journal.close()
-
-    class Killed(BaseException):
-        pass
+    resumed(0, 0, 1, 2, 3, 4, 5, notes=True)
 
     def dies(*_: Any) -> None:
-        raise Killed
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "ftruncate", dies)
-        with pytest.raises(Killed):
+        with pytest.raises(KeyboardInterrupt):
             RunJournal(Path(), 2, 0, live=False)
     resumed(2, 0, 3)
-    found = [line.get("message", line.get("step")) for line in lines()]
-    assert found[:3] == [1, "after 1", 2]
-    assert {f"after {number}" for number in range(1, 6)} <= set(found)
-    assert [number for number in found if isinstance(number, int)] == [1, 2, 3]
+    assert told()[:3] == [1, "after 1", 2]
+    assert {f"after {number}" for number in range(1, 6)} <= set(told())
+    assert [number for number in told() if isinstance(number, int)] == [1, 2, 3]
+
+
+def test_a_planted_link_is_not_cut() -> None:
+    """The metrics of another run, to which it leads, stay as they are."""
+    resumed(0, 0, 1, 2, 3, 4, 5)
+    before = Path("metrics.jsonl").rename("outside").read_bytes()
+    Path("metrics.jsonl").symlink_to("outside")
+    with pytest.raises(OSError, match="it is a link, which is not followed"):
+        RunJournal(Path(), 2, 0, live=False)
+    assert Path("outside").read_bytes() == before
+
+
+HALFWAY = Moment(epoch=1, cursor=500, step=15, loss=0.5, top1=0.25, images_per_second=10.0)
+PLAIN = EpochRecord(5, 50, 0.5, 0.1, 0.2, None, None, None, 1234.0)
+
+
+def test_progress_and_epochs_are_lines_with_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A long epoch has lines of its own; without an evaluation the part about it is missing."""
+    monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
+    journal = RunJournal(Path(), 0, 0, live=False)
+    journal.begin(5, 1000)
+    journal.progress(HALFWAY)
+    journal.epoch(epoch_record(2, 20))
+    journal.epoch(PLAIN)
+    journal.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "epoch 2/5  step 15  50%  loss 0.5000  top-1 25.00%  10 images/s  5:50 left",
+        "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%       100 images/s  0:30 left",
+        "epoch 5/5  loss 0.5000  top-1  10.00%     1,234 images/s  0:00 left",
+    ]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_messages_are_text_and_do_not_act_on_the_terminal(live: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of data sets and errors of libraries are in them; a bar gives the cursor back at its end."""
+    journal = RunJournal(Path(), 0, 0, live=live)
+    journal.begin(5, 1000)
+    journal.progress(HALFWAY)
+    journal.event("note", "a [bold] \x1b]0;title\x07 \u202e message")
+    journal.epoch(PLAIN)
+    journal.close()
+    output = capsys.readouterr().out
+    assert "a [bold] \ufffd]0;title\ufffd \ufffd message" in output
+    assert not {"\x07", "\u202e"} & set(output)
+    assert "epoch 5/5  loss 0.5000" in output
+    assert output.rfind("\x1b[?25h") > output.find("\x1b[?25l") >= 0 or not live

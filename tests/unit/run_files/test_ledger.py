@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -18,13 +19,14 @@ from hvd_train.errors import UsageError
 from hvd_train.progress.fingerprint import fingerprint
 from hvd_train.progress.order import order_of
 from hvd_train.run_files import ledger
-from hvd_train.run_files.ledger import Entry, Listed, audit, audit_entries, extended
+from hvd_train.run_files.ledger import Entry, Listed, audit, audit_entries, extended, parse
 
 FIRST, SECOND = Listed(0, 1, 2, (3, 1)), Listed(0, 2, 2, (0, 2))
 THIRD, FOURTH = Listed(1, 3, 1, (0, 1)), Listed(1, 4, 3, (2, 3))
 LISTED = [FIRST, SECOND, THIRD, FOURTH]
 IMAGENET, BATCH = 1_281_167, 256
 SEED = 5
+START = {"kind": "event", "name": "start", "num_samples": 100, "seed": SEED}
 
 
 def steps_of(
@@ -50,8 +52,27 @@ def exact(epochs: int = 3, **settings: Any) -> list[Entry]:
     return [step for epoch in range(epochs) for step in steps_of(epoch, step=10 * epoch + 1, **settings)]
 
 
-def test_a_line_says_which_positions_were_taken_and_what_came(tmp_path: Path) -> None:
-    """It is a JSON object that anyone can read, and is read back as it was."""
+def changed(place: int, **changes: Any) -> list[Entry]:
+    """The steps of exact epochs but for one, which is `place` steps after the first."""
+    entries = exact()
+    return [*entries[:place], replace(entries[place], **changes), *entries[place + 1 :]]
+
+
+def wrong_samples(entry: Entry, old: int, new: int) -> int:
+    """The fingerprint of what an entry took, with one sample in place of another."""
+    samples = order_of(SEED, entry.epoch, 100, 1)[slice(*entry.positions)]
+    return fingerprint(np.where(samples == samples[old], new, samples))
+
+
+def write(folder: Path, *metrics: object, entries: list[Entry] | None = None) -> None:
+    """Write a run with these lines of metrics.jsonl."""
+    text = [line if isinstance(line, str) else json.dumps(line) for line in metrics]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in text))
+    (folder / "ledger.jsonl").write_text("".join(entry.line() for entry in entries or exact(2)))
+
+
+def test_a_line_names_the_positions_and_the_fingerprint_and_is_read_back(tmp_path: Path) -> None:
+    """It is a JSON object that anyone can read."""
     entry = Entry(0, (1, 40), 2, (0, 10240), 2**64 - 2)
     expected = {"epoch": 0, "steps": [1, 40], "world_size": 2, "positions": [0, 10240]}
     assert json.loads(entry.line()) == {**expected, "fingerprint": "fffffffffffffffe"}
@@ -82,8 +103,19 @@ def test_steps_are_joined_and_none_is_lost(num_samples: int, batch: int, sizes: 
         assert holder.world_size == step.world_size
 
 
-def test_an_epoch_of_imagenet_takes_20_kb() -> None:
-    """5,005 steps of 256 samples, by the numbers of epoch 90 on 1,024 ranks; and it can be audited."""
+def test_steps_that_do_not_follow_on_each_other_are_not_joined() -> None:
+    """One line for both would say that what lies between them was taken, too; a new epoch begins alone."""
+    first, second, *_ = steps_of(0, 10_000, 10)
+    assert len(extended([first], second, 10_000)) == 1
+    for changes in ({"steps": (3, 3)}, {"positions": (11, 20)}, {"positions": (9, 20)}):
+        other = replace(second, **changes)
+        assert extended([first], other, 10_000) == [first, other]
+    (next_epoch,) = steps_of(1, 10, 10, step=2)
+    assert extended([first], next_epoch, 10) == [next_epoch]
+
+
+def test_an_epoch_of_imagenet_takes_20_kb_and_can_be_audited() -> None:
+    """5,005 steps of 256 samples on 1,024 ranks, counted with the numbers of epoch 90."""
     entries = joined(list(steps_of(0, IMAGENET, BATCH, world_size=1024)), IMAGENET)
     report = audit_entries(entries, IMAGENET)
     assert (report.faults, report.epochs, report.steps) == ((), 1, 5005)
@@ -91,35 +123,9 @@ def test_an_epoch_of_imagenet_takes_20_kb() -> None:
     assert sum(len(entry.line()) for entry in late) < 20_000
 
 
-@pytest.mark.parametrize("changes", [{"steps": (3, 3)}, {"positions": (11, 20)}, {"positions": (9, 20)}], ids=str)
-def test_steps_that_do_not_follow_on_each_other_are_not_joined(changes: dict[str, Any]) -> None:
-    """One line for both would say that the step or the samples between them were taken, too."""
-    first, second, *_ = steps_of(0, 10_000, 10)
-    assert len(extended([first], second, 10_000)) == 1
-    second = replace(second, **changes)
-    assert extended([first], second, 10_000) == [first, second]
-
-
-@pytest.mark.parametrize("at_once", [1, 3, 10, 11])
-def test_an_audit_looks_samples_up_a_few_at_a_time(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many of an entry memory can hold, the verdict on an epoch under way is the same."""
-    monkeypatch.setattr(ledger, "_AT_ONCE", at_once)
-    entries = exact(1)[:5]
-    assert audit_entries(entries, 100, seed=SEED).faults == ()
-    entries[3] = replace(entries[3], fingerprint=wrong_samples(entries[3], 9, 100))
-    assert len(audit_entries(entries, 100, seed=SEED).faults) == 1
-
-
-def test_a_new_epoch_begins_with_its_first_step() -> None:
-    """The entries of the epoch before are on disk by then."""
-    (last,) = list(steps_of(0, 10, 10))
-    (first,) = list(steps_of(1, 10, 10, step=2))
-    assert extended([last], first, 10) == [first]
-
-
 @pytest.mark.parametrize("entries", [exact(2), LISTED], ids=["entries", "version 0.1.0"])
 def test_an_exact_run(entries: list[Entry | Listed]) -> None:
-    """Every sample comes once in every epoch, whatever the world size."""
+    """Every sample comes once in every epoch, whatever the world size; the last epoch may be under way."""
     num_samples = 4 if entries is LISTED else 100
     report = audit_entries(entries, num_samples, seed=SEED)
     assert report.faults == ()
@@ -136,83 +142,56 @@ def test_an_exact_run(entries: list[Entry | Listed]) -> None:
     ("entries", "fault"),
     [
         ([FIRST, Listed(0, 2, 2, (0, 1)), THIRD], "epoch 0: 1 samples more than once"),
-        ([FIRST, Listed(0, 2, 2, (0,)), THIRD], "epoch 0: 1 samples never"),
-        ([FIRST, Listed(0, 2, 2, (0, 9)), THIRD], "1 that do not exist"),
-        ([FIRST, Listed(0, 2, 2, (0, 4)), THIRD], "1 that do not exist"),
-        ([FIRST, THIRD], "line 2 is of step 3"),
-        ([FIRST, FIRST], "line 2 is of step 1"),
+        ([FIRST, Listed(0, 2, 2, (-1, 4, 9, 9))], "epoch 0: 0 samples more than once, 3 that do not exist"),
         ([FIRST, SECOND, Listed(2, 3, 1, (0, 1))], "epoch 1: 4 samples never"),
-        ([THIRD, FIRST], "line 2 is of epoch 0, after a later one"),
+        ([*exact()[:4], *exact()[5:]], "line 5 is of step 6"),
+        ([*exact()[:4], *exact()[3:]], "line 5 is of step 4"),
+        (changed(4, positions=(40, 49)), "epoch 0: 1 samples never"),
+        (changed(4, positions=(39, 50)), "epoch 0: 1 samples more than once"),
+        (changed(19, positions=(90, 102)), "epoch 1: 0 samples more than once, 2 that do not exist"),
+        ([step for step in exact() if step.epoch != 1], "epoch 1: 100 samples never"),
+        (changed(22, epoch=0), "line 23 is of epoch 0, after a later one"),
     ],
 )
-def test_what_is_wrong_in_lists_is_named(entries: list[Listed], fault: str) -> None:
-    """A fault names samples that were lost, came twice or do not exist, and steps that are missing or come twice."""
-    report = audit_entries(entries, 4)
+def test_what_is_wrong_is_named(entries: list[Entry | Listed], fault: str) -> None:
+    """Samples that were lost, came twice or do not exist, and steps that are missing or come twice."""
+    report = audit_entries(entries, 4 if isinstance(entries[0], Listed) else 100, seed=SEED)
     assert any(fault in line for line in report.faults), report
     assert str(report).startswith("NOT exact: ")
 
 
-def changed(place: int, **changes: Any) -> list[Entry]:
-    """The steps of exact epochs but for one, which is `place` steps after the first."""
-    entries = exact()
-    return [*entries[:place], replace(entries[place], **changes), *entries[place + 1 :]]
-
-
-def wrong_samples(entry: Entry, old: int, new: int) -> int:
-    """The fingerprint of what an entry took, with one sample in place of another."""
-    samples = order_of(SEED, entry.epoch, 100, 1)[slice(*entry.positions)]
-    return fingerprint(np.where(samples == samples[old], new, samples))
-
-
-@pytest.mark.parametrize("place", [0, 13, 29])
-def test_samples_that_are_not_those_of_the_order_are_found(place: int) -> None:
-    """A single one that came in place of another: in a finished epoch, and in one that is under way."""
-    entry = exact()[place]
-    for entries in (exact(), exact()[: place + 1]):
-        entries[place] = replace(entry, fingerprint=wrong_samples(entry, 3, 100))
-        (fault,) = audit_entries(entries, 100, seed=SEED).faults
-        first, stop = entry.positions
-        assert fault == (
-            f"step {place + 1}: not the samples that stand at positions {first} to {stop - 1} of epoch {entry.epoch}"
-        )
-
-
-def test_steps_that_were_joined_are_named_together() -> None:
-    """By the first and the last of them: the ledger does not know which one it was."""
-    entries = joined(list(steps_of(0, 1000, 5)), 1000)
-    wrong = [entries[0], replace(entries[1], fingerprint=1), *entries[2:]]
-    assert audit_entries(wrong, 1000, seed=SEED).faults == (
-        "steps 3 to 4: not the samples that stand at positions 10 to 19 of epoch 0",
-    )
-
-
-def test_a_sample_that_comes_twice_in_an_epoch_is_found() -> None:
-    """Although the step with it has as many samples as it should have, and all of them exist."""
+def test_samples_that_are_not_those_of_the_order_are_found() -> None:
+    """A single one in place of another, in a finished epoch and in one under way; one that comes twice, too."""
+    for place in (0, 13, 29):
+        entry = exact()[place]
+        for entries in (exact(), exact()[: place + 1]):
+            entries[place] = replace(entry, fingerprint=wrong_samples(entry, 3, 100))
+            first, stop = entry.positions
+            assert audit_entries(entries, 100, seed=SEED).faults == (
+                f"step {place + 1}: not the samples that stand at positions {first} to {stop - 1} "
+                f"of epoch {entry.epoch}",
+            )
     entry, other = exact()[2:4]
-    (twice,) = order_of(SEED, 0, 100, 1)[other.positions[0] : other.positions[0] + 1]
-    faults = audit_entries(changed(2, fingerprint=wrong_samples(entry, 0, int(twice))), 100, seed=SEED).faults
+    twice = int(order_of(SEED, 0, 100, 1)[other.positions[0] : other.positions[0] + 1][0])
+    faults = audit_entries(changed(2, fingerprint=wrong_samples(entry, 0, twice)), 100, seed=SEED).faults
     assert faults == ("step 3: not the samples that stand at positions 20 to 29 of epoch 0",)
+    faults = audit_entries(changed(9, positions=(90, 98)), 100, seed=SEED).faults
+    at = "positions 90 to 97 of epoch 0"
+    assert faults == (f"step 10: not the samples that stand at {at}", "epoch 0: 2 samples never")
+    entries = joined(list(steps_of(0, 1000, 5)), 1000)
+    entries[1] = replace(entries[1], fingerprint=1)
+    faults = audit_entries(entries, 1000, seed=SEED).faults
+    assert faults == ("steps 3 to 4: not the samples that stand at positions 10 to 19 of epoch 0",)
 
 
-@pytest.mark.parametrize(
-    ("entries", "fault"),
-    [
-        ([*exact()[:4], *exact()[5:]], "line 5 is of step 6"),
-        ([*exact()[:4], *exact()[3:]], "line 5 is of step 4"),
-        (exact()[1:], "line 1 is of step 2"),
-        (changed(4, positions=(40, 49)), "epoch 0: 1 samples never"),
-        (changed(4, positions=(39, 50)), "epoch 0: 1 samples more than once"),
-        (changed(19, positions=(90, 102)), "epoch 1: 0 samples more than once, 2 that do not exist"),
-        (changed(9, positions=(90, 98)), "epoch 0: 2 samples never"),
-        ([step for step in exact() if step.epoch != 1], "epoch 1: 100 samples never"),
-        (changed(12, steps=(13, 14)), "line 14 is of step 14"),
-        (changed(22, epoch=0), "line 23 is of epoch 0, after a later one"),
-    ],
-)
-def test_what_is_wrong_in_positions_is_named(entries: list[Entry], fault: str) -> None:
-    """Positions of an epoch that no step took, or two, and steps that are missing or come twice."""
-    report = audit_entries(entries, 100, seed=SEED)
-    assert any(fault in line for line in report.faults), report
+@pytest.mark.parametrize("at_once", [1, 3, 7, 10, 11])
+def test_a_long_entry_is_looked_up_in_pieces(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many samples of an entry memory can hold, the verdict is the same."""
+    monkeypatch.setattr(ledger, "_AT_ONCE", at_once)
+    entries = exact(1)[:5]
+    assert audit_entries(entries, 100, seed=SEED).faults == ()
+    entries[3] = replace(entries[3], fingerprint=wrong_samples(entries[3], 9, 100))
+    assert len(audit_entries(entries, 100, seed=SEED).faults) == 1
 
 
 def test_an_epoch_that_version_0_1_0_began() -> None:
@@ -228,20 +207,41 @@ def test_an_epoch_that_version_0_1_0_began() -> None:
     assert any("step 5: not the samples" in fault for fault in audit_entries(wrong, 100, seed=SEED).faults)
 
 
-def test_repeated_augmentation_is_judged_by_rounds() -> None:
-    """Two epochs have each sample twice; half a round is under way."""
+def test_repeated_augmentation_is_judged_by_rounds(tmp_path: Path) -> None:
+    """Two epochs have each sample twice; half a round is under way, and one that lacks a sample is not finished."""
     entries = exact(4, times=2)
-    report = audit_entries(entries, 100, 2, SEED)
-    assert (report.faults, report.epochs) == ((), 4)
-    report = audit_entries(entries[:30], 100, 2, SEED)
-    assert (report.faults, report.epochs) == ((), 3)
+    for steps, epochs in ((40, 4), (30, 3)):
+        report = audit_entries(entries[:steps], 100, 2, SEED)
+        assert (report.faults, report.epochs) == ((), epochs)
     later = [replace(entry, steps=(entry.steps[0] - 1, entry.steps[1] - 1)) for entry in entries[16:]]
     faults = audit_entries([*entries[:15], *later], 100, 2, SEED).faults
     assert faults == ("epochs 0 to 1: 10 samples less than 2 times",)
+    for place in (9, 19):
+        wrong = list(entries)
+        wrong[place] = replace(entries[place], positions=(90, 99))
+        report = audit_entries(wrong, 100, 2, SEED)
+        assert (report.epochs, report.faults[-1]) == (2, "epochs 0 to 1: 1 samples less than 2 times")
+        wrong[place] = replace(entries[place], positions=(90, 102))
+        faults = audit_entries(wrong[:20], 100, 2, SEED).faults
+        assert faults[-1] == "epochs 0 to 1: 0 samples more than 2 times, 2 that do not exist"
+    write(tmp_path, {**START, "repeated_augmentation": 2}, entries=entries[:20])
+    assert str(audit(tmp_path)) == (
+        "exact: every one of 100 samples counted 2 times in 2 epochs, of 2 finished epochs (20 steps, world sizes 2)"
+    )
+    write(tmp_path, START, entries=entries[:20])
+    assert audit(tmp_path).faults != ()
+
+
+def test_the_last_start_of_the_run_counts_and_other_lines_are_passed_over(tmp_path: Path) -> None:
+    """A run that was begun again in its folder may have another training set."""
+    note = {"kind": "event", "name": "note", "message": "start", "num_samples": 7}
+    noise = ('"start" torn', '["start", "num_samples"]', {"kind": "event", "name": "start"}, note)
+    write(tmp_path, *noise, {**START, "num_samples": 90, "seed": 1}, START, *noise)
+    assert (audit(tmp_path).faults, audit(tmp_path).num_samples) == ((), 100)
 
 
 def test_without_a_ledger_the_user_is_told_how_to_have_one(tmp_path: Path) -> None:
-    """The error says what is missing; there is neither a traceback nor a verdict."""
+    """The error says what is missing, and a torn last line is no fault."""
     with pytest.raises(UsageError, match="train with --ledger"):
         audit(tmp_path)
     entry = exact()[0]
@@ -260,44 +260,53 @@ def test_without_a_ledger_the_user_is_told_how_to_have_one(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("positions", "place", "fault"),
+    "line",
     [
-        ((39, 50), 4, "epoch 0: 1 samples more than once, 0 that do not exist"),
-        ((90, 98), 9, "epoch 0: 2 samples never"),
+        "[" * 100_000,
+        "7",
+        '{"epoch": 1e999}',
+        '{"epoch": 0, "world_size": 1, "steps": [1], "positions": [0, 1], "fingerprint": "00"}',
+        '{"epoch": 0, "world_size": 1, "steps": [1, 1], "positions": [0, 1], "fingerprint": "xy"}',
+        '{"epoch": null, "world_size": 1, "step": 1, "samples": []}',
+        '{"epoch": 0, "world_size": 1, "steps": [1, 9223372036854775808], "positions": [0, 1], "fingerprint": "00"}',
     ],
 )
-def test_positions_that_do_not_add_up_are_not_saved_by_fingerprints_that_do(
-    positions: tuple[int, int], place: int, fault: str
-) -> None:
-    """The step is named whose samples are not those at its positions, and then what became of the epoch."""
-    faults = audit_entries(changed(place, positions=positions), 100, seed=SEED).faults
-    step = f"step {place + 1}: not the samples that stand at positions {positions[0]} to {positions[1] - 1} of epoch 0"
-    assert faults == (step, fault)
-
-
-def test_a_long_entry_is_looked_up_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An epoch of a thousand million samples in one line needs little memory, and its samples count all the same."""
-    monkeypatch.setattr(ledger, "_AT_ONCE", 7)
-    entries = exact(1)
-    entries[3] = replace(entries[3], fingerprint=1)
-    faults = audit_entries(entries, 100, seed=SEED).faults
-    assert faults == ("step 4: not the samples that stand at positions 30 to 39 of epoch 0",)
-
-
-@pytest.mark.parametrize(
-    "line", ["[" * 100_000, "7", '{"epoch": 1e999}', '{"epoch": 0, "world_size": 1, "samples": 3}']
-)
-def test_a_ledger_of_any_content_is_refused_in_one_line(line: str) -> None:
+def test_what_is_no_entry_is_refused_by_its_place(line: str) -> None:
     """Nesting without end, wrong types and numbers that are none name the line of the file."""
-    with pytest.raises(UsageError, match="line 3 is not a step of a ledger"):
-        ledger.parse(line, "line 3")
+    with pytest.raises(UsageError, match=r"^line 3 is not a step of a ledger$"):
+        parse(line, "line 3")
 
 
-def test_a_start_of_any_content_is_refused_in_one_line(tmp_path: Path) -> None:
-    """Lines that cannot be read are passed over, and a number of samples that is none is named."""
-    (tmp_path / "ledger.jsonl").write_text("")
-    for number in ('"many"', "[]", "0", "-1", "1" * 400):
-        start = f'{{"name": "start", "num_samples": {number}, "seed": 0}}'
-        (tmp_path / "metrics.jsonl").write_text('"start"' + "[" * 100_000 + f"\n{start}\n")
+def test_a_run_of_any_content_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Numbers of samples that are none, or that no audit could count, and a terabyte without a line end."""
+    for number in ('"many"', "[]", "0", "1" * 400):
+        write(tmp_path, '"start"' + "[" * 100_000, f'{{"name": "start", "num_samples": {number}, "seed": 0}}')
         with pytest.raises(UsageError, match="the ledger cannot be judged"):
             audit(tmp_path)
+    for claimed in ({"num_samples": 10**18}, {"repeated_augmentation": 10**12}):
+        write(tmp_path, {**START, **claimed})
+        with pytest.raises(UsageError, match=r"metrics.jsonl tells of [10,]+ samples, an audit counts 10,000,000,000"):
+            audit(tmp_path)
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        write(tmp_path, START)
+        os.truncate(tmp_path / name, 2**40)
+        with pytest.raises(UsageError, match=f"cannot read .*{name}: a line of it is longer"):
+            audit(tmp_path)
+
+
+def test_nothing_that_a_file_claims_keeps_an_audit_longer() -> None:
+    """Numbers that no run has, a large epoch many times, false fingerprints, a set that memory does not hold."""
+    huge = 2**63 - 1
+    for name, value in (("epoch", huge), ("steps", (1, huge)), ("positions", (0, huge)), ("positions", (-huge, 10))):
+        entries = exact(2)
+        entries[3] = replace(entries[3], **{name: value})
+        for times in (1, 10**12):
+            assert audit_entries(entries, 100, times, SEED).faults != ()
+    step = exact(1)[0]
+    again = [replace(step, steps=(n, n), positions=(0, 10**7)) for n in range(1, 1001)]
+    faults = audit_entries(again, 10**7, seed=SEED).faults
+    assert faults[-1] == "epoch 0: 10000000 samples more than once, 0 that do not exist"
+    false = (replace(step, epoch=n, steps=(n + 1, n + 1), positions=(0, 10**5)) for n in range(10**6))
+    assert len(audit_entries(false, 10**5, seed=SEED).faults) < 1000
+    with pytest.raises(UsageError, match="10,000,000,000 samples are more than an audit counts one by one"):
+        audit_entries([FIRST], 10**10)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from hvd_train.errors import UsageError
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import Busy, RunFolder, claim
 
-ROOT = Path(__file__).parents[3]
 NOON = datetime(2026, 1, 2, 12, 0, 0)
 LATER = datetime(2026, 1, 2, 12, 0, 1)
 
@@ -27,35 +24,27 @@ def named(**changes: object) -> Config:
 
 def released(folder: RunFolder) -> RunFolder:
     """Give up the claim, as the end of the process that holds it does."""
-    folder._lock.close()
+    folder.release()
     return folder
 
 
-def test_a_new_folder_is_made_with_its_config() -> None:
-    """Its parents are made too, and its config.yaml is that of the run."""
-    folder = claim(named(output_dir=Path("a/b/mine")), NOON)
+def test_a_new_folder_is_made_and_an_empty_one_is_taken() -> None:
+    """Its parents are made too. Job scripts make the folder beforehand; a killed process leaves it with our lock."""
+    folder = released(claim(named(output_dir=Path("a/b/mine")), NOON))
     assert (folder.path, folder.earlier, folder.notes) == (Path("a/b/mine"), False, ())
     assert config_file.load(Path("a/b/mine/config.yaml")) == named(output_dir=Path("a/b/mine"))
-    released(folder)
-
-
-def test_an_empty_folder_is_taken() -> None:
-    """Job scripts make the folder beforehand."""
     Path("mine").mkdir()
+    assert not released(claim(named(), NOON)).earlier
+    Path("mine/config.yaml").unlink()
+    assert [path.name for path in Path("mine").iterdir()] == [".lock"]
     assert not released(claim(named(), NOON)).earlier
 
 
-def test_the_same_command_finds_its_run_again() -> None:
-    """Settings that may change within a run may differ, and the new ones are written."""
+def test_the_same_command_finds_its_run_again_and_another_one_is_refused() -> None:
+    """What may change within a run is written; else the error names what differs, and the two ways out."""
     released(claim(named(), NOON))
-    again = released(claim(named(log_steps=3), LATER))
-    assert again.earlier
+    assert released(claim(named(log_steps=3), LATER)).earlier
     assert config_file.load(Path("mine/config.yaml")).run.log_steps == 3
-
-
-def test_another_config_is_refused_with_the_fields_that_differ() -> None:
-    """The error names the two ways out, and the folder stays untouched."""
-    released(claim(named(), NOON))
     before = Path("mine/config.yaml").read_bytes()
     with pytest.raises(UsageError, match=r"mine is a run with other settings \(seed: 7, not 0\): type --resume never"):
         claim(named(seed=7), LATER)
@@ -73,66 +62,34 @@ def test_resume_never_moves_the_old_run_aside() -> None:
     assert config_file.load(Path("mine/config.yaml")).seed == 2
 
 
-@pytest.mark.parametrize("resume", ["auto", "never"])
-def test_a_folder_of_something_else_is_not_touched(resume: str) -> None:
-    """It is neither used nor moved."""
+def test_what_is_no_run_folder_is_not_touched() -> None:
+    """A folder of something else is neither used nor moved; the error says what to type."""
     Path("mine").mkdir()
     Path("mine/thesis.tex").write_text("important")
-    with pytest.raises(UsageError, match="mine is not empty and not a run of hvd_train"):
-        claim(named(resume=resume), NOON)
-    assert sorted(path.name for path in Path("mine").iterdir()) == ["thesis.tex"]
-
-
-def test_a_file_is_refused() -> None:
-    """The error asks for a folder."""
-    Path("mine").write_text("x")
-    with pytest.raises(UsageError, match="mine is a file; name a folder"):
-        claim(named(), NOON)
-
-
-def test_a_place_that_cannot_be_written_is_refused() -> None:
-    """The error has the system's reason and what to type."""
+    for resume in ("auto", "never"):
+        with pytest.raises(UsageError, match="mine is not empty and not a run of hvd_train"):
+            claim(named(resume=resume), NOON)
+    assert [path.name for path in Path("mine").iterdir()] == ["thesis.tex"]
     Path("file").write_text("x")
+    with pytest.raises(UsageError, match="file is a file; name a folder"):
+        claim(named(output_dir=Path("file")), NOON)
     with pytest.raises(UsageError, match=r"cannot use the output folder file/mine: Not a directory; choose another"):
         claim(named(output_dir=Path("file/mine")), NOON)
 
 
-@pytest.mark.parametrize("resume", ["auto", "never"])
-def test_a_folder_in_which_another_process_trains_is_refused(resume: str) -> None:
+def test_a_folder_in_which_another_process_trains_is_refused() -> None:
     """It is neither shared nor moved away; once the other process has ended it can be claimed."""
-    code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from tests.unit.run_files.test_run_folder import *\n"
-        "folder = claim(named(), NOON); print('claimed', flush=True); sys.stdin.read()"
-    )
-    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert other.stdin is not None
-    assert other.stdout is not None
-    try:
-        assert other.stdout.readline() == "claimed\n"
+    other = claim(named(), NOON)
+    for resume in ("auto", "never"):
         with pytest.raises(Busy, match="another process is training in mine"):
             claim(named(resume=resume), LATER)
-        assert [path.name for path in Path().iterdir()] == ["mine"]
-    finally:
-        other.stdin.close()
-        other.wait(30)
-        other.stdout.close()
+    assert [path.name for path in Path().iterdir()] == ["mine"]
+    released(other)
     assert released(claim(named(), LATER)).earlier
 
 
-def test_without_a_name_a_run_gets_the_time() -> None:
-    """It is runs/RECIPE-TIME; two runs of the same second get names of their own."""
-    unnamed = Config().replace(recipe="digits", resume="never")
-    first, second = claim(unnamed, NOON), claim(unnamed, NOON)
-    assert [folder.path for folder in (first, second)] == [
-        Path("runs/digits-20260102-120000"), Path("runs/digits-20260102-120000-2"),
-    ]  # fmt: skip
-    released(first)
-    released(second)
-
-
 def test_the_same_command_finds_its_own_unfinished_run() -> None:
-    """A finished run, one with other settings, one of another recipe and one that is being trained are passed over."""
+    """Finished runs, others' and busy ones are passed over; a new run gets the time and a name of its own."""
     mine = Config().replace(recipe="digits")
     found = released(claim(mine, NOON))
     for number, other in enumerate((mine.replace(seed=5, resume="never"), mine.replace(recipe="digits2"))):
@@ -145,24 +102,9 @@ def test_the_same_command_finds_its_own_unfinished_run() -> None:
     (found.path / run_folder.SUMMARY).write_text("{}")
     fresh = released(claim(mine, LATER.replace(minute=8)))
     assert (fresh.path, fresh.earlier) == (Path("runs/digits-20260102-120801"), False)
+    again = released(claim(mine.replace(resume="never"), LATER.replace(minute=8)))
+    assert again.path == Path("runs/digits-20260102-120801-2")
     released(busy)
-
-
-def test_a_folder_with_nothing_but_our_lock_is_taken(tmp_path: Path) -> None:
-    """A process that was killed right after it had made the folder does not make the folder unusable."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / ".lock").touch()
-    claimed = run_folder.claim(Config().replace(output_dir=folder), datetime.now())
-    assert (claimed.path, claimed.earlier) == (folder, False)
-    claimed.release()
-
-
-def test_a_released_folder_can_be_claimed_again(tmp_path: Path) -> None:
-    """A program may train into one folder twice, one run after the other."""
-    config = Config().replace(output_dir=tmp_path / "run")
-    run_folder.claim(config, datetime.now()).release()
-    run_folder.claim(config, datetime.now()).release()
 
 
 def test_a_folder_is_taken_back_from_a_process_that_does_not_react() -> None:
@@ -179,12 +121,14 @@ def test_a_folder_is_taken_back_from_a_process_that_does_not_react() -> None:
     stopped.release()
     with pytest.raises(Busy):
         claim(named(), NOON)
+    taken.release()
 
 
-@pytest.mark.parametrize("resume", ["auto", "never", "a/file.ckpt"])
-@pytest.mark.parametrize("output_dir", [None, Path("mine")])
+@pytest.mark.parametrize(
+    ("resume", "output_dir"), [("auto", None), ("never", Path("mine")), ("never", None), ("a/file.ckpt", None)]
+)
 def test_a_job_that_starts_again_finds_its_own_folder(resume: str, output_dir: Path | None) -> None:
-    """Though it is neither the newest nor unfinished, and though the command says to start anew."""
+    """Though it is neither the newest nor unfinished, and though the command says to begin a new run."""
     config = Config().replace(recipe="digits", resume=resume, output_dir=output_dir)
     released(claim(config, NOON))
     own = released(claim(config, NOON, owner="job"))
@@ -194,22 +138,17 @@ def test_a_job_that_starts_again_finds_its_own_folder(resume: str, output_dir: P
     assert (again.path, again.earlier, again.notes) == (own.path, True, ())
 
 
-def test_a_job_that_has_lost_its_folder_to_another_run_does_not_take_it_back() -> None:
-    """The folder belongs to whoever has claimed it last."""
-    own = released(claim(named(), NOON, owner="job"))
-    assert run_folder.belongs_to(own.path, "job")
-    released(claim(named(), LATER))
-    assert not run_folder.belongs_to(own.path, "job")
-    assert not run_folder.belongs_to(own.path, "")
-
-
-def test_a_folder_that_is_taken_over_stays_that_of_the_job() -> None:
-    """A job that dies right after it still finds its folder."""
+def test_a_folder_belongs_to_the_job_that_claimed_it_last() -> None:
+    """A job that dies right after it has taken its folder over still finds it; another run's claim ends that."""
     stopped = claim(named(resume="never"), NOON, owner="job")
     run_folder.take_over(stopped.path, "job")
     again = released(claim(named(resume="never"), LATER, owner="job"))
     assert (again.path, again.earlier) == (stopped.path, True)
     stopped.release()
+    assert run_folder.belongs_to(again.path, "job")
+    released(claim(named(), LATER))
+    assert not run_folder.belongs_to(again.path, "job")
+    assert not run_folder.belongs_to(again.path, "")
 
 
 def test_a_busy_folder_of_another_job_is_passed_over_and_said() -> None:
@@ -227,8 +166,8 @@ def test_a_busy_folder_of_another_job_is_passed_over_and_said() -> None:
 
 
 @pytest.mark.parametrize("output_dir", [None, Path("mine")])
-def test_a_job_waits_for_those_that_have_lost_the_process_with_the_folder(output_dir: Path | None) -> None:
-    """They may be about to commit; they claim the folder themselves for that, and so does who has waited enough."""
+def test_a_job_waits_for_workers_that_have_lost_rank_0(output_dir: Path | None) -> None:
+    """They may be about to commit; they claim the folder themselves for that, and so does a job that has waited."""
     config = Config().replace(recipe="digits", output_dir=output_dir)
     path = released(claim(config, NOON)).path
     assert released(claim(config, LATER, wait=True)).earlier
@@ -244,7 +183,7 @@ def test_a_job_waits_for_those_that_have_lost_the_process_with_the_folder(output
     assert released(claim(config, LATER, wait=True)).path == path
 
 
-def test_a_run_whose_members_still_commit_is_not_moved_away() -> None:
+def test_a_run_whose_workers_still_commit_is_not_moved_away() -> None:
     """They would write into the folder of the new run, which has the name of theirs."""
     config = named(resume="never")
     member = run_folder.stay(released(claim(config, NOON)).path)
@@ -257,68 +196,41 @@ def test_a_run_whose_members_still_commit_is_not_moved_away() -> None:
     assert {path.name for path in Path().iterdir()} == {"mine", "mine.old"}
 
 
-def test_without_a_folder_nobody_is_waited_for() -> None:
-    """A host that does not have the folder, or whose file system has no locks, trains all the same."""
-    assert run_folder.stay(Path("missing")) is None
+SOFT = [(name, False) for name in (".lock", "metrics.jsonl", "config.yaml.partial", "tensorboard", "checkpoints")]
 
 
-@pytest.mark.parametrize(
-    "name", [".lock", ".members", "metrics.jsonl", "config.yaml.partial", "tensorboard", "checkpoints", "model-best.pt"]
-)
-def test_a_run_folder_with_a_link_is_not_taken(name: str) -> None:
-    """What a run would write there would land in what the link leads to, which stays as it is."""
+@pytest.mark.parametrize(("name", "hard"), [*SOFT, (".lock", True), ("ledger.jsonl", True)])
+def test_a_run_folder_with_a_planted_link_is_not_taken(name: str, hard: bool) -> None:
+    """Soft or hard: what a run would write there would land in what the link leads to, which stays as it is."""
     released(claim(named(), NOON))
     Path("outside").write_text("precious")
     Path("mine", name).unlink(missing_ok=True)
-    Path("mine", name).symlink_to(Path("outside").resolve())
+    if hard:
+        Path("mine", name).hardlink_to("outside")
+    else:
+        Path("mine", name).symlink_to(Path("outside").resolve())
     with pytest.raises(UsageError, match=f"mine/{name} is a link or a device, .* remove it, or name another"):
-        claim(named(), LATER)
-    assert Path("outside").read_text() == "precious"
-
-
-@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "ledger.jsonl"])
-def test_a_file_with_two_names_is_not_written(name: str) -> None:
-    """A hard link is as good as a link to somebody who wants another file to be emptied."""
-    released(claim(named(), NOON))
-    Path("outside").write_text("precious")
-    Path("mine", name).unlink(missing_ok=True)
-    Path("mine", name).hardlink_to("outside")
-    with pytest.raises(UsageError, match=f"mine/{name} is a link"):
         claim(named(), LATER, owner="job")
     assert Path("outside").read_text() == "precious"
 
 
-def test_a_planted_lock_alone_is_not_followed() -> None:
-    """A folder that holds nothing but our lock is taken, unless that is a link: the error names it."""
-    Path("outside").write_text("precious")
+def test_planted_links_in_the_place_of_locks_are_not_followed() -> None:
+    """They are named, make no folder ours, and no file outside of the folder is made or emptied."""
+    Path("outside").write_text("job")
     Path("mine").mkdir()
     Path("mine/.lock").symlink_to(Path("outside").resolve())
     with pytest.raises(UsageError, match=r"cannot use the output folder mine/.lock: it is a link"):
         claim(named(), NOON, owner="job")
-    assert Path("outside").read_text() == "precious"
-
-
-def test_a_planted_lock_names_no_owner() -> None:
-    """A link to a lock of our job does not make a folder ours."""
-    Path("mine").mkdir()
-    Path("elsewhere").write_text("job")
-    Path("mine/.lock").symlink_to("../elsewhere")
+    assert Path("outside").read_text() == "job"
     assert not run_folder.belongs_to(Path("mine"), "job")
-    Path("mine/.lock").unlink()
-    Path("mine/.lock").write_text("job")
-    assert run_folder.belongs_to(Path("mine"), "job")
-
-
-def test_nobody_stays_by_a_planted_link() -> None:
-    """A file outside of the folder is not made."""
-    Path("mine").mkdir()
-    Path("mine/.members").symlink_to("../outside")
+    Path("mine/.members").symlink_to("../made")
     assert run_folder.stay(Path("mine")) is None
-    assert not Path("outside").exists()
+    assert not Path("made").exists()
+    assert run_folder.stay(Path("missing")) is None
 
 
 def test_a_folder_of_another_user_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the user has not named it: somebody may have planted it. The note says how to go on in it."""
+    """Unless --output-dir names it: somebody may have planted it. The note says how to resume in it."""
     mine = Config().replace(recipe="digits")
     planted = released(claim(mine, NOON)).path
     assert released(claim(mine, LATER)).path == planted

@@ -1,0 +1,81 @@
+"""The images that a training would see (`hvd-train show-data`), and those that it took for others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hvd_train import cli, recipes
+from hvd_train.data import sources
+from hvd_train.data.dataset import Arrays
+from hvd_train.progress.order import EpochOrder
+from hvd_train.report.predictions import predict
+from hvd_train.report.samples import Preview, show
+from hvd_train.run import train
+from tests.support import jpegs
+
+
+def test_the_first_images_in_their_order_and_the_classes_of_each_rank() -> None:
+    """The picture holds the images that the first step takes; the ranks have all samples, each once."""
+    config = recipes.digits().replace(augment="none")
+    shown = show(config, 3, Path("seen.png"))
+    data = sources.open_data(config.data, config.seed).train
+    assert isinstance(data, Arrays)
+    first = EpochOrder(config.seed, 0, len(data))[0:9]
+    picture = np.asarray(Image.open("seen.png").convert("L"), dtype=float)
+    for number in (0, 1, 7):
+        left, top = number % 8 * 96, number // 8 * 110
+        middle = picture[top + 6 : top + 94 : 12, left + 6 : left + 94 : 12][:8, :8]
+        expected = data.images[first[number], 0].float().numpy()
+        assert np.abs(middle - expected).max() <= 1.0
+    assert sum(shown.rank_counts, Counter()) == Counter(data.labels.tolist())
+    assert min(counts.total() for counts in shown.rank_counts) > 300
+
+
+def test_names_of_classes_do_not_act_on_the_terminal() -> None:
+    """They are names of folders, which anybody may have made."""
+    told = str(Preview(Path("seen.png"), ("a\x1b[2J\nb",), (Counter({0: 3}),)))
+    assert told.splitlines()[1:] == ["a\ufffd[2J\ufffdb         3", "picture: seen.png"]
+
+
+def test_jpeg_files_with_every_random_change(capsys: pytest.CaptureFixture[str]) -> None:
+    """A picture has a name that everybody knows: a link of that name is replaced and not drawn into."""
+    Path("outside").write_text("precious")
+    Path("show-data.png").symlink_to("outside")
+    jpegs.digits(Path("data"), range(3), most=8)
+    line = "show-data imagenet-resnet50-modern --data-dir data --image-size 32 -b 8 --workers-per-host 0 --ranks 2"
+    assert cli.run(line.split()) == 0
+    assert "picture: show-data.png" in capsys.readouterr().out
+    assert Image.open("show-data.png").format == "PNG"
+    assert Path("outside").read_text() == "precious"
+
+
+def test_what_cannot_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, exit code 2."""
+    for arguments, reason in (
+        ("--output seen", "--output seen: unknown file extension ''"),
+        ("--output no/folder.png", "--output no/folder.png:"),
+        ("--global-batch-size 5000", "a global batch of 5000 samples is larger"),
+    ):
+        assert cli.run(["show-data", *arguments.split()]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_every_validation_image_is_counted_once() -> None:
+    """The best weights' hits add up to the score that training returned; the worst images come first."""
+    result = train(recipes.digits().replace(epochs=1, device="cpu", workers=0, output_dir=Path("run")))
+    predictions = predict(Path("run"), "cpu", trust=True)
+    right = sum(count for (truth, predicted), count in predictions.counts.items() if truth == predicted)
+    assert sum(predictions.counts.values()) == 360
+    assert right / 360 == pytest.approx(result.best_top1)
+    losses = [image.loss for image in predictions.worst]
+    assert len(losses) == 12
+    assert losses == sorted(losses, reverse=True)
+    for image in predictions.worst:
+        assert image.truth != image.predicted
+        assert 0 < image.confidence <= 1
+        assert image.png.startswith(b"\x89PNG")
