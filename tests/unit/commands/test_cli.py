@@ -1,4 +1,4 @@
-"""The front door: which command runs, and what the process ends with."""
+"""The front door: which command runs, what it prints and what the process ends with."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,69 +17,68 @@ def test_usage_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     """Help is no error, no command is; an unknown one is answered with the nearest."""
     assert (cli.run([]), cli.run(["--help"])) == (2, 0)
     assert "train [RECIPE]" in capsys.readouterr().out
+    assert all(cli.command(name).USAGE in cli.overview() for name in cli.COMMANDS)
     assert cli.run(["--version"]) == 0
     assert re.fullmatch(r"hvd-train \d+\.\d+\.\d+\n", capsys.readouterr().out)
     assert cli.run(["trian"]) == 2
     assert capsys.readouterr().err == "hvd-train: unknown command 'trian'; did you mean 'train'?\n"
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_is_a_module_with_its_usage(name: str) -> None:
-    """The overview has its lines, and it can be run."""
-    command = cli.command(name)
-    assert command.USAGE.startswith(f"  {name} ")
-    assert command.USAGE in cli.overview()
-    assert callable(command.run)
-
-
 def test_an_error_is_one_line_and_its_own_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Scripts tell a lost rank from bad settings by the code."""
+    """Scripts tell a lost rank from bad settings by the code; Ctrl-C has the code that shells give to it."""
 
     def lose_a_rank(arguments: list[str]) -> int:
         raise RankLost(f"no rank {arguments[0]}")
 
-    monkeypatch.setattr("hvd_train.commands.audit.run", lose_a_rank)
-    assert cli.run(["audit", "7"]) == RankLost.exit_code == 3
-    assert capsys.readouterr().err == "hvd-train: no rank 7\n"
-
-
-def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the code that shells give to a process which SIGINT has ended."""
-
     def interrupt(arguments: list[str]) -> int:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr("hvd_train.commands.audit.run", lose_a_rank)
+    assert cli.run(["audit", "7"]) == RankLost.exit_code == 3
+    assert capsys.readouterr().err == "hvd-train: no rank 7\n"
     monkeypatch.setattr("hvd_train.commands.audit.run", interrupt)
     assert cli.run(["audit"]) == 128 + signal.SIGINT
 
 
-def test_a_process_that_is_done_ends_at_once(tmp_path: Path) -> None:
-    """After what was registered for its end, and without taking modules apart, which takes torch a second or two."""
+def test_a_process_that_is_done_ends_at_once() -> None:
+    """What was registered for its end runs, but modules are not taken apart, which takes torch a second or two."""
     code = (
         "import atexit, sys\n"
         "class Last:\n"
         "    def __del__(self): print('taken apart')\n"
         "last, sys.argv = Last(), ['hvd-train', 'no-such-command']\n"
-        "atexit.register(print, 'before')\n"
         "from hvd_train import cli\n"
         "run, cli.run = cli.run, lambda arguments: (atexit.register(print, 'registered'), run(arguments))[1]\n"
         "cli.main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=250)
     assert (done.returncode, done.stdout) == (2, "registered\n")
     assert "no-such-command" in done.stderr
 
 
-@pytest.mark.parametrize(("finalize", "ended"), [(None, ["MPI"]), (True, ["MPI"]), (False, [])])
-def test_mpi_is_finalized_where_the_interpreter_would_do_it(
-    finalize: bool | None, ended: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process ends before mpi4py could, and mpirun takes one that has not finalized MPI for one that failed."""
-    calls: list[str] = []
-    mpi = SimpleNamespace(Is_initialized=lambda: True, Is_finalized=lambda: False, Finalize=lambda: calls.append("MPI"))
-    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(finalize=finalize)))
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
-    cli._finalize_mpi()
-    assert calls == ended
+# Superscript two is a digit for `str.isdigit`; Arabic one is a number for `int`; 5,000 digits are too many for `int`.
+@pytest.mark.parametrize(
+    ("words", "flag", "text"),
+    [
+        ("show-data", "--ranks", "²"),
+        ("sweep", "--workers-per-run", "2.5"),
+        ("tune", "--turns", "١"),
+        ("tune", "--seconds", "-1"),
+        ("bench throughput", "--repetitions", ""),
+        ("bench input", "--seconds", "9" * 5000),
+        ("bench scaling", "--np", "1_0"),
+        ("watch run", "--interval", "0"),
+        ("watch run", "--interval", "nan"),
+    ],
+    ids=lambda text: ascii(text[:20]),
+)
+def test_what_is_no_number_is_one_line(words: str, flag: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 with the flag and what was typed, however it was typed; nothing is started."""
+    for typed in ([f"{flag}={text}"], [flag, text]):
+        assert cli.run([*words.split(), *typed]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.startswith(f"hvd-train: {flag} {text}")
+        assert printed.err.count("\n") == 1

@@ -1,13 +1,21 @@
-"""Flags, read into a dataclass or one by one."""
+"""Flags, whole numbers, and names that do not exist."""
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from hvd_train.errors import UsageError
+from hvd_train import _version, errors, plugin, recipes
+from hvd_train.errors import HvdTrainError, UsageError, unknown_name
 from hvd_train.flags import parse_flags, take, take_number
+from hvd_train.numerals import whole_number
+from hvd_train.travel import TYPES
 
 
 @dataclass(frozen=True)
@@ -20,10 +28,14 @@ class Options:
     """What stands above."""
 
 
-def test_flags_become_the_fields_of_a_dataclass() -> None:
-    """What is not typed comes from the default, or else from the class."""
+def test_flags_become_the_fields_of_a_dataclass(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not typed comes from the default; the text below a field is the help of its flag."""
     assert parse_flags(Options, ["--num-rows", "5"], "table") == Options(num_rows=5)
     assert parse_flags(Options, ["--num-rows=5"], "table", Options(title="mine")) == Options(5, "mine")
+    with pytest.raises(SystemExit) as ended:
+        parse_flags(Options, ["--help"], "table")
+    assert ended.value.code == 0
+    assert "How many rows." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -38,7 +50,7 @@ def test_flags_become_the_fields_of_a_dataclass() -> None:
 def test_what_cannot_be_read_is_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the frame and the colours of the parser's own report."""
+    """The frame and the colours of the parser's own report are left out."""
     with pytest.raises(UsageError) as caught:
         parse_flags(Options, arguments, "table")
     assert message in str(caught.value)
@@ -46,38 +58,93 @@ def test_what_cannot_be_read_is_one_line(
     assert capsys.readouterr().err == ""
 
 
-def test_help_is_printed_and_ends_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    """The text below a field is the help of its flag."""
-    with pytest.raises(SystemExit) as ended:
-        parse_flags(Options, ["--help"], "table")
-    assert ended.value.code == 0
-    assert "How many rows." in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("typed", [["--np", "4"], ["--np=4"]])
-def test_a_flag_is_taken_out_of_the_arguments(typed: list[str]) -> None:
-    """What is left is for another parser; the arguments themselves stay as they were."""
-    arguments = ["digits", *typed, "--epochs", "3"]
-    assert take(arguments, "--np", "a number") == ("4", ["digits", "--epochs", "3"])
-    assert take_number(arguments, "--np", 1) == (4, ["digits", "--epochs", "3"])
-    assert arguments == ["digits", *typed, "--epochs", "3"]
-
-
-def test_a_flag_that_was_not_typed_has_its_default() -> None:
-    """And nothing is taken out, of flags that only begin alike neither."""
+def test_a_flag_is_taken_out_of_the_arguments_of_another_parser() -> None:
+    """A flag that was not typed has its default; one without a value, or out of bounds, is refused."""
+    for typed in (["--np", "4"], ["--np=4"]):
+        arguments = ["digits", *typed, "--epochs", "3"]
+        assert take(arguments, "--np", "a number") == ("4", ["digits", "--epochs", "3"])
+        assert take_number(arguments, "--np", 1) == (4, ["digits", "--epochs", "3"])
     assert take(["--np-more", "4"], "--np", "a number") == (None, ["--np-more", "4"])
     assert take_number(["digits"], "--np", 7) == (7, ["digits"])
-    assert take(["--json="], "--json", "a file") == ("", [])
-
-
-def test_a_flag_without_its_value_is_refused() -> None:
-    """The error says what belongs there."""
     with pytest.raises(UsageError, match=r"^--json needs the path of a file$"):
         take(["digits", "--json"], "--json", "the path of a file")
+    for text in ("1", "1000000000", "x"):
+        with pytest.raises(UsageError, match=f"^--np {text}: it must be a whole number from 2 on$"):
+            take_number(["--np", text], "--np", 2, least=2)
 
 
-@pytest.mark.parametrize("text", ["1", "1000000000", "x"])
-def test_a_number_has_bounds(text: str) -> None:
-    """From the least that the flag takes to below a billion."""
-    with pytest.raises(UsageError, match=f"^--np {text}: it must be a whole number from 2 on$"):
-        take_number(["--np", text], "--np", 2, least=2)
+def test_whole_numbers_are_digits() -> None:
+    """Anything else is none, whatever `str.isdigit` or `int` think of it."""
+    for text, number in (("0", 0), ("007", 7), ("9" * 18, 10**18 - 1)):
+        assert whole_number(text) == number
+    for text in ("", "²", "١", "-1", "+1", "1.0", " 1", "1\n", "1_000", "9" * 19, "9" * 5000):
+        assert whole_number(text) is None, text
+
+
+def test_every_kind_of_error_has_an_exit_code_of_its_own_and_may_travel() -> None:
+    """Scripts can tell them apart, none of them looks like success, and an error of one rank is told on all."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HvdTrainError)]
+    assert sorted(kind.exit_code for kind in kinds) == [1, 2, 3, 4, 5, 6, 7]
+    assert {*kinds} <= {*TYPES}
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_or_with_some() -> None:
+    """One line stays one line."""
+    known = [f"name{number:02}" for number in range(40)]
+    assert str(unknown_name("thing", "zzzz", known)).endswith(f"known: {', '.join(known[:12])}")
+    with pytest.raises(UsageError, match="unknown recipe 'digit'; did you mean 'digits'"):
+        recipes.get("digit")
+    with pytest.raises(UsageError, match="unknown recipe 'xxxxxx'; known: "):
+        recipes.get("xxxxxx")
+
+
+@pytest.fixture
+def own() -> Iterator[str]:
+    """A module in the folder that the command is started from."""
+    Path("my_networks.py").write_text("def linear(classes):\n    return classes + 1\nvalue = 3\n")
+    yield "my_networks"
+    sys.modules.pop("my_networks", None)
+
+
+def test_own_code_is_found_in_the_current_folder(own: str) -> None:
+    """A console script does not have that folder on its import path."""
+    assert plugin.is_reference(f"{own}:linear")
+    assert not plugin.is_reference("resnet18")
+    assert plugin.load("model", f"{own}:linear")(10) == 11
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("my_networks:lineer", "unknown function in my_networks for --model 'lineer'; did you mean 'linear'"),
+        ("my_networks:value", "unknown function in my_networks for --model 'value'"),
+        ("no_such_module:f", "--model no_such_module:f: cannot import no_such_module: No module named"),
+        ("broken_networks:f", "cannot import broken_networks: invalid syntax"),
+    ],
+)
+def test_own_code_that_cannot_be_imported_is_one_line(own: str, reference: str, message: str) -> None:
+    """The module, the function and the reason are in the line."""
+    Path("broken_networks.py").write_text("def f(:\n")
+    with pytest.raises(UsageError, match=message) as caught:
+        plugin.load("model", reference)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_that_a_file_names_is_not_trusted() -> None:
+    """Names of torchvision and timm are no code; a module and a function are, and the line says what to type."""
+    plugin.check_trusted("run", {"model": "resnet18", "data": "folder"})
+    plugin.check_trusted("run", {"model": "timm:vit_tiny_patch16_224"})
+    with pytest.raises(plugin.Untrusted, match=r"run names code \(data: mine:data\).*add --trust"):
+        plugin.check_trusted("run", {"model": "resnet18", "data": "mine:data"})
+
+
+def test_the_digest_of_the_code_changes_with_any_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two checkouts of one version are told apart when a file is edited, added or moved."""
+    package = tmp_path / "hvd_train"
+    shutil.copytree(Path(_version.__file__).parent, package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    before = _version.digest_of_code()
+    assert re.fullmatch("[0-9a-f]{12}", before)
+    monkeypatch.setattr(_version, "__file__", str(package / "_version.py"))
+    assert _version.digest_of_code() == before
+    (package / "loop.py").rename(package / "loops.py")
+    assert _version.digest_of_code() != before

@@ -9,7 +9,7 @@ import pytest
 
 from hvd_train import plain_file
 
-pytestmark = pytest.mark.timeout(60)  # what is planted here would hang a reader for ever
+pytestmark = pytest.mark.timeout(120)  # what is planted here would hang a reader for ever
 
 
 def test_a_file_that_is_written_in_place_has_one_name() -> None:

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from horovod.common.elastic import State, notification_manager
 from torch import nn
-from torch.optim import Optimizer
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import launcher
-from hvd_train.world import horovod_world
-from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, hvd
+from hvd_train.launch import client, mpi_roll_call, signature, slurm
+from hvd_train.world import horovod_world, mpi, time_slices
+from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, RankGroup, hvd
+from hvd_train.world.wire import MOST_BYTES, packed, pieces
 from hvd_train.world.world import Place, Reduction
 from tests.support.contract import PROMISES
 
 
 class FourRanks(HorovodWorld):
-    """Rank 1 of four, on a host with two; nobody else is there."""
+    """Rank 1 of four, on a host with two; no other rank is there."""
 
     def _meet(self) -> Place:
         return Place(1, 4, 1, 2, 0)
@@ -34,153 +34,21 @@ class FourRanks(HorovodWorld):
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> FourRanks:
-    """A world without Horovod's background thread, started by nobody."""
+    """Return a world without Horovod's background thread, which no launcher has started."""
     for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
         monkeypatch.setenv(name, "set by a test")
     monkeypatch.setattr(hvd, "mpi_enabled", lambda: False)
     return FourRanks()
 
 
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [("connection closed\nby peer", "connection closed"), ("", "a collective operation failed")],
-)
-def test_an_error_of_horovod_is_a_lost_rank_in_one_line(message: str, line: str) -> None:
-    """The user reads the first line; the whole error is its cause."""
-    with pytest.raises(RankLost) as lost, horovod_world.as_rank_lost():
-        raise HorovodInternalError(message)
-    assert str(lost.value) == line
-    assert isinstance(lost.value.__cause__, HorovodInternalError)
-
-
-def test_a_rank_that_is_lost_while_tensors_are_sent_is_a_lost_rank(
-    world: FourRanks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Be it found by a sum, by its wait, or by a hook in a backward pass."""
-
-    def broken(*arguments: Any, **named: Any) -> int:
-        raise HorovodInternalError("connection reset")
-
-    monkeypatch.setattr(hvd, "synchronize", broken)
-    monkeypatch.setattr(hvd, "grouped_allreduce_async_", broken)
-    with monkeypatch.context() as until_sent:
-        until_sent.setattr(hvd, "allreduce_async_", broken)
-        with pytest.raises(RankLost, match="connection reset"):
-            world.start_sum(torch.ones(1), "x")
-    monkeypatch.setattr(hvd, "allreduce_async_", lambda tensor, name, op: 1)
-    wait = world.start_sum(torch.ones(1), "x")
-    with pytest.raises(RankLost, match="connection reset"):
-        wait()
-    with pytest.raises(RankLost, match="connection reset"):
-        horovod_world._sums_by(Reduction())([torch.ones(1)], "gradients")
-
-
-@pytest.mark.parametrize(
-    ("reduction", "op", "before", "after"),
-    [
-        (Reduction(), hvd.Sum, 1.0, 1.0),
-        (Reduction(predivide=8.0), hvd.Sum, 0.125, 8.0),
-        (Reduction(adasum=True), hvd.Adasum, 1.0, 1.0),
-    ],
-)
-def test_gradients_are_reduced_as_the_settings_say(
-    monkeypatch: pytest.MonkeyPatch, reduction: Reduction, op: Any, before: float, after: float
-) -> None:
-    """Summed as they are, divided before and multiplied after it, or by Adasum."""
-    calls = []
-    monkeypatch.setattr(hvd, "grouped_allreduce_async_", lambda tensors, **named: calls.append(named) or 7)
-    assert horovod_world._sums_by(reduction)([torch.ones(1)], "gradients") == 7
-    assert calls == [{"name": "gradients", "op": op, "prescale_factor": before, "postscale_factor": after}]
-
-
-def test_adasum_says_what_it_needs(world: FourRanks) -> None:
-    """A power of two of ranks, and MPI; before anything is wrapped."""
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(UsageError, match="--reduction adasum needs MPI"):
-        world.wrap(optimizer, model, Reduction(adasum=True))
-    world.place = Place(0, 6)
-    with pytest.raises(UsageError, match="not on 6"):
-        world.wrap(optimizer, model, Reduction(adasum=True))
-
-
-def test_adasum_is_for_1_2_4_8_ranks_and_alone_needs_no_mpi(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two need it already; one has nothing to reduce."""
-
-    def fits(size: int) -> bool:
-        world.place = Place(0, size)
-        try:
-            world._check_adasum()
-        except UsageError:
-            return False
-        return True
-
-    assert [size for size in range(1, 10) if fits(size)] == [1]
-    monkeypatch.setattr(hvd, "mpi_enabled", lambda: True)
-    assert [size for size in range(1, 10) if fits(size)] == [1, 2, 4, 8]
-
-
-def test_the_transport_is_named_with_the_one_that_coordinates_it(
-    world: FourRanks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A build with NCCL still sums tensors of the CPU by Gloo or MPI."""
-    monkeypatch.setattr(hvd, "nccl_built", lambda: True)
-    assert world.transport(torch.device("cpu")) == "Gloo"
-    assert world.transport(torch.device("cuda")) == "NCCL, with Gloo"
-    monkeypatch.setattr(hvd, "mpi_enabled", lambda: True)
-    assert world.transport(torch.device("cuda")) == "NCCL, with MPI"
-    monkeypatch.setattr(hvd, "nccl_built", lambda: False)
-    assert world.transport(torch.device("cuda")) == "MPI"
-
-
-def test_a_timeline_begins_and_ends_where_all_ranks_are_ready_for_it(
-    world: FourRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    """Horovod fails where it is asked for one that it has not prepared."""
-    calls: list[str] = []
-    monkeypatch.setattr(hvd, "start_timeline", calls.append)
-    monkeypatch.setattr(hvd, "stop_timeline", lambda: calls.append("stop"))
-    world.timeline(tmp_path)
-    monkeypatch.setenv(launcher.TIMELINE, launcher.ON_DEMAND)
-    world.timeline(tmp_path)
-    world.timeline(None)
-    assert calls == [str(tmp_path), "stop"]
-
-
-def test_the_state_object_of_hvd_elastic_notes_changes_and_keeps_live_weights() -> None:
-    """Two changes within a second are one wish to change, and a fault restores nothing but drops the broken step."""
-    calls: list[str] = []
-    state = horovod_world.ElasticState(lambda: calls.append("sync"), lambda: calls.append("forget"))
-    assert isinstance(state, State)
-    notification_manager.register_listener(state)
-    try:
-        notification_manager.handle_hosts_updated(1, None)
-        notification_manager.handle_hosts_updated(1, None)
-    finally:
-        notification_manager.remove_listener(state)
-    assert state.hosts_changed
-    state.on_reset()
-    assert state.hosts_changed
-    state.sync()
-    state.restore()
-    assert calls == ["sync", "forget"]
-
-
-def test_an_error_while_a_rank_prepares_is_raised_on_all(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They hear of it before one of them trains, and waits for the others for ever."""
-    monkeypatch.setattr(world, "gather", lambda value: [None, value, UsageError("rank 2 has no disk"), None])
-    with pytest.raises(UsageError, match="rank 2 has no disk"):
-        world.prepare(lambda: "built")
-    monkeypatch.setattr(world, "gather", lambda value: [None] * 4)
-    assert world.prepare(lambda: "built") == "built"
-
-
-@pytest.mark.timeout(120)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_launched_world_of_one_keeps_the_contract() -> None:
-    """All that ranks do together, by Horovod's core: the suite of launched ranks, in a process of its own."""
+    """The contract holds on one launched rank, for which Horovod reduces no gradients."""
     place = {"RANK": 0, "SIZE": 1, "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": 0, "CROSS_SIZE": 1}
     environment = {**os.environ, "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
     environment |= {f"HOROVOD_{name}": str(number) for name, number in place.items()}
+    environment["PYTEST_DEBUG_TEMPROOT"] = os.getcwd()
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     suite = "tests/parallel/test_world_contract.py"
     root = Path(__file__).parents[3]
@@ -189,135 +57,196 @@ def test_a_launched_world_of_one_keeps_the_contract() -> None:
     assert f"{len(PROMISES)} passed" in done.stdout, done.stdout
 
 
-def test_mpi_is_finished_by_the_world_that_has_started_it(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Horovod leaves it open, and Open MPI takes a process without the call for one that has failed."""
-    ended: list[str] = []
-
-    class Mpi:
-        def Finalize(self) -> None:  # noqa: N802  # as mpi4py calls it
-            ended.append("MPI")
-
-    monkeypatch.setattr(horovod_world, "stop", lambda: ended.append("Horovod"))
-    world.close()
-    world._mpi = Mpi()
-    world.close()
-    assert ended == ["Horovod", "Horovod", "MPI"]
-
-
-class Wrapped:
-    """What `hvd.DistributedOptimizer` makes of an optimizer; it keeps its hooks and state to itself."""
-
-    backward_passes_per_step = 1
-
-    def __init__(self, optimizer: Optimizer, **options: Any) -> None:
-        self.param_groups, self.options = optimizer.param_groups, options
-        self.state: dict[torch.Tensor, Any] = {}
-        self._requires_update = {parameter for _, parameter in options["named_parameters"]}
-        self.calls: list[str] = []
-
-    def synchronize(self) -> None:
-        """Note the call."""
-        self.calls.append("synchronize")
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Note that it is left as well."""
-        self.calls.append("skip")
-        yield
-        self.calls.append("no longer")
-
-
-@pytest.mark.parametrize("fp16_wire", [False, True])
-def test_an_optimizer_is_wrapped_with_what_it_has_learned(
-    world: FourRanks, monkeypatch: pytest.MonkeyPatch, fp16_wire: bool
-) -> None:
-    """Momenta come along, which Horovod forgets; only what is trained is reduced, and it is summed."""
-    monkeypatch.setattr(hvd, "DistributedOptimizer", Wrapped)
-    model = nn.Linear(2, 1)
-    model.bias.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    momentum = torch.ones_like(model.weight)
-    optimizer.state[model.weight]["momentum_buffer"] = momentum
-    wrapped: Any = world.wrap(optimizer, model, Reduction(fp16_wire=fp16_wire))
-    assert wrapped.state[model.weight]["momentum_buffer"] is momentum
-    assert wrapped.options["named_parameters"] == [("weight", model.weight)]
-    assert wrapped.options["op"] is hvd.Sum
-    sent, _ = wrapped.options["compression"].compress(torch.ones(2, 2))
-    assert sent.dtype == (torch.float16 if fp16_wire else torch.float32)
-
-
-def test_a_wrapped_optimizer_reduces_as_its_settings_say(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In so many groups, each under the name of a weight in it, in the wire's format, scaled before and after."""
-    sums: list[tuple[list[torch.dtype], dict[str, Any]]] = []
-
-    def begin(tensors: list[torch.Tensor], **named: Any) -> int:
-        sums.append(([tensor.dtype for tensor in tensors], named))
-        return 7
-
-    monkeypatch.setattr(hvd, "DistributedOptimizer", Wrapped)
-    monkeypatch.setattr(hvd, "grouped_allreduce_async_", begin)
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    reduction = Reduction(fp16_wire=True, predivide=8.0, groups=2)
-    wrapped: Any = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, reduction)
-    wrapped._handles = {}
-    with world.reduced(wrapped):
-        pass
-    scaled = {"op": hvd.Sum, "prescale_factor": 0.125, "postscale_factor": 8.0}
-    assert sums == [([torch.float16] * 2, {"name": name, **scaled}) for name in ("1.bias", "0.bias")]
-    model[0].requires_grad_(False)
-    world.regroup(wrapped)
-    assert wrapped._groups == [(model[1].bias, model[1].weight)]
-
-
-def test_the_number_of_passes_reaches_the_optimizer_that_counts_them(world: FourRanks) -> None:
-    """Its hooks send gradients after the last one."""
-    told: list[int] = []
-    optimizer: Any = object()
-    world._optimizers[optimizer] = SimpleNamespace(expect_passes=told.append)  # type: ignore[assignment]
-    world.expect_passes(optimizer, 3)
-    assert told == [3]
-
-
-@pytest.mark.parametrize("reduces", [False, True])
-def test_a_launched_world_of_one_has_all_gradients_too(
-    world: FourRanks, monkeypatch: pytest.MonkeyPatch, reduces: bool
-) -> None:
-    """Horovod has no part in them there: what no pass has reached is zero, as it is on more ranks, and not None."""
-    monkeypatch.setattr(hvd, "DistributedOptimizer", Wrapped)
-    monkeypatch.setattr(hvd, "grouped_allreduce_async_", lambda tensors, **named: 7)
-    model = nn.Linear(2, 1)
-    wrapped: Any = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
-    if not reduces:
-        wrapped._requires_update.clear()
-    wrapped._handles = {}
-    with world.reduced(wrapped):
-        assert model.weight.grad is not None
-        assert model.weight.grad.tolist() == [[0.0, 0.0]]
-    assert wrapped.calls == [*(["synchronize"] if reduces else []), "skip", "no longer"]
-
-
 @pytest.mark.parametrize(
-    ("reduction", "beside"), [(Reduction(), False), (Reduction(predivide=8.0), True), (Reduction(adasum=True), True)]
+    "operation",
+    [
+        lambda world: world.start_sum(torch.ones(1), "x")(),
+        lambda world: world.broadcast("value", root=1),
+        lambda world: world.broadcast_tensors([torch.ones(1)], 0),
+        lambda world: world.start_broadcast([torch.ones(1)], 0)(),
+        lambda world: world.gather("value"),
+        lambda world: horovod_world._sums_by(Reduction())([torch.ones(1)], "gradients"),
+    ],
+    ids=["sum", "broadcast", "tensors", "start_broadcast", "gather", "gradients"],
 )
-def test_what_is_counted_is_summed_as_it_is(
-    world: FourRanks, monkeypatch: pytest.MonkeyPatch, reduction: Reduction, beside: bool
+@pytest.mark.parametrize("found_at", ["begin", "wait"])
+def test_an_operation_that_breaks_is_a_lost_rank(
+    world: FourRanks, monkeypatch: pytest.MonkeyPatch, operation: Callable[[FourRanks], object], found_at: str
 ) -> None:
-    """Losses and votes travel with the gradients, but not where those are scaled, or mixed by Adasum."""
-    carried, sums = list[torch.Tensor](), list[str]()
-    monkeypatch.setattr(world, "start_sum", lambda tensor, name: sums.append(name) or (lambda: 4 * tensor))
-    optimizer: Any = object()
-    world._optimizers[optimizer] = SimpleNamespace(reduction=reduction, piggyback=carried.append)  # type: ignore[assignment]
-    total = world.sum_with_gradients(optimizer, torch.ones(1))()
-    assert (sums, len(carried), float(total)) == ((["step"], 0, 4.0) if beside else ([], 1, 1.0))
+    """Any operation may find it, when it begins or when it is awaited; the user reads the first line of the error."""
+
+    def broken(*arguments: Any, **named: Any) -> int:
+        raise HorovodInternalError("connection closed\nby peer")
+
+    for name in ("broadcast", "allgather", "grouped_allreduce_async_", "synchronize"):
+        monkeypatch.setattr(hvd, name, broken)
+    for name in ("broadcast_async_", "allreduce_async_"):
+        monkeypatch.setattr(hvd, name, broken if found_at == "begin" else lambda *arguments, **named: 1)
+    with pytest.raises(RankLost) as lost:
+        operation(world)
+    assert str(lost.value) == "connection closed"
 
 
-def test_a_rank_of_a_job_that_stays_as_it_is_stops_for_all(world: FourRanks) -> None:
-    """It cannot leave alone."""
-    assert (world.requested(), world.requested(told_to_end=True)) == ("train", "stop")
+def test_tensors_are_sent_in_pieces_that_a_slow_link_can_carry(
+    world: FourRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few pieces are under way at a time, each under a name of its own, and all of them arrive."""
+    sent = [torch.arange(5 * MOST_BYTES + 1).to(torch.uint8), torch.arange(9.0), torch.arange(4)]
+    stream = [piece.outgoing() for piece in pieces(sent)]
+    under_way: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def begin(room: torch.Tensor, root: int, name: str) -> str:
+        assert name not in under_way
+        assert len(under_way) < 4
+        assert room.nbytes <= MOST_BYTES
+        under_way[name] = room, stream.pop(0)
+        return name
+
+    def finish(name: str) -> torch.Tensor:
+        room, arrived = under_way.pop(name)
+        return room.copy_(arrived)
+
+    monkeypatch.setattr(hvd, "broadcast_async_", begin)
+    monkeypatch.setattr(hvd, "synchronize", finish)
+    received = [torch.zeros_like(tensor) for tensor in sent]
+    progress: list[int] = []
+    world.broadcast_tensors(received, 0, progress.append)
+    assert all(torch.equal(one, other) for one, other in zip(received, sent, strict=True))
+    assert sum(progress) == sum(tensor.nbytes for tensor in sent)
+    assert (stream, under_way) == ([], {})
 
 
-def test_launched_ranks_come_to_one_state_before_they_train(world: FourRanks) -> None:
-    """Once: they stay as they are until the end, and what the body returns is returned."""
-    calls: list[str] = []
-    assert world.run(lambda: calls.append("body") or "trained", lambda: calls.append("sync")) == "trained"
-    assert calls == ["sync", "body"]
+def test_no_operation_of_a_gather_carries_more_than_others_do(
+    world: FourRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit holds for all ranks together; values may differ in length."""
+    share = MOST_BYTES // 4
+    values = [None, bytes(range(256)) * (5 * share // 768), "of rank 2", b"x" * (share // 2)]
+    payloads = [packed(value) for value in values]
+    carried: list[int] = []
+
+    def allgather(given: torch.Tensor, name: str) -> torch.Tensor:
+        if not carried:
+            parts = [torch.tensor([payload.numel()]) for payload in payloads]
+        else:
+            begin = (len(carried) - 1) * share
+            parts = [payload[begin : begin + share] for payload in payloads]
+        assert torch.equal(given, parts[1])
+        together = torch.cat(parts)
+        carried.append(together.nbytes)
+        return together
+
+    monkeypatch.setattr(hvd, "allgather", allgather)
+    assert world.gather(values[1]) == values
+    assert max(carried) <= MOST_BYTES
+
+
+def test_adasum_says_what_it_needs(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs MPI and a power of two of ranks."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match="--reduction adasum needs MPI"):
+        world.wrap(optimizer, model, Reduction(adasum=True))
+    monkeypatch.setattr(hvd, "mpi_enabled", lambda: True)
+    world.place = Place(0, 6)
+    with pytest.raises(UsageError, match="not on 6"):
+        world.wrap(optimizer, model, Reduction(adasum=True))
+
+
+def test_horovods_defaults_that_would_change_a_result_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums have a fixed order, and ranks that wait for one that hangs end; what the user has set stays."""
+    for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
+        monkeypatch.setenv(name, "before")
+        monkeypatch.delenv(name)
+    FourRanks()
+    assert os.environ["HOROVOD_DISABLE_GROUP_FUSION"] == "1"
+    assert int(os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]) > 0
+    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "7")
+    FourRanks()
+    assert os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == "7"
+
+
+def test_runs_of_a_sweep_keep_the_gpus_of_the_whole_job(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of ranks keeps their numbers on the host; otherwise every group would take GPU 0."""
+    monkeypatch.setattr(mpi_roll_call, "call", lambda communicator, facts: None)
+    monkeypatch.setattr(horovod_world, "start", lambda communicator: Place(0, 2, 0, 2, 0))
+    place = HorovodWorld(RankGroup(None, local_rank=2, local_size=4)).place
+    assert place == Place(0, 2, 2, 4, 0)
+
+
+def under_srun(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    """Act as rank 0 of a job that srun alone has started."""
+    variables = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "localhost",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_RANK": "0",
+        "HOROVOD_SIZE": "1",
+    }
+    for name in variables:
+        monkeypatch.setenv(name, "before")
+    monkeypatch.setenv(signature.KEY, "")
+    monkeypatch.setenv("XDG_CACHE_HOME", os.getcwd())
+    monkeypatch.setattr(slurm, "variables", lambda environ: variables)
+
+
+def test_a_port_that_is_in_use_under_srun_is_said_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs on a node may come to one port."""
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        under_srun(monkeypatch, port)
+        with pytest.raises(UsageError, match=rf"port {port}, .* export {slurm.PORT}=N"):
+            horovod_world._rendezvous_of_srun()
+
+
+def test_rank_0_under_srun_alone_serves_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one rank puts there with the job's key, another can get."""
+    under_srun(monkeypatch, 0)
+    server = horovod_world._rendezvous_of_srun()
+    try:
+        port = str(server.server_address[1])
+        place = {client.ADDRESS: "127.0.0.1", client.PORT: port, signature.KEY: os.environ[signature.KEY]}
+        client.put(place, "global/1", "where rank 1 is", 60)
+        assert client.get(place, "global/1", 60) == "where rank 1 is"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_the_roll_is_called_only_over_the_mpi_that_horovod_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has initialized MPI finalizes it; without mpi4py, or with a second MPI library, no roll is called."""
+    calls: list[Any] = []
+    fake = SimpleNamespace(COMM_WORLD="all ranks", THREAD_MULTIPLE=3, Is_finalized=lambda: False)
+    fake.Is_initialized = lambda: False
+    fake.Init_thread = lambda level: calls.append("init")
+    libraries = {"/opt/openmpi/lib/libmpi.so.40"}
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=fake))  # type: ignore[arg-type]
+    monkeypatch.setattr(mpi, "_loaded_libraries", lambda: libraries)
+    monkeypatch.setattr(mpi_roll_call, "call", lambda communicator, facts: calls.append((communicator, facts)))
+    assert mpi.call_roll({"torch": "2.15"}) is fake
+    assert calls == ["init", ("all ranks", {"torch": "2.15"})]
+    fake.Is_initialized = lambda: True  # by the user's own script
+    assert mpi.call_roll({}) is None
+    assert calls[2:] == [("all ranks", {})]
+    libraries.add("/venv/lib/libmpich.so")
+    assert mpi.call_roll({}) is None
+    monkeypatch.setitem(sys.modules, "mpi4py", None)  # type: ignore[arg-type]
+    assert mpi.call_roll({}) is None
+    assert len(calls) == 3
+
+
+def test_short_time_slices_change_no_niceness() -> None:
+    """A training that was started nice stays so."""
+    found = []
+
+    def nice_one() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 7)
+        with time_slices.short():
+            found.append(os.getpriority(os.PRIO_PROCESS, 0))
+        found.append(os.getpriority(os.PRIO_PROCESS, 0))
+
+    thread = threading.Thread(target=nice_one)
+    thread.start()
+    thread.join()
+    assert found == [7, 7]

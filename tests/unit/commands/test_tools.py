@@ -1,0 +1,295 @@
+"""The commands beside `train`: what each takes and prints, and what none of them lets act on the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hvd_train import Config, cli
+from hvd_train.commands import doctor, sweep
+from hvd_train.doctor.findings import Finding, Verdict
+from hvd_train.validate import Scores
+from tests.support.run_folders import event, start, step, whole_run, write
+
+HOSTILE = "h1\x1b]0;title\x07\x9b2J\u202e[/b] is"
+OBEYED = {"\x1b", "\x07", "\x9b", "\u202e"}
+
+
+def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    """Scores of a run and of its checkpoint are those of summary.json; a ledger that lacks a step has exit code 1."""
+    flags = ["--epochs", "1", "--device", "cpu", "--output-dir", "out", "--learning-rate", "0.01", "--ledger"]
+    assert cli.run(["train", "digits", *flags]) == 0
+    assert "next:  hvd-train evaluate out" in capsys.readouterr().out
+    summary = json.loads(Path("out/summary.json").read_text())
+    assert cli.run(["evaluate", "out", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert (scores["loss"], scores["top1"], scores["top5"]) == (summary["loss"], summary["top1"], summary["top5"])
+    assert (scores["count"], len(scores["per_class"])) == (360, 10)
+    checkpoint = max(Path("out/checkpoints").glob("*.ckpt"))
+    assert cli.run(["evaluate", str(checkpoint), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == scores
+    assert cli.run(["audit", "out"]) == 0
+    whole = capsys.readouterr().out
+    ledger = Path("out/ledger.jsonl")
+    steps = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(steps[:7] + steps[8:]))
+    assert cli.run(["audit", "out"]) == 1
+    assert capsys.readouterr().out not in ("", whole)
+
+
+def test_values_of_a_sweep_are_combined() -> None:
+    """Values that stand with commas are tried in every combination; lists stay lists."""
+    expected = {
+        "digits": {"only": "digits"},
+        "digits -b=16,32 --nesterov --seed 1,2": {
+            f"b={size} seed={seed}": f"digits -b {size} --nesterov --seed {seed}"
+            for size in (16, 32)
+            for seed in (1, 2)
+        },
+        "digits --gpu_ids 0,1 --lr -1,2": {f"lr={rate}": f"digits --gpu_ids 0,1 --lr {rate}" for rate in (-1, 2)},
+    }
+    for line, runs in expected.items():
+        assert {name: " ".join(words) for name, words in sweep.combinations(line.split())} == runs
+
+
+def test_a_sweep_without_a_launcher_trains_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table has the best first; one that fails is named with its reason, and does not end the others."""
+    line = "sweep digits --epochs 1 --device cpu --lr 0.2,1e30,0.001 --output-dir out"
+    assert cli.run(line.split()) == 1
+    rows = json.loads(Path("out/sweep.json").read_text())
+    assert [row["name"] for row in rows] == ["lr=0.2", "lr=0.001", "lr=1e30"]
+    assert rows[0]["top1"] > rows[1]["top1"]
+    assert [row["failed"] is None for row in rows] == [True, True, False]
+    assert "the loss is not finite" in rows[2]["failed"]
+    assert "epoch 1/1" not in capsys.readouterr().out, "what a training prints belongs into its own file"
+    assert "epoch 1/1" in Path("out/000-lr=0.2.log").read_text()
+    assert Path("out/002-lr=0.001/model-best.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("audit run", "run has no ledger.jsonl: train with --ledger to have one"),
+        ("evaluate gone", "gone: no such run folder or checkpoint"),
+        ("report", "name at least one run folder, as in hvd-train report runs/*"),
+        ("hosts nowhere", "cannot read the host file nowhere: No such file or directory"),
+        ("hosts two", "unknown here: a.invalid"),
+        ("sweep digits --lr 0.1,x", "--learning-rate: could not convert string to float: 'x'"),
+        ("sweep digits --model resnet18,resnet81", "unknown model 'resnet81'"),
+        ("sweep digits --tuned tuned.env", "--tuned does not go with a sweep"),
+        ("sweep digits --workers-per-run 2", "type `mpirun -np 2 hvd-train sweep"),
+        ("tune digits --controller nccl", "--controller nccl: it must be gloo or mpi"),
+        ("tune digits --np 1", "--np 1: it must be a whole number from 2 on"),
+        ("tune digits --output two", "--output two exists"),
+        ("tune digits --hosts nowhere", "cannot read the host file nowhere"),
+        ("bench troughput", "did you mean 'throughput'"),
+        ("bench throughput --stepz 3", "unknown argument '--stepz'"),
+        ("bench input --json", "--json needs"),
+        ("bench allreduce", "horovodrun -np 2"),
+        ("bench scaling", "--np 1,2,4"),
+        ("bench scaling --np 1,0", "--np 1,0"),
+        ("bench scaling --np 2,2", "twice"),
+        ("bench scaling --np 1 --mode fast", "weak or strong"),
+        ("bench scaling --np 1,3 --hosts two", "--np 3 needs"),
+        ("bench scaling --np 1 --output-dir two", "two is a file"),
+        ("bench scaling --np 1 --output-dir theirs", "theirs/scaling.json"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_starts_nothing(
+    line: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, and no file is there that was not before."""
+    Path("two").write_text("a.invalid slots=1\nb.invalid slots=1\n")
+    Path("run").mkdir()
+    Path("theirs").mkdir()
+    Path("theirs/scaling.json").write_text("{}")
+    assert cli.run(line.split()) == 2
+    told = capsys.readouterr().err
+    assert reason in told
+    assert told.startswith("hvd-train: ")
+    assert told.count("\n") == 1
+    assert sorted(str(path) for path in Path().rglob("*")) == ["run", "theirs", "theirs/scaling.json", "two"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("tune digits", "type `hvd-train tune --np N`"),
+        ("doctor", "without a launcher"),
+        ("bench throughput", "--min-np"),
+    ],
+)
+def test_a_command_that_starts_ranks_itself_refuses_to_be_launched(
+    line: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line says what to type instead; an elastic job has no one number of workers to measure."""
+    for name, value in (("RANK", "0"), ("SIZE", "2"), ("ELASTIC", "1")):
+        monkeypatch.setenv(f"HOROVOD_{name}", value)
+    assert cli.run(line.split()) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_tune_starts_ranks_on_every_slot_of_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --np the host file says how many; the flags of the training reach the ranks."""
+    calls: list[Any] = []
+    monkeypatch.setattr("hvd_train.bench.tune.tune", lambda ranks, path, turns, say: calls.append((ranks, path, turns)))
+    Path("hosts").write_text("localhost slots=3\n")
+    assert cli.run(["tune", "digits", "--hosts", "hosts", "--turns", "4", "--seconds=2", "--seed", "7"]) == 0
+    ((ranks, path, turns),) = calls
+    assert " -np 3 " in f" {' '.join(ranks.launcher)} "
+    assert list(ranks.command[1:]) == ["tune", "digits", "--seed", "7"]
+    assert (ranks.turn_s, path, turns) == (2, Path("tuned.env"), 4)
+
+
+def test_a_host_file_is_checked_and_rewritten(capsys: pytest.CaptureFixture[str]) -> None:
+    """A good file is one line; without asking for names it is converted for another launcher."""
+    Path("hosts").write_text("localhost:2\n127.0.0.1\n")
+    assert cli.run(["hosts", "hosts"]) == 0
+    assert capsys.readouterr().out == "2 hosts, 3 slots: localhost (2), 127.0.0.1 (1)\n"
+    Path("hosts").write_text("localhost slots=2\nno-such-host.invalid slots=1\n")
+    assert cli.run(["hosts", "hosts", "--no-resolve", "--to", "slurm"]) == 0
+    assert capsys.readouterr().out == "localhost\nlocalhost\nno-such-host.invalid\n"
+
+
+def test_show_data_draws_for_the_ranks_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command's own flags may stand anywhere among those of a training."""
+
+    def show(config: Config, num_ranks: int, path: Path) -> str:
+        return f"{config.recipe} {config.seed} {num_ranks} {path}"
+
+    monkeypatch.setattr("hvd_train.report.samples.show", show)
+    assert cli.run(["show-data", "digits", "--seed", "5"]) == 0
+    assert cli.run(["show-data", "--ranks", "4", "digits", "--output=seen.png", "--seed", "5"]) == 0
+    assert capsys.readouterr().out == "digits 5 1 show-data.png\ndigits 5 4 seen.png\n"
+
+
+def test_a_link_in_a_run_is_not_followed_by_export(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files go into the run, beside a checkpoint, or where the user says; a planted link is refused."""
+
+    def export(target: Path, folder: Path, *, onnx: bool, trust: bool) -> list[Path]:
+        assert (onnx, trust) == (False, False)
+        return [folder / "weights.pt"]
+
+    monkeypatch.setattr("hvd_train.export.export", export)
+    Path("run").mkdir()
+    assert cli.run(["export", "run"]) == cli.run(["export", "step-7.ckpt"]) == 0
+    assert capsys.readouterr().out == "run/export/weights.pt\nstep-7.ckpt.export/weights.pt\n"
+    Path("outside").mkdir()
+    Path("run/export").symlink_to("../outside")
+    assert cli.run(["export", "run"]) == 2
+    told = "hvd-train: run/export is a link, which is not followed: name a folder with --output\n"
+    assert capsys.readouterr() == ("", told)
+    assert cli.run(["export", "run", "--output", "run/export"]) == 0
+
+
+def test_a_run_without_weights_has_a_page_with_its_curves(capsys: pytest.CaptureFixture[str]) -> None:
+    """The page says why there are no predictions."""
+    write(Path("run"), whole_run(), summary=True)
+    assert cli.run(["report", "run", "--output", "page.html"]) == 0
+    assert capsys.readouterr().out == "report: page.html\n"
+    assert "no predictions: " in Path("page.html").read_text()
+    assert cli.run(["report", "run", "--output", "page.html", "--no-predictions"]) == 0
+    assert "left out: --no-predictions" in Path("page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("terminal", "flags", "once"), [(True, [], False), (True, ["--once"], True), (False, [], True)]
+)
+def test_watch_looks_once_without_a_terminal(
+    terminal: bool, flags: list[str], once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a log file would fill with views."""
+    calls: list[Any] = []
+    monkeypatch.setattr(
+        "hvd_train.report.watch.watch", lambda run, *, once, interval_s: calls.append((once, interval_s))
+    )
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    assert cli.run(["watch", "run", "--interval", "2.5", *flags]) == 0
+    assert calls == [(once, 2.5)]
+
+
+@pytest.mark.parametrize("value", [None, {}, "x", -1, 10**400], ids=["none", "map", "text", "negative", "huge"])
+def test_values_of_any_type_in_a_run_are_shown_or_left_out(value: object) -> None:
+    """`watch` and `report` come to their end whatever stands in the records of a run."""
+    lines = whole_run(1)
+    names = sorted({name for line in lines for name in line} - {"kind", "time"})
+    wrong = [{**line, name: value} for line in lines for name in names if name in line]
+    run = write(Path("run"), [*lines, *wrong], summary=True)
+    (run / "summary.json").write_text('{"why": ["x"], "images_per_second": "fast", "test_top1": {}}')
+    (run / "environment.json").write_text('{"host": [1], "versions": 3, "ranks_of_hosts": [], "command": {}}')
+    assert cli.run(["watch", "run", "--once"]) == 0
+    assert cli.run(["report", "run", "--no-predictions"]) == 0
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("warning", 0), ("broken", 1)])
+def test_only_what_is_broken_makes_the_doctor_fail(
+    verdict: Verdict, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--json prints one object and nothing else."""
+    monkeypatch.setattr("hvd_train.doctor.doctor.examine", lambda say, quick: [Finding("x", verdict, "y", "z")])
+    assert doctor.run(["--json"]) == code
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding == {"name": "x", "verdict": verdict, "what": "y", "todo": "z"}
+    assert doctor.run([]) == code
+    assert "-> z" in capsys.readouterr().out
+
+
+def test_the_doctor_says_all_in_80_columns_and_ends_with_what_is_broken() -> None:
+    """Every word of a long finding and of its advice is printed, without escapes."""
+    printed = io.StringIO()
+    long = Finding("horovodrun --gloo", "broken", "what " * 60, "python " * 60)
+    Console(file=printed, width=80).print(doctor.table([long]))
+    text = printed.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert (text.count("what"), text.count("python"), "\x1b" in text) == (60, 60, False)
+    fine, odd, bad = Finding("a", "ok", ""), Finding("b", "warning", ""), Finding("c", "broken", "")
+    assert doctor.sentence([fine], quick=True) == "All is well. No allreduce was tried."
+    assert doctor.sentence([fine, odd], quick=False) == "Nothing is broken; warnings: b."
+    assert doctor.sentence([fine, odd, bad], quick=False) == "Broken: c; warnings: b."
+
+
+def fails(config: Config, **named: object) -> None:
+    """Raise what a model of another person may raise."""
+    raise ValueError(HOSTILE)
+
+
+def test_nothing_that_others_say_acts_on_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Host files, answers of hosts, errors, class folders and runs are shown in signs that a terminal does not obey."""
+    printed = []
+
+    def shown(code: int, *arguments: str) -> None:
+        assert cli.run([*arguments]) == code
+        captured = capsys.readouterr()
+        printed.append(captured.out + captured.err)
+
+    path = Path("\x1b[2Jhosts")
+    path.write_text(f"{HOSTILE} slots=2\n")
+    shown(2, "hosts", str(path))
+    finding = Finding(HOSTILE, "broken", HOSTILE, HOSTILE)
+    monkeypatch.setattr("hvd_train.doctor.doctor.examine", lambda say, quick: [say(HOSTILE), finding][1:])
+    shown(1, "doctor")
+    shown(1, "doctor", "--json")
+    monkeypatch.setattr("hvd_train.run.train", fails)
+    shown(1, "sweep", "digits", "--output-dir", "out")
+    scores = Scores(loss=1.0, top1=0.5, top5=1.0, count=2, classes=(f"{HOSTILE}\nb",), per_class=(0.5,))
+    monkeypatch.setattr("hvd_train.run.evaluate", lambda *_, **__: scores)
+    shown(0, "evaluate", "run")
+    assert len(printed[-1].splitlines()) == 2
+    run = write(Path("r\x1bun"), [start(), step(1), event("note", 2, HOSTILE)])
+    config = (run / "config.yaml").read_text().replace("digits-convnet", '"\\e[2Jnet"')
+    (run / "config.yaml").write_text(config)
+    shown(0, "watch", str(run), "--once")
+    for text in printed:
+        assert "title" in text
+        assert not OBEYED & set(text), text

@@ -1,0 +1,124 @@
+"""A whole config: fields found by name, what it refuses, and what may differ when a run resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_train import Config, recipes
+from hvd_train.config import GROUPS
+from hvd_train.config_file import from_dict
+from hvd_train.errors import UsageError
+from tests.support.refused import assert_refused
+
+
+def test_field_names_are_unique_across_groups_and_documented() -> None:
+    """A flag needs no prefix, and its help is the text under the field."""
+    own = [f.name for f in dataclasses.fields(Config) if f.name not in GROUPS]
+    names = own + [f.name for cls in GROUPS.values() for f in dataclasses.fields(cls)]
+    assert len(names) == len(set(names))
+    for cls in GROUPS.values():
+        source = inspect.getsource(cls)
+        for field in dataclasses.fields(cls):
+            assert re.search(rf'^    {field.name}: .*\n    """', source, re.MULTILINE), field.name
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_a_recipe_is_complete_and_bears_its_name(name: str) -> None:
+    """A recipe is a config that can be written and read; its docstring says the command."""
+    made = recipes.get(name)
+    assert made.recipe == name
+    assert from_dict(made.as_dict()) == made
+    assert f"hvd-train train {name}" in (recipes.RECIPES[name].__doc__ or "")
+
+
+def test_replace_finds_a_field_in_any_group() -> None:
+    """Values of several groups change at once; the rest stays and the old config too; a typo names the nearest."""
+    base = Config()
+    changed = base.replace(epochs=3, learning_rate=0.5, seed=9)
+    assert (changed.schedule.epochs, changed.optimizer.learning_rate, changed.seed) == (3, 0.5, 9)
+    assert changed.data == base.data
+    assert base == Config()
+    with pytest.raises(UsageError, match="unknown setting 'learning_rat'; did you mean 'learning_rate'"):
+        base.replace(learning_rat=1)
+
+
+def test_only_what_does_not_decide_the_result_may_differ_on_resume() -> None:
+    """Where, how often and on what device may differ; each setting that decides the model is named."""
+    base = Config()
+    free = base.replace(
+        data_dir=Path("x"), workers=9, device="cuda", output_dir=Path("y"), resume="never", commit_steps=7,
+        commit_seconds=1.0, keep_checkpoints=9, log_steps=9, eval_epochs=9, recipe="other", patience=4,
+    )  # fmt: skip
+    assert base.differences(free) == []
+    other = base.replace(epochs=4, seed=2, decay_epochs=(1.0,))
+    assert base.differences(other) == ["seed: 0, not 2", "epochs: 10, not 4", "decay_epochs: [30, 60, 80], not [1.0]"]
+    frozen = base.replace(freeze="backbone", unfreeze=("5:layer4.*", "10:*"))
+    for settings in ({"clip_norm": 1.0}, {"precision": "bf16"}, {"unfreeze": ("5:layer4.*",)}):
+        assert len(frozen.replace(**settings).differences(frozen)) == 1, settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": -1}, "--seed is -1"),
+        ({"on_resize": "per-worker"}, "add --lr-scaling linear or sqrt"),
+        ({"on_resize": "per-worker", "global_batch_size": 64}, "--on-resize per-worker needs --batch-size"),
+        ({"epochs": 5, "repeated_augmentation": 4}, "type --epochs 8"),
+        ({"max_skipped_steps": 0}, "--max-skipped-steps is 0; it must be at least 1"),
+        ({"epochs": 0}, "--epochs is 0"),
+        ({"warmup_epochs": 10.5}, "--warmup-epochs 10.5 is longer than the whole run (--epochs 10)"),
+        ({"decay_epochs": (3.0, 2.0)}, "--decay-epochs must rise"),
+        ({"target_accuracy": 1.5}, "--target-accuracy is 1.5; it must be at least 0 and at most 1"),
+        ({"target_accuracy": 0.0}, "--target-accuracy is 0; it must be a number above 0"),
+        ({"patience": 0}, "--patience is 0"),
+        ({"learning_rate": 0.0}, "--learning-rate is 0; it must be a number above 0"),
+        ({"learning_rate": float("nan")}, "--learning-rate is nan"),
+        ({"learning_rate": float("inf")}, "--learning-rate is inf"),
+        ({"weight_decay": float("nan")}, "--weight-decay is nan"),
+        ({"momentum": 1.0}, "--momentum is 1; it must be at least 0 and below 1"),
+        ({"label_smoothing": 1.0}, "--label-smoothing is 1"),
+        ({"clip_norm": 0.0}, "--clip-norm is 0"),
+        ({"nesterov": True, "momentum": 0.0}, "--nesterov needs --optimizer sgd or lars with a momentum above 0"),
+        ({"nesterov": True, "optimizer": "adam"}, "--nesterov needs --optimizer sgd"),
+        ({"reduction": "adasum", "clip_norm": 1.0}, "--clip-norm does not go with --reduction adasum"),
+        ({"reduction": "adasum", "gradient_predivide_factor": 2.0}, "--gradient-predivide-factor does not go with"),
+        ({"global_batch_size": 0}, "--global-batch-size is 0"),
+        (
+            {"batch_size": 8, "accumulation_steps": 3, "global_batch_size": 64},
+            "--global-batch-size 64 is not a multiple of --batch-size 8 x --accumulation-steps 3 = 24",
+        ),
+        ({"batch_size": None, "global_batch_size": None}, "no batch size: give --batch-size"),
+        ({"gpu_ids": (0, 0)}, "--gpu-ids names a GPU twice"),
+        ({"commit_seconds": 0.0}, "--commit-seconds is 0"),
+        ({"workers": -1}, "--workers is -1; it must be at least 0"),
+        ({"data": "folder"}, "--data folder needs --data-dir"),
+        ({"download": True}, "--download does not go with --data digits"),
+        ({"val_crop_size": 40}, "--val-crop-size and --val-resize-size go with --data folder"),
+        ({"random_erasing": 1.5}, "--random-erasing is 1.5; it must be at least 0 and at most 1"),
+        *(({"max_time": text}, "write it as in 2h30m") for text in ("", "2", "30m2h", "-1h")),
+        *(({"profile": text}, f"--profile {text}: ") for text in ("", "0:3", "5:4", "1:51", "²", "1:")),
+    ],
+)
+def test_values_that_cannot_be_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
+    """The message names the flag, the value and what it must be."""
+    assert_refused(changes, message)
+
+
+def test_bounds_that_belong_to_a_value_are_allowed() -> None:
+    """The whole run may be warm-up; a share may be all."""
+    made = Config().replace(warmup_epochs=10.0, random_erasing=1.0, target_accuracy=1.0, momentum=0.0)
+    assert made.schedule.warmup_epochs == made.schedule.epochs
+
+
+def test_time_limits_and_profiled_steps_are_written_as_people_do() -> None:
+    """Hours, minutes and seconds, each when it is needed; the last step is profiled, too."""
+    for text, seconds in (("2h30m", 9000), ("90m", 5400), ("45s", 45), ("1h0m5s", 3605)):
+        assert Config().replace(max_time=text).run.max_seconds == seconds
+    for text, steps in (("20", range(20, 21)), ("20:25", range(20, 26)), ("1:50", range(1, 51))):
+        assert Config().replace(profile=text).run.profiled_steps == steps
