@@ -9,7 +9,6 @@ import pytest
 
 from hvd_train import recipes
 from hvd_train.commands.train import ALIASES
-from tests.support import rooms
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -23,15 +22,19 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_each_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
-    """A link in a document points to a file of the repository and, after a #, to a heading of it."""
-    text = FENCED.sub("", page.read_text(encoding="utf-8"))
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+def test_links_and_files_of_a_page_exist(page: Path) -> None:
+    """A link leads to a file of the repository and a heading of it; a Python file is named by the end of its path."""
+    whole = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", whole)):
         if not re.match(r"\w+:", link):
             name, _, anchor = link.partition("#")
             target = (page.parent / name).resolve() if name else page
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
+    tops = ("hvd_train", "tests", "benchmarks", "packaging")
+    files = [f"/{path.relative_to(ROOT).as_posix()}" for top in tops for path in (ROOT / top).rglob("*.py")]
+    for name in re.findall(r"`([\w/]+\.py)`", whole):
+        assert any(file.endswith(f"/{name}") for file in files), name
 
 
 def test_the_index_names_every_page() -> None:
@@ -39,15 +42,6 @@ def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     missing = [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name}" not in index]
     assert sorted(missing) == ["index.md"]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_each_file_in_backticks_exists(page: Path) -> None:
-    """What looks like a file of ours, `world/heartbeat.py` or `tests/contract.py`, is one, by the end of its path."""
-    tops = ("hvd_train", "tests", "benchmarks", "packaging")
-    files = [f"/{path.relative_to(ROOT).as_posix()}" for top in tops for path in (ROOT / top).rglob("*.py")]
-    for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
-        assert any(file.endswith(f"/{name}") for file in files), name
 
 
 def test_each_name_in_the_change_of_world_is_defined_where_the_page_says() -> None:
@@ -71,17 +65,3 @@ def test_each_flag_in_the_readme_s_table_is_one_of_train() -> None:
     known = {f"--{name.replace('_', '-')}" for name in recipes.digits().settings()}
     assert len(flags) > 40
     assert sorted(flags - known - set(ALIASES)) == []
-
-
-def test_the_walks_of_a_newcomer_do_not_go_to_and_fro() -> None:
-    """In each walk of docs/architecture.md no room is entered again more than once after it was left."""
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    walks = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
-    assert len(walks) == 5
-    for walk in walks:
-        files = re.findall(r"^\d+\. `([\w/]+)\.py`:", walk, re.MULTILINE)
-        found = [rooms.room_of(file.replace("/", ".")) for file in files]
-        assert len(files) >= 3, walk
-        assert None not in found, files
-        visits = [room for room, before in zip(found, [None, *found], strict=False) if room != before]
-        assert max(visits.count(room) for room in visits) <= 2, (walk.splitlines()[0], visits)

@@ -1,122 +1,190 @@
-"""The steps of a set-up, and what they print."""
+"""The set-up of the environment: what it finds missing, what it installs, what it repeats."""
 
 from __future__ import annotations
 
 import ast
-import errno
-import fcntl
-import re
-import tempfile
+import os
+import platform
+import shutil
+import sys
+import sysconfig
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
-from environment import locked
-from environment_setup import steps
-from environment_setup.checkout import Checkout
-from environment_setup.show import first_errors, network_cause, step
-from environment_setup.steps import Setup, SetupError
+from environment_setup import headers
+from environment_setup.checkout import Checkout, Choice, find_choice, step_keys
+from environment_setup.disk import GIB, disk_problems
+from environment_setup.preflight import compiler_command, compiler_problems, machine_problems, python_problems
+from environment_setup.state import STAMP, Stamp, drop_half_installed, why_anew
+from environment_setup.steps import Setup
 
-from tests.support.programs import write_program
+from tests.support.programs import Program, write_program
 
 PACKAGING = Path(__file__).resolve().parents[3] / "packaging"
 
 
-def test_set_up_parses_as_python_3_6() -> None:
-    """The set-up parses in Python 3.6, so that an old Python prints a message and no SyntaxError."""
-    parts = sorted((PACKAGING / "environment_setup").glob("*.py"))
-    assert parts
-    for path in [PACKAGING / "environment.py", *parts]:
+def test_an_old_python_gets_a_message(program: Program) -> None:
+    """The set-up parses in Python 3.6, and its line names a newer Python of this machine."""
+    for path in [PACKAGING / "environment.py", *(PACKAGING / "environment_setup").glob("*.py")]:
         ast.parse(path.read_text(), feature_version=(3, 6))
+    program("python3.13", "exit 1")
+    program("python3.12", "echo Python 3.12.1")
+    (line,) = python_problems((3, 9))
+    assert "Python 3.9 is too old" in line
+    assert "make PYTHON=python3.12" in line
+    assert python_problems((3, 10)) == python_problems((3, 14)) == []
 
 
-def test_a_second_setup_waits_for_the_first(
-    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_compiler_that_will_not_do_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler, a g++ too old for C++20 and a CXX that is no program are a line each; any clang will do."""
+    (line,) = compiler_problems(compiler_command())
+    assert line.endswith("apt install g++")
+    program("g++", 'case "$1" in --version) echo g++ 10;; *) echo 10.2.1;; esac')
+    (line,) = compiler_problems(compiler_command())
+    assert "g++ 10.2.1 is too old" in line
+    assert "CXX=g++-11" in line
+    program("g++", 'case "$1" in --version) echo g++ 11;; *) echo 11.4.0;; esac')
+    program("c++", 'case "$1" in --version) echo Debian clang version 16;; *) echo 4.2.1;; esac')
+    assert compiler_problems(["g++"]) == compiler_problems(["c++"]) == []
+    monkeypatch.setenv("CXX", "g++-99 -O1")
+    (line,) = compiler_problems(compiler_command())
+    assert "CXX names g++-99 -O1" in line
+
+
+def test_all_that_is_missing_is_reported_at_once(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A set-up that finds the lock taken says so and waits for it."""
-    asked: list[int] = []
-
-    def flock(file: Any, operation: int) -> None:
-        asked.append(operation)
-        if operation & fcntl.LOCK_NB:
-            raise OSError(errno.EWOULDBLOCK, "taken")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with locked(checkout):
-        assert asked == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
-    assert "waiting for it" in capsys.readouterr().out
-
-
-def test_steps_do_not_see_packages_outside_the_environment(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PYTHONPATH and pip's targets, which modules of clusters set, do not reach pip."""
-    monkeypatch.setenv("PYTHONPATH", "/opt/module/lib")
-    monkeypatch.setenv("PIP_TARGET", "/opt/target")
-    monkeypatch.setenv("PIP_USER", "1")
-    monkeypatch.setattr(steps, "has_python_headers", lambda compiler: True)
-    seen = Setup(checkout, None, lock=None).environment()
-    assert not {"PYTHONPATH", "PIP_TARGET"} & set(seen)
-    assert seen["PIP_USER"] == "0"
+    """A line each for compiler, venv module and headers; headers are fetched if Debian's tools can do so."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(headers, "is_system_python", lambda: False)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "ensurepip", None)
+        problems, _ = machine_problems(venv_needed=True)
+    assert len(problems) == 3
+    assert all("apt install" in line for line in problems)
+    program("g++", 'case "$1" in --version) echo g++;; -dump*) echo 12;; *) exit 1;; esac')
+    ((line,), fetch) = machine_problems(venv_needed=False)
+    assert "Python.h" in line and not fetch
+    program("apt-get", "exit 0")
+    program("dpkg", "exit 0")
+    monkeypatch.setattr(headers, "is_system_python", lambda: True)
+    assert machine_problems(venv_needed=False) == ([], True)
 
 
-def test_pip_downloads_into_the_checkout_or_where_the_user_says(
-    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_headers_of_another_user_are_refused(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are compiled into what runs here: a line says whose folder it is and what to type."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    program("g++", 'case "$1" in -dump*) echo 12;; esac')
+    for folder in (tmp_path / "hvd_train", tmp_path / "hvd_train" / "headers"):
+        folder.symlink_to(tmp_path)
+        (line,) = machine_problems(venv_needed=False)[0]
+        assert line.startswith(f"{folder}: it is a link")
+        folder.unlink()
+        folder.mkdir()
+        assert machine_problems(venv_needed=False)[0] == []
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    (line,) = machine_problems(venv_needed=False)[0]
+    assert "belongs to another user" in line
+    assert "XDG_CACHE_HOME=" in line
+
+
+def test_too_little_disk_space_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Needs on the same file system add up."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=8 * GIB))
+    assert disk_problems({tmp_path / "a": 5.0}) == []
+    (line,) = disk_problems({tmp_path / "a": 5.0, tmp_path / "b" / "c": 4.0})
+    assert "8.0 GB free" in line
+    assert "up to 9 GB" in line
+
+
+def test_the_mpi_and_cuda_of_the_machine_are_used(
+    checkout: Checkout, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Downloads of a killed set-up lie where the next one deletes them, so that they do not fill /tmp."""
-    monkeypatch.delenv("TMPDIR", raising=False)
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    setup = Setup(checkout, None, lock=None)
-    assert setup.temporary_folder() == checkout.root / "build" / "tmp"
-    monkeypatch.setenv("TMPDIR", "/scratch")
-    assert setup.temporary_folder() == Path("/scratch")
+    """An mpicxx of the active environment and an nvcc of another generation do not count as the machine's."""
+    nvcc = program("nvcc", "echo Cuda compilation tools, release 13.0, V13.0.88")
+    monkeypatch.delenv("HOROVOD_CUDA_HOME", raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(nvcc.parent.parent))
+    mpicxx = program("mpicxx", "exit 0")
+    assert find_choice(checkout).requirement_files() == ["run.txt", "build.txt", "dev.txt"]
+    program("nvcc", "echo Cuda compilation tools, release 12.4, V12.4.1")
+    own = checkout.venv / "bin"
+    own.mkdir(parents=True)
+    shutil.move(mpicxx, own)
+    monkeypatch.setenv("PATH", f"{own}{os.pathsep}{nvcc.parent}")
+    assert {"mpi.txt", "nvcc.txt"} <= set(find_choice(checkout).requirement_files())
 
 
-def test_a_step_is_one_line_with_its_time(capsys: pytest.CaptureFixture[str]) -> None:
-    """A step that succeeds prints how long it took, and one that fails says so, each on its own line."""
-    with step("baking"):
-        pass
-    with pytest.raises(SetupError), step("burning"):
-        raise SetupError("smoke")
-    baked, burnt = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"==> baking \.\.\. \d+\.\d s", baked)
-    assert burnt == "==> burning ... failed"
+def test_a_step_is_repeated_when_its_inputs_change(checkout: Checkout) -> None:
+    """A changed file, MPI or Python changes the keys of the steps that depend on it, and no others."""
+    before = keys = step_keys(checkout, Choice("/opt/a/bin/mpicxx", None), "3.11.7")
+    for file, redone in {
+        "requirements/constraints.txt": {"packages", "horovod", "project"},
+        "packaging/patches/C1.patch": {"horovod"},
+        "packaging/horovod_sources/horovod/common/new.cc": {"horovod"},
+        "packaging/horovod_build/plan.py": {"horovod"},
+        "pyproject.toml": {"project"},
+        "hvd_train/data/jpeg_region.c": {"project"},
+        "README.md": set(),
+    }.items():
+        with (checkout.root / file).open("a") as text:
+            text.write("more")
+        after = step_keys(checkout, Choice("/opt/a/bin/mpicxx", None), "3.11.7")
+        assert {name for name in keys if keys[name] != after[name]} == redone, file
+        keys = after
+    other = step_keys(checkout, Choice("/opt/b/bin/mpicxx", None), "3.11.7")
+    assert keys["packages"] == other["packages"]
+    assert keys["horovod"] != other["horovod"]
+    assert not set(before.values()) & set(step_keys(checkout, Choice("/opt/a/bin/mpicxx", None), "3.12.1").values())
 
 
-def test_errors_of_a_step_are_quoted_from_the_log(tmp_path: Path) -> None:
-    """An error quotes the lines of the log that report errors of this step, not of an earlier one."""
-    log = tmp_path / "setup.log"
-    log.write_text("ERROR: before\n")
-    start = log.stat().st_size
-    with log.open("a") as text:
-        text.write("$ pip install\nCollecting torch\nERROR: No matching distribution found for torch==9\n")
-    assert first_errors(log, start) == ["  ERROR: No matching distribution found for torch==9"]
+def make_environment(checkout: Checkout, version: str = "3.11.7", libraries: str = "python3.11") -> Path:
+    """Make an environment as far as a set-up looks at it: a Python that prints its version, and packages."""
+    site = checkout.venv / "lib" / libraries / "site-packages"
+    for name in ("torch-2.15.0", "torchvision-0.29.2", "horovod-0.28.1", "hvd_train-0.1.0"):
+        (site / f"{name}.dist-info").mkdir(parents=True)
+        (site / f"{name}.dist-info" / "RECORD").touch()
+    write_program(checkout.python.parent, checkout.python.name, f"echo {version}")
+    return site
 
 
-@pytest.mark.parametrize(
-    ("output", "words"),
-    [
-        ("Failed to establish a new connection: [Errno -3] Temporary failure in name resolution", "its name"),
-        ("SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED]", "PIP_CERT"),
-        ("ERROR: HTTP error 403 while getting", "refuses"),
-        ("OSError: [Errno 28] No space left on device", "disk is full"),
-        ("something else", ""),
-    ],
-)
-def test_the_cause_of_no_network_is_named(output: str, words: str) -> None:
-    """The output of pip becomes a few words on why it reached nothing."""
-    assert words in network_cause(output)
+def test_only_unfinished_steps_are_repeated(checkout: Checkout) -> None:
+    """An environment is complete if all steps have ended and all packages are there to their last file."""
+    version = platform.python_version()
+    site = make_environment(checkout, version, f"python{version.rpartition('.')[0]}")
+    setup, stamp = Setup(checkout, None, lock=None), Stamp(checkout.venv)
+    keys = step_keys(checkout, setup.choice, version)
+    assert not setup.is_complete()
+    for name, key in keys.items():
+        stamp.mark(name, key)
+    assert setup.is_complete()
+    stamp.forget("horovod")  # as a step does when it begins
+    assert not Stamp(checkout.venv).is_done("horovod", keys["horovod"])
+    assert Stamp(checkout.venv).is_done("packages", keys["packages"])
+    stamp.mark("horovod", keys["horovod"])
+    (site / "horovod-0.28.1.dist-info" / "RECORD").unlink()  # pip writes it last
+    assert drop_half_installed(site) == ["horovod"]
+    assert not setup.is_complete()
+    for damaged in ("", "{", "[]", '{"done": 3}', '{"place": "x", "done": {}}'):
+        (checkout.venv / STAMP).write_text(damaged)
+        assert not Stamp(checkout.venv).is_done("packages", keys["packages"])
 
 
-def test_the_cause_is_not_looked_for_in_the_command(
-    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The time limit in pip's command is not taken for a time-out of the package index."""
-    write_program(checkout.python.parents[1], "made", "")  # the folder of the environment
-    write_program(
-        checkout.python.parent, checkout.python.name, "echo ERROR: HTTP error 403 while getting wheel; exit 1"
-    )
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(steps, "has_python_headers", lambda compiler: True)
-    with open(tmp_path / "lock", "w") as lock, pytest.raises(SetupError, match="it refuses access"):
-        checkout.log.parent.mkdir(parents=True)
-        with checkout.log.open("wb") as log:
-            Setup(checkout, None, lock=lock).check_network(log)
+def test_an_environment_that_does_not_run_is_made_again(checkout: Checkout, tmp_path: Path) -> None:
+    """One that was moved, or whose Python is gone, too old or another; a missing one needs no reason."""
+    assert why_anew(checkout, None) == ""
+    make_environment(checkout)
+    assert why_anew(checkout, None) is None
+    assert "PYTHON names 3.12" in why_anew(checkout, (3, 12))
+    checkout.python.write_text("#!/bin/sh\necho 3.9.2\n")
+    assert "Python 3.9.2" in why_anew(checkout, None)
+    checkout.python.write_text("#!/bin/sh\necho 3.13.0\n")
+    assert "another Python" in why_anew(checkout, None)
+    checkout.python.write_text("#!/bin/sh\necho 3.11.7\n")
+    Stamp(checkout.venv).mark("packages", "1")
+    moved = Checkout(checkout.root.rename(tmp_path / "elsewhere"))
+    assert "it was made at" in why_anew(moved, None)
+    moved.python.unlink()
+    moved.python.symlink_to("/nowhere/python3")
+    assert "does not run" in why_anew(moved, None)

@@ -1,0 +1,228 @@
+"""The builder of Horovod, without a full build and without the network."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from horovod_build import cuda, machine, mpi, patches, show
+from horovod_build.cache import cache_folder, file_digest
+from horovod_build.cuda import Cuda
+from horovod_build.errors import BuildError
+from horovod_build.fetch import read_requirement, unpack
+from horovod_build.machine import Compiler, Torch, find_compiler
+from horovod_build.mpi import Mpi
+from horovod_build.patches import SOURCE_DIR, Patch, Source, apply_patch, load_patches
+from horovod_build.plan import Plan
+from horovod_build.workshop import Workshop
+
+from tests.support.programs import write_program
+
+BUILDER = Path(__file__).resolve().parents[3] / "packaging" / "build_horovod.py"
+
+
+def test_missing_programs_are_one_line_each(tmp_path: Path) -> None:
+    """A machine without compiler and make gets a line for each at once, before anything is fetched."""
+    command = [sys.executable, str(BUILDER), "--dry-run"]
+    environment = {**os.environ, "PATH": str(tmp_path), "CXX": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "there is no C++ compiler" in done.stderr
+    assert "apt install g++" in done.stderr
+    assert "there is no make" in done.stderr
+    assert len(done.stderr.splitlines()) <= 4
+
+
+def test_a_copy_of_the_folder_works_alone(tmp_path: Path) -> None:
+    """The builder finds its parts in its own folder from any other one, even with PYTHONSAFEPATH."""
+    copy = tmp_path / "a copy"
+    shutil.copytree(BUILDER.parent, copy)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(copy / BUILDER.name), "--list-patches"]
+    for more in ({}, {"PYTHONSAFEPATH": "1"}):
+        said = subprocess.run(command, cwd="/", env={**env, **more}, capture_output=True, text=True, check=True).stdout
+        assert len(said.splitlines()) == len(list((copy / "patches").glob("*.patch")))
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    torch = Torch("2.15.0+cu132", "13.2", tmp_path)
+    mpi = Mpi("Open MPI", "4.1.8", Path("/env/bin/mpicxx"), Path("/env"))
+    cuda = Cuda(Path("/cuda"), "13.2", (80, 90), "2.30.7", Path("/libnccl.so.2"), Path("/include"), True)
+    added = (Source("horovod/new.cc", "int x;\n"),)
+    patches = (Patch("B1", "B1-x.patch", "compiles", "diff"), Patch("C1", "C1-y.patch", "fixes", "diff", added))
+    return Plan("0.28.1", "0" * 64, patches, torch, Compiler("g++", "g++", "12.2.0"), mpi, cuda)
+
+
+def test_key_changes_with_every_input(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that the wheel depends on is part of its key, and the place of the environment is not."""
+    own_mpi = replace(plan.mpi, prefix=None)
+    changes = [
+        {"horovod": "0.29.0"},
+        {"sha256": "1" * 64},
+        {"patches": (plan.patches[0], replace(plan.patches[1], text="another diff"))},
+        {"patches": (plan.patches[0], replace(plan.patches[1], adds=(Source("horovod/new.cc", "int y;\n"),)))},
+        {"torch": replace(plan.torch, version="2.15.1")},
+        {"compiler": replace(plan.compiler, version="13.1.0")},
+        {"mpi": replace(plan.mpi, version="5.0.11")},
+        {"mpi": replace(own_mpi, mpicxx=Path("/opt/a/bin/mpicxx"))},
+        {"mpi": replace(own_mpi, mpicxx=Path("/opt/b/bin/mpicxx"))},
+        {"cuda": replace(plan.cuda, archs=(90,))},
+        {"cuda": replace(plan.cuda, nccl_version="2.27.0")},
+    ]
+    keys = {plan.key, *(replace(plan, **change).key for change in changes)}
+    moved = replace(plan, torch=replace(plan.torch, site=tmp_path / "other"), mpi=replace(plan.mpi, prefix=Path("/b")))
+    assert moved.key == plan.key
+    monkeypatch.setenv("CXXFLAGS", "-march=native")
+    assert len(keys | {plan.key}) == len(changes) + 2
+    # pip strips leading zeros off a label that is a number
+    assert re.fullmatch(r"0\.28\.1\+hvdtrain\.k[0-9a-f]{12}", plan.version)
+
+
+def test_an_error_quotes_the_compiler(tmp_path: Path) -> None:
+    """And not what pip says about its failure."""
+    log = tmp_path / "log"
+    log.write_text("make\nx.cc:1:2: error: no such thing\nERROR: Failed building wheel for horovod\nnote: more\n")
+    assert show.first_errors(log) == ["x.cc:1:2: error: no such thing"]
+
+
+@pytest.mark.parametrize(
+    ("version", "hip", "error"),
+    [("2.13.0+cpu", None, ""), ("2.5.1", None, "too old"), ("2.15.0", "6.2", "ROCm"), ("", None, "pip install torch")],
+)
+def test_torch_is_read_and_not_imported(
+    version: str, hip: str | None, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The builder reads torch's version file; a missing torch, one too old and one for ROCm are refused."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('must not be imported')\n")
+    (tmp_path / "torch" / "version.py").write_text(f"__version__ = {version!r}\ncuda = None\nhip = {hip!r}\n")
+    found = importlib.util.spec_from_file_location("torch", tmp_path / "torch" / "__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found if version else None)
+    if error:
+        with pytest.raises(BuildError, match=error):
+            machine.find_torch()
+    else:
+        assert machine.find_torch() == Torch(version, None, tmp_path)
+
+
+def test_cuda_home_counts_if_its_major_version_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toolkit of CUDA_HOME is used if its major version is torch's; GPU generations can be chosen."""
+    for folder, release in (("right", "13.1"), ("wrong", "12.4")):
+        script = f'case "$1" in --version) echo "Cuda compilation tools, release {release}, V{release}.1";; '
+        write_program(tmp_path / folder / "bin", "nvcc", script + "*) echo compute_80; echo compute_90;; esac")
+        for part in ("include", "lib"):
+            (tmp_path / folder / part).mkdir()
+        header = "#define NCCL_MAJOR 2\n#define NCCL_MINOR 30\n#define NCCL_PATCH 7\n"
+        (tmp_path / folder / "include" / "nccl.h").write_text(header)
+        (tmp_path / folder / "lib" / "libnccl.so.2").touch()
+    for name in ("HOROVOD_CUDA_HOME", "CUDA_PATH", "HOROVOD_BUILD_CUDA_CC_LIST", "HOROVOD_NCCL_HOME", "NCCL_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    torch = Torch("2.15.0", "13.2", tmp_path / "site")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "right"))
+    found = cuda.find_cuda(torch)
+    expected = (tmp_path / "right", "13.1", (80, 90), "2.30.7")
+    assert (found.home, found.version, found.archs, found.nccl_version) == expected
+    monkeypatch.setenv("HOROVOD_BUILD_CUDA_CC_LIST", "90")
+    assert cuda.find_cuda(torch).archs == (90,)
+    monkeypatch.setattr(cuda, "cuda_homes", lambda torch: [(tmp_path / "wrong", False)])
+    with pytest.raises(BuildError, match=r"no nvcc 13\.x \(but 12\.4 in .*cuda-toolkit\[nvcc,cccl\].*--without-cuda"):
+        cuda.find_cuda(torch)
+
+
+def test_the_mpi_of_the_machine_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An mpicxx on the PATH is preferred to the environment's, since clusters tune theirs."""
+    own, other = tmp_path / "env" / "bin", tmp_path / "machine"
+    for folder in (own, other):
+        write_program(folder, "mpicxx", "true")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(own))
+    monkeypatch.setattr(mpi, "installed_version", lambda *names: "4.1.8")
+    monkeypatch.setenv("PATH", f"{own}:{other}")
+    assert mpi.find_mpi().mpicxx == other / "mpicxx"
+    monkeypatch.setenv("PATH", str(own))
+    assert mpi.find_mpi().prefix == own.parent
+
+
+DIFF = "--- a/one.txt\n+++ b/one.txt\n@@ -1,3 +1,3 @@\n first\n-second\n+2nd\n third\n"
+FITS = "first\nsecond\nthird\n"
+
+
+def test_a_patch_changes_and_adds_files(tmp_path: Path) -> None:
+    """A patch says why in its first line and names its new files in the second."""
+    folder, sources, tree = tmp_path / "patches", tmp_path / "sources", tmp_path / "tree"
+    for made in (folder, sources / "folder", tree):
+        made.mkdir(parents=True)
+    (folder / "C1-test.patch").write_text(f"Why: for the test.\nAdds: folder/new.txt\n{DIFF}")
+    (sources / "folder" / "new.txt").write_text("made\n")
+    (tree / "one.txt").write_text(f"zero\n{FITS}")
+    (patch,) = load_patches(folder, sources)
+    apply_patch(patch, tree)
+    assert (tree / "one.txt").read_text() == "zero\nfirst\n2nd\nthird\n"
+    assert (tree / "folder" / "new.txt").read_text() == "made\n"
+
+
+@pytest.mark.parametrize(
+    ("diff", "adds", "content", "error"),
+    [
+        (DIFF, (), "nothing of it\n", r"T1\.patch does not fit.*one\.txt.*nowhere"),
+        (DIFF, (), FITS * 2, r"T1\.patch does not fit.*one\.txt.*in 2 places"),
+        (DIFF, (Source("two.txt", "ours\n"),), FITS, r"T1\.patch adds two\.txt, which the release already has"),
+        ("--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+made\n", (), FITS, r"T1\.patch makes new\.txt: put new files"),
+    ],
+    ids=["nowhere", "two places", "replaces a file", "makes a file"],
+)
+def test_a_patch_that_does_not_fit_stops_the_build(
+    diff: str, adds: tuple[Source, ...], content: str, error: str, tmp_path: Path
+) -> None:
+    """The error names the patch, and a file of the release stays as it is."""
+    (tmp_path / "one.txt").write_text(content)
+    (tmp_path / "two.txt").write_text("of the release\n")
+    with pytest.raises(BuildError, match=error):
+        apply_patch(Patch("T1", "T1.patch", "for the test", diff, adds), tmp_path)
+    assert (tmp_path / "two.txt").read_text() == "of the release\n"
+
+
+def test_every_patch_says_why_and_counts_its_lines() -> None:
+    """`patch -p1` accepts every hunk, C10 comes after C9, and each new file belongs to one patch, none of them B."""
+    found = load_patches()
+    names = [patch.name for patch in found]
+    assert names == sorted(names, key=lambda name: (name[0], int(name[1:])))
+    assert [patch.name for patch in found if patch.needed_to_build] == ["B1", "B2", "B3", "B4", "B5"]
+    assert not any(patch.adds for patch in found if patch.needed_to_build)
+    for patch in found:
+        assert len(patch.why) > 20, patch.file
+        heads = re.findall(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", patch.text, re.MULTILINE)
+        hunks = [hunk for _, of_file in patches.parse_diff(patch.text) for hunk in of_file]
+        said = [[int(count or 1) for count in head] for head in heads]
+        assert said == [[len(side.splitlines()) for side in hunk] for hunk in hunks] != [], patch.file
+    paths = (path for path in SOURCE_DIR.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    sources = sorted(str(path.relative_to(SOURCE_DIR)) for path in paths if not path.name.startswith("."))
+    assert sorted(source.path for patch in found for source in patch.adds) == sources
+
+
+@pytest.mark.slow
+def test_new_files_compile_without_a_warning(tmp_path: Path) -> None:
+    """Each C++ file alone, in the patched release; warnings about Horovod's own headers do not count."""
+    version, sha256 = read_requirement()
+    archive = cache_folder() / "sources" / f"horovod-{version}.tar.gz"
+    if not archive.exists() or file_digest(archive) != sha256:
+        pytest.skip(f"the builder has not fetched {archive.name}: python packaging/build_horovod.py --force")
+    tree = unpack(archive, Workshop(tmp_path, tmp_path, tmp_path / "log"))
+    for patch in load_patches():
+        apply_patch(patch, tree)
+    command = [*shlex.split(find_compiler().command), "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    for source in SOURCE_DIR.rglob("*.cc"):
+        path = source.relative_to(SOURCE_DIR)
+        assert (tree / path).read_bytes() == source.read_bytes()
+        own = ["-isystem", str(tree / path.parent), str(source)]
+        compiled = subprocess.run([*command, *own], capture_output=True, text=True, check=False)
+        assert compiled.returncode == 0, compiled.stderr
