@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_void_p
 from typing import Any
 
@@ -13,6 +15,7 @@ IN_PROGRESS = 7
 FLOAT, HALF, LONG = 7, 6, 4
 SUM, MAX, MEAN = 0, 2, 4
 TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.float16): HALF, np.dtype(np.int64): LONG}
+_CALLS: list[object] = []  # must live until the stream has made them
 
 
 class CudaError(Exception):
@@ -40,15 +43,22 @@ def new_event() -> c_void_p:
     return event
 
 
-class Memory:
-    """Numbers on the current device, or pinned ones of the host."""
+def held(stream: c_void_p | None) -> Callable[[], None]:
+    """Let a stream wait in a call of the host; return what lets it continue."""
+    gate = threading.Event()
+    call = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: gate.wait() and None)
+    _CALLS.append(call)
+    cuda("cudaLaunchHostFunc", stream, call, None)
+    return gate.set
 
-    def __init__(self, like: np.ndarray, *, pinned: bool = False) -> None:
+
+class Memory:
+    """Numbers on the current device."""
+
+    def __init__(self, like: np.ndarray) -> None:
         self.at, self.bytes = c_void_p(), like.nbytes
         self._like = like
-        cuda("cudaMallocHost" if pinned else "cudaMalloc", byref(self.at), c_size_t(like.nbytes))
-        if pinned:
-            ctypes.memmove(self.at, like.ctypes.data, like.nbytes)
+        cuda("cudaMalloc", byref(self.at), c_size_t(like.nbytes))
 
     @classmethod
     def holding(cls, values: np.ndarray) -> Memory:

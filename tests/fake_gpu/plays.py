@@ -24,6 +24,7 @@ from tests.fake_gpu.calls import (
     CudaError,
     Memory,
     cuda,
+    held,
     new_event,
     new_stream,
 )
@@ -49,15 +50,16 @@ def order() -> Any:
 
 
 def event() -> Any:
-    """An event behind a busy stream is not ready, a stream waits for it, and the host can."""
+    """An event behind a held stream is not ready, a stream waits for it, and the host can."""
     first, second, done = new_stream(), new_stream(), new_event()
     source, middle, target = Memory.holding(np.ones(SIZE)), Memory(np.ones(SIZE)), Memory(np.ones(SIZE))
-    CUDA.fake_gpu_busy(first, 100)
+    release = held(first)
     middle.copy_from(source, first)
     cuda("cudaEventRecord", done, first)
     cuda("cudaStreamWaitEvent", second, done, 0)
     target.copy_from(middle, second)
     early = CUDA.cudaEventQuery(done), CUDA.cudaStreamQuery(second), bool(np.isnan(target.values()).all())
+    release()
     cuda("cudaStreamSynchronize", second)
     return early, CUDA.cudaEventQuery(done), target.values().tolist() == [1.0] * SIZE
 
@@ -183,9 +185,9 @@ def abort(name: str, rank: str) -> Any:
     return early, int((values == 2).sum()), int((values == 1).sum())
 
 
-def init(name: str, rank: str, blocking: str) -> Any:
+def init(name: str, rank: str) -> Any:
     """Rank 1 dies in it, as ordered; the other one gives up."""
-    communicator = Communicator(name, 2, int(rank), blocking=blocking == "yes")
+    communicator = Communicator(name, 2, int(rank), blocking=False)
     first, error = communicator.result, communicator.error
     time.sleep(0.3)
     later = communicator.error

@@ -5,7 +5,6 @@ Each play prints what it has seen as one line of JSON.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tests.fake_gpu.calls import held
 
 
 def operators() -> Any:
@@ -91,12 +92,13 @@ def stream(kind: str) -> Any:
 def copies() -> Any:
     """A late copy from pinned memory takes what is in it by then, and its memory is not given to others before."""
     pinned = torch.ones(1000).pin_memory()
-    ctypes.CDLL(None).fake_gpu_busy(None, 200)
+    release = held(None)
     device = pinned.to("cuda", non_blocking=True)
     pinned[:500] = 2
     address = pinned.data_ptr()
     del pinned
     again = torch.zeros(1000).pin_memory()
+    release()
     result = device.cpu()
     return sorted(set(result.tolist())), address == again.data_ptr()
 

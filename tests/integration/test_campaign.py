@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -47,13 +48,11 @@ pytestmark = [
 ]
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One fault, and what it cost."""
+class Fault(NamedTuple):
+    """One fault, the longest time without the end of a step until all workers trained again, and the steps lost."""
 
     kind: str
     pause: Pause
-    """The longest time without the end of a step until all workers trained again."""
     steps_lost: int
 
 
@@ -93,179 +92,168 @@ class Campaign:
         """Kill a host, with its connections closed or silent."""
         self.chance.choice((self.hosts.kill, self.hosts.power_off))(host)
 
+    def pause(self, least: float, most: float) -> None:
+        """Wait for a random time."""
+        time.sleep(self.chance.uniform(least, most))
+
+    def a_host(self) -> str:
+        """Return one of the hosts with a worker."""
+        return self.chance.choice(ALL)
+
+    def without_network(self, host: str, least: float, most: float) -> None:
+        """Cut the network of a host for a random time."""
+        self.hosts.unplug(host)
+        self.pause(least, most)
+        self.hosts.plug(host)
+
     def workers(self) -> list[psutil.Process]:
         """Return the workers of all hosts."""
         return [worker for host in ALL for worker in self.hosts.workers(host)]
 
     def ends(self, workers: list[psutil.Process]) -> None:
         """Wait until workers whose driver is gone have noticed it, committed, and ended."""
-        wait_for("the workers to end", lambda: not {*workers} & {*self.workers()}, limit_s=150)
+        wait_for("the workers to end", lambda: not {*workers} & {*self.workers()}, limit_s=600)
 
-    def type_again(self) -> None:
-        """Type the command of the job once more."""
+    def goes_on_without(self, workers: list[psutil.Process]) -> None:
+        """Boot the launcher's host and type the command again, at once or when the earlier workers have ended."""
+        if self.chance.random() < 0.5:
+            self.ends(workers)
+        self.hosts.boot(LAUNCHER)
         count = len(list(self.job.folder.glob("output*.txt")))
         line = command(self.hosts, self.job.folder, OPTIONS, TRAINING, start_on=LAUNCHER)
         output = self.job.folder / f"output-{count + 1}.txt"
         self.job.launcher = self._typed.enter_context(started(line, self.job.folder, output))
-
-    def goes_on_without(self, workers: list[psutil.Process]) -> None:
-        """Boot the launcher's host and type the command again, at once or when the workers of before have ended."""
-        if self.chance.random() < 0.5:
-            self.ends(workers)
-        self.hosts.boot(LAUNCHER)
-        self.type_again()
         self.ends(workers)
 
     def sees(self, condition: Callable[[], object]) -> None:
         """Wait until a condition holds, or the training is over."""
-        wait_for("what is to come", lambda: self.is_over or condition(), limit_s=180)
+        wait_for("what is to come", lambda: self.is_over or condition(), limit_s=600)
 
     def becomes_whole(self) -> None:
-        """Wait until three workers compute, and have done so for a few steps, or the training is over."""
+        """Wait until three workers compute, all have the state and took a few steps, or the training is over."""
         begun = self.watch.last
 
-        def ready() -> bool:
-            return self.is_over or (self.watch.last >= begun + 5 and self._is_whole())
+        def whole() -> bool:
+            last = self.job.worlds[-1]
+            settled = not last.get("came") or self.watch.last >= last["step"] + HANDOVER_STEPS
+            return last["world_size"] == 3 and settled and self.watch.last >= begun + 5
 
-        wait_for("the world to be whole", ready, limit_s=400)
-
-    def _is_whole(self) -> bool:
-        """Return whether the world has three workers, none of which is still being given the state."""
-        last = self.job.worlds[-1]
-        settled = not last.get("came") or self.watch.last >= last["step"] + HANDOVER_STEPS
-        return last["world_size"] == 3 and settled
+        self.sees(whole)
 
 
-def kill(campaign: Campaign) -> None:
-    """Kill one worker, or two at once, by SIGKILL."""
-    for host in campaign.chance.sample(ALL, campaign.chance.choice((1, 1, 2))):
-        campaign.kill(host)
+def kill(it: Campaign) -> None:
+    for host in it.chance.sample(ALL, it.chance.choice((1, 1, 2))):
+        it.kill(host)
 
 
-def kill_twice(campaign: Campaign) -> None:
-    """Kill one worker, and another while the others recover or the first comes back."""
-    for host in campaign.chance.sample(ALL, 2):
-        campaign.kill(host)
-        time.sleep(campaign.chance.uniform(0, 8))
+def kill_twice(it: Campaign) -> None:
+    """The second time while the others recover or the first comes back."""
+    for host in it.chance.sample(ALL, 2):
+        it.kill(host)
+        it.pause(0, 8)
 
 
-def kill_in_handover(campaign: Campaign) -> None:
-    """Kill one worker, and when its successor is being given the state, that one or another one."""
-    before = len(campaign.job.changes)
-    campaign.kill(campaign.chance.choice(ALL))
-    campaign.sees(lambda: any(change["came"] for change in campaign.job.changes[before:]))
-    time.sleep(campaign.chance.uniform(0, 8))
-    campaign.kill(campaign.chance.choice(ALL))
+def kill_in_handover(it: Campaign) -> None:
+    """Kill one worker and, when its successor is being given the state, that one or another one."""
+    before = len(it.job.changes)
+    it.kill(it.a_host())
+    it.sees(lambda: any(change["came"] for change in it.job.changes[before:]))
+    it.pause(0, 8)
+    it.kill(it.a_host())
 
 
-def stop(campaign: Campaign) -> None:
-    """Stop a worker by SIGSTOP, for a while or for good."""
-    for worker in campaign.hosts.workers(campaign.chance.choice(ALL)):
+def stop(it: Campaign) -> None:
+    """For a while or for good."""
+    for worker in it.hosts.workers(it.a_host()):
         worker.send_signal(signal.SIGSTOP)
-        if campaign.chance.random() < 0.5:
-            time.sleep(campaign.chance.uniform(0.5, 12))
+        if it.chance.random() < 0.5:
+            it.pause(0.5, 12)
             if worker.is_running():
                 worker.send_signal(signal.SIGCONT)
 
 
-def abort(campaign: Campaign) -> None:
-    """Crash a worker as native code does, by SIGABRT."""
-    for worker in campaign.hosts.workers(campaign.chance.choice(ALL)):
+def abort(it: Campaign) -> None:
+    for worker in it.hosts.workers(it.a_host()):
         worker.send_signal(signal.SIGABRT)
 
 
-def lose_host(campaign: Campaign) -> None:
-    """Kill a host, with its connections closed or silent, and start it again after a while."""
-    host = campaign.chance.choice(ALL)
-    campaign.power_off(host)
-    time.sleep(campaign.chance.uniform(0, 10))
-    campaign.hosts.boot(host)
+def lose_host(it: Campaign) -> None:
+    host = it.a_host()
+    it.power_off(host)
+    it.pause(0, 10)
+    it.hosts.boot(host)
 
 
-def unplug(campaign: Campaign) -> None:
-    """Cut a host's network for a while."""
-    host = campaign.chance.choice(ALL)
-    campaign.hosts.unplug(host)
-    time.sleep(campaign.chance.uniform(0.2, 12))
-    campaign.hosts.plug(host)
+def unplug(it: Campaign) -> None:
+    it.without_network(it.a_host(), 0.2, 12)
 
 
-def unplug_driver(campaign: Campaign) -> None:
-    """Cut the network of the launcher's host for less time than that in which workers take it for dead."""
-    campaign.hosts.unplug(LAUNCHER)
-    time.sleep(campaign.chance.uniform(0.2, 7))
-    campaign.hosts.plug(LAUNCHER)
+def unplug_driver(it: Campaign) -> None:
+    """For less time than that in which workers take the driver for dead."""
+    it.without_network(LAUNCHER, 0.2, 7)
 
 
-def cut_off_driver(campaign: Campaign) -> None:
-    """Cut the network of the launcher's host until the workers have taken the driver for dead, and a little longer."""
-    workers = campaign.workers()
-    campaign.hosts.unplug(LAUNCHER)
-    time.sleep(campaign.chance.uniform(11, 16))
-    campaign.hosts.plug(LAUNCHER)
-    campaign.ends(workers)
+def cut_off_driver(it: Campaign) -> None:
+    """Until the workers have taken the driver for dead, and a little longer."""
+    workers = it.workers()
+    it.without_network(LAUNCHER, 11, 16)
+    it.ends(workers)
 
 
-def kill_driver(campaign: Campaign) -> None:
-    """Kill the driver: the workers commit and end, and the supervisor gives its command again."""
-    workers = campaign.workers()
-    campaign.job.driver.kill()
-    campaign.ends(workers)
+def kill_driver(it: Campaign) -> None:
+    """The workers commit and end, and the supervisor gives its command again."""
+    workers = it.workers()
+    it.job.driver.kill()
+    it.ends(workers)
 
 
-def lose_launcher(campaign: Campaign) -> None:
-    """Kill the host of launcher, supervisor and driver; the same command is typed again, at once or when all is quiet.
+def lose_launcher(it: Campaign) -> None:
+    """Kill the host of launcher, supervisor and driver; the same command is typed again.
 
     Near its end the training could end meanwhile, and the same command would rightly begin another run.
     """
-    if campaign.watch.last > STEPS - 60:
-        kill_driver(campaign)
-        return
-    workers = campaign.workers()
-    campaign.power_off(LAUNCHER)
-    campaign.goes_on_without(workers)
+    if it.watch.last > STEPS - 60:
+        return kill_driver(it)
+    workers = it.workers()
+    it.power_off(LAUNCHER)
+    return it.goes_on_without(workers)
 
 
-def lose_two_hosts(campaign: Campaign) -> None:
-    """Kill the host of launcher and driver, and one with a worker at any time until all have noticed that.
-
-    The survivors commit, be it rank 0 that is gone. The same command is typed as in `lose_launcher`.
-    """
-    if campaign.watch.last > STEPS - 60:
-        lose_host(campaign)
-        return
-    workers, host = campaign.workers(), campaign.chance.choice(ALL)
-    campaign.power_off(LAUNCHER)
-    time.sleep(campaign.chance.uniform(0, 12))
-    campaign.power_off(host)
-    campaign.hosts.boot(host)
-    campaign.goes_on_without(workers)
+def lose_two_hosts(it: Campaign) -> None:
+    """Kill the launcher's host, and one with a worker at any time until all have noticed that; type it again."""
+    if it.watch.last > STEPS - 60:
+        return lose_host(it)
+    workers, host = it.workers(), it.a_host()
+    it.power_off(LAUNCHER)
+    it.pause(0, 12)
+    it.power_off(host)
+    it.hosts.boot(host)
+    return it.goes_on_without(workers)
 
 
-def kill_out_of_reach(campaign: Campaign) -> None:
+def kill_out_of_reach(it: Campaign) -> None:
     """Kill a worker while the network of the launcher's host is away: the others wait until they can ask the driver."""
-    campaign.hosts.unplug(LAUNCHER)
-    time.sleep(campaign.chance.uniform(0, 4))
-    campaign.kill(campaign.chance.choice(ALL))
-    time.sleep(campaign.chance.uniform(0, 3))
-    campaign.hosts.plug(LAUNCHER)
+    it.hosts.unplug(LAUNCHER)
+    it.pause(0, 4)
+    it.kill(it.a_host())
+    it.pause(0, 3)
+    it.hosts.plug(LAUNCHER)
 
 
-def tell_to_go(campaign: Campaign) -> None:
-    """Send SIGTERM to all processes of a host, as before a spot host goes, and list it anew after a while."""
-    host = campaign.chance.choice(ALL)
-    campaign.hosts.signal_all(host, signal.SIGTERM)
-    time.sleep(campaign.chance.uniform(2, 6))
-    campaign.job.list(*(other for other in ALL if other != host))
-    time.sleep(campaign.chance.uniform(2, 6))
-    campaign.job.list(*ALL)
+def tell_to_go(it: Campaign) -> None:
+    """Send SIGTERM to all processes of a host, as before a spot host goes, and list it again after a while."""
+    host = it.a_host()
+    it.hosts.signal_all(host, signal.SIGTERM)
+    it.pause(2, 6)
+    it.job.list(*(other for other in ALL if other != host))
+    it.pause(2, 6)
+    it.job.list(*ALL)
 
 
-def relist(campaign: Campaign) -> None:
-    """Take hosts out of the list, and put them back after a while."""
-    campaign.job.list(*campaign.chance.sample(ALL, campaign.chance.choice((1, 2))))
-    time.sleep(campaign.chance.uniform(0.2, 10))
-    campaign.job.list(*ALL)
+def relist(it: Campaign) -> None:
+    it.job.list(*it.chance.sample(ALL, it.chance.choice((1, 2))))
+    it.pause(0.2, 10)
+    it.job.list(*ALL)
 
 
 FAULTS: list[Callable[[Campaign], None]] = [

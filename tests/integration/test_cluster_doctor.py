@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import hosts as machines
-from tests.support.elastic_hosts import ON_HOSTS, ROOT
+from tests.support.elastic_hosts import ON_HOSTS, OWN, ROOT
 from tests.support.hosts import Hosts
 from tests.support.launching import PROGRAMS, wait_for
 
@@ -27,12 +27,11 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 def examined(hosts: Hosts, folder: Path, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
     """Run the doctor on h1, and return its exit code and its findings by name."""
-    environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
-    command = hosts.inside("h1", folder, *environment, "hvd-train", "doctor", "--json", *options)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    command = hosts.inside("h1", folder, *OWN, "hvd-train", "doctor", "--json", *options)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.stdout, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
-    wait_for("the doctor's programs to be gone", lambda: not any(list(strays(hosts, name)) for name in hosts.inits), 10)
+    wait_for("the doctor's programs to be gone", lambda: not any(list(strays(hosts, name)) for name in hosts.inits))
     return done.returncode, {finding["name"]: finding for finding in report["findings"]}
 
 
@@ -67,10 +66,9 @@ def test_a_good_cluster(hosts: Hosts, tmp_path: Path) -> None:
 def other_version(hosts: Hosts, folder: Path) -> None:
     """Give h2 another torch by its metadata, and a changed file of this package."""
     (record,) = (Path(PROGRAMS).parent / "lib").glob("python3*/site-packages/torch-*.dist-info")
-    changed = folder / "METADATA"
+    changed, code = folder / "METADATA", folder / "loop.py"
     changed.write_text((record / "METADATA").read_text().replace("\nVersion: ", "\nVersion: 1.", 1))
     on(hosts, "h2", "mount", "--bind", str(changed), str(record / "METADATA"))
-    code = folder / "loop.py"
     code.write_text((ROOT / "hvd_train/loop.py").read_text() + "\n")
     on(hosts, "h2", "mount", "--bind", str(code), str(ROOT / "hvd_train/loop.py"))
 
@@ -82,51 +80,41 @@ def key_not_accepted(hosts: Hosts, folder: Path) -> None:
     on(hosts, "h3", "mount", "--bind", f"{other}.pub", str(hosts.folder / "user_key.pub"))
 
 
-def no_python(hosts: Hosts, folder: Path) -> None:
-    """Hide the environment on h3."""
-    on(hosts, "h3", "mount", "-t", "tmpfs", "none", str(PROGRAMS))
-
-
 def firewall(hosts: Hosts, folder: Path) -> None:
     """Let h2 reject all connections but those of ssh."""
+    if subprocess.run(["which", "nft"], capture_output=True, check=False).returncode:
+        pytest.skip("there is no nft: apt install nftables")
     rules = "add table ip filter; add chain ip filter input { type filter hook input priority 0; policy accept; }; "
     rules += "add rule ip filter input ct state established accept; "
     rules += "add rule ip filter input ip saddr 10.91.0.0/24 tcp dport != 22 reject"
     on(hosts, "h2", "nft", rules)
 
 
-def missing_data(hosts: Hosts, folder: Path) -> None:
-    """Hide the data on h3 under an empty folder."""
-    on(hosts, "h3", "mount", "-t", "tmpfs", "none", str(folder / "data"))
-
-
 def own_name(hosts: Hosts, folder: Path) -> None:
     """Let h2's own name lead to 127.0.1.1, as Debian's installer sets it."""
-    names = folder / "names"
-    names.write_text((hosts.folder / "hosts").read_text().replace("10.91.0.2 h2", "127.0.1.1 h2"))
-    on(hosts, "h2", "mount", "--bind", str(names), "/etc/hosts")
+    hosts.resolve("h2", "h2", "127.0.1.1")
 
 
-def little_memory(hosts: Hosts, folder: Path) -> None:
-    """Give h2 as little shared memory as docker does by default."""
-    on(hosts, "h2", "mount", "-t", "tmpfs", "-o", "size=64m", "shm", "/dev/shm")
-
-
-def off(hosts: Hosts, folder: Path) -> None:
-    """Kill h3."""
-    hosts.kill("h3")
+def hide(host: str, path: str) -> Callable[[Hosts, Path], None]:
+    """Return a fault that hides a folder on one host under an empty, small one."""
+    return lambda hosts, folder: on(hosts, host, "mount", "-t", "tmpfs", "-o", "size=64m", "none", str(folder / path))
 
 
 FAULTS: dict[str, tuple[Callable[[Hosts, Path], None], str, str, str]] = {
     "another version": (other_version, "torch", "1.2", "`make env` in the same checkout on h2"),
     "other code": (other_version, "code", " on h2", "one environment that all hosts share"),
     "key not accepted": (key_not_accepted, "h3", "Permission denied", "`ssh h3 true` must work without a password"),
-    "no Python": (no_python, "h3", "No such file or directory", "set up the same environment in the same place"),
+    "no Python": (
+        hide("h3", str(PROGRAMS)),
+        "h3",
+        "No such file or directory",
+        "set up the same environment in the same place",
+    ),
     "firewall": (firewall, "connections", "h1 cannot connect to h2 (Connection refused)", "open all TCP ports"),
-    "missing data": (missing_data, "data", "0 files of 0 bytes on h3", "copy it again"),
+    "missing data": (hide("h3", "data"), "data", "0 files of 0 bytes on h3", "copy it again"),
     "own name": (own_name, "names", "h2 is 127.0.1.1 on h2, which no other host can reach", "mend /etc/hosts"),
-    "little memory": (little_memory, "h2: shared memory", "64 MB in /dev/shm", "docker run --shm-size"),
-    "off": (off, "h3", "No route to host", "`ssh h3 true`"),
+    "little memory": (hide("h2", "/dev/shm"), "h2: shared memory", "64 MB in /dev/shm", "docker run --shm-size"),
+    "off": (lambda hosts, _: hosts.kill("h3"), "h3", "No route to host", "`ssh h3 true`"),
 }
 
 
@@ -136,8 +124,6 @@ def test_a_fault_is_named(name: str, hosts: Hosts, tmp_path: Path) -> None:
     fault, line, what, todo = FAULTS[name]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "image.jpg").write_bytes(bytes(1000))
-    if name == "firewall" and subprocess.run(["which", "nft"], capture_output=True, check=False).returncode:
-        pytest.skip("there is no nft: apt install nftables")
     fault(hosts, tmp_path)
     code, found = examined(hosts, tmp_path, "-H", "h1,h2,h3", "--quick", "--data-dir", "data")
     assert what in found[line]["what"], found

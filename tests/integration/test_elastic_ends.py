@@ -19,7 +19,7 @@ from tests.support.runs import Weights
 
 EPOCHS = 4
 STEPS = EPOCHS * STEPS_PER_EPOCH
-AWAY_S = 6.0
+AWAY_S = 6.0  # less than the 10 s after which workers take the driver for dead
 
 pytestmark = ON_HOSTS
 
@@ -74,7 +74,7 @@ def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Pat
         running.driver.kill()
         wait_for("a commit", lambda: newest_commit(running.run) >= steps)
         on_demand.pace(tmp_path, 0)
-        running.launcher.wait(200)
+        running.launcher.wait(280)
         check(running, expected, EPOCHS)
     assert running.launcher.returncode == 0, running.output
     assert "BrokenPipe" not in running.output
@@ -93,9 +93,9 @@ def test_the_first_host_powers_off(hosts: Hosts, tmp_path: Path, expected: Weigh
         hosts.power_off("h1")
         steps = running.steps
         with job(hosts, tmp_path, listed=("h2", "h3"), training=never, start_on="h2") as again:
-            wait_for("the next job", lambda: "going on at" in again.output, limit_s=90)
+            wait_for("the next job", lambda: "going on at" in again.output)
             on_demand.pace(tmp_path, 0)
-            assert again.launcher.wait(200) == 0, again.output
+            assert again.launcher.wait(280) == 0, again.output
             check(again, expected, EPOCHS)
     committed = int(again.output.split("going on at", 1)[1].splitlines()[0].split("step ")[1])
     assert committed >= steps
@@ -120,9 +120,9 @@ def test_a_host_that_is_told_to_go(hosts: Hosts, tmp_path: Path, expected: Weigh
             assert running.output.count(f"worker {name}[0] is taken out: it was told to end") == 1
         steps = running.steps
         running.worker("h1").send_signal(signal.SIGTERM)
-        assert running.launcher.wait(60) == 128 + signal.SIGTERM, running.output
+        assert running.launcher.wait(200) == 128 + signal.SIGTERM, running.output
         assert newest_commit(running.run) >= steps
     on_demand.pace(tmp_path, 0)
     with job(hosts, tmp_path, training=training("--commit-steps", "1000")) as running:
-        assert running.launcher.wait(200) == 0, running.output
+        assert running.launcher.wait(280) == 0, running.output
         check(running, expected, EPOCHS)

@@ -12,10 +12,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.support.launching import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -53,9 +56,14 @@ def environment(**changes: object) -> dict[str, str]:
     return {**env, **{name: str(value) for name, value in changes.items()}}
 
 
-def run_world(num_workers: int, limit_s: int, worker: str, **env: object) -> tuple[list[int | None], str]:
+def program(worker: str) -> list[str]:
+    """Return the words after `python` that run a file of patch_workers/, or a function of its ranks.py."""
+    return [str(WORKERS / worker)] if worker.endswith(".py") else [str(WORKERS / "ranks.py"), worker]
+
+
+def run_world(num_workers: int, worker: str, **env: object) -> tuple[list[int | None], str]:
     """Run workers over Gloo without horovodrun, and return their exit codes and all that they printed."""
-    command = [PYTHON, str(WORKERS / "gloo_world.py"), str(num_workers), str(limit_s), str(WORKERS / worker)]
+    command = [PYTHON, str(WORKERS / "gloo_world.py"), str(num_workers), "180", *program(worker)]
     result = subprocess.run(command, env=environment(**env), capture_output=True, text=True, check=False, timeout=240)
     printed = result.stdout + result.stderr
     lines = [line for line in result.stdout.splitlines() if line.startswith("EXIT ")]
@@ -63,29 +71,50 @@ def run_world(num_workers: int, limit_s: int, worker: str, **env: object) -> tup
     return [None if code == "None" else int(code) for code in lines[-1][6:-1].split(", ")], printed
 
 
-def test_c1_shutdown_closes_all_connections() -> None:
+def test_c1_shutdown_closes_all_connections(tmp_path: Path) -> None:
     """After shutdown() a process has no connection to a peer."""
-    codes, printed = run_world(2, 100, "c1_connections.py")
+    codes, printed = run_world(2, "c1_connections", FOLDER=tmp_path)
     assert codes == [0, 0], printed
     assert printed.count("OPEN 0") == 2, printed
 
 
-@pytest.mark.parametrize("shared_memory", [1, 0])
-def test_c2_operations_have_a_time_limit_of_their_own(shared_memory: int) -> None:
-    """A silent peer makes an operation fail after the operation time-out, whatever that of the rendezvous."""
-    limits = {"HOROVOD_GLOO_TIMEOUT_SECONDS": 60, "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": 2}
-    codes, printed = run_world(2, 100, "c2_silent_peer.py", HVD_TRAIN_SHARED_MEMORY=shared_memory, **limits)
-    assert codes == [0, -signal.SIGKILL], printed
+KILLED = -signal.SIGKILL
+SILENT = {"HOROVOD_GLOO_TIMEOUT_SECONDS": 240, "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": 2}
+HALFWAY = {"HOROVOD_GLOO_TIMEOUT_SECONDS": 240, "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": 120}
+LEFT = {"HOROVOD_ELASTIC": 1, "HOROVOD_FUSION_THRESHOLD": 0, "HOROVOD_GLOO_TIMEOUT_SECONDS": 60}
+WORLDS: dict[str, tuple[str, dict[str, object], list[int]]] = {
+    "operations have a time limit of their own": ("c2_silent_peer", SILENT, [0, KILLED]),
+    "without shared memory, too": ("c2_silent_peer", {**SILENT, "HVD_TRAIN_SHARED_MEMORY": 0}, [0, KILLED]),
+    "nothing is sent after a broken operation": (
+        "c5_left_halfway",
+        {**LEFT, "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": 8},
+        [0, 0, 0],
+    ),
+    "fp16 sums are right for any bits": ("c7_fp16_sum", {}, [0, 0]),
+    "without shared memory as well": ("c7_fp16_sum", {"HVD_TRAIN_SHARED_MEMORY": 0}, [0, 0]),
+    "a rank that dies is noticed": ("c8_lost_peer", {"HOROVOD_GLOO_TIMEOUT_SECONDS": 240}, [0, 0, KILLED]),
+    "the sender dies halfway through a message": ("c11_half_a_message", {**HALFWAY, "SENDER": 1}, [0, KILLED]),
+    "the receiver does": ("c11_half_a_message", {**HALFWAY, "SENDER": 0}, [0, KILLED]),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_c2_c5_c7_c8_c11_faults_and_sums_over_gloo(name: str) -> None:
+    """Each rank finds what its function in ranks.py promises."""
+    worker, env, expected = WORLDS[name]
+    codes, printed = run_world(len(expected), worker, **env)
+    assert "gloo::EnforceNotMet" not in printed, printed
+    assert codes == expected, printed
 
 
 def run_worker(worker: str, **env: object) -> subprocess.CompletedProcess[str]:
-    command = [PYTHON, str(WORKERS / worker)]
+    command = [PYTHON, *program(worker)]
     return subprocess.run(command, env=environment(**env), capture_output=True, text=True, check=False, timeout=240)
 
 
 def test_c3_init_raises_when_a_peer_does_not_come() -> None:
     """A failed rendezvous raises an exception in init(), and the next init() works."""
-    result = run_worker("c3_failed_init.py")
+    result = run_worker("c3_failed_init")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "RAISED" in result.stdout
     assert "SUM 1.0" in result.stdout
@@ -93,7 +122,7 @@ def test_c3_init_raises_when_a_peer_does_not_come() -> None:
 
 def test_c3_worker_removed_from_the_job_leaves_with_0() -> None:
     """A worker without which an elastic job goes on ends with exit code 0."""
-    result = run_worker("c3_removed.py")
+    result = run_worker("c3_removed")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "REMOVED" in result.stdout
     assert "STILL HERE" not in result.stdout
@@ -102,7 +131,7 @@ def test_c3_worker_removed_from_the_job_leaves_with_0() -> None:
 def test_c4_stall_check_names_the_missing_rank(tmp_path: Path) -> None:
     """With Gloo, the report on a stalled tensor names the rank that did not submit it."""
     reported = tmp_path / "reported"
-    command = [PYTHON, str(WORKERS / "gloo_world.py"), "2", "100", str(WORKERS / "c4_stall.py")]
+    command = [PYTHON, str(WORKERS / "gloo_world.py"), "2", "180", *program("c4_stall")]
     env = environment(REPORTED=reported, HOROVOD_STALL_CHECK_TIME_SECONDS=1)
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
@@ -116,95 +145,61 @@ def test_c4_stall_check_names_the_missing_rank(tmp_path: Path) -> None:
     assert "EXIT [0, 0]" in text
 
 
-def test_c5_nothing_is_sent_after_a_broken_operation() -> None:
-    """If one rank leaves an operation halfway, all ranks get an exception and no process is aborted."""
-    env = {"HOROVOD_ELASTIC": 1, "HOROVOD_FUSION_THRESHOLD": 0, "HOROVOD_GLOO_TIMEOUT_SECONDS": 8}
-    codes, printed = run_world(3, 150, "c5_left_halfway.py", **env)
-    assert "gloo::EnforceNotMet" not in printed, printed
-    assert codes == [0, 0, 0], printed
-
-
-@pytest.mark.parametrize("shared_memory", [1, 0])
-def test_c7_fp16_sums_are_right(shared_memory: int) -> None:
-    """Sums of fp16 over Gloo are those of IEEE 754 for any bits."""
-    codes, printed = run_world(2, 100, "c7_fp16_sum.py", HVD_TRAIN_SHARED_MEMORY=shared_memory)
-    assert codes == [0, 0], printed
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_c8_sums_through_shared_memory_are_right(ranks: int, controller: str) -> None:
-    """Sums of any operation and length are those in the order of the ranks."""
-    done = horovodrun(ranks, controller, "c8_sums.py", SHARED=1)
+@pytest.mark.parametrize(
+    ("ranks", "env"),
+    [
+        (2, {"SHARED": 1}),
+        (3, {"SHARED": 1}),
+        (2, {"SHARED": 0, "HVD_TRAIN_SHARED_MEMORY": 0}),
+        (2, {"SHARED": 0, "NO_ROOM": 0}),
+    ],
+)
+def test_c8_sums_are_right(ranks: int, env: dict[str, object], controller: str) -> None:
+    """Of any operation and length, in the order of the ranks, also without shared memory or room for it."""
+    done = horovodrun(ranks, controller, "c8_sums", **env)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("why", ["HVD_TRAIN_SHARED_MEMORY", "NO_ROOM"])
-def test_c8_without_shared_memory_sums_go_the_usual_way(why: str, controller: str) -> None:
-    """If shared memory is switched off, or rank 0 has no room for it, no rank uses it and sums are right."""
-    done = horovodrun(2, controller, "c8_sums.py", SHARED=0, **{why: 0})
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_c8_a_rank_that_dies_is_noticed_at_once() -> None:
-    """Ranks that wait for a dead rank's numbers get an exception long before any time limit."""
-    codes, printed = run_world(3, 100, "c8_lost_peer.py", HOROVOD_GLOO_TIMEOUT_SECONDS=60)
-    assert codes == [0, 0, -signal.SIGKILL], printed
 
 
 def test_c9_a_sum_does_not_wait_for_the_clock(controller: str, tmp_path: Path) -> None:
-    """A cycle begins as soon as a tensor waits, unless cycles by the clock alone are asked for."""
-    by_clock, eager = (seconds_of_sums(controller, tmp_path, HVD_TRAIN_EAGER_CYCLES=wanted) for wanted in (0, 1))
-    assert by_clock > 20 * 0.19
-    assert eager < by_clock / 2
+    """A cycle begins as soon as a tensor waits; cycles by the clock alone would take at least 80 s here."""
+    assert taken(controller, tmp_path, "sums", HOROVOD_CYCLE_TIME=4000) < 20 * 3.9
 
 
-def test_c9_mpi_on_several_hosts_keeps_to_the_clock(tmp_path: Path) -> None:
-    """Without shared memory MPI keeps cycles by the clock, since its collectives would poll while they wait."""
-    assert seconds_of_sums("--mpi", tmp_path, HVD_TRAIN_SHARED_MEMORY=0) > 20 * 0.19
+def test_c9_cycles_by_the_clock(controller: str, tmp_path: Path) -> None:
+    """They are kept if asked for, and by MPI without shared memory, whose collectives would poll while they wait."""
+    assert taken(controller, tmp_path, "sums", HOROVOD_CYCLE_TIME=200, HVD_TRAIN_EAGER_CYCLES=0) > 20 * 0.19
+    if controller == "--mpi":
+        assert taken("--mpi", tmp_path, "sums", HOROVOD_CYCLE_TIME=200, HVD_TRAIN_SHARED_MEMORY=0) > 20 * 0.19
 
 
 def test_c9_a_rank_with_nothing_to_do_rests(controller: str, tmp_path: Path) -> None:
-    """Between sums Horovod leaves the core to the training; the release wakes up once a millisecond."""
-    by_clock, eager = (taken(controller, tmp_path, "c9_rests.py", HVD_TRAIN_EAGER_CYCLES=wanted) for wanted in (0, 1))
-    assert eager < by_clock / 3
+    """Between sums Horovod leaves the core to the training: its thread wakes up less than every tenth cycle."""
+    assert taken(controller, tmp_path, "rests") < 100
 
 
 @pytest.mark.parametrize("what", ["process set", "join"])
 def test_c9_a_rank_that_others_need_keeps_to_the_clock(what: str, controller: str, tmp_path: Path) -> None:
     """A sum over some of the ranks, or after a join, waits at most for the next tick of the others."""
-    assert taken(controller, tmp_path, "c9_called_on.py", WHAT=what, HOROVOD_CYCLE_TIME=200) < 5 * 0.2 + 2
+    assert taken(controller, tmp_path, what, HOROVOD_CYCLE_TIME=200) < 60
 
 
-def seconds_of_sums(controller: str, folder: Path, **env: object) -> float:
-    """Return the seconds that two ranks take for the sums of c9_sums.py, with cycles of 200 ms."""
-    return taken(controller, folder, "c9_sums.py", HOROVOD_CYCLE_TIME=200, **env)
-
-
-def taken(controller: str, folder: Path, worker: str, **env: object) -> float:
-    """Run a worker on two ranks, and return the number that rank 0 writes to the file TOOK."""
+def taken(controller: str, folder: Path, what: str, **env: object) -> float:
+    """Run c9_cycles.py on two ranks, and return the number that rank 0 writes."""
     took = folder / "took"  # not printed: mpirun puts the rank before each piece of a line that it reads
-    done = horovodrun(2, controller, worker, TOOK=took, **env)
+    done = horovodrun(2, controller, "c9_cycles", TOOK=took, WHAT=what, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return float(took.read_text())
 
 
 def test_c10_who_waits_for_a_result_sleeps(controller: str) -> None:
     """A rank that waits for others leaves its core to them."""
-    done = horovodrun(2, controller, "c10_waits.py")
+    done = horovodrun(2, controller, "c10_waits")
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("sender", [0, 1])
-def test_c11_a_peer_that_dies_halfway_through_a_message_is_noticed_at_once(sender: int) -> None:
-    """Who has received or sent a part of a message does not wait for the rest of it once the connection is closed."""
-    limits = {"HOROVOD_GLOO_TIMEOUT_SECONDS": 60, "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": 15}
-    codes, printed = run_world(2, 100, "c11_half_a_message.py", SENDER=sender, **limits)
-    assert codes == [0, -signal.SIGKILL], printed
 
 
 def test_s3_strangers_are_not_taken_for_peers(tmp_path: Path) -> None:
     """Whoever connects to the ports of ranks that meet, and whatever they say, the ranks find one another."""
-    codes, printed = run_world(3, 100, "s3_strangers.py", FOLDER=tmp_path, HOROVOD_GLOO_TIMEOUT_SECONDS=10)
+    codes, printed = run_world(3, "s3_strangers.py", FOLDER=tmp_path, HOROVOD_GLOO_TIMEOUT_SECONDS=60)
     assert codes == [0, 0, 0], printed
     assert len(re.findall(r"VISITED [1-9]", printed)) == 3, printed
 
@@ -231,160 +226,108 @@ def test_s3_who_has_the_port_of_a_rank_is_not_taken_for_it(says: str, limit_s: i
 
 def horovodrun(ranks: int, controller: str, worker: str, **env: object) -> subprocess.CompletedProcess[str]:
     """Run a worker by horovodrun on this machine, and return what came of it."""
-    command = [PYTHON, "-m", "horovod.runner.launch", controller, "-np", str(ranks), PYTHON, str(WORKERS / worker)]
+    command = [PYTHON, "-m", "horovod.runner.launch", controller, "-np", str(ranks), PYTHON, *program(worker)]
     return subprocess.run(command, env=environment(**env), capture_output=True, text=True, check=False, timeout=240)
 
 
-class Job:
-    """A horovodrun job of two ranks, which write their process ids and the signals they get to a folder."""
+def job(folder: Path, controller: str, what: str, signum: int = 0, **env: object) -> tuple[int, list[str]]:
+    """Run l1_job.py on two ranks, and signal horovodrun when both train; return its exit code and lines on stderr."""
+    command = [PYTHON, "-m", "horovod.runner.launch", controller, "-np", "2", PYTHON, str(WORKERS / "l1_job.py")]
+    variables, errors = environment(FOLDER=folder, WHAT=what, **env), folder / "errors"
+    with errors.open("w") as file:  # a group of its own, so that a signal reaches horovodrun alone
+        process = subprocess.Popen(command, env=variables, stderr=file, start_new_session=True)
+    try:
+        if signum:
+            there = [folder / f"pid.{rank}" for rank in (0, 1)]
+            wait_for("ranks", lambda: all(path.exists() for path in there) or process.poll() is not None)
+            assert process.poll() is None, errors.read_text()
+            process.send_signal(signum)
+        code = process.wait(240)
+        wait_for("the ranks to end", lambda: not living_ranks(folder))
+    finally:
+        for one in (*living_ranks(folder), process):
+            one.kill()
+    assert "Traceback" not in errors.read_text()
+    return code, errors.read_text().splitlines()
 
-    def __init__(self, folder: Path, controller: str, what: str, **env: object) -> None:
-        self.folder = folder
-        command = [PYTHON, "-m", "horovod.runner.launch", controller, "-np", "2", PYTHON, str(WORKERS / "l1_job.py")]
-        # A group of its own, so that a signal reaches horovodrun alone.
-        self.process = subprocess.Popen(
-            command,
-            env=environment(FOLDER=folder, WHAT=what, **env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
 
-    def wait_for_workers(self) -> None:
-        deadline = time.monotonic() + 120
-        while not all((self.folder / f"pid.{rank}").exists() for rank in (0, 1)):
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                self.process.kill()  # the workers' guards see it and end them
-                pytest.fail(f"the workers did not start: {self.process.communicate()}")
-            time.sleep(0.05)
-
-    def end(self) -> tuple[int, str]:
-        """Wait for the end and return exit code and stderr. Workers that are left are killed, and an error."""
-        _, errors = self.process.communicate(timeout=240)
-        deadline = time.monotonic() + 5
-        while self.living_workers() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        left = self.living_workers()
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        assert not left, "workers were left running"
-        return self.process.returncode, errors
-
-    def living_workers(self) -> list[int]:
-        living = []
-        for path in self.folder.glob("pid.*"):
-            pid = int(path.read_text())
-            if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                living.append(pid)
-        return living
+def living_ranks(folder: Path) -> list[psutil.Process]:
+    """Return the ranks of `job` that have not ended."""
+    living = []
+    for path in folder.glob("pid.*"):
+        with suppress(psutil.NoSuchProcess, ValueError):  # gone, or the file is being written
+            process = psutil.Process(int(path.read_text()))
+            if process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
+    return living
 
 
 @pytest.mark.parametrize(
     ("what", "code", "message"),
-    [
-        ("exit 2", 2, "ended with exit code 2"),
-        ("exit 7", 7, "ended with exit code 7"),
-        ("kill", 137, "was killed by signal 9 (SIGKILL)"),
-    ],
+    [("exit 7", 7, "ended with exit code 7"), ("kill", 137, "was killed by signal 9 (SIGKILL)")],
 )
-def test_l1_horovodrun_ends_with_the_workers_code(
+def test_l1_horovodrun_ends_with_the_code_of_the_rank(
     tmp_path: Path, controller: str, what: str, code: int, message: str
 ) -> None:
     """A failed rank ends the job with its exit code and a line that names it; the others are stopped."""
-    start = time.monotonic()
-    status, errors = Job(tmp_path, controller, what, HVD_TRAIN_GRACE_SECONDS=100).end()
+    status, errors = job(tmp_path, controller, what, HVD_TRAIN_GRACE_SECONDS=100)
     assert status == code, errors
-    assert time.monotonic() - start < 100  # nobody waits longer than the workers need
-    last = errors.splitlines()[-1]
-    assert last == f"horovodrun: rank 1 on host localhost {message}; the other ranks were stopped"
-    assert "Traceback" not in errors
+    assert errors[-1] == f"horovodrun: rank 1 on host localhost {message}; the other ranks were stopped"
     assert (tmp_path / "term.0").read_text() == f"{signal.SIGTERM.value}\n"
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_l1_a_signal_lets_the_workers_finish(tmp_path: Path, controller: str, signum: int, code: int) -> None:
-    """Ctrl-C is answered at once; each worker gets one SIGTERM and the time it needs to commit, and is gone then."""
-    job = Job(tmp_path, controller, "stop", HVD_TRAIN_GRACE_SECONDS=100)
-    job.wait_for_workers()
-    start = time.monotonic()
-    job.process.send_signal(signum)
-    name = signal.Signals(signum).name
-    assert job.process.stderr is not None
-    told = job.process.stderr.readline()
-    assert told == f"horovodrun: {name}: stopping; the ranks have 100 s to commit what they did\n"
-    assert not (tmp_path / "committed.0").exists()
-    status, errors = job.end()
+@pytest.mark.parametrize(
+    ("what", "signum", "code"),
+    [
+        ("stop", signal.SIGINT, 130),
+        ("stop", signal.SIGTERM, 143),
+        ("stop", signal.SIGKILL, -9),
+        ("finish", signal.SIGINT, 0),  # all ranks end with 0
+    ],
+)
+def test_l1_a_signal_lets_the_ranks_finish(tmp_path: Path, controller: str, what: str, signum: int, code: int) -> None:
+    """Each rank gets one SIGTERM and the time it needs to commit, and is gone then, also if horovodrun is killed."""
+    status, errors = job(tmp_path, controller, what, signum, HVD_TRAIN_GRACE_SECONDS=100)
     assert status == code, errors
-    assert time.monotonic() - start < 50
-    assert errors.splitlines()[-1] == f"horovodrun: stopped by {name}; all ranks were stopped"
-    assert "Traceback" not in errors
+    if code in (130, 143):
+        name = signal.Signals(signum).name
+        assert errors[0] == f"horovodrun: {name}: stopping; the ranks have 100 s to commit what they did"
+        assert errors[-1] == f"horovodrun: stopped by {name}; all ranks were stopped"
     for rank in (0, 1):
         assert (tmp_path / f"term.{rank}").read_text() == f"{signal.SIGTERM.value}\n"
         assert (tmp_path / f"committed.{rank}").exists()
 
 
-def test_l1_a_job_that_finishes_as_the_signal_comes_has_succeeded(tmp_path: Path, controller: str) -> None:
-    """Where all workers end with 0 after Ctrl-C, horovodrun ends with 0."""
-    job = Job(tmp_path, controller, "finish")
-    job.wait_for_workers()
-    job.process.send_signal(signal.SIGINT)
-    status, errors = job.end()
-    assert status == 0, errors
-    assert (tmp_path / "committed.0").exists()
-
-
-def test_l1_workers_commit_when_their_launcher_is_killed(tmp_path: Path, controller: str) -> None:
-    """kill -9 of horovodrun: each worker gets one SIGTERM and its time to commit, and then ends."""
-    job = Job(tmp_path, controller, "stop")
-    job.wait_for_workers()
-    job.process.kill()
-    job.process.communicate(timeout=60)
-    deadline = time.monotonic() + 60
-    while job.living_workers() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert job.end()[0] == -signal.SIGKILL
-    for rank in (0, 1):
-        assert (tmp_path / f"term.{rank}").read_text() == f"{signal.SIGTERM.value}\n"
-        assert (tmp_path / f"committed.{rank}").exists()
-
-
-def test_l1_a_worker_that_does_not_end_is_killed_after_the_grace_time(tmp_path: Path, controller: str) -> None:
-    """A worker that ignores SIGTERM gets SIGKILL after HVD_TRAIN_GRACE_SECONDS."""
-    job = Job(tmp_path, controller, "ignore", HVD_TRAIN_GRACE_SECONDS=1)
-    job.wait_for_workers()
+def test_l1_a_rank_that_does_not_end_is_killed_after_the_grace_time(tmp_path: Path, controller: str) -> None:
+    """A rank that ignores SIGTERM gets SIGKILL after HVD_TRAIN_GRACE_SECONDS."""
     start = time.monotonic()
-    job.process.send_signal(signal.SIGINT)
-    status, errors = job.end()
+    status, errors = job(tmp_path, controller, "ignore", signal.SIGINT, HVD_TRAIN_GRACE_SECONDS=1)
     assert status == 130, errors
-    assert 1 <= time.monotonic() - start < 10
+    assert time.monotonic() - start >= 1
     assert not (tmp_path / "committed.0").exists()
 
 
-def parse_host_file(path: Path) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from horovod.runner.common.util import hosts; print(hosts.parse_host_files(sys.argv[1]))"
-    return subprocess.run([PYTHON, "-c", code, str(path)], capture_output=True, text=True, check=False)
-
-
-def test_l2_host_files_may_have_comments_and_blank_lines(tmp_path: Path) -> None:
-    """horovodrun accepts every host file that mpirun accepts."""
-    path = tmp_path / "hosts"
-    path.write_text("# the cluster\n\nh1 slots=4   # with four GPUs\n  h2   slots = 2 max_slots=4\nh3\nh4:8\n")
-    assert parse_host_file(path).stdout.strip() == "h1:4,h2:2,h3:1,h4:8"
-
-
-@pytest.mark.parametrize(("text", "message"), [("h1 slots=4\nh2 slots=two\n", "line 2"), ("# none\n", "names no host")])
-def test_l2_a_bad_host_file_names_its_line(tmp_path: Path, text: str, message: str) -> None:
-    """The error about a bad host file names its line."""
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("# ours\n\nh1 slots=4   # GPUs\n  h2   slots = 2 max_slots=4\nh3\nh4:8\n", "h1:4,h2:2,h3:1,h4:8\n"),
+        ("h1 slots=4\nh2 slots=two\n", "line 2"),
+        ("# none\n", "names no host"),
+    ],
+)
+def test_l2_host_files(text: str, printed: str, tmp_path: Path) -> None:
+    """horovodrun accepts every host file that mpirun accepts; the error about a bad one names its line."""
     path = tmp_path / "hosts"
     path.write_text(text)
-    assert message in parse_host_file(path).stderr
+    code = "import sys; from horovod.runner.common.util import hosts; print(hosts.parse_host_files(sys.argv[1]))"
+    done = subprocess.run([PYTHON, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    assert printed in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("value", "first"), [("errors", "out of 0"), ("", "[0]<stdout>:out of 0")])
 def test_l3_output_of_rank_0_can_stay_plain(value: str, first: str) -> None:
     """With HVD_TRAIN_OUTPUT_PREFIX=errors, stdout of rank 0 has no prefix and all other output has one."""
-    command = [PYTHON, "-m", "horovod.runner.launch", "--gloo", "-np", "2", PYTHON, str(WORKERS / "l3_lines.py")]
+    command = [PYTHON, "-m", "horovod.runner.launch", "--gloo", "-np", "2", PYTHON, *program("l3_lines")]
     env = environment(HVD_TRAIN_OUTPUT_PREFIX=value)
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=180)
     assert first in result.stdout.splitlines()
@@ -400,7 +343,7 @@ def test_l5_the_launcher_does_not_import_torch_to_know_its_build(tmp_path: Path,
     (folder / "torch.py").write_text("import pathlib\npathlib.Path(__file__).with_name('imported').touch()\n")
     code = f"from horovod.common import util; print(util.{part}_built())"
     env = environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    result = subprocess.run([PYTHON, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run([PYTHON, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=180)
     assert not (folder / "imported").exists()
     assert result.stdout.strip() == str(has(part))
 
@@ -408,16 +351,16 @@ def test_l5_the_launcher_does_not_import_torch_to_know_its_build(tmp_path: Path,
 @pytest.mark.parametrize("gone", ["stdout", "both"])
 def test_l7_ranks_whose_output_nobody_reads_go_on(tmp_path: Path, controller: str, gone: str) -> None:
     """As in `horovodrun ... | head -1`: the ranks come to their end, however much they print, and nothing is said."""
-    command = [PYTHON, "-m", "horovod.runner.launch", controller, "-np", "2", PYTHON, str(WORKERS / "l7_many_lines.py")]
+    command = [PYTHON, "-m", "horovod.runner.launch", controller, "-np", "2", PYTHON, *program("l7_many_lines")]
     errors = (tmp_path / "errors").open("w+") if gone == "stdout" else subprocess.STDOUT
     with subprocess.Popen(
-        [*command, str(tmp_path / "done")], env=environment(), stdout=subprocess.PIPE, stderr=errors, text=True
+        command, env=environment(DONE=tmp_path / "done"), stdout=subprocess.PIPE, stderr=errors, text=True
     ) as job:
         assert job.stdout is not None
         assert job.stdout.readline()
         job.stdout.close()
         try:
-            assert job.wait(60) == 0
+            assert job.wait(180) == 0
         finally:
             job.terminate()
     assert (tmp_path / "done").exists()

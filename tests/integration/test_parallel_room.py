@@ -13,27 +13,33 @@ import pytest
 from tests.support.contract import PROMISES
 
 ROOT = Path(__file__).parents[2]
-ROOM = ROOT / "tests" / "parallel"
-
-
-ALONE = pytest.param("gloo", 1, marks=pytest.mark.slow)
-MPI = pytest.param("mpi", 2, marks=pytest.mark.slow)
+EVERYTHING = ["-m", "parallel or not parallel"]
+ROOMS = {
+    "gloo-2": ("gloo", 2, []),  # without what is marked slow there
+    "gloo-1": ("gloo", 1, EVERYTHING),
+    "gloo-2, everything": ("gloo", 2, EVERYTHING),
+    "gloo-3": ("gloo", 3, EVERYTHING),
+    "mpi-2": ("mpi", 2, EVERYTHING),
+}
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("controller", "size"), [ALONE, ("gloo", 2), ("gloo", 3), MPI])
-def test_the_parallel_room_passes_on_every_rank(controller: str, size: int, tmp_path: Path) -> None:
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    "name", [name if name == "gloo-2" else pytest.param(name, marks=pytest.mark.slow) for name in ROOMS]
+)
+def test_the_parallel_room_passes_on_every_rank(name: str, tmp_path: Path) -> None:
     """The contract and the equivalence of rank numbers hold on Horovod; each rank runs each test."""
+    controller, size, chosen = ROOMS[name]
     programs = Path(sys.executable).parent
     command = [str(programs / "horovodrun"), "-np", str(size), f"--{controller}", sys.executable, "-m", "pytest"]
-    options = ["-q", "-x", "--color=no", "-p", "no:cacheprovider", f"--rootdir={ROOT}", str(ROOM)]
+    options = ["-q", "-x", "--color=no", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *chosen]
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     environment["PYTEST_DEBUG_TEMPROOT"] = str(tmp_path)
     environment.pop("PYTEST_ADDOPTS", None)
     done = subprocess.run(
-        [*command, *options],
-        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=570,
+        [*command, *options, str(ROOT / "tests" / "parallel")],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1400,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
     counts = [int(count) for count in re.findall(r"\b(\d+) passed", done.stdout)]

@@ -29,25 +29,17 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
         yield found
 
 
-def test_ranks_by_srun(slurm: Slurm) -> None:
-    """`srun hvd-train train` starts a rank for each task on both nodes, with arguments as typed."""
-    folder = "a run; with $(signs) and 'quotes'"
-    slurm.command("srun", "-N", "2", "-n", "2", "hvd-train", "train", "digits", "--epochs", "2", "--output-dir", folder)
-    summary = json.loads((slurm.folder / folder / "summary.json").read_text())
-    assert (summary["finished"], summary["world_size"]) == (True, 2)
-
-
 def test_a_job_that_matters_more(slurm: Slurm) -> None:
     """A job of another partition takes the nodes: the training commits in time and finishes afterwards."""
     job = slurm.command(*SBATCH, str(SCRIPTS / "train_slurm.sbatch"), "digits", "--epochs", "12")
-    wait_for("two epochs", lambda: "epoch  2/12" in slurm.output(job), limit_s=120)
+    wait_for("two epochs", lambda: "epoch  2/12" in slurm.output(job))
     slurm.command(
         "sbatch", "-p", "urgent", "--exclusive", "-N", "2", "--output=urgent.out", "--wrap", "echo it matters"
     )
-    wait_for("the other job", lambda: (slurm.folder / "urgent.out").exists(), limit_s=120)
+    wait_for("the other job", lambda: (slurm.folder / "urgent.out").exists())
     assert "committed; the same command goes on from there" in slurm.output(job)
     assert "done: top-1" not in slurm.output(job)
-    wait_for("the end", lambda: "done: top-1" in slurm.output(job), limit_s=150)
+    wait_for("the end", lambda: "done: top-1" in slurm.output(job))
     assert "going on at epoch" in slurm.output(job)
 
 
@@ -56,25 +48,11 @@ def test_elastic_in_an_allocation(slurm: Slurm) -> None:
     command = ["salloc", "--no-kill", "-N", "2", str(SCRIPTS / "train_elastic.sh"), "--slurm", "--", "digits"]
     with started(slurm.words(*command, "--epochs", "400", "--output-dir", "run"), slurm.folder, slurm.folder / "out"):
         output = (slurm.folder / "out").read_text
-        wait_for("two epochs", lambda: "epoch   2/400" in output() and "2 ranks" in output(), limit_s=120)
+        wait_for("two epochs", lambda: "epoch   2/400" in output() and "2 ranks" in output())
         slurm.command("scontrol", "update", "NodeName=h2", "State=DOWN", "Reason=test")
-        wait_for("one to go on", lambda: "world 2 -> 1" in output(), limit_s=60)
+        wait_for("one to go on", lambda: "world 2 -> 1" in output())
         slurm.command("scontrol", "update", "NodeName=h2", "State=RESUME")
-        wait_for("two again", lambda: "world 1 -> 2" in output(), limit_s=90)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_preempted_and_back(way: list[str], slurm: Slurm) -> None:
-    """SIGTERM, as from a preemption, commits and requeues the job, which finishes in the same folder."""
-    job = slurm.command(*SBATCH, str(SCRIPTS / "train_slurm.sbatch"), *way, "digits", "--epochs", "12")
-    wait_for("two epochs", lambda: "epoch  2/12" in slurm.output(job), limit_s=120)
-    slurm.command("scancel", "--signal=TERM", *(["--batch"] if way else []), job)
-    wait_for("the way back into the queue", lambda: "back into the queue" in slurm.output(job))
-    assert "committed; the same command goes on from there" in slurm.output(job)
-    wait_for("the end", lambda: "done: top-1" in slurm.output(job), limit_s=150)
-    assert "going on at epoch" in slurm.output(job)
-    summary = json.loads((slurm.folder / f"runs/slurm-{job}/summary.json").read_text())
-    assert (summary["finished"], summary["epochs"], summary["world_size"]) == (True, 12, 2)
+        wait_for("two again", lambda: "world 1 -> 2" in output())
 
 
 def test_the_warning_before_the_time_limit(slurm: Slurm) -> None:
@@ -84,12 +62,12 @@ def test_the_warning_before_the_time_limit(slurm: Slurm) -> None:
     training = ["digits", "--model", OBEDIENT, "--epochs", "12"]
     jobs = [slurm.command(*batch, *way, *training) for way in WAYS]
     for job in jobs:
-        wait_for("the way back", lambda job=job: "back into the queue" in slurm.output(job), limit_s=120)
+        wait_for("the way back", lambda job=job: "back into the queue" in slurm.output(job))
         assert "committed; the same command goes on from there" in slurm.output(job)
         assert "TIME LIMIT" not in slurm.output(job)
     (slurm.folder / "pace").unlink()
     for job in jobs:
-        wait_for("the end", lambda job=job: "done: top-1" in slurm.output(job), limit_s=150)
+        wait_for("the end", lambda job=job: "done: top-1" in slurm.output(job))
         assert "going on at epoch" in slurm.output(job)
         summary = json.loads((slurm.folder / f"runs/slurm-{job}/summary.json").read_text())
         assert (summary["finished"], summary["epochs"], summary["world_size"]) == (True, 12, 2)
@@ -102,6 +80,6 @@ def test_a_documented_command(line: str, slurm: Slurm) -> None:
     printed = slurm.command("bash", "-c", line)
     if line.startswith("sbatch"):
         job = printed.split()[-1]
-        wait_for("the end", lambda: "done: top-1" in slurm.output(job), limit_s=200)
+        wait_for("the end", lambda: "done: top-1" in slurm.output(job))
         printed = slurm.output(job)
     assert re.search(r"done: top-1 .* on 4 ranks", printed), printed

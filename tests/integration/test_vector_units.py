@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[2]
 MARK = "pytestmark = pytest.mark.numeric"
@@ -27,19 +27,19 @@ UNITS = {
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_numbers_hold_with_other_vector_units(unit: str) -> None:
+def test_numbers_hold_with_other_vector_units(unit: str, tmp_path: Path) -> None:
     """Every tolerance leaves room for the rounding of another processor."""
     if unit not in Path("/proc/cpuinfo").read_text().split():
         return  # this processor is a lesser one, and the default tests run on it
     modules = [str(path) for path in sorted((ROOT / "tests" / "unit").rglob("test_*.py")) if MARK in path.read_text()]
-    assert len(modules) >= 10
+    assert modules
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "numeric and not slow", *modules],
         cwd=ROOT,
-        env={**os.environ, **dict(zip(_NAMES, UNITS[unit], strict=True))},
+        env={**os.environ, **dict(zip(_NAMES, UNITS[unit], strict=True)), "PYTEST_DEBUG_TEMPROOT": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=1400,
     )
     assert done.returncode == 0, done.stdout[-5000:]

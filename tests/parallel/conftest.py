@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from hvd_train.launch import launcher
 from hvd_train.world.world import World
@@ -35,3 +36,9 @@ def world() -> Iterator[World]:
 def on_ranks(world: World) -> Callable[[Callable[[World], Any]], Any]:
     """Runs a body on this rank; the other processes do the same."""
     return lambda body: body(world)
+
+
+@pytest.fixture(autouse=True)
+def _arithmetic_alike() -> None:
+    """One thread on every rank: the sums inside an operation are then the same in both runs."""
+    torch.set_num_threads(1)

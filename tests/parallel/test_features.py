@@ -17,6 +17,8 @@ from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import own_generator
 
+IN_THE_GATE = ("frozen", "accumulation, average, clipping")
+"""The others are run by the slow tests."""
 ON_RANKS: dict[str, dict[str, Any]] = {
     "frozen": {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*")},
     "mixes and policies": {"mixup": 0.2, "cutmix": 1.0, "augment": "trivial", "random_erasing": 0.5},
@@ -36,17 +38,13 @@ EVERYTHING: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _arithmetic_alike() -> None:
-    """One thread on every rank: the sums inside an operation are then the same in both runs."""
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parallel
-@pytest.mark.parametrize("name", ON_RANKS)
+@pytest.mark.parametrize(
+    "name", [name if name in IN_THE_GATE else pytest.param(name, marks=pytest.mark.slow) for name in ON_RANKS]
+)
 def test_ranks_and_one(world: World, name: str) -> None:
     """N ranks take the same steps as one: equal weights after 50 steps to 1e-5, and the same bits on all ranks."""
-    if world.place.size > 2 and name not in ("frozen", "mixes and policies"):
+    if world.place.size > 2 and name not in (*IN_THE_GATE, "mixes and policies"):
         pytest.skip("three ranks on two cores take long, and here they differ from two in nothing")
     config = small_config(**ON_RANKS[name])
     _, expected = trained(LocalWorld(), config.replace(output_dir=Path("alone")), runs.batch_norm)
@@ -55,6 +53,7 @@ def test_ranks_and_one(world: World, name: str) -> None:
     assert all(equal(weights, other) for other in world.gather(weights)), "ranks hold different bits"
 
 
+@pytest.mark.slow
 @pytest.mark.parallel
 def test_batch_norm_over_ranks_is_that_of_the_joined_batch(world: World) -> None:
     """One slot on each rank and statistics over all, against one rank with one slot."""
@@ -77,6 +76,7 @@ def test_everything_at_once_stopped_and_resumed(world: World) -> None:
     assert equal(weights, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parallel
 def test_the_wire_in_fp16_loses_nothing_that_fp16_can_hold(world: World) -> None:
     """Gradients from 1e-9 to 1e5: with the scale that the run finds, sums are right to fp16's 2^-10 each.
@@ -141,6 +141,7 @@ def test_adasum(world: World) -> None:
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parallel
 def test_a_training_with_adasum(world: World) -> None:
     """It learns, and all ranks hold the same bits."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_LIMIT_S = 60.0
+_LIMIT_S = 200.0
 
 
 class Browser:
@@ -59,14 +58,6 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
-
-    def screenshot(self, path: Path) -> None:
-        """Write a picture of the whole page."""
-        height = self.value("document.documentElement.scrollHeight")
-        width = self.value("document.documentElement.clientWidth")
-        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        data = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
-        path.write_bytes(base64.b64decode(data))
 
     def complaints(self) -> list[str]:
         """Return what was written to the console since the page was opened."""
@@ -117,10 +108,10 @@ def opened(profile: Path) -> Iterator[Browser]:
         browser = Browser(to_browser, from_browser)
         yield browser
         browser.call("Browser.close")
-        process.wait(20)
+        process.wait(200)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(20)
+        process.wait(200)
         for end in (to_browser, from_browser):
             os.close(end)

@@ -24,7 +24,7 @@ NO_HOSTS = missing()
 ON_HOSTS = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
 ]
 """Marks of tests that need hosts of `tests.support.hosts`."""
@@ -32,6 +32,8 @@ ON_HOSTS = [
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "horovodrun_scripts"
 ALL = ("h1", "h2", "h3")
+OWN = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
+"""What comes before a command on a host: the programs and the code of this checkout."""
 STEPS_PER_EPOCH = 24
 TOLERANCE = 1e-5
 OBEDIENT = "tests.support.on_demand:obedient"
@@ -44,7 +46,7 @@ def arguments(epochs: int = 8, model: str = "tests.support.runs:smooth", more: s
     return line.split()
 
 
-def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = None, limit_s: float = 150) -> Weights:
+def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = None, limit_s: float = 280) -> Weights:
     """Return the weights of the same training in one process that nothing disturbs."""
     own = ["env", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
     code, output = finished([*own, HVD_TRAIN, "train", *(training or arguments(epochs))], folder, limit_s)
@@ -104,12 +106,12 @@ class Job:
 
     def after(self, steps: int) -> None:
         """Wait until this many steps are done."""
-        wait_for(f"step {steps}", lambda: self.steps >= steps or self.launcher.poll() is not None, limit_s=120)
+        wait_for(f"step {steps}", lambda: self.steps >= steps or self.launcher.poll() is not None, limit_s=200)
         assert self.launcher.poll() is None, self.output
 
     def reaches(self, size: int) -> None:
         """Wait until the world has this many ranks."""
-        wait_for(f"{size} ranks", lambda: self._size() == size or self.launcher.poll() is not None, limit_s=150)
+        wait_for(f"{size} ranks", lambda: self._size() == size or self.launcher.poll() is not None, limit_s=200)
         assert self.launcher.poll() is None, self.output
 
     def _size(self) -> int | None:
@@ -135,7 +137,7 @@ class Job:
         """Replace the list of hosts."""
         list_hosts(self.folder, lines)
 
-    def completes(self, expected: Weights, limit_s: float = 250) -> None:
+    def completes(self, expected: Weights, limit_s: float = 500) -> None:
         """Wait for the end of the training and check that it is that of the undisturbed one (`check`)."""
         try:
             assert self.launcher.wait(limit_s) == 0, self.output
@@ -184,8 +186,7 @@ def command(
 ) -> list[str]:
     """Return the command that trains on the hosts of the job's list, typed on the host `start_on` as it is now."""
     script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *training]
-    own = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", "PYTHONFAULTHANDLER=1"]
-    return hosts.inside(start_on, folder, "env", *own, f"PYTHONPATH={ROOT}", *environment, *script)
+    return hosts.inside(start_on, folder, *OWN, "PYTHONFAULTHANDLER=1", *environment, *script)
 
 
 def check(running: Job, expected: Weights, epochs: int = 8, tolerance: float = TOLERANCE) -> float:

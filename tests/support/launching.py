@@ -66,7 +66,7 @@ def started(
 
 
 def finished(
-    command: list[str], folder: Path, limit_s: float = 150, variables: Mapping[str, str] = MappingProxyType({})
+    command: list[str], folder: Path, limit_s: float = 280, variables: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[int, str]:
     """Run a program to its end, as `started` does, and return its exit code and all that it printed.
 
@@ -79,7 +79,7 @@ def finished(
     raise AssertionError(f"{shlex.join(command)} has not ended within {limit_s:.0f} s; it printed:\n{printed}")
 
 
-def wait_for(what: str, condition: Callable[[], object], limit_s: float = 60, poll_s: float = 0.05) -> None:
+def wait_for(what: str, condition: Callable[[], object], limit_s: float = 150, poll_s: float = 0.05) -> None:
     """Poll until `condition` holds. Raises AssertionError, which names `what`, after `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
     while not condition():

@@ -21,7 +21,7 @@ PYTHON = shlex.quote(sys.executable)  # a clone may lie in a path with a blank, 
 
 
 def run(
-    script: str | Path, *arguments: str | Path, cwd: Path, timeout_s: float = 120, **environment: str
+    script: str | Path, *arguments: str | Path, cwd: Path, timeout_s: float = 200, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a script as a user does, in a folder, and return what came of it; no process stays."""
     path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
@@ -47,7 +47,7 @@ def run(
 
 def dry_run(script: str | Path, *arguments: str | Path, cwd: Path, **environment: str) -> list[str]:
     """Return the words of the one line that --dry-run prints."""
-    result = run(script, "--dry-run", *arguments, cwd=cwd, timeout_s=60, **environment)
+    result = run(script, "--dry-run", *arguments, cwd=cwd, **environment)
     assert (result.returncode, result.stderr) == (0, "")
     return shlex.split(result.stdout)
 

@@ -24,7 +24,7 @@ NO_HOSTS = cluster.missing() or NO_SLURM
 ON_SLURM = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
 ]
 """Marks of tests that need a Slurm."""
@@ -78,7 +78,7 @@ class Slurm:
 
     def command(self, *words: str) -> str:
         """Run a command on h1 and return its output."""
-        done = subprocess.run(self.words(*words), capture_output=True, text=True, check=False, timeout=200)
+        done = subprocess.run(self.words(*words), capture_output=True, text=True, check=False, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
 
@@ -109,7 +109,7 @@ def slurm_on_hosts(tmp: Path) -> Iterator[Slurm]:
             )
             start = ["env", f"PATH={PATH}", f"SLURM_CONF={folder}/slurm.conf", "sh", "-ec", setup]
             with (folder / f"{name}.out").open("wb") as log:
-                subprocess.run(hosts.inside(name, folder, *start), check=True, stdout=log, stderr=log, timeout=60)
+                subprocess.run(hosts.inside(name, folder, *start), check=True, stdout=log, stderr=log, timeout=200)
         found = Slurm(hosts, folder)
         wait_for("two idle nodes", lambda: "2 idle" in found.command("sinfo", "-h", "-o", "%D %t"))
         yield found

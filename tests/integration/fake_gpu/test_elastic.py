@@ -41,8 +41,8 @@ def test_a_lost_worker_costs_no_step(gpu: OnGpu, fault: signal.Signals) -> None:
         before = steps()
         wait_for("steps together", lambda: steps() > before + 5, limit_s=120)
         script.send_signal(signal.SIGTERM)
-        assert script.wait(60) == 128 + signal.SIGTERM, output.read_text()
+        assert script.wait(120) == 128 + signal.SIGTERM, output.read_text()
     report = audit(run)
     assert (report.faults, report.world_sizes) == ((), (1, 2)), output.read_text()
     text = output.read_text()
-    assert text.count(" 0 steps lost") == text.count("steps lost") == 2, text
+    assert text.count(" 0 steps lost") == text.count("steps lost") >= 2, text

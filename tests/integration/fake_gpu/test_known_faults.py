@@ -1,4 +1,4 @@
-"""Faults that the stand-in shows, and that are not mended yet. Who mends one takes its mark away."""
+"""Faults that the stand-in shows and that are not fixed yet. A fix removes the mark."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from tests.support.launching import finished, launch_line, started, wait_for
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[3] / "horovodrun_scripts" / "train_elastic.sh"
-ELASTIC = {"HOROVOD_ELASTIC": "1", "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "2"}
+HANG_S = 15  # when a job that is known to hang has hung long enough
 
 
-def sums(gpu: OnGpu, *milliseconds: int, variables: dict[str, str]) -> list[list[object]]:
-    """Return what each of two ranks has seen of sums before which its GPU is busy for so long."""
-    play = [sys.executable, "-m", "tests.fake_gpu.horovod_plays", "sums", *map(str, milliseconds)]
-    code, output = finished(launch_line("gloo", 2, *play), gpu.folder, limit_s=60, variables=variables)
+def sums(gpu: OnGpu, busy_ms: int, limit_s: int) -> list[list[object]]:
+    """Return what each of two ranks has seen of two sums, before the second of which its GPU is busy."""
+    elastic = {"HOROVOD_ELASTIC": "1", "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": str(limit_s)}
+    play = [sys.executable, "-m", "tests.fake_gpu.horovod_plays", "sums", "0", str(busy_ms)]
+    code, output = finished(launch_line("gloo", 2, *play), gpu.folder, variables={**gpu.variables(), **elastic})
     assert code == 0, output
     return [json.loads(line) for line in re.findall(r"<stdout>:(\[.*\])$", output, re.MULTILINE)]
 
 
 def test_sums_are_right(gpu: OnGpu) -> None:
     """Without a fault, and with a GPU that is busy for less than the limit, both ranks have their sums."""
-    assert sums(gpu, 0, 500, variables={**gpu.variables(), **ELASTIC}) == [[True, True]] * 2
+    assert sums(gpu, busy_ms=500, limit_s=60) == [[True, True]] * 2
 
 
 @pytest.mark.xfail(reason="the limit for silent peers begins while the GPU has other work before the sum")
 def test_a_busy_gpu_is_no_silent_peer(gpu: OnGpu) -> None:
     """Work that was queued before a sum may take longer than the limit of an operation between ranks."""
-    assert sums(gpu, 0, 4000, variables={**gpu.variables(), **ELASTIC}) == [[True, True]] * 2
+    assert sums(gpu, busy_ms=4000, limit_s=2) == [[True, True]] * 2
 
 
 @pytest.mark.xfail(reason="Horovod does not ask whether its kernels were launched")
@@ -42,7 +43,7 @@ def test_a_kernel_that_is_not_launched_is_told(gpu: OnGpu) -> None:
     """Where Horovod's kernels cannot run, as with a build for other GPUs, no rank takes its own numbers for sums."""
     variables = gpu.variables(faults="horovod-launch@3")
     play = [sys.executable, "-m", "tests.fake_gpu.horovod_plays", "sums", "0", "0", "0", "0"]
-    _, output = finished(launch_line("gloo", 2, *play), gpu.folder, limit_s=60, variables=variables)
+    _, output = finished(launch_line("gloo", 2, *play), gpu.folder, variables=variables)
     assert "false" not in output, output
 
 
@@ -50,7 +51,7 @@ def test_a_kernel_that_is_not_launched_is_told(gpu: OnGpu) -> None:
 def test_an_error_of_nccl_ends_a_static_job(gpu: OnGpu) -> None:
     """A sum that NCCL has given up ends the job by an error, instead of waiting for ever."""
     line = launch_line("gloo", 2, str(Path(sys.executable).parent / "hvd-train"), "train", "digits", "--device", "cuda")
-    code, _ = finished(line, gpu.folder, limit_s=40, variables=gpu.variables(faults="async-error@40:1"))
+    code, _ = finished(line, gpu.folder, limit_s=HANG_S, variables=gpu.variables(faults="async-error@40:1"))
     assert code != 0
 
 
@@ -63,5 +64,5 @@ def test_a_death_in_init_does_not_end_an_elastic_job(gpu: OnGpu) -> None:
     marks.mkdir()
     variables = gpu.variables(faults="die-in-init@1:1", once=marks)
     with started(line, gpu.folder, gpu.folder / "output.txt", variables) as script:
-        wait_for("the end", lambda: script.poll() is not None, limit_s=60)
+        wait_for("the end", lambda: script.poll() is not None, limit_s=HANG_S)
         assert script.returncode == 0

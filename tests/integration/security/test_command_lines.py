@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -14,10 +15,11 @@ from tests.support.spy import places, plant_key, spellings, spying
 
 pytestmark = ON_HOSTS
 
-SECRET = b"PLANTED-wJalrXUtnFEMI/K7MDENG"
-KEY = b"planted-key-of-thirty-two-bytes!"
+# Random, as another run of these tests may have the same machine.
+SECRET = f"PLANTED-{uuid4().hex}".encode()
+KEY = uuid4().hex.encode()
 SECRETS = {**spellings("secret", SECRET), **spellings("key", KEY)}
-CONTROL = "anybody-may-read-this"
+CONTROL = f"anybody-may-read-this-{uuid4().hex[:8]}"
 
 HERE = {
     "horovodrun, Gloo": launch_line("gloo", 2, HVD_TRAIN, "train"),
@@ -74,7 +76,7 @@ def test_nobody_else_reads_a_secret_of_a_job_on_two_hosts(way: str, hosts: Hosts
         wait_for("workers", lambda: launcher.poll() is not None or all(map(hosts.workers, ("h1", "h2"))))
         assert launcher.poll() is None, log.read_text()
         here, there = (hosts.workers(name)[0].environ() for name in ("h1", "h2"))
-        code = launcher.wait(150)
+        code = launcher.wait(280)
     assert code == 0, log.read_text()
     assert json.loads((tmp_path / CONTROL / "summary.json").read_text())["world_size"] == 2
     assert "AWS_SECRET_ACCESS_KEY" not in there

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import hosts as cluster
-from tests.support.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS
+from tests.support.elastic_hosts import ON_HOSTS, OWN, SCRIPTS
 from tests.support.hosts import Hosts
-from tests.support.launching import PROGRAMS, finished, started, wait_for
+from tests.support.launching import finished, started, wait_for
 
 pytestmark = ON_HOSTS
 
@@ -53,8 +53,7 @@ def replace_by_impostor(hosts: Hosts) -> None:
 
 def typed(hosts: Hosts, folder: Path, *line: str) -> list[str]:
     """Return the command that types a line on h1."""
-    own = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
-    return hosts.inside("h1", folder, "env", *own, f"HOME={folder}", *line)
+    return hosts.inside("h1", folder, *OWN, f"HOME={folder}", *line)
 
 
 def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:
@@ -102,7 +101,7 @@ def test_an_elastic_job_goes_on_without_an_impostor(hosts: Hosts, tmp_path: Path
     with started(typed(hosts, tmp_path, *script), tmp_path, log) as launcher:
         wait_for("the line", lambda: launcher.poll() is not None or f"horovodrun: {CHANGED}" in log.read_text())
         assert not hosts.workers("h2")
-        code = launcher.wait(150)
+        code = launcher.wait(280)
     assert code == 0, log.read_text()
     assert "@@@@" not in log.read_text()
     assert f"-f '{known_hosts(hosts)}' -R h2\n" in log.read_text()

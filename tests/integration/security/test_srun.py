@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -20,20 +21,13 @@ from tests.support.strangers import as_nobody, besieged, on
 
 pytestmark = ON_SLURM
 
-KEY = b"planted-key-of-thirty-two-bytes!"
-CONTROL = "anybody-may-read-this"
+# Random, as another run of these tests may have the same machine.
+KEY = uuid4().hex.encode()
+CONTROL = f"anybody-may-read-this-{uuid4().hex[:8]}"
 TRAINING = ["digits", "--epochs", "3", "--device", "cpu", "--ledger", "--output-dir", CONTROL]
 WAYS = {
     "srun": ["srun", "-N", "2", "-n", "2", "hvd-train", "train"],
-    "train_slurm.sbatch": [
-        "sbatch",
-        "--wait",
-        "-N",
-        "2",
-        "--ntasks-per-node",
-        "1",
-        str(SCRIPTS / "train_slurm.sbatch"),
-    ],
+    "train_slurm.sbatch": ["sbatch", "--wait", "-N", "2", "--ntasks-per-node=1", str(SCRIPTS / "train_slurm.sbatch")],
 }
 
 

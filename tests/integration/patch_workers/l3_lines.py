@@ -1,8 +1,0 @@
-"""L3: each rank prints one line on each stream."""
-
-import os
-import sys
-
-rank = os.environ["HOROVOD_RANK"]
-print(f"out of {rank}")
-print(f"error of {rank}", file=sys.stderr)

@@ -1,0 +1,292 @@
+"""Ranks of the tests of Horovod's patches: `ranks.py NAME` runs the function of that name.
+
+A rank ends with exit code 0 if all is as it should be.
+"""
+
+import os
+import resource
+import signal
+import sys
+import time
+from functools import reduce
+from pathlib import Path
+
+import horovod.torch as hvd
+import psutil
+import torch
+from horovod.common.exceptions import HorovodInternalError
+from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, HostInfo, get_host_assignments
+from horovod.runner.elastic.rendezvous import create_rendezvous_handler
+from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+from horovod.runner.http.http_server import RendezvousServer
+
+
+def say(words: str) -> None:
+    """Print a line at once, as several ranks write into one pipe."""
+    os.write(1, f"{words}\n".encode())
+
+
+def c1_connections() -> None:
+    """Print the number of connections to a peer that are open after shutdown()."""
+    hvd.init()
+    hvd.allreduce(torch.ones(1), name="warm-up")
+    folder, rank = Path(os.environ["FOLDER"]), hvd.rank()
+    hvd.shutdown()
+    deadline = time.monotonic() + 60
+    while True:
+        connections = [c for c in psutil.Process().net_connections("tcp") if c.raddr and c.status == "ESTABLISHED"]
+        if not connections or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    say(f"OPEN {len(connections)}")
+    (folder / str(rank)).touch()
+    while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline + 5:  # the peer's end must not close ours
+        time.sleep(0.05)
+    os._exit(0)
+
+
+def c2_silent_peer() -> None:
+    """Rank 1 stops (SIGSTOP); the operation of rank 0 fails in time."""
+    hvd.init()
+    pids = hvd.allgather_object(os.getpid(), name="pids")
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    start, code = time.monotonic(), 3
+    try:
+        hvd.allreduce(torch.ones(1000), name="with a silent peer")
+    except HorovodInternalError:
+        code = 0 if 1.5 <= time.monotonic() - start < 120 else 4
+    os.kill(pids[1], signal.SIGKILL)
+    os._exit(code)
+
+
+class Driver:
+    """The part of the elastic driver that the rendezvous server calls."""
+
+    def record_ready(self, host: str, slot: int) -> None:
+        pass
+
+    def get_slot_info(self, host: str, slot: int) -> object:
+        return INVALID_SLOT_INFO  # no rank for this worker
+
+
+def become_rank_0(size: int, *, elastic: bool = False) -> RendezvousServer:
+    """Start a rendezvous, and give this process the environment of its rank 0."""
+    server = RendezvousServer(0)
+    port = server.start(create_rendezvous_handler(Driver())) if elastic else server.start()
+    slots = get_host_assignments([HostInfo("localhost", size)], size)
+    server.init(slots)
+    env = create_run_env_vars("127.0.0.1", ["lo"], port, elastic=elastic)
+    os.environ.update({name: str(value) for name, value in env.items()})
+    os.environ.update(create_slot_env_vars(slots[0]))
+    return server
+
+
+def c3_failed_init() -> None:
+    """A peer never comes: init() raises without ending the process, and a second init() works."""
+    server = become_rank_0(2)
+    os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "2"
+    try:
+        hvd.init()
+    except ValueError as error:
+        print("RAISED", error, flush=True)
+    del server, os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]  # a world of one
+    os.environ["HOROVOD_SIZE"] = os.environ["HOROVOD_LOCAL_SIZE"] = "1"
+    hvd.init()
+    print("SUM", hvd.allreduce(torch.ones(1), name="again", op=hvd.Sum).item(), flush=True)
+
+
+def c3_removed() -> None:
+    """An elastic job goes on without this worker, which its next init() ends."""
+    server = become_rank_0(1, elastic=True)
+    hvd.init()
+    hvd.shutdown()
+    print("REMOVED", flush=True)
+    hvd.init()
+    print("STILL HERE", server, flush=True)
+
+
+def c4_stall() -> None:
+    """Rank 1 submits a tensor only after Horovod has reported that it is missing."""
+    hvd.init()
+    deadline = time.monotonic() + 60
+    while hvd.rank() == 1 and not Path(os.environ["REPORTED"]).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    hvd.allreduce(torch.ones(1), name="late tensor")
+
+
+def c5_left_halfway() -> None:
+    """An operation fails on rank 0 alone, for lack of memory, while the others are in it; a longer one follows.
+
+    What rank 0 sends for the second operation reaches the others as its part of the first, and does not fit. All ranks
+    must get an exception.
+    """
+    hvd.init()
+    others, mine = 20_000_000, 10
+    first = torch.ones(mine if hvd.rank() == 0 else others)  # rank 0 needs room for the others' parts: 160 MB
+    second = torch.ones(500_000 if hvd.rank() == 0 else mine)
+    hvd.allgather(torch.ones(1), name="warm-up")
+    hvd.barrier()
+    if hvd.rank() == 0:
+        limit = psutil.Process().memory_info().vms + 140_000_000
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    handles = [hvd.allgather_async(first, name="first"), hvd.allgather_async(second, name="second")]
+    try:
+        for handle in handles:
+            hvd.synchronize(handle)
+    except HorovodInternalError:
+        hvd.shutdown()
+        os._exit(0)
+    os._exit(3)
+
+
+def c7_fp16_sum() -> None:
+    """Add a million pairs of fp16 numbers over two ranks, and compare with the sums of IEEE 754."""
+    hvd.init()
+    bits = torch.randint(-(2**15), 2**15, (2, 2**20 + 5), generator=torch.Generator().manual_seed(0)).to(torch.int16)
+    pairs = bits.view(torch.float16)
+    expected = (pairs[0].float() + pairs[1].float()).half()
+    found = hvd.allreduce(pairs[hvd.rank()].clone(), op=hvd.Sum, name="sum")
+    wrong = (found != expected) & ~(found.isnan() & expected.isnan())
+    hvd.shutdown()
+    sys.exit(f"{int(wrong.sum())} sums are wrong" if wrong.any() else 0)
+
+
+def c8_sums() -> None:
+    """Compare sums of many lengths, types and operations over all ranks with those in the order of the ranks.
+
+    They go through shared memory if SHARED is 1, and only then. NO_ROOM=RANK: that rank may not make files of any
+    length, nor memory that counts as one.
+    """
+    if os.environ.get("NO_ROOM") == os.environ.get("HOROVOD_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    hvd.init()
+    # Now: whichever rank shuts down first ends it for all.
+    shared = "/memfd:horovod-" in Path("/proc/self/maps").read_text()
+    lengths = [0, 1, 2, 7, 1024, 1025, 2048, 2049, 131_071, 131_072, 131_073, 400_001, 3_000_000]  # around 8 and 512 KB
+    operations = {hvd.Sum: torch.add, hvd.Min: torch.minimum, hvd.Max: torch.maximum, hvd.Product: torch.mul}
+    wrong = 0
+    for kind in (torch.float32, torch.float16, torch.float64, torch.int32, torch.int64):
+        for length in lengths:
+            generators = [torch.Generator().manual_seed(rank) for rank in range(hvd.size())]
+            of_ranks = [(torch.randn(length, generator=generator) * 3).to(kind) for generator in generators]
+            for op, add in operations.items():
+                found = hvd.allreduce(of_ranks[hvd.rank()], op=op, name=f"{kind}.{length}.{op}")
+                wrong += not torch.equal(found, reduce(add, of_ranks))
+    parts = [torch.full((1 + 3000 * number,), float(hvd.rank() + number)) for number in range(40)]
+    sums = hvd.grouped_allreduce(parts, op=hvd.Sum, name="group")
+    ranks = sum(range(hvd.size()))
+    wrong += sum(not torch.all(found == ranks + hvd.size() * number) for number, found in enumerate(sums))
+    hvd.shutdown()
+    if wrong or shared != (os.environ["SHARED"] == "1"):
+        sys.exit(f"{wrong} sums are wrong; {shared=}")
+
+
+def c8_lost_peer() -> None:
+    """The last rank dies while the others wait for its numbers; they notice it in a third of the time limit."""
+    hvd.init()
+    hvd.allreduce(torch.ones(1), name="all are here")
+    if hvd.rank() == hvd.size() - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    try:
+        hvd.allreduce(torch.ones(1_000_000), name="without the last")
+    except HorovodInternalError:
+        os._exit(0 if time.monotonic() - start < float(os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"]) / 3 else 4)
+    os._exit(3)
+
+
+def sleeps() -> int:
+    """Return the largest number of voluntary context switches of any thread of this process so far."""
+    statuses = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
+    return max(int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for status in statuses)
+
+
+def c9_cycles() -> None:
+    """Rank 0 writes to the file TOOK a number about its cycles.
+
+    WHAT is "sums": the seconds that 20 sums take, each of which waits for the one before; "rests": how often the
+    busiest thread went to sleep in an idle second; "process set" or "join": the seconds of five sums in which rank 1
+    has no part, being outside the set or joined.
+    """
+    what, part = os.environ["WHAT"], hvd.ProcessSet([0])
+    hvd.init(process_sets=[part] if what == "process set" else [])
+    hvd.allreduce(torch.ones(1), name="sum")
+    hvd.allreduce(torch.ones(1), name="sum")  # known by now, as in the steps of a training
+    start, before = time.monotonic(), sleeps()
+    of = part if what == "process set" else hvd.global_process_set
+    if what == "rests":
+        time.sleep(1)
+    elif what == "sums" or hvd.rank() == 0:
+        for _ in range(20 if what == "sums" else 5):
+            hvd.allreduce(torch.ones(1), name="sum", process_set=of)
+    took = sleeps() - before if what == "rests" else time.monotonic() - start
+    if hvd.rank() == 0:
+        Path(os.environ["TOOK"]).write_text(str(took))
+    if what == "rests":
+        hvd.allreduce(torch.ones(1), name="sum")
+    hvd.join()
+    hvd.shutdown()
+
+
+def c10_waits() -> None:
+    """Rank 1 comes four seconds late; waiting for it takes rank 0 no processor time."""
+    hvd.init()
+    rank = hvd.rank()
+    hvd.allreduce(torch.ones(1), name="sum")
+    if rank == 1:
+        time.sleep(4)
+    start = time.thread_time()
+    hvd.allreduce(torch.ones(1), name="sum")
+    took = time.thread_time() - start
+    hvd.shutdown()
+    if took > 1:
+        sys.exit(f"rank {rank} waited busily for {took:.1f} s")
+
+
+def c11_half_a_message() -> None:
+    """Rank 1 dies while half of a message is under way; rank 0 learns of that long before a time limit.
+
+    SENDER is the rank that sends: rank 0 has a part of the message of a dead sender, or has sent a part to a dead
+    receiver.
+    """
+    sender = int(os.environ["SENDER"])
+    hvd.init()
+    rank = hvd.rank()
+    pids = hvd.allgather_object(os.getpid(), name="pids")
+    hvd.allreduce(torch.ones(1), name="warm-up")
+    message = torch.full([2**27], float(rank == sender))  # 512 MB, of which a few are on their way at a time
+    first, last = message[:1].numpy(), message[-1:].numpy()
+    handle = hvd.broadcast_async_(message, sender, name="message")
+    if rank != sender:
+        while not first[0]:  # by the thread that receives
+            pass
+        os.kill(pids[1], signal.SIGKILL)
+    start, code = time.monotonic(), 3
+    try:
+        hvd.synchronize(handle)
+    except HorovodInternalError:
+        code = 0 if time.monotonic() - start < 60 else 4
+    if rank != sender and last[0]:
+        code = 5  # all of it has come before the sender died
+    os._exit(code)
+
+
+def l3_lines() -> None:
+    """Print one line on each stream."""
+    rank = os.environ["HOROVOD_RANK"]
+    print(f"out of {rank}")
+    print(f"error of {rank}", file=sys.stderr)
+
+
+def l7_many_lines() -> None:
+    """Print more than a pipe holds, and leave the file DONE at the end."""
+    for number in range(2000):
+        print(f"line {number:90}", flush=True)
+        print(f"error {number:90}", file=sys.stderr, flush=True)
+    Path(os.environ["DONE"]).write_text("done")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

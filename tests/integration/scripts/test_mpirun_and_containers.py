@@ -1,0 +1,211 @@
+"""Each mpirun has flags of its own; containers start by Apptainer or by docker on each host; the ssh of the image."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.scripts import AWKWARD, LOCALHOST, PROJECT, PYTHON, dry_run, program, run
+
+pytestmark = pytest.mark.integration
+
+VERSIONS = {
+    "4": "mpirun (Open MPI) 4.1.8",
+    "5": "mpirun (Open MPI) 5.0.9",
+    "mpich": "HYDRA build details:\n    Version: 4.3.2",
+    "intel": "Intel(R) MPI Library for Linux* OS, Version 2021.17",
+}
+
+
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_each_mpirun_gets_its_own_flags(kind: str, tmp_path: Path, system_only: str) -> None:
+    """Each mpirun gets hosts, slots, needed variables, no binding to cores, and an ssh that never prompts."""
+    folder = tmp_path / "programs"
+    for name in ("horovodrun", "hvd-train"):
+        program(folder / name, "exit 9")
+    program(folder / "mpirun", f"printf '%s\\n' {shlex.quote(VERSIONS[kind])}")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a slots=4\nb:2\n", encoding="utf-8")
+    environment = {
+        "PATH": f"{folder}:{system_only}:{os.environ['PATH']}",
+        "NCCL_DEBUG": "INFO",
+        "MPIRUN_FLAGS": "--tag x",
+        **dict.fromkeys(("WANTED", "AWS_SECRET_ACCESS_KEY"), "hunter2"),
+    }
+    arguments = [hosts, "--env", "WANTED", "--", "digits", "--epochs", "5"]
+    words = dry_run("train_mpirun.sh", *arguments, cwd=tmp_path, **environment)
+    assert words[:6] == ["HVD_TRAIN_ENV=WANTED", "mpirun", "-np", "6", "--tag", "x"]
+    assert words[-5:] == [str(folder / "hvd-train"), "train", "digits", "--epochs", "5"]
+    line = " ".join(words)
+    if kind in ("4", "5"):
+        assert all(f"-x {name}" in line for name in ("PATH", "NCCL_DEBUG", "WANTED"))
+        assert "--bind-to none --map-by slot" in line
+        assert "--host a:4,b:2" in line
+        assert ("--mca plm_rsh_args -o BatchMode=yes" in line) == (kind == "4")
+        assert ("--prtemca plm_ssh_args -o BatchMode=yes" in line) == (kind == "5")
+    else:
+        assert "-bind-to none -hosts a:4,b:2 -genvlist" in line
+        assert {"PATH", "NCCL_DEBUG", "WANTED"} <= set(words[words.index("-genvlist") + 1].split(","))
+    assert "AWS_SECRET_ACCESS_KEY" not in line
+    assert "hunter2" not in line
+
+
+def test_an_mpirun_that_nobody_knows(tmp_path: Path, system_only: str) -> None:
+    """An unknown mpirun is refused, with its version text."""
+    folder = tmp_path / "programs"
+    for name, text in (("horovodrun", "exit 9"), ("hvd-train", "exit 9"), ("mpirun", "echo mpirun of the moon 7")):
+        program(folder / name, text)
+    path = f"{folder}:{system_only}:{os.environ['PATH']}"
+    result = run("train_mpirun.sh", LOCALHOST, cwd=tmp_path, PATH=path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "train_mpirun.sh: this mpirun is neither Open MPI's nor MPICH's: mpirun of the moon 7\n"
+
+
+def test_mpi_is_told_where_it_is_on_other_hosts(tmp_path: Path, system_only: str) -> None:
+    """An Open MPI beside horovodrun gets its own folder and orted on other hosts, unless the user has set them."""
+    folder = tmp_path / "an environment" / "bin"
+    for name in ("horovodrun", "hvd-train", "orted", "python"):
+        program(folder / name, "exit 9")
+    path = f"{folder}:{system_only}"
+    chosen = {"PATH": path, "OMPI_MCA_orte_launch_agent": "my-orted", "OPAL_PREFIX": "/my/mpi"}
+    agent = f"OMPI_MCA_orte_launch_agent='{folder}/orted'"
+    expected = ["env", f"OPAL_PREFIX={folder.parent}", agent, "horovodrun"]
+    assert dry_run("train_hostfile.sh", LOCALHOST, "--mpi", cwd=tmp_path, PATH=path)[:4] == expected
+    assert dry_run("train_hostfile.sh", LOCALHOST, "--mpi", cwd=tmp_path, **chosen)[0] == "horovodrun"
+    assert dry_run("train_hostfile.sh", LOCALHOST, "--gloo", cwd=tmp_path, PATH=path)[0] == "horovodrun"
+
+
+def test_apptainer(tmp_path: Path, system_only: str) -> None:
+    """One machine gets one container with horovodrun; a Slurm allocation gets srun with a container for each task."""
+    folder, image = tmp_path / "programs", tmp_path / "an image.sif"
+    program(folder / "apptainer", "exit 9")
+    image.touch()
+    path = f"{folder}:{system_only}"
+    inside = ["apptainer", "exec", "--bind", "/scratch", str(image)]
+    typed = ["train_apptainer.sh", image, "--bind", "/scratch"]
+    words = dry_run(*typed, "-n", "3", "--", "digits", cwd=tmp_path, PATH=path)
+    assert words == [*inside, "horovodrun", "-np", "3", "--gloo", "hvd-train", "train", "digits"]
+    words = dry_run(*typed, "--", "digits", cwd=tmp_path, PATH=path, SLURM_NTASKS="8")
+    assert words == ["srun", *inside, "hvd-train", "train", "digits"]
+    words = dry_run("train_apptainer.sh", image, cwd=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="0,1")
+    assert words[:6] == ["apptainer", "exec", "--nv", str(image), "horovodrun", "-np"]
+
+
+def test_a_machine_without_apptainer(tmp_path: Path, system_only: str) -> None:
+    """It is one line with exit code 2."""
+    (tmp_path / "here.sif").touch()
+    result = run("train_apptainer.sh", "here.sif", cwd=tmp_path, PATH=system_only)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "there is neither apptainer nor singularity on the PATH" in result.stderr
+
+
+@pytest.fixture
+def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[str]]]]:
+    """Return an environment whose docker and ssh only write down their arguments, and a function that reads them."""
+    folder, log = tmp_path / "bin", tmp_path / "docker.log"
+    # What ssh does with its words: it joins them, and a shell takes them apart.
+    program(folder / "ssh", 'while [ "$1" != -- ]; do shift; done; shift; export ON=$1; shift; exec sh -c "$*"')
+    # A line is one write: two containers may be taken away at once, and print() writes the end of a line apart where
+    # PYTHONUNBUFFERED is set.
+    dump = (
+        "import json, os, sys; os.write(1, (json.dumps([os.getenv('ON', 'here'), *sys.argv[1:]]) + chr(10)).encode())"
+    )
+    program(folder / "docker", f'[ "$1" != cp ] || cat > {tmp_path}/cp.tar; exec {PYTHON} -c "{dump}" "$@" >> {log}')
+    program(folder / "nvidia-smi", "exit 9")
+
+    def calls() -> list[list[str]]:
+        return [json.loads(line) for line in log.read_text().splitlines()]
+
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}, calls
+
+
+def test_docker(containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path) -> None:
+    """A container runs on each host, with the key in a file and the arguments as typed, and is removed at the end."""
+    environment, read_calls = containers
+    (tmp_path / "hosts").write_text("localhost slots=1\nother slots=2\n")
+    options = ["--volume", "/data:/data:ro", "--runs", "my runs", "--env", "WANTED"]
+    environment["WANTED"] = "hunter2"
+    result = run("train_docker.sh", "hosts", *options, "--", *AWKWARD, cwd=tmp_path, **environment)
+    assert result.returncode == 0, result.stderr
+    calls = read_calls()
+    assert [(call[0], call[1]) for call in calls] == [
+        *(("other", verb) for verb in ("create", "cp", "start", "exec")),
+        *(("here", verb) for verb in ("create", "cp", "start")),
+        *calls_of(calls[-2:]),
+    ]
+    assert sorted(calls_of(calls[-2:])) == [("here", "rm"), ("other", "rm")]
+    assert calls[0][-2:] == ["hvd_train", "host"]
+    launcher = calls[4]
+    assert launcher[-len(AWKWARD) :] == AWKWARD
+    assert launcher[launcher.index("hvd_train", launcher.index("--volume")) + 1 :][:5] == [
+        "train_hostfile.sh", "/etc/hvd_train/ssh/hostfile", "--env", "WANTED", "--"
+    ]  # fmt: skip
+    assert [launcher[at + 1] for at, word in enumerate(launcher) if word == "--env"][1:] == ["WANTED", "WANTED"]
+    assert "WANTED" not in calls[0]
+    assert not any("hunter2" in word for call in calls for word in call)
+    assert f"{tmp_path}/my runs:/home/trainer/runs" in launcher
+    assert (tmp_path / "my runs").stat().st_mode & 0o022 == 0, "others can write there"
+    copied = subprocess.run(["tar", "tvf", tmp_path / "cp.tar"], capture_output=True, text=True, check=True).stdout
+    assert re.search(r"-rw------- 1000/1000 .* \./id_ed25519\n", copied)
+    assert "PRIVATE KEY" not in result.stdout + result.stderr
+
+
+def calls_of(calls: list[list[str]]) -> list[tuple[str, str]]:
+    return [(call[0], call[1]) for call in calls]
+
+
+def test_docker_dry_run(containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path) -> None:
+    """Every command is printed as it can be typed, and none is run."""
+    environment, _ = containers
+    typed = ["train_docker.sh", PROJECT / "hostfiles/two_hosts", "--dry-run", "--elastic"]
+    result = run(*typed, cwd=tmp_path, **environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert not (tmp_path / "docker.log").exists()
+    lines = result.stdout.splitlines()
+    assert any(line.startswith("ssh -o BatchMode=yes -o ConnectTimeout=5 -- h1 docker\\ create") for line in lines)
+    assert lines[-1].startswith("docker start --attach hvd_train-")
+    assert any("train_elastic.sh --hosts /etc/hvd_train/ssh/hostfile --" in line for line in lines)
+
+
+def test_ssh_in_the_image_reads_nothing_that_others_could_write() -> None:
+    """In Apptainer the folders for temporary files are the machine's: no file of ssh lies there, now or later."""
+    packaging = PROJECT / "packaging"
+    texts = [(packaging / f"image_{name}").read_text() for name in ("ssh_config", "sshd_config", "entrypoint.sh")]
+    paths = {path for text in texts for path in re.findall(r"(?<![\w$}])/[\w./-]+", re.sub(r"(?m)^\s*#.*", "", text))}
+    assert "/var/lib/hvd_train/ssh/config" in paths
+    assert not [path for path in paths if path.startswith(("/tmp", "/var/tmp", "/dev/shm", "/run", "/home"))]
+    assert "install -d -m 700 -o trainer -g trainer /var/lib/hvd_train\n" in (PROJECT / "Dockerfile").read_text()
+
+
+def test_the_key_of_a_container_is_its_users_alone(tmp_path: Path) -> None:
+    """ssh finds it in a folder of mode 0700; if that is not writable, one line says what to do and nothing starts."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh-keygen")
+    shared, own, entrypoint = tmp_path / "shared", tmp_path / "own", tmp_path / "entrypoint.sh"
+    text = (PROJECT / "packaging" / "image_entrypoint.sh").read_text()
+    text = text.replace("/etc/hvd_train/ssh", str(shared)).replace("/var/lib/hvd_train", str(own))
+    entrypoint.write_text(text)
+    shared.mkdir()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", shared / "id_x"], check=True)
+    own.write_text("")
+    done = subprocess.run(["bash", entrypoint, "echo", "started"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("hvd_train image: user ")
+    assert done.stderr.endswith("or mount a folder there\n")
+    own.unlink()
+    own.mkdir()
+    subprocess.run(["bash", entrypoint, "true"], check=True)
+    assert stat.S_IMODE((own / "ssh").stat().st_mode) == 0o700
+    look = ["ssh", "-G", "-F", own / "ssh/config", "h1"]
+    told = subprocess.run(look, check=True, capture_output=True, text=True).stdout
+    assert f"identityfile {own}/ssh/key\n" in told
+    assert "stricthostkeychecking true\n" in told

@@ -1,0 +1,159 @@
+"""`bench`, `tune` and `--profile` with real launchers, and the commands of docs/measuring.md word for word."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_train.bench import tune
+from hvd_train.launch import horovodrun
+from hvd_train.launch.tuned import CYCLE, FUSION
+from tests.support import jpegs, traces
+from tests.support.documented import DOCS, commands
+from tests.support.launching import HVD_TRAIN, PROGRAMS, finished, launch_line, ranks_of, started, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+
+
+def scaling(folder: Path, line: str) -> tuple[int, str, list[dict[str, Any]]]:
+    """Return exit code, output and rows of a `bench scaling` into the folder `out`."""
+    code, output = finished([HVD_TRAIN, "bench", "scaling", *line.split(), "--output-dir", "out"], folder)
+    return code, output, json.loads((folder / "out/scaling.json").read_text())["rows"]
+
+
+def test_scaling_on_one_and_two_workers(tmp_path: Path) -> None:
+    """Each size is trained, the table comes in all its forms, and the repeated command trains nothing again."""
+    line = "--np 1,2 digits --epochs 1 --device cpu"
+    code, output, rows = scaling(tmp_path, line)
+    assert code == 0, output
+    one, two = rows
+    assert (one["workers"], one["global_batch_size"], one["steps_per_epoch"], one["efficiency"]) == (1, 64, 23, 1.0)
+    assert (two["workers"], two["global_batch_size"], two["steps_per_epoch"]) == (2, 128, 12)
+    assert two["efficiency"] == pytest.approx(two["images_per_second"] / 2 / one["images_per_second"])
+    assert all(row["val_loss"] and row["top1"] and row["epoch_seconds"] and row["failed"] is None for row in rows)
+    with open(tmp_path / "out/scaling.csv") as file:
+        assert [row["workers"] for row in csv.DictReader(file)] == ["1", "2"]
+    assert (tmp_path / "out/scaling.txt").read_text().strip() in output
+    assert (tmp_path / "out/throughput.png").read_bytes().startswith(b"\x89PNG")
+    summaries = [tmp_path / f"out/np-{n}/summary.json" for n in (1, 2)]
+    assert [json.loads(path.read_text())["world_size"] for path in summaries] == [1, 2]
+    written = [path.stat().st_mtime_ns for path in summaries]
+    code, output, again = scaling(tmp_path, line)
+    assert (code, again) == (0, rows), output
+    assert [path.stat().st_mtime_ns for path in summaries] == written
+    code, output, again = scaling(tmp_path, f"{line} --lr 0.5")
+    assert (code, again) == (2, rows)
+    assert "run with other settings (learning_rate: 0.5, not 0.1)" in output
+
+
+def test_a_stopped_scaling_goes_on(tmp_path: Path) -> None:
+    """Ctrl-C ends a scaling with its workers, which commit; the same command continues it."""
+    line = "--np 2 digits --epochs 8 --commit-steps 1 --device cpu"
+    command = [HVD_TRAIN, "bench", "scaling", *line.split(), "--output-dir", "out"]
+    with started(command, tmp_path, tmp_path / "output.txt") as process:
+        wait_for("a commit", lambda: list(tmp_path.glob("out/np-2/checkpoints/*.ckpt")))
+        workers = ranks_of(process, "train")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(150) == 130
+        wait_for("the workers to end", lambda: not any(worker.is_running() for worker in workers))
+    assert "Traceback" not in (tmp_path / "output.txt").read_text()
+    code, output, rows = scaling(tmp_path, line)
+    assert code == 0, output
+    assert rows[0]["top1"] > 0.2
+    assert "going on at epoch" in (tmp_path / "out/np-2.log").read_text()
+
+
+@pytest.mark.parametrize("line", [line for lines in commands("measuring.md").values() for line in lines])
+def test_a_documented_command(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typed as printed in docs/measuring.md, a command's record has every number that the page explains."""
+    jpegs.digits(tmp_path / "data", classes=range(2), most=40)
+    (tmp_path / "hostfiles").symlink_to(ROOT / "hostfiles")
+    monkeypatch.setenv("PATH", f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}")
+    code, output = finished(["bash", "-c", line.replace("DATA", "data")], tmp_path)
+    assert code == 0, output
+    for path in tmp_path.glob("*.json"):
+        found = json.loads(path.read_text())
+        section = (DOCS / "measuring.md").read_text().partition(f": `{found['bench']}`\n")[2].partition("\n## ")[0]
+        explained = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE))))
+        stages = {row["stage"] for row in found.get("stages", [])} | {"items", "decode", "collate", "transfer"}
+        known = set(found) | {key for row in found.get("rows", []) for key in row} | stages | {"random"}
+        assert explained <= known | {"numbers"}
+
+
+def test_a_turn_and_autotune_on_two_ranks() -> None:
+    """Ranks time their steps with the settings that they get, and Horovod's autotune ends."""
+    ranks = tune.Ranks(horovodrun.line(2, None, "gloo"), [HVD_TRAIN, "tune", "digits", "--device", "cpu"], 0.3)
+    assert ranks.seconds({CYCLE: "400"}) > 0.036, "with patch C9 a cycle begins after a tenth of the cycle time"
+    found = ranks.autotuned()
+    assert found is not None
+    assert found.keys() == {FUSION, CYCLE}
+    assert 0 <= int(found[FUSION]) <= 64 * 2**20
+    assert 1 <= float(found[CYCLE]) <= 100
+
+
+def test_a_run_reads_its_settings_before_its_ranks_meet(tmp_path: Path) -> None:
+    """Settings are in force from the start: a long cycle time is felt in every step."""
+    (tmp_path / "slow.env").write_text(f"{CYCLE}=400\n")
+    command = launch_line("gloo", 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--output-dir", "run")
+    code, output = finished([*command, "--tuned", "slow.env", "--log-steps", "1"], tmp_path)
+    assert code == 0, output
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    # With patch C9 a cycle begins no sooner than a tenth of the cycle time after the one before.
+    # One step may seem shorter, where this rank came late to the one before.
+    times = [line["time"] for line in lines if line["kind"] == "step"]
+    assert len(times) > 20
+    assert times[-1] - times[0] > 0.036 * (len(times) - 1)
+
+
+def test_a_bad_file_ends_all_ranks_with_one_line(tmp_path: Path) -> None:
+    """The error about a bad file of settings names its line, and no run folder is made."""
+    (tmp_path / "bad.env").write_text("HOROVOD_CYCLE_TIME=fast\n")
+    command = launch_line("gloo", 2, HVD_TRAIN, "train", "digits", "--tuned", "bad.env", "--output-dir", "run")
+    code, output = finished(command, tmp_path)
+    assert code == 2
+    (line,) = [line for line in output.splitlines() if "hvd-train: " in line]
+    assert "bad.env, line 1: HOROVOD_CYCLE_TIME is 'fast'" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("launcher", ["gloo", "mpi"])
+def test_two_ranks_and_horovod_are_in_one_trace(launcher: str, tmp_path: Path) -> None:
+    """Ranks are processes with the same steps at the same time, and Horovod's reductions lie within them."""
+    command = launch_line(launcher, 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--profile", "4:6")
+    code, output = finished([*command, "--output-dir", "run"], tmp_path)
+    assert code == 0, output
+    assert "profile of steps 4 to 6, on 2 of 2 ranks: run/profile/steps-4-to-6.json.gz" in output
+    assert "Horovod's within" in output
+    first, second, horovod = traces.read(tmp_path / "run" / "profile" / "steps-4-to-6.json.gz").values()
+    for name, began, step in zip(("step 4", "step 5", "step 6"), first["steps"], second["steps"], strict=True):
+        assert began["name"] == step["name"] == name
+        reduced = [
+            [span["ts"] + span["dur"] for span in rank["phases"] if span["name"] == "reduction" and inside(span, own)]
+            for rank, own in ((first, began), (second, step))
+        ]
+        # Neither leaves the reduction of a step before the other has begun its own.
+        assert all(end > other["ts"] for ends, other in zip(reduced, (step, began), strict=True) for end in ends)
+        assert "ALLREDUCE" in {span["name"] for spans in horovod.values() for span in spans if inside(span, began)}
+        # The other rank may ask before this one begins its step; of the first step that is not in the trace then.
+        ended = {span["name"] for spans in horovod.values() for span in spans if inside(end_of(span), began)}
+        assert "NEGOTIATE_ALLREDUCE" in ended or name == "step 4"
+    assert any("grouped_allreduce" in tensor for tensor in horovod)
+
+
+def end_of(span: traces.Event) -> traces.Event:
+    """Return the last moment of a span, as a span."""
+    return {"ts": span["ts"] + span["dur"], "dur": 0}
+
+
+def inside(span: traces.Event, outer: traces.Event) -> bool:
+    """Return whether a span lies within the other one."""
+    return bool(outer["ts"] <= span["ts"] and span["ts"] + span["dur"] <= outer["ts"] + outer["dur"])
