@@ -38,7 +38,6 @@ def test_links_and_files_of_a_page_exist(page: Path) -> None:
 
 
 def test_the_index_names_every_page() -> None:
-    """docs/index.md has a line for each page beside it."""
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     missing = [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name}" not in index]
     assert sorted(missing) == ["index.md"]

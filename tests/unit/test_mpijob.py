@@ -16,7 +16,6 @@ LABEL = "training.kubeflow.org/job-name"
 
 @pytest.fixture
 def documents() -> dict[str, Any]:
-    """Return the documents of the file by their kind."""
     return {document["kind"]: document for document in yaml.safe_load_all(MPIJOB.read_text())}
 
 

@@ -37,7 +37,6 @@ def test_every_module_is_in_a_room() -> None:
 
 
 def test_no_import_climbs_or_goes_in_a_circle() -> None:
-    """Modules can be read one after another, from the lowest room up."""
     assert rooms.upward() == []
     assert rooms.circle() == []
 
@@ -73,7 +72,6 @@ def test_packaging_needs_only_the_standard_library() -> None:
 
 
 def loaded_by(code: str) -> set[str]:
-    """The modules that a fresh interpreter has after this code."""
     program = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{code}\nprint(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())

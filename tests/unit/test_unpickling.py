@@ -19,7 +19,6 @@ HARMLESS = {"pickle.UnpicklingError", "hvd.allgather"}  # the latter takes a ten
 
 
 def is_pickle(name: str) -> bool:
-    """Return whether a name, such as `torch.load`, is one of what reads or sends pickles."""
     return name not in HARMLESS and (
         name.startswith(("pickle.", "torch.load")) or not PICKLES.isdisjoint(name.split("."))
     )
@@ -44,9 +43,3 @@ def test_no_module_unpickles_what_comes_from_elsewhere() -> None:
     """Files and messages are JSON, or are read by torch's loader with `weights_only`, which runs no code."""
     sources = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
     assert {path.name: found for path, tree in sources.items() if (found := list(unpickling(tree)))} == {}
-    for line in (
-        "hvd.broadcast_object(state)", "from horovod.torch import allgather_object", "hvd.elastic.TorchState(model)",
-        "import cloudpickle", "from pickle import loads", "pickle.loads(text)", "comm.bcast(value)",
-        "torch.load(file, weights_only=False)", "from torch import load", "read = torch.load",
-    ):  # fmt: skip
-        assert list(unpickling(ast.parse(line))) != [], line

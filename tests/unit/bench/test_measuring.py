@@ -17,7 +17,6 @@ from tests.support.runs import small_config
 
 
 def test_the_record_of_a_step() -> None:
-    """Its speed, that of each repetition, and the parts of its time, as strict JSON."""
     config = throughput.without_files(small_config(), own_data=False)
     found = throughput.measure(config, LocalWorld(), steps=2, repetitions=2)
     assert set(found["split"]) == set(PHASES)
@@ -50,8 +49,7 @@ def test_sizes_of_sums() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "cores", "limit"),
-    [(0, 8, "decode"), (4, 8, "prepare"), (4, 1, "decode"), (1, 8, "decode")],
+    ("workers", "cores", "limit"), [(0, 8, "decode"), (4, 8, "prepare"), (4, 1, "decode"), (1, 8, "decode")]
 )
 def test_which_stage_of_the_input_limits(workers: int, cores: int, limit: str) -> None:
     """Loader processes share the work of theirs, as far as there are cores for them."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -14,7 +12,6 @@ from hvd_train.errors import RankLost
 
 
 def test_usage_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """Help is no error, no command is; an unknown one is answered with the nearest."""
     assert (cli.run([]), cli.run(["--help"])) == (2, 0)
     assert "train [RECIPE]" in capsys.readouterr().out
     assert all(cli.command(name).USAGE in cli.overview() for name in cli.COMMANDS)
@@ -40,22 +37,6 @@ def test_an_error_is_one_line_and_its_own_exit_code(
     assert capsys.readouterr().err == "hvd-train: no rank 7\n"
     monkeypatch.setattr("hvd_train.commands.audit.run", interrupt)
     assert cli.run(["audit"]) == 128 + signal.SIGINT
-
-
-def test_a_process_that_is_done_ends_at_once() -> None:
-    """What was registered for its end runs, but modules are not taken apart, which takes torch a second or two."""
-    code = (
-        "import atexit, sys\n"
-        "class Last:\n"
-        "    def __del__(self): print('taken apart')\n"
-        "last, sys.argv = Last(), ['hvd-train', 'no-such-command']\n"
-        "from hvd_train import cli\n"
-        "run, cli.run = cli.run, lambda arguments: (atexit.register(print, 'registered'), run(arguments))[1]\n"
-        "cli.main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=250)
-    assert (done.returncode, done.stdout) == (2, "registered\n")
-    assert "no-such-command" in done.stderr
 
 
 # Superscript two is a digit for `str.isdigit`; Arabic one is a number for `int`; 5,000 digits are too many for `int`.

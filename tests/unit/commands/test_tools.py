@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from hvd_train import Config, cli
 from hvd_train.commands import doctor, sweep
@@ -43,7 +41,6 @@ def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixtur
 
 
 def test_values_of_a_sweep_are_combined() -> None:
-    """Values that stand with commas are tried in every combination; lists stay lists."""
     expected = {
         "digits": {"only": "digits"},
         "digits -b=16,32 --nesterov --seed 1,2": {
@@ -103,7 +100,6 @@ def test_a_sweep_without_a_launcher_trains_one_after_the_other(capsys: pytest.Ca
 def test_what_cannot_be_done_is_one_line_and_starts_nothing(
     line: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, and no file is there that was not before."""
     Path("two").write_text("a.invalid slots=1\nb.invalid slots=1\n")
     Path("run").mkdir()
     Path("theirs").mkdir()
@@ -156,20 +152,6 @@ def test_a_host_file_is_checked_and_rewritten(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "localhost\nlocalhost\nno-such-host.invalid\n"
 
 
-def test_show_data_draws_for_the_ranks_that_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The command's own flags may stand anywhere among those of a training."""
-
-    def show(config: Config, num_ranks: int, path: Path) -> str:
-        return f"{config.recipe} {config.seed} {num_ranks} {path}"
-
-    monkeypatch.setattr("hvd_train.report.samples.show", show)
-    assert cli.run(["show-data", "digits", "--seed", "5"]) == 0
-    assert cli.run(["show-data", "--ranks", "4", "digits", "--output=seen.png", "--seed", "5"]) == 0
-    assert capsys.readouterr().out == "digits 5 1 show-data.png\ndigits 5 4 seen.png\n"
-
-
 def test_a_link_in_a_run_is_not_followed_by_export(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,29 +174,12 @@ def test_a_link_in_a_run_is_not_followed_by_export(
 
 
 def test_a_run_without_weights_has_a_page_with_its_curves(capsys: pytest.CaptureFixture[str]) -> None:
-    """The page says why there are no predictions."""
     write(Path("run"), whole_run(), summary=True)
     assert cli.run(["report", "run", "--output", "page.html"]) == 0
     assert capsys.readouterr().out == "report: page.html\n"
     assert "no predictions: " in Path("page.html").read_text()
     assert cli.run(["report", "run", "--output", "page.html", "--no-predictions"]) == 0
     assert "left out: --no-predictions" in Path("page.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("terminal", "flags", "once"), [(True, [], False), (True, ["--once"], True), (False, [], True)]
-)
-def test_watch_looks_once_without_a_terminal(
-    terminal: bool, flags: list[str], once: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise a log file would fill with views."""
-    calls: list[Any] = []
-    monkeypatch.setattr(
-        "hvd_train.report.watch.watch", lambda run, *, once, interval_s: calls.append((once, interval_s))
-    )
-    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    assert cli.run(["watch", "run", "--interval", "2.5", *flags]) == 0
-    assert calls == [(once, 2.5)]
 
 
 @pytest.mark.parametrize("value", [None, {}, "x", -1, 10**400], ids=["none", "map", "text", "negative", "huge"])
@@ -234,7 +199,6 @@ def test_values_of_any_type_in_a_run_are_shown_or_left_out(value: object) -> Non
 def test_only_what_is_broken_makes_the_doctor_fail(
     verdict: Verdict, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--json prints one object and nothing else."""
     monkeypatch.setattr("hvd_train.doctor.doctor.examine", lambda say, quick: [Finding("x", verdict, "y", "z")])
     assert doctor.run(["--json"]) == code
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
@@ -243,22 +207,7 @@ def test_only_what_is_broken_makes_the_doctor_fail(
     assert "-> z" in capsys.readouterr().out
 
 
-def test_the_doctor_says_all_in_80_columns_and_ends_with_what_is_broken() -> None:
-    """Every word of a long finding and of its advice is printed, without escapes."""
-    printed = io.StringIO()
-    long = Finding("horovodrun --gloo", "broken", "what " * 60, "python " * 60)
-    Console(file=printed, width=80).print(doctor.table([long]))
-    text = printed.getvalue()
-    assert max(len(line) for line in text.splitlines()) <= 80
-    assert (text.count("what"), text.count("python"), "\x1b" in text) == (60, 60, False)
-    fine, odd, bad = Finding("a", "ok", ""), Finding("b", "warning", ""), Finding("c", "broken", "")
-    assert doctor.sentence([fine], quick=True) == "All is well. No allreduce was tried."
-    assert doctor.sentence([fine, odd], quick=False) == "Nothing is broken; warnings: b."
-    assert doctor.sentence([fine, odd, bad], quick=False) == "Broken: c; warnings: b."
-
-
 def fails(config: Config, **named: object) -> None:
-    """Raise what a model of another person may raise."""
     raise ValueError(HOSTILE)
 
 

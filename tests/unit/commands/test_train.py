@@ -25,21 +25,6 @@ def test_flags_may_be_spelt_as_people_do() -> None:
         assert parse_train(["digits", *spelling.split()]) == digits.replace(learning_rate=0.5)
 
 
-def test_every_promised_flag_is_there() -> None:
-    """The names that scripts rely on each arrive in their field."""
-    given = {
-        "epochs": "3", "global-batch-size": "60", "accumulation-steps": "2", "seed": "4", "data": "folder",
-        "data-dir": "d", "model": "resnet18", "workers": "1", "precision": "bf16", "compression": "fp16",
-        "device": "cpu", "commit-steps": "5", "commit-seconds": "7", "resume": "never", "output-dir": "out",
-    }  # fmt: skip
-    made = parse_train([part for name, value in given.items() for part in (f"--{name}", value)])
-    assert made == recipes.get("digits").replace(
-        epochs=3, global_batch_size=60, accumulation_steps=2, seed=4, data="folder", data_dir=Path("d"),
-        model="resnet18", workers=1, precision="bf16", compression="fp16", device="cpu", commit_steps=5,
-        commit_seconds=7.0, resume="never", output_dir=Path("out"),
-    )  # fmt: skip
-
-
 def test_names_of_other_trainers() -> None:
     """What people type there arrives in the field that means it here; a flag may take a list of words."""
     line = "imagenet-resnet50 -a resnet18 -b 16 -j 3 --learning_rate 0.2 --accumulation_steps 2 --gpu_ids 0,1 "
@@ -55,7 +40,6 @@ def test_names_of_other_trainers() -> None:
 
 @pytest.mark.parametrize("typed", ["--world_size 4", "--rank=4", "--nproc_per_node 4", "--local_rank=4"])
 def test_what_a_launcher_decides_is_answered_with_its_command(typed: str) -> None:
-    """One line says what to type instead."""
     with pytest.raises(UsageError, match=r"the launcher says how many ranks.*horovodrun -np 4 hvd-train train"):
         parse_train(["digits", *typed.split()])
 
@@ -69,7 +53,6 @@ def test_networks_without_batch_norm_start_lower(arguments: str, rate: float) ->
 
 
 def test_a_batch_per_worker_takes_the_place_of_the_global_one() -> None:
-    """A recipe's global batch does not contradict what the user types."""
     for arguments in (["--batch-size", "16"], ["-b=16"], ["--batch_size=16"]):
         batch = parse_train(["digits", *arguments]).batch
         assert (batch.batch_size, batch.global_batch_size) == (16, None)
@@ -96,16 +79,10 @@ def test_a_config_file_is_a_whole_run(capsys: pytest.CaptureFixture[str]) -> Non
     ("line", "message"),
     [
         ("digitz", "unknown recipe 'digitz'; did you mean 'digits'"),
-        ("--epochz 3", "unknown argument '--epochz'; did you mean '--epochs'"),
-        ("--learning-rat=3", "unknown argument '--learning-rat'; did you mean '--learning-rate'"),
-        ("--epochs ²", "--epochs"),
         ("--gpu-ids x", "--gpu-ids"),
-        ("--epochs", "epochs"),
-        ("--epochs 0", "--epochs is 0; it must be at least 1"),
         ("--precision fp8", "--precision"),
         ("--config none.yaml", "cannot read none.yaml"),
         ("--data cifar", "unknown data set 'cifar'; did you mean 'cifar10'"),
-        ("--data folder", "--data folder needs --data-dir"),
         ("--data folder --data-dir nowhere", "--data-dir nowhere is not a folder"),
         ("--model resnet81", "unknown model 'resnet81'; did you mean 'resnet18'"),
         ("--model nowhere:f", "cannot import nowhere"),
@@ -144,16 +121,6 @@ def test_the_exit_code_says_how_a_training_ended(
     result = SimpleNamespace(finished=finished, stopped_by=stopped_by, saved=saved)
     monkeypatch.setattr("hvd_train.run.train", lambda _: result)
     assert cli.run(["train"]) == code
-
-
-def test_help_lists_every_flag_with_its_text(capsys: pytest.CaptureFixture[str]) -> None:
-    """The docstring of a field is its help."""
-    with pytest.raises(SystemExit) as ended:
-        cli.run(["train", "--help"])
-    assert ended.value.code == 0
-    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for text in ("--global-batch-size", "--commit-seconds", "Nesterov momentum", "Samples per optimizer step over all"):
-        assert text in told
 
 
 def test_a_time_limit_is_that_of_the_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,6 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_part_of_a_jpeg_has_the_pixels_of_pillow(way: str) -> None:
-    """Equal to the bit, wherever the part lies on the grid of blocks, in colour and grey."""
     assert pictures.region_library() is not None, "this package has its own decoder"
     chance = random.Random(way)
     for mode in ("RGB", "L") if way != "without colour transform" else ("RGB",):
@@ -91,7 +90,6 @@ def test_a_damaged_jpeg_is_refused_or_has_the_pixels_of_pillow() -> None:
     ("mode", "kind"), [("RGB", "png"), ("P", "png"), ("RGBA", "png"), ("1", "png"), ("CMYK", "jpeg"), ("RGB", "webp")]
 )
 def test_other_formats_come_as_pillow_shows_them(mode: str, kind: str) -> None:
-    """Files of all modes become red, green and blue pixels as Pillow converts them."""
     data = encoded(noise(30, 20, mode), kind)
     assert torch.equal(Picture(data).part(3, 4, 20, 10), whole(data)[:, 4:14, 3:23])
 
@@ -104,7 +102,6 @@ def test_sixteen_bits_become_the_upper_eight() -> None:
 
 
 def test_a_turned_image_is_set_upright() -> None:
-    """An image is turned and mirrored as its Exif data say."""
     for orientation in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation
@@ -130,7 +127,6 @@ def test_other_formats_are_refused_and_run_no_program(tmp_path: Path, monkeypatc
 def test_a_small_file_that_claims_many_pixels_takes_no_memory(
     kind: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image above the limit is refused by its header."""
     if not compiled:
         monkeypatch.setattr(pictures, "region_library", lambda: None)
     for side in (10_000, 65_000):
@@ -161,13 +157,9 @@ def test_the_limit_is_the_largest_image_that_is_decoded(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("mode", "kind", "options"),
-    [
-        ("CMYK", "jpeg", {"progressive": True, "subsampling": 0}),
-        ("RGBA", "webp", {"lossless": True}),
-    ],
+    [("CMYK", "jpeg", {"progressive": True, "subsampling": 0}), ("RGBA", "webp", {"lossless": True})],
 )
 def test_decoding_takes_memory_in_proportion_to_the_pixels(mode: str, kind: str, options: dict[str, Any]) -> None:
-    """At most the 25 bytes a pixel that the setting names."""
     side = 2000
     data = encoded(Image.new(mode, (side, side)), kind, **options)
     Picture(encoded(Image.new(mode, (8, 8)), kind, **options)).part(0, 0, 8, 8)  # what is loaded once
@@ -228,7 +220,6 @@ def test_an_unreadable_image_is_named(folder: Path) -> None:
 
 
 def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:
-    """The error names the file and the flag; the limit holds in each split."""
     bomb = folder / "val" / "cat" / "1.jpg"
     bomb.write_bytes(BOMBS["jpeg"](12_000))
     with pytest.raises(UsageError, match=rf"the image {bomb}: .* more pixels than --max-image-pixels 90000000 allows"):
@@ -251,7 +242,6 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_folder_that_cannot_be_used_is_refused(folder: Path, fault: str) -> None:
-    """One line names the part that is missing, empty or different."""
     damage, message = FAULTS[fault]
     damage(folder)  # type: ignore[no-untyped-call]
     with pytest.raises(UsageError, match=message) as caught:
@@ -280,7 +270,6 @@ def test_crops_are_those_of_torchvision(compiled: bool, monkeypatch: pytest.Monk
 
 
 def test_a_data_set_is_never_in_memory() -> None:
-    """270 MB of pixels make the process grow by less than a tenth of that."""
     root = Path("many")
     (root / "a").mkdir(parents=True)
     (root / "a" / "00.jpg").write_bytes(encoded(noise(1500, 1000), quality=60))

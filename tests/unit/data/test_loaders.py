@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,13 +12,13 @@ from hvd_train.data.array_loader import ArrayLoader
 from hvd_train.data.augment import Augment
 from hvd_train.data.batches import Batch
 from hvd_train.data.dataset import Arrays, DataSet
-from hvd_train.data.lent_memory import BATCHES_PER_PROCESS, Task, Tasks
+from hvd_train.data.lent_memory import Task
 from hvd_train.data.loader import open_loader
 from hvd_train.data.loader_process import TaskReader, Unreadable
 from hvd_train.data.map_loader import MapLoader
 from hvd_train.data.prepare import Prepare
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import Cut, EpochOrder, Slot, assignments
+from hvd_train.progress.order import Cut, EpochOrder, assignments
 from tests.support.batches import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
 
 CUT, ITEM_BYTES = Cut(8, 3), torch.empty(1, 2, 2).nbytes
@@ -109,28 +107,12 @@ def test_random_transforms_belong_to_the_sample() -> None:
 
 
 def test_copies_of_an_item_have_random_numbers_of_their_own() -> None:
-    """Sample numbers beyond the end of the data are other draws of the same items."""
     batch = TaskReader(RandomItems(), seed=1)[Task([(0, 2), (0, 32)], None, None)]
     assert not isinstance(batch, Unreadable)
     images, labels, _ = batch
     assert images[:, 0, 0, 0].tolist() == [2, 2]
     assert labels.tolist() == [2, 2]
     assert not (images[0].flatten()[1:] == images[1].flatten()[1:]).any()
-
-
-def test_shared_memory_is_lent_to_one_task_at_a_time() -> None:
-    """A buffer is lent again only after it was given back, or when the epoch was left."""
-    tasks = Tasks(num_workers=1)
-    tasks.allocate(100)
-    tasks.slots = [Slot(number, np.array([2 * number, 2 * number + 1])) for number in range(9)]
-    for _ in range(2):
-        iterator = iter(tasks)
-        lent = [task.buffer for task in itertools.islice(iterator, BATCHES_PER_PROCESS + 1)]
-        assert len(set(lent)) == BATCHES_PER_PROCESS + 1
-        assert None not in lent
-        assert next(iterator).buffer is None
-        tasks.give_back(lent[1])
-        assert [next(iterator).buffer, next(iterator).buffer] == [lent[1], None]
 
 
 class Items:
@@ -169,7 +151,6 @@ def test_images_of_several_number_formats_are_one_batch() -> None:
 
 
 def test_items_of_different_sizes_are_an_error_of_use() -> None:
-    """One line instead of a traceback of DataLoader."""
     loader = MapLoader(Items(torch.zeros(1, 2, 2), torch.zeros(1, 3, 2)), PLAIN, CPU, seed=0, num_workers=0)
     with pytest.raises(UsageError, match="the items of a batch do not fit together"):
         list(loader.load(0, assignments(EpochOrder(0, 0, 2), 0, Cut(2, 2), 0, 1)))

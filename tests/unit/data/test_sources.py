@@ -38,14 +38,6 @@ def test_the_digits_are_scikit_learns() -> None:
     assert (values.mean().item(), values.std().item()) == pytest.approx((data.mean[0], data.std[0]), abs=0.002)
 
 
-def test_a_data_set_that_is_not_there_says_what_to_type() -> None:
-    """An unknown name is answered with the nearest; absent CIFAR is no download without `--download`."""
-    with pytest.raises(UsageError, match="unknown data set 'cifar1'; did you mean 'cifar10'"):
-        sources.check_name("cifar1")
-    with pytest.raises(UsageError, match=r"--data cifar10: not found whole in data .*add --download"):
-        sources.open_data(DataConfig(data="cifar10"), seed=0)
-
-
 def test_own_tensors_are_kept_in_memory() -> None:
     """A pair of TensorDatasets is kept in memory, with class names that follow from the labels."""
     images, labels = torch.rand(6, 3, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2], dtype=torch.int32)
@@ -66,7 +58,6 @@ def test_own_tensors_are_kept_in_memory() -> None:
     ],
 )
 def test_own_data_of_another_form_are_refused(result: object, message: str) -> None:
-    """One line says what the function of the user must return."""
     with pytest.raises(UsageError, match=message):
         sources.open_data(DataConfig(), 0, own=lambda config: result)  # type: ignore[arg-type, return-value]
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.transforms import v2
 
 from hvd_train.data import sources
 from hvd_train.data.augment import affine_jitter, crop_and_flip
 from hvd_train.data.dataset import Arrays
-from hvd_train.data.transforms import Items, Mix, training_transform
+from hvd_train.data.transforms import Items, Mix
 from hvd_train.errors import UsageError
 from hvd_train.progress import order
 from hvd_train.settings.data import DataConfig
@@ -31,7 +30,6 @@ def cropped(image: Tensor, uniforms: Tensor, padding: int) -> Tensor:
 
 
 def test_crop_and_flip_is_the_plain_one_image_by_image() -> None:
-    """Shifts in both directions by all amounts, at most by the padding, mirrored or not."""
     images = torch.arange(66 * 3 * 6 * 5.0).view(66, 3, 6, 5)
     drawn = torch.from_numpy(order.uniforms(1, 2, np.arange(64), 3))
     uniforms = torch.cat([drawn, torch.zeros(1, 3), torch.full((1, 3), 1 - 2**-24)])
@@ -54,18 +52,8 @@ def test_an_affine_change_turns_shifts_and_zooms() -> None:
     assert turned[0, 0, 4, 4] < 0.01
 
 
-@pytest.mark.parametrize(("augment", "kind"), [("trivial", v2.TrivialAugmentWide), ("rand", v2.RandAugment)])
-def test_policies_come_after_the_usual_changes_and_before_erasing(augment: str, kind: type) -> None:
-    """The order is that of torchvision's references; erased parts get the mean colour."""
-    config = DataConfig(data="cifar10", augment=augment, random_erasing=0.25)  # type: ignore[arg-type]
-    steps = training_transform(config, [v2.RandomHorizontalFlip()], (0.5, 0.4, 0.3)).transforms
-    assert [type(step) for step in steps] == [v2.RandomHorizontalFlip, kind, v2.RandomErasing]
-    assert (steps[2].p, steps[2].value) == (0.25, [128, 102, 76])
-
-
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_augmentation_does_not_depend_on_loader_processes(workers: int) -> None:
-    """Weights after an epoch with TrivialAugment and random erasing are the same."""
     config = small_config(augment="trivial", random_erasing=0.5, epochs=1, workers=workers)
     _, weights = trained(LocalWorld(), config)
     _, again = trained(LocalWorld(), config.replace(workers=0, output_dir=Path("again")))
@@ -90,30 +78,7 @@ def test_a_policy_for_items_of_the_user_is_refused() -> None:
         sources.open_data(DataConfig(data="tests.support.runs:mapped_digits", augment="trivial"), seed=0)
 
 
-def test_mixup_blends_images_and_targets_alike() -> None:
-    """An image becomes share * itself + (1 - share) * its neighbour, and so does its target."""
-    torch.manual_seed(3)
-    images, targets = torch.rand(4, 1, 5, 5), torch.tensor([0, 1, 2, 3])
-    mixed, shares = Mix(DataConfig(mixup=1.0), 4)(images, targets)
-    own = float(shares[0, 0])
-    assert 0 < own < 1
-    torch.testing.assert_close(mixed, own * images + (1 - own) * images.roll(1, 0))
-    torch.testing.assert_close(shares, own * torch.eye(4) + (1 - own) * torch.eye(4).roll(1, 0))
-
-
-def test_cutmix_shares_are_those_of_the_area() -> None:
-    """The share of a target is that of the pixels that were not taken from the neighbour."""
-    torch.manual_seed(4)
-    images, targets = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 1, 16, 16), torch.arange(4)
-    mixed, shares = Mix(DataConfig(cutmix=1.0), 4)(images, targets)
-    kept = float((mixed[2] == 2).float().mean())
-    assert 0 < kept < 1
-    assert float(shares[2, 2]) == pytest.approx(kept)
-    assert float(shares[2, 1]) == pytest.approx(1 - kept)
-
-
 def test_mixup_and_cutmix_take_turns() -> None:
-    """If both are asked for, some micro-batches are blended and others are patched."""
     mix = Mix(DataConfig(mixup=1.0, cutmix=1.0), 2)
     images, targets = torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)]), torch.arange(2)
     torch.manual_seed(0)

@@ -12,7 +12,6 @@ from hvd_train.elastic.discovery import Discovery, HostCommand
 
 
 def test_hosts_are_read_from_a_command() -> None:
-    """Lines are NAME:SLOTS; a name alone has the default number of slots; no lines are no hosts."""
     assert HostCommand("printf 'a:2\\nb\\n\\n'", 4).find_available_hosts_and_slots() == {"a": 2, "b": 4}
     assert HostCommand("echo a", None).find_available_hosts_and_slots() == {"a": 1}
     assert HostCommand("true", None).find_available_hosts_and_slots() == {}
@@ -30,20 +29,17 @@ def test_hosts_are_read_from_a_command() -> None:
     ],
 )
 def test_a_bad_list_is_one_line(command: str, message: str) -> None:
-    """It says what is wrong."""
     with pytest.raises(ValueError, match=message):
         HostCommand(command, 1).find_available_hosts_and_slots()
 
 
 def test_a_command_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The earlier list stays in force."""
     monkeypatch.setattr(discovery, "_COMMAND_S", 0.05)
     with pytest.raises(subprocess.TimeoutExpired):
         HostCommand("exec sleep 60", 1).find_available_hosts_and_slots()
 
 
 def test_after_a_failure_the_last_list_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    """The problem is printed once, and a new list is passed on as soon as there is one."""
     lists: list[Mapping[str, int] | str] = [{"a": 1}, "no such file", "no such file", {"a": 1, "b": 2}]
     found: list[Mapping[str, int]] = []
 

@@ -40,26 +40,20 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def two(patient: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    """A job of two workers on hosts a and b, which have been started and have no ranks yet."""
     job = Job({"a": 1, "b": 1})
     job.start()
     job.started.sort(key=lambda ranks: ranks.worker)
     yield job
     limit(monkeypatch, "dispatcher._QUIET_S", 0.01)
-    stop(job)
+    job.interrupted.set()
+    job.end()
 
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The workers whose processes were killed, and their jobs."""
     numbers: list[str] = []
     monkeypatch.setattr(orphans, "kill_worker", lambda number, job: numbers.append(f"{number} of {job}"))
     return numbers
-
-
-def stop(job: Job) -> None:
-    job.interrupted.set()
-    job.end()
 
 
 def numbers_of(job: Job) -> list[int]:
@@ -67,36 +61,12 @@ def numbers_of(job: Job) -> list[int]:
 
 
 def trains(job: Job) -> list[int]:
-    """Let all workers form a world, and return their numbers."""
     numbers = numbers_of(job)
     assert None not in job.ask(*numbers).values()
     return numbers
 
 
-def asks(job: Job, number: int) -> threading.Thread:
-    """Let a worker ask for a rank in a thread, and return it once the request has arrived."""
-    thread = threading.Thread(target=job.ask, args=(number,), daemon=True)
-    thread.start()
-    wait_for("the request", lambda: job.dispatcher._processes[number].waiting)
-    return thread
-
-
-def has_ended(job: Job, number: int) -> bool:
-    return job.dispatcher.may_ask(number) == "end"
-
-
-def test_a_world_forms_when_all_have_asked(two: Job) -> None:
-    """Each worker gets its ranks, the rendezvous server learns of the world, and the job ends well with all of them."""
-    numbers = numbers_of(two)
-    answers = two.ask(*numbers)
-    assert sorted(ranks.rank for ranks in answers.values() if ranks) == [0, 1]
-    assert two.worlds == [2]
-    assert [two.dispatcher.heartbeat_received(number) for number in numbers] == ["train", "train"]
-    assert two.end() == Finish(0, "done")
-
-
 def test_a_worker_learns_its_place_and_its_job(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Number, slot, workers on its host, name of the job, and its age since the supervisor has started."""
     monkeypatch.setenv(STARTED, str(time.monotonic() - 1000))
     monkeypatch.setenv(OWNER, "the supervisor's")
     job = Job({"a": 2, "b": 1})
@@ -109,11 +79,11 @@ def test_a_worker_learns_its_place_and_its_job(patient: None, monkeypatch: pytes
         assert ranks.environment[OWNER] == "the supervisor's"
         assert not {REPLACES, GOES_ON} & ranks.environment.keys()
     assert len({ranks.environment[JOB] for ranks in job.started}) == 1
-    stop(job)
+    job.interrupted.set()
+    job.end()
 
 
 def test_a_worker_that_dies_is_replaced(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """The user reads its exit code; its successor knows whom it replaces and that it continues a job."""
     first, second = trains(two)
     two.exit_codes[second] = 137
     wait_for("the successor", lambda: len(two.started) == 3)
@@ -125,7 +95,6 @@ def test_a_worker_that_dies_is_replaced(two: Job, capsys: pytest.CaptureFixture[
 
 
 def test_a_worker_that_runs_something_else_is_refused(two: Job) -> None:
-    """The first worker decides what the job runs, also if it has ended since."""
     first, second = numbers_of(two)
     two.dispatcher.facts_received(7, {"host": "a", "torch": "2.15"})
     two.dispatcher.facts_received(first, {"host": "a", "torch": "2.15"})
@@ -137,7 +106,6 @@ def test_a_worker_that_runs_something_else_is_refused(two: Job) -> None:
 
 
 def test_an_error_is_printed_once_and_its_copies_are_counted(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two copies may differ in numbers; the exit code is not printed as well."""
     first, second = numbers_of(two)
     for number in (first, second):
         error = f"Traceback:\n  File m.py, line 3\nNameError: typo in process {number}"
@@ -165,10 +133,10 @@ def test_an_evicted_worker_may_end_by_itself(
     two.deaf.add(second)
     two.hosts = {"a": 1}
     wait_for("its end", lambda: two.dispatcher.heartbeat_received(second) == "end")
-    assert not has_ended(two, second)
+    assert two.dispatcher.may_ask(second) != "end"
     assert two.dispatcher.heartbeat_received(first) == "train"
     two.exit_codes[second] = 255  # its heartbeats may still come, and its slot is free all the same
-    wait_for("the end of its process", lambda: has_ended(two, second))
+    wait_for("the end of its process", lambda: two.dispatcher.may_ask(second) == "end")
     assert killed == []
     assert capsys.readouterr().err == "hvd-train: worker b[0] is taken out: its host is no longer listed\n"
 
@@ -182,9 +150,10 @@ def test_a_silent_worker_is_killed(two: Job, killed: list[str]) -> None:
 
 
 def test_after_a_signal_all_are_told_to_stop(two: Job) -> None:
-    """Those that wait for a rank are answered; the job is over when the processes have ended."""
     first, second = numbers_of(two)
-    asking = asks(two, first)
+    asking = threading.Thread(target=two.ask, args=(first,), daemon=True)
+    asking.start()
+    wait_for("the request", lambda: two.dispatcher._processes[first].waiting)
     two.interrupted.set()
     asking.join(60)
     assert not asking.is_alive()
@@ -224,7 +193,7 @@ def test_a_signal_to_one_worker_is_a_change_and_to_all_a_stop(two: Job, capsys: 
     assert two.dispatcher.heartbeat_received(first) == "change"
     assert two.ask(second) == {second: None}
     assert "worker b[0] is taken out: it was told to end by a signal" in capsys.readouterr().err
-    assert not has_ended(two, second)
+    assert two.dispatcher.may_ask(second) != "end"
     two.exit_codes[second] = 143
     assert two.ask(first)[first] is not None
     assert two.dispatcher.told_to_end(first) == "stop"
@@ -256,32 +225,23 @@ def test_an_error_of_the_driver_ends_the_job_as_a_failure(patient: None, monkeyp
     wait_for("the end of the driver's thread", lambda: threads >= set(threading.enumerate()))
 
 
-# An ssh that fails by itself says nothing about the worker that it has started.
-
-
-def ssh_fails(job: Job, number: int, capsys: pytest.CaptureFixture[str]) -> str:
-    """Let the ssh to a worker fail while its heartbeats come, and return what was printed about it."""
-    assert job.dispatcher.heartbeat_received(number) == "train"
-    job.exit_codes[number] = 255
-    printed = [""]
-
-    def told() -> bool:
-        assert job.dispatcher.heartbeat_received(number) == "train"
-        printed[0] += capsys.readouterr().err
-        return "its heartbeats still come" in printed[0]
-
-    wait_for("a line about it", told)
-    return printed[0]
-
-
 def test_a_worker_whose_ssh_has_failed_stays_while_its_heartbeats_come(
     two: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The network may have been away; when the worker is silent its slot gets another worker."""
     _, second = trains(two)
-    printed = ssh_fails(two, second, capsys)
     assert two.dispatcher.heartbeat_received(second) == "train"
-    printed += capsys.readouterr().err
+    two.exit_codes[second] = 255
+    printed = ""
+
+    def told() -> bool:
+        nonlocal printed
+        assert two.dispatcher.heartbeat_received(second) == "train"
+        printed += capsys.readouterr().err
+        return "its heartbeats still come" in printed
+
+    wait_for("a line about it", told)
+    assert told()
     assert printed.count("the ssh to worker b[0] has failed; its heartbeats still come") == 1
     assert two.dispatcher.may_ask(second) == "ask"
     limit(monkeypatch, "dispatcher.SILENT_S", 0.1)

@@ -10,35 +10,29 @@ import subprocess
 import sys
 import urllib.error
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.util import network, worker_environment
 
 from hvd_train.elastic.driver import SSH_OPTIONS, Driver, Store, slot_info
-from hvd_train.elastic.ranks import RankAssignment, assign_ranks
+from hvd_train.elastic.ranks import assign_ranks
 from hvd_train.elastic.worker import Worker
 from hvd_train.launch import client, signature
 from hvd_train.launch.launcher import WORKER
-from tests.support.drivers import NoHosts, Rendezvous, driver, replacement_of
+from tests.support.drivers import driver, replacement_of
 from tests.support.malicious import Malicious
-
-RANKS = {"rank": 0, "local_rank": 1000, "cross_rank": 0, "size": 1, "local_size": 2, "cross_size": 1}
 
 
 def test_ranks_have_horovods_form() -> None:
     """An answer is `rank,size,local_rank,local_size,cross_rank,cross_size`."""
-    assert {field.name for field in fields(SlotInfo)} <= {field.name for field in fields(RankAssignment)}
     workers = [Worker(1000 + n, host, slot=n, started_at=0, heard_at=0) for n, host in enumerate("abacba")]
     answers = [slot_info(ranks).to_response_string() for ranks in assign_ranks(workers)]
     assert answers == ["0,6,0,3,0,3", "1,6,0,2,1,3", "2,6,1,3,0,2", "3,6,0,1,2,3", "4,6,1,2,1,2", "5,6,2,3,0,1"]
     assert [ranks.hostname for ranks in assign_ranks(workers)] == list("abacba")
-    assert INVALID_SLOT_INFO.to_response_string().startswith("-1,")
 
 
 def test_a_host_that_is_off_does_not_delay_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,26 +71,19 @@ def test_ssh_reports_how_the_worker_has_ended(shell: str, end: str, code: int) -
 
 
 def test_limits_are_what_the_user_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flags come before variables, and a patience that is no number of seconds is wrong input."""
-
-    def limits(least: int, most: int | None, timeout: int | None) -> tuple[int, int, float]:
-        roster = Driver(Rendezvous(), NoHosts(), least, most, timeout).dispatcher._roster
-        return roster.min_workers, roster.max_workers, roster.patience_s
-
-    assert limits(0, None, None) == (1, sys.maxsize, 600)
     monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "45")
-    assert limits(2, 5, None) == (2, 5, 45)
-    assert limits(2, 5, 30) == (2, 5, 30)
+    for timeout, patience in ((None, 45), (30, 30)):
+        roster = driver(2, 5, timeout).dispatcher._roster
+        assert (roster.min_workers, roster.max_workers, roster.patience_s) == (2, 5, patience)
     for text in ("10m", "0", "-5"):
         monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", text)
         with pytest.raises(JobFailedError, match=f"is a number of seconds from 1, not '{text}'") as refused:
-            limits(1, None, None)
+            driver(1, None, None)
         assert refused.value.exit_code == 2
 
 
 @pytest.fixture
 def own() -> Driver:
-    """A driver whose job has two workers, 1000 and 1001, that form a world."""
     made = driver()
     roster = made.dispatcher._roster
     roster.hosts_found({"a": 2})
@@ -110,7 +97,6 @@ def own() -> Driver:
 
 @pytest.fixture
 def environ(own: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """The environment of a worker on the driver's host, whose server is up."""
     monkeypatch.setattr(Driver, "listen_at", Driver.listen_at)
     key = signature.make_key()
     monkeypatch.setenv(signature.KEY, key)
@@ -137,8 +123,6 @@ def test_ranks_do_not_wait_for_the_address_of_a_dead_rank(own: Driver, environ: 
 
 
 def test_the_server_listens_on_the_loopback_until_another_host_needs_it(environ: dict[str, str]) -> None:
-    """Each further address is opened alone; one that is another program's is not given to workers."""
-
     def listens_at() -> set[str]:
         connections = psutil.Process().net_connections("tcp")
         port = int(environ[client.PORT])

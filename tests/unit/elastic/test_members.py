@@ -11,7 +11,6 @@ from hvd_train.elastic.members import (
     RankReport,
     can_train_on,
     change_between,
-    in_common,
     most_advanced,
     survivors_differ,
 )
@@ -20,20 +19,17 @@ A, B, C = (Member(host, 1) for host in "abc")
 
 
 def survivor(member: Member, step: int, epoch: int = 0, digest: str = "x", holds: Holds = "whole") -> RankReport:
-    """Return the report of a survivor of the world of a and b."""
     why = "a rank was lost"
     return RankReport(member, True, holds, epoch, step, digest, previous_members=(A, B), reason=why, waited_s=0.5)
 
 
 def change(reports: list[RankReport], step: int = 7) -> Change:
-    """Return the change of world that these ranks see."""
     found = change_between(reports, step=step)
     assert found is not None
     return found
 
 
 def test_the_rank_that_has_done_most_gives_its_state() -> None:
-    """Whatever its rank; the end of an epoch counts after its last step, and a newcomer never leads."""
     assert most_advanced([survivor(A, 6), survivor(B, 7)]) == 1
     assert most_advanced([survivor(A, 7), survivor(B, 7)]) == 0
     assert most_advanced([survivor(A, 7), survivor(B, 7, epoch=1)]) == 1
@@ -53,26 +49,13 @@ def test_survivors_of_one_step_with_other_weights_are_not_trusted() -> None:
 
 
 def test_the_others_train_on_while_a_newcomer_alone_lacks_the_state() -> None:
-    """A survivor that is behind, and a newcomer with another state, get it while all wait."""
     assert can_train_on([survivor(A, 7), survivor(B, 7), RankReport(C)], 0)
     assert not can_train_on([survivor(A, 7), survivor(B, 6, digest="y"), RankReport(C)], 0)
     assert not can_train_on([survivor(A, 7), replace(RankReport(C), digest="y")], 0)
     assert not can_train_on([RankReport(C), RankReport(A)], 0)
 
 
-def test_what_all_newcomers_have_of_the_state_is_not_sent_again() -> None:
-    """Only parts of this very step count."""
-    root = survivor(A, 7)
-    at_7, at_6 = (replace(RankReport(C), epoch=0, step=step, digest="part", arrived=5) for step in (7, 6))
-    assert in_common([root, at_7], 0) == 5
-    assert in_common([at_7, root, replace(at_7, arrived=3)], 1) == 3
-    assert in_common([root, at_7, at_6], 0) == 0
-    assert in_common([root, at_7, RankReport(B)], 0) == 0
-    assert in_common([root, survivor(B, 7)], 0) == 0
-
-
 def test_a_change_names_who_left_and_who_came() -> None:
-    """With the seconds since the fault and the steps that were lost."""
     assert change_between([RankReport(A), RankReport(B)], step=0) is None
     for after, who in (
         ([survivor(A, 7), RankReport(C)], "2 -> 2 at step 7: b (process 1) left and c (process 1) came"),
@@ -89,7 +72,6 @@ def test_a_change_names_who_left_and_who_came() -> None:
 
 
 def test_a_change_is_what_the_most_advanced_rank_has_seen() -> None:
-    """It counts from the first rank that noticed; one that lost its world earlier was in another one."""
     late = replace(survivor(B, 7), waited_s=0.1)
     for reports in ([survivor(A, 7), late, RankReport(C)], [late, survivor(A, 7), RankReport(C, waited_s=9.0)]):
         assert change(reports).waited_s == 0.5

@@ -23,14 +23,12 @@ LATER = 100.0
 
 
 def later(hosts: dict[str, int], **limits: int) -> Play:
-    """Return a job that has trained for a while."""
     play = training(hosts, **limits)
     play.wait(LATER)
     return play
 
 
 def test_the_first_world_waits_for_all_workers_for_a_minute() -> None:
-    """The first world forms when all workers are ready, or after a minute with at least --min-np of them."""
     play = Play({"a": 2, "b": 1}, first=3)
     one, two, three = play.started
     play.ask(one, three)
@@ -47,7 +45,6 @@ def test_the_first_world_waits_for_all_workers_for_a_minute() -> None:
 
 
 def test_a_newcomer_joins_when_it_is_ready() -> None:
-    """Members train on while a newcomer builds; then they leave their world for it and keep their ranks."""
     play = training({"a": 1, "b": 1})
     old = play.world
     play.find({"a": 1, "b": 1, "c": 1})
@@ -63,7 +60,6 @@ def test_a_newcomer_joins_when_it_is_ready() -> None:
 
 
 def test_survivors_continue_at_once_and_the_slot_is_filled_later() -> None:
-    """One crash bars no host: a new worker starts in the slot and joins when it is ready."""
     play = training({"a": 1, "b": 1})
     one, two = play.world
     play.end(two, 137)
@@ -77,7 +73,6 @@ def test_survivors_continue_at_once_and_the_slot_is_filled_later() -> None:
 
 
 def test_a_host_that_keeps_failing_is_tried_at_growing_intervals() -> None:
-    """The interval doubles up to a minute, the host is never given up, and the others train on."""
     play = training({"a": 1})
     old = play.world
     play.find({"a": 1, "bad": 1})
@@ -98,7 +93,6 @@ def test_a_host_that_keeps_failing_is_tried_at_growing_intervals() -> None:
 
 
 def test_a_worker_that_dies_after_a_steady_life_is_replaced_at_once() -> None:
-    """However often that happens, and whether or not the world has changed meanwhile."""
     play = training({"a": 1, "b": 1})
     first = play.world[0]
     for _ in range(8):
@@ -115,7 +109,6 @@ def test_a_worker_that_dies_after_a_steady_life_is_replaced_at_once() -> None:
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_silent_worker_is_evicted_after_ten_seconds(trains: bool) -> None:
-    """Whether it trains or waits for others, and though no other worker misses it."""
     play = later({"a": 1, "b": 1}, fewest=2)
     silent = play.started[1]
     if not trains:
@@ -129,7 +122,6 @@ def test_a_silent_worker_is_evicted_after_ten_seconds(trains: bool) -> None:
 
 
 def test_survivors_wait_for_a_silent_member_for_three_seconds_only() -> None:
-    """A member that others wait for is evicted sooner."""
     play = later({"a": 1, "b": 1, "c": 1})
     one, two, silent = play.world
     play.ask(one, two)
@@ -198,7 +190,6 @@ def test_a_host_taken_from_the_list_leaves_after_a_step() -> None:
 
 
 def test_no_worker_leaves_before_there_are_enough_others() -> None:
-    """With --min-np 2 the member of a lost host trains on until a newcomer is ready to take its place."""
     play = training({"a": 1, "b": 1}, fewest=2)
     one, two = play.world
     play.find({"a": 1})
@@ -213,7 +204,6 @@ def test_no_worker_leaves_before_there_are_enough_others() -> None:
 
 
 def test_the_state_outlives_a_change_of_all_hosts() -> None:
-    """Workers on the old hosts hand the state over and leave after a common step."""
     play = training({"a": 1})
     (old,) = play.world
     play.find({"b": 1})
@@ -274,7 +264,6 @@ def test_a_worker_that_builds_and_reports_is_waited_for() -> None:
 
 
 def test_a_job_says_what_it_waits_for() -> None:
-    """Where hosts are missing after 5 s, where workers only build after a minute, and again each minute."""
     play = Play({"a": 2}, first=4, fewest=1)
     play.ask(*play.started)
     play.wait(5)

@@ -13,7 +13,6 @@ LATER = 100.0
 
 
 def test_wrong_settings_end_the_job_at_once() -> None:
-    """They are wrong on every host."""
     play = Play({"a": 1, "b": 1}, first=2)
     play.end(play.started[0], 2)
     assert play.finish == Finish(2, "a[0] cannot start")
@@ -22,7 +21,6 @@ def test_wrong_settings_end_the_job_at_once() -> None:
 
 @pytest.mark.parametrize("code", [4, 5, 6, 74])
 def test_an_error_that_no_new_worker_would_survive_ends_the_job_at_once(code: int) -> None:
-    """With its exit code; the other workers are ended."""
     play = training({"a": 1, "b": 1})
     one, two = play.world
     play.end(two, code)
@@ -87,7 +85,6 @@ def test_an_error_that_three_workers_meet_at_one_step_ends_the_job(steps: tuple[
 
 
 def test_errors_at_different_steps_are_survived() -> None:
-    """So are deaths by a signal, at any step, and the end of an ssh."""
     play = training({"a": 1, "b": 1})
     for step in (5, 9, 5, 7, 5, 9):
         play.fail(play.world[1], "training", step=step)
@@ -112,11 +109,7 @@ def test_a_crash_at_exit_hides_no_exit_code() -> None:
     play.end(two, 134)
     play.end(one, 139)
     assert play.finish == Finish(0, "done")
-    for word, exit_code, meant in (
-        (LastWord(143), -6, 143),
-        (LastWord(0), 1, 1),
-        (LastWord(1, "Traceback"), 0, 1),
-    ):
+    for word, exit_code, meant in ((LastWord(143), -6, 143), (LastWord(0), 1, 1), (LastWord(1, "Traceback"), 0, 1)):
         assert Worker(1000, "a", 2, 0.0, 0.0, last_word=word).meant_exit_code(exit_code) == meant
 
 
@@ -142,7 +135,6 @@ def test_a_worker_that_gets_a_signal_leaves_and_the_others_continue() -> None:
 
 @pytest.mark.parametrize("listed_anew", [False, True])
 def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(listed_anew: bool) -> None:
-    """Unless its host leaves the list and returns."""
     play = training({"a": 1, "b": 1})
     one, told = play.world
     play.tell_to_end(told)
@@ -159,7 +151,6 @@ def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(listed_a
 
 
 def test_with_too_few_left_after_a_signal_the_others_wait_for_a_new_host() -> None:
-    """The worker that got the signal does not wait with them."""
     play = training({"a": 1, "b": 1}, fewest=2)
     one, told = play.world
     play.tell_to_end(told)
@@ -175,7 +166,6 @@ def test_with_too_few_left_after_a_signal_the_others_wait_for_a_new_host() -> No
 
 @pytest.mark.parametrize("history", ["together", "one after another", "a fault comes first"])
 def test_where_all_workers_get_a_signal_the_job_stops(history: str) -> None:
-    """They commit and end, and the exit code is that of a stop."""
     play = training({"a": 1, "b": 1})
     one, two = play.world
     if history == "one after another":
@@ -195,7 +185,6 @@ def test_where_all_workers_get_a_signal_the_job_stops(history: str) -> None:
 
 
 def test_a_death_while_another_worker_leaves_does_not_end_the_job() -> None:
-    """New workers continue from the commit of the worker that left."""
     play = training({"a": 1, "b": 1})
     one, told = play.world
     play.tell_to_end(told)
@@ -209,7 +198,6 @@ def test_a_death_while_another_worker_leaves_does_not_end_the_job() -> None:
 
 
 def test_a_newcomer_that_cannot_connect_is_left_out_for_growing_times() -> None:
-    """After three failures in a row, then after one each; the others train on."""
     play = training({"a": 1, "b": 1})
     old = play.world
     play.find({"a": 1, "b": 1, "far": 1})
@@ -237,7 +225,6 @@ def test_a_newcomer_that_cannot_connect_is_left_out_for_growing_times() -> None:
 
 
 def test_a_death_explains_a_failed_rendezvous() -> None:
-    """No other worker is left out for it, however often it happens."""
     play = training({"a": 1, "b": 1, "c": 1})
     one, two, _ = play.world
     for _ in range(6):
@@ -291,7 +278,6 @@ def test_workers_that_were_left_out_return_one_at_a_time() -> None:
 
 
 def test_only_failed_rendezvous_in_a_row_count() -> None:
-    """A success in between clears all workers."""
     play = training({"a": 1, "b": 1})
     old = play.world
     for _ in range(3):

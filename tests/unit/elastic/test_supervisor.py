@@ -69,7 +69,6 @@ class Attempts:
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
-    """Attempts whose exit codes the test gives; afterwards the signal handlers of this process are as before."""
     made = Attempts()
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=made.monotonic, sleep=made.sleep))
     monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=made.popen))
@@ -109,16 +108,14 @@ def test_a_job_that_lives_for_minutes_between_faults_is_never_given_up(attempts:
     assert len(attempts.started) == 2
 
 
-@pytest.mark.parametrize("code", FINAL)
-def test_a_final_exit_code_ends_the_job(attempts: Attempts, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Done, wrong settings, hopeless, or stopped with a commit: nothing is added to what the command has printed."""
-    attempts.codes = [code]
-    assert keep_going(COMMAND, 3) == code
+def test_a_final_exit_code_ends_the_job(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
+    for code in FINAL:
+        attempts.codes = [code]
+        assert keep_going(COMMAND, 3) == code
     assert capsys.readouterr().err == ""
 
 
 def test_all_attempts_are_the_same_job(attempts: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one start and one name; all but the first know that they continue; workers get half a minute to commit."""
     attempts.codes = [1, 1, 0]
     assert keep_going(COMMAND, 3) == 0
     assert [command for command, _ in attempts.started] == [COMMAND] * 3
@@ -138,13 +135,7 @@ def test_all_attempts_are_the_same_job(attempts: Attempts, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("sent", "heard"),
-    [
-        ("USR1", "TERM"),
-        ("HUP HUP HUP", "TERM"),
-        ("HUP TERM", "TERM TERM"),
-        ("INT INT", "INT INT"),
-    ],
+    ("sent", "heard"), [("USR1", "TERM"), ("HUP HUP HUP", "TERM"), ("HUP TERM", "TERM TERM"), ("INT INT", "INT INT")]
 )
 def test_a_signal_reaches_the_command_and_no_attempt_follows(attempts: Attempts, sent: str, heard: str) -> None:
     """As one that the launcher knows; a second one hurries it, unless it is another SIGHUP of a lost terminal."""
@@ -160,7 +151,6 @@ def test_a_signal_reaches_the_command_and_no_attempt_follows(attempts: Attempts,
 
 
 def test_a_signal_while_no_command_runs_ends_the_job(attempts: Attempts) -> None:
-    """A command that is about to start gets it; between two attempts the exit code is that of the last one."""
     attempts.codes = [7, 130]
     attempts.as_it_starts = lambda: attempts.started and signal.raise_signal(signal.SIGHUP)
     assert keep_going(COMMAND, 3) == 130

@@ -23,8 +23,6 @@ NAMES = {"localhost": "127.0.0.1", "login": "127.0.1.1", "login-ib": "10.1.0.5",
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host of several networks, whose name leads to 127.0.1.1 on itself."""
-
     def entries(found: list[str]) -> list[SimpleNamespace]:
         other = SimpleNamespace(family=socket.AF_PACKET, address="02:00")
         return [other, *(SimpleNamespace(family=socket.AF_INET, address=address) for address in found)]
@@ -47,7 +45,6 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_gets_the_driver_addresses_that_may_lead_there() -> None:
-    """The likeliest first; on the driver's own host, by whichever name, the loopback alone."""
     for name in ("localhost", "login", "login-ib"):
         assert addresses.for_worker_on(name, ["ib0"]) == ["127.0.0.1"]
     assert addresses.for_worker_on("n2") == ["10.1.0.5", "172.17.0.1", "192.168.1.5"]
@@ -78,7 +75,6 @@ def test_a_worker_uses_the_interface_that_leads_to_the_others(driver: str, elsew
 
 
 def test_interfaces_that_the_user_names_are_used() -> None:
-    """Among several the one on the way; the option wins over Gloo's variable, and NCCL's own variable stays."""
     for named, interface in (("eth0", "eth0"), ("docker0,ib0", "ib0"), ("ens3,docker0", "docker0"), ("lo", "lo")):
         environ = {ADDRESS: "10.1.0.9", "HVD_TRAIN_INTERFACES": named}
         addresses.choose_interface(environ, "")

@@ -22,7 +22,6 @@ _numbers = itertools.count(1000)
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[dict[str, str]]:
-    """Where a store is."""
     server = RendezvousServer()
     yield {client.ADDRESS: "127.0.0.1", client.PORT: str(server.start())}
     server.stop()
@@ -30,18 +29,15 @@ def store() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def environ(store: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment of a worker that no other test has."""
     monkeypatch.setattr(last_word, "_told", [])
     return {**store, WORKER: str(next(_numbers))}
 
 
 def heard(environ: dict[str, str]) -> LastWord:
-    """Return the exit report that the driver has."""
     return last_word.heard(client.get(environ, f"last_word/{environ[WORKER]}", 60))
 
 
 def test_an_error_is_reported_once_with_its_place(environ: dict[str, str]) -> None:
-    """The first report, from where the error was raised, counts; neither a second one nor the exit code replaces it."""
     error = UsageError("cat.jpg is torn")
     assert last_word.tell(environ, error, "training", 17)
     assert last_word.tell(environ, error)
@@ -54,14 +50,12 @@ def test_an_error_is_reported_once_with_its_place(environ: dict[str, str]) -> No
     ("error", "code"), [(SystemExit(143), 143), (SystemExit(), 0), (SystemExit("why"), 1), (KeyError("a bug"), 1)]
 )
 def test_the_exit_code_of_the_process_is_reported(error: BaseException, code: int, environ: dict[str, str]) -> None:
-    """As Python will end the process; the error is raised on."""
     with pytest.raises(type(error)), last_word.exit_code_told(environ):
         raise error
     assert heard(environ) == LastWord(code)
 
 
 def test_without_a_driver_the_process_prints_its_error(environ: dict[str, str]) -> None:
-    """Static jobs have none, and a driver that is gone changes nothing."""
     gone = {**environ, client.PORT: "1"}
     assert not last_word.tell({}, UsageError("wrong"))
     assert not last_word.say(gone, LastWord(0))
@@ -74,7 +68,6 @@ def test_without_a_driver_the_process_prints_its_error(environ: dict[str, str]) 
 def test_the_command_line_leaves_errors_to_the_driver(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """It prints nothing; the log of the rank has the error too."""
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOROVOD_RANK", "1")
@@ -96,7 +89,6 @@ def test_the_command_line_leaves_errors_to_the_driver(
 def test_an_error_is_printed_once_for_all_ranks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 prints what all ranks meet; another rank, with its name, only where no other one ends the job."""
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     for rank, ended, said in ((0, False, "hvd-train: "), (1, True, None), (1, False, "hvd-train: rank 1 on ")):
         monkeypatch.setenv("HOROVOD_RANK", str(rank))

@@ -18,7 +18,6 @@ FORMATS: tuple[FileFormat, ...] = ("horovod", "openmpi", "mpich", "slurm")
 
 
 def file(text: str) -> Path:
-    """Return a host file with this text."""
     path = Path("hosts")
     path.write_text(text)
     return path
@@ -26,12 +25,10 @@ def file(text: str) -> Path:
 
 @given(cluster=CLUSTERS, file_format=st.sampled_from(FORMATS))
 def test_what_is_written_is_read(cluster: list[Host], file_format: FileFormat) -> None:
-    """In every format, in the same order."""
     assert hosts.read(file(hosts.written(cluster, file_format)), file_format) == tuple(cluster)
 
 
 def test_all_forms_of_a_line_are_read() -> None:
-    """Those of Horovod, Open MPI and MPICH, with comments and blank lines."""
     text = "# two racks\na slots=4\n\nb:2   # the old one\nc\nd slots = 3 max_slots=8\ne.example max-slots=2\r\n"
     expected = (Host("a", 4), Host("b", 2), Host("c", 1), Host("d", 3), Host("e.example", 1))
     assert hosts.read(file(text)) == expected
@@ -49,7 +46,6 @@ def test_all_forms_of_a_line_are_read() -> None:
     ],
 )
 def test_every_wrong_line_is_named(text: str, reasons: list[str]) -> None:
-    """All of them at once; a name that ssh would take as an option is refused in every format."""
     with pytest.raises(UsageError) as told:
         hosts.read(file(text))
     assert all(reason in str(told.value) for reason in reasons), told.value
@@ -58,7 +54,6 @@ def test_every_wrong_line_is_named(text: str, reasons: list[str]) -> None:
 
 
 def test_a_list_as_on_the_command_line() -> None:
-    """`-H`, with Slurm's ranges of numbers, which keep their leading zeros."""
     assert hosts.parse("h1:2,h2:3, h3") == (Host("h1", 2), Host("h2", 3), Host("h3", 1))
     assert hosts.parse("n[08-10,12]:4,gpu1") == (*(Host(f"n{n}", 4) for n in ("08", "09", "10", "12")), Host("gpu1", 1))
     assert hosts.parse("r[1-2]n[1-2]") == tuple(Host(f"r{r}n{n}", 1) for r in (1, 2) for n in (1, 2))

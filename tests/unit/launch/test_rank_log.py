@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +13,6 @@ import pytest
 
 from hvd_train.errors import UsageError
 from hvd_train.launch import rank_log
-from tests.support.programs import write_program
 
 PRINTS = """
 import os, subprocess, sys
@@ -32,7 +30,6 @@ LINES = ["from Python", "from native code", "from a child"]
 
 
 def printed(folder: Path, end: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a process that prints in three ways and then does `end`."""
     program = [sys.executable, "-c", PRINTS.format(end=end)]
     environment = {**os.environ, **environ}
     return subprocess.run(
@@ -42,7 +39,6 @@ def printed(folder: Path, end: str, **environ: str) -> subprocess.CompletedProce
 
 @pytest.mark.parametrize(("end", "code"), [("", 0), ("os.kill(os.getpid(), 9)", -signal.SIGKILL)])
 def test_all_that_is_printed_is_kept(end: str, code: int, tmp_path: Path) -> None:
-    """Each line once, on its way and in the file, also before kill -9; a second start appends."""
     for times in (1, 2):
         done = printed(tmp_path, end)
         assert (done.returncode, done.stdout.splitlines()) == (code, LINES)
@@ -50,7 +46,6 @@ def test_all_that_is_printed_is_kept(end: str, code: int, tmp_path: Path) -> Non
 
 
 def test_an_error_is_kept(tmp_path: Path) -> None:
-    """The traceback of a rank that fails is in its file and on stderr, also where the folder is a symlink."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "logs").symlink_to("disk")
     done = printed(tmp_path, "raise ValueError('a bug')", HOROVOD_RANK="3", HOROVOD_SIZE="4")
@@ -60,7 +55,6 @@ def test_an_error_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    """Which names the flag; in an elastic job the file is named after host and slot, since ranks change."""
     (tmp_path / "logs").write_text("a file")
     with pytest.raises(UsageError, match=r"--log-dir .*/logs: rank-0.log cannot be written \(File exists\)"):
         rank_log.start(tmp_path / "logs", {})
@@ -120,26 +114,13 @@ def test_a_reader_that_has_gone_ends_no_rank(kept: bool, unbuffered: str, tmp_pa
         assert (tmp_path / "logs/rank-0.log").read_text().count("unread\n") == 9
 
 
-@pytest.mark.parametrize("link", ["soft", "hard"])
-def test_a_link_in_the_folder_is_not_written_through(link: str, tmp_path: Path) -> None:
-    """Who can make files in the folder cannot have ours written into another one: the error names the file."""
+def test_a_link_in_the_folder_is_not_written_through(tmp_path: Path) -> None:
     outside, file = tmp_path / "outside", tmp_path / "logs" / "rank-0.log"
     outside.write_text("precious")
     file.parent.mkdir()
-    (file.symlink_to if link == "soft" else file.hardlink_to)(outside)
-    done = printed(tmp_path, "")
-    assert "--log-dir logs: rank-0.log cannot be written (it is " in done.stderr
+    for link in (file.symlink_to, file.hardlink_to):
+        file.unlink(missing_ok=True)
+        link(outside)
+        with pytest.raises(UsageError, match=r"--log-dir .*logs: rank-0.log cannot be written \(it is "):
+            rank_log.start(tmp_path / "logs", {})
     assert outside.read_text() == "precious"
-
-
-def test_a_link_that_replaces_the_file_later_is_not_written_through(tmp_path: Path) -> None:
-    """All output goes into the file that was opened at the start."""
-    (tmp_path / "outside").write_text("precious")
-    replaced = "mkdir once 2>/dev/null && mv logs/rank-0.log kept && ln -s ../outside logs/rank-0.log"
-    write_program(tmp_path / "bin", "tee", f'{replaced}\nexec {shutil.which("tee")} "$@"')
-    waits = "while not os.path.islink('logs/rank-0.log'): pass"
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    done = printed(tmp_path, f"{waits}\nrank_log.write('the exit report')\nprint('later')", PATH=path)
-    assert done.returncode == 0, done.stderr
-    assert sorted((tmp_path / "kept").read_text().splitlines()) == sorted([*LINES, "the exit report", "later"])
-    assert (tmp_path / "outside").read_text() == "precious"

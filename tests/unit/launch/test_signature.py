@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
 import socket
-import threading
 import urllib.error
 from collections.abc import Iterator
+from contextlib import suppress
 from uuid import uuid4
 
-import psutil
 import pytest
 from horovod.runner.http import http_server
 from horovod.runner.http.http_server import RendezvousServer
-from horovod.runner.http.signature import MOST_BYTES, Doorkeeper
+from horovod.runner.http.signature import MOST_BYTES
 
 from hvd_train.launch import client, signature
 from tests.support.impostor import answering
@@ -23,7 +21,6 @@ LOOPBACK = "127.0.0.1"
 
 @pytest.fixture(scope="module")
 def environ() -> Iterator[dict[str, str]]:
-    """The environment of a rank whose launcher serves a store and has a key."""
     key, server = signature.make_key(), RendezvousServer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(signature.KEY, key)
@@ -34,7 +31,6 @@ def environ() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def name() -> str:
-    """The name of a text that no other test writes."""
     return f"scope/{uuid4().hex}"
 
 
@@ -43,14 +39,12 @@ def connect(environ: dict[str, str]) -> socket.socket:
 
 
 def answer(environ: dict[str, str], request: bytes) -> bytes:
-    """Return what the store answers to these bytes."""
     with connect(environ) as connection:
         connection.sendall(request)
         return b"".join(iter(lambda: connection.recv(1000), b""))
 
 
 def signed(environ: dict[str, str], name: str, method: str = "PUT", body: bytes = b"text") -> bytes:
-    """Return the bytes of a request as a rank sends it."""
     lines = {"Content-Length": str(len(body)), **signature.headers(environ, method, f"/{name}", body)}
     head = [f"{method} /{name} HTTP/1.0", *(f"{key}: {value}" for key, value in lines.items()), ""]
     return "".join(f"{line}\r\n" for line in head).encode() + body
@@ -59,7 +53,6 @@ def signed(environ: dict[str, str], name: str, method: str = "PUT", body: bytes 
 def test_a_rank_reads_what_another_has_written(
     environ: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a proxy, whatever the environment says; a name that no rank has written is an error."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     client.put(environ, name, "some text")
     assert client.get(environ, name, 60) == "some text"
@@ -72,16 +65,12 @@ def test_a_server_that_is_gone_is_an_oserror() -> None:
     with pytest.raises(OSError, match="refused"):
         client.get({client.ADDRESS: LOOPBACK, client.PORT: "1"}, "scope/name", 60)
     for garbled in (b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\ncut"):
-        with (
-            answering(garbled) as port,
-            pytest.raises(OSError, match=f"the answer from 127.0.0.1:{port} is garbled"),
-        ):
+        with answering(garbled) as port, pytest.raises(OSError, match=f"the answer from 127.0.0.1:{port} is garbled"):
             client.get({client.ADDRESS: LOOPBACK, client.PORT: port}, "scope/name", 60)
 
 
 @pytest.mark.parametrize("key", [pytest.param("", id="no key"), pytest.param(signature.make_key(), id="another key")])
 def test_an_unauthenticated_client_neither_reads_nor_writes(environ: dict[str, str], name: str, key: str) -> None:
-    """Nothing is changed and nothing is revealed."""
     client.put(environ, name, "secret")
     other = {**environ, signature.KEY: key}
     with pytest.raises(OSError, match=r"403|not signed by this job"):
@@ -111,7 +100,6 @@ def test_a_recorded_request_is_refused(environ: dict[str, str], name: str) -> No
     ],
 )
 def test_a_changed_request_is_refused(environ: dict[str, str], name: str, old: bytes, new: bytes) -> None:
-    """Another method, name, body or nonce needs another signature."""
     request = signed(environ, name)
     assert request.count(old) == 1
     assert answer(environ, request.replace(old, new)).split()[1] in (b"400", b"403")
@@ -120,39 +108,16 @@ def test_a_changed_request_is_refused(environ: dict[str, str], name: str, old: b
             client.get(environ, path, 60)
 
 
-def test_garbage_prints_no_traceback(environ: dict[str, str], name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Port scanners find the store too, and it goes on."""
-    no_length = b"PUT /a/b HTTP/1.0\r\nContent-Length: x\r\n\r\n"
-    for garbage in (b"\x16\x03\x01\x02\x00\x01", b"GET\r\n\r\n", no_length, b"\0" * 70_000):
-        with connect(environ) as connection:
-            connection.sendall(garbage)
-            connection.shutdown(socket.SHUT_WR)
-            while connection.recv(10_000):
-                pass
-    client.put(environ, name, "still here")
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def test_the_body_of_an_unauthenticated_client_is_not_read(environ: dict[str, str], name: str) -> None:
-    """Whatever length it claims; the body of a rank has a limit, which is checked before the body."""
-    before = psutil.Process().memory_info().rss
-    head = f"PUT /{name} HTTP/1.0\r\nContent-Length: 400000000\r\n\r\n".encode()
-    for _ in range(20):
-        refused = answer(environ, head + b"x" * 100_000)
-        assert refused == b"" or b" 403 " in refused
-    assert psutil.Process().memory_info().rss - before < 20e6
-    connection = http.client.HTTPConnection(LOOPBACK, int(environ[client.PORT]), timeout=60)
-    lines = signature.headers(environ, "PUT", f"/{name}")
-    connection.request("PUT", f"/{name}", headers={**lines, "Content-Length": str(MOST_BYTES + 1)})
-    assert connection.getresponse().status == 413
-    connection.close()
+def test_the_body_of_a_rank_has_a_limit(environ: dict[str, str], name: str) -> None:
+    """It is checked before the body is read."""
+    request = signed(environ, name, body=b"").replace(b"Content-Length: 0", b"Content-Length: %d" % (MOST_BYTES + 1))
+    assert b" 413 " in answer(environ, request)
 
 
 @pytest.mark.parametrize("limit", ["connections", "open files"])
 def test_silent_connections_leave_room_for_ranks(
     limit: str, environ: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest is closed when there are too many, or when they would take half of the files that may be open."""
     if limit == "connections":
         monkeypatch.setattr(http_server, "MOST_STRANGERS", 10)
     else:
@@ -169,29 +134,17 @@ def test_silent_connections_leave_room_for_ranks(
 def test_a_request_that_never_ends_is_cut_off(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then does not keep it open."""
     monkeypatch.setattr(http_server, "WHOLE_REQUEST_TIMEOUT", 0.5)
-    stop = threading.Event()
-    with connect(environ) as connection:
-
-        def trickle() -> None:
-            while not stop.wait(0.05):
-                try:
-                    connection.sendall(b"x")
-                except OSError:
-                    return
-
-        thread = threading.Thread(target=trickle)
-        thread.start()
-        try:
-            assert connection.recv(1) == b""
-        except ConnectionResetError:
-            pass
-        finally:
-            stop.set()
-            thread.join()
+    with connect(environ) as connection, suppress(ConnectionError):
+        connection.settimeout(0.05)
+        answered = None
+        while answered is None:
+            connection.sendall(b"x")
+            with suppress(TimeoutError):
+                answered = connection.recv(1)
+        assert answered == b""
 
 
 def test_an_answer_without_the_jobs_signature_is_not_believed(environ: dict[str, str], name: str) -> None:
-    """Neither that of an impostor at the store's port, nor a recorded answer to another request."""
     client.put(environ, name, "old")
     recorded = answer(environ, signed(environ, name, "GET", b""))
     assert recorded.endswith(b"old")
@@ -199,13 +152,3 @@ def test_an_answer_without_the_jobs_signature_is_not_believed(environ: dict[str,
     for planted in (forged, recorded):
         with answering(planted) as port, pytest.raises(ConnectionError, match="not signed by this job"):
             client.get({**environ, client.PORT: port}, name, 60)
-
-
-def test_the_user_is_told_of_unauthenticated_clients_once(capfd: pytest.CaptureFixture[str]) -> None:
-    """In one line with the address and the reason."""
-    doorkeeper = Doorkeeper()
-    doorkeeper.refused("10.0.0.7", "not signed with its key")
-    doorkeeper.refused("10.0.0.8", "not signed with its key")
-    told = capfd.readouterr().err
-    assert told.startswith("horovod: refused a request from 10.0.0.7 (not signed with its key)")
-    assert told.count("\n") == 1

@@ -26,7 +26,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_but_speed_changes(quick: None) -> None:
-    """Weights, running statistics, gradients, modes and random numbers are as before."""
     model, example = nn.Sequential(runs.batch_norm(10), nn.Dropout(0.5)), torch.randn(2, 1, 8, 8)
     model[0][1].eval()
     model[0][0].weight.requires_grad_(False)
@@ -41,7 +40,6 @@ def test_nothing_but_speed_changes(quick: None) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"freeze": "0.*", "precision": "bf16"}], ids=["plain", "frozen and bf16"])
 def test_an_epoch_compiles_nothing(changes: dict[str, Any], quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All is compiled before the first step: also for the last, smaller batch, and for the evaluation."""
     compiled_before: list[int] = []
     plain = Step.take
 
@@ -59,7 +57,6 @@ def test_an_epoch_compiles_nothing(changes: dict[str, Any], quick: None, monkeyp
 
 
 def test_a_newcomer_has_a_program_for_any_batch(quick: None) -> None:
-    """It learns the size of a slot when it meets the others, who would wait while it compiled."""
     model, example = runs.batch_norm(10), torch.randn(2, 1, 8, 8)
     counters.clear()
     compile_model(model, example, nullcontext(), train_sizes=any_size([32]), eval_sizes=[])

@@ -17,7 +17,6 @@ def digest(tensors: dict[str, Tensor], facts: str = "step 3") -> str:
 
 
 def test_equal_states_have_the_same_digest_on_any_host() -> None:
-    """In any process, on any machine, in any order of the tensors and any layout in memory."""
     assert digest(STATE) == "634b48708cdb7ccc1750c356885d3b4e"
     assert digest({"head": HEAD.clone(), "body": BODY.clone()}) == digest(STATE)
     for shape in ((2, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1)):
@@ -41,13 +40,11 @@ def test_equal_states_have_the_same_digest_on_any_host() -> None:
     ids=["swapped", "renamed", "missing", "another shape", "another type", "other numbers", "more"],
 )
 def test_states_that_differ_have_other_digests(other: dict[str, Tensor]) -> None:
-    """In values, names, shapes, types or the facts beside the tensors."""
     assert digest(other) != digest(STATE)
     assert digest(STATE, "step 4") != digest(STATE)
 
 
 def test_tensors_of_any_type_count() -> None:
-    """Also scalars, such as the step count of an optimizer."""
     for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.complex64):
         zero, one = torch.tensor(0).to(dtype), torch.tensor(1).to(dtype)
         assert digest({"step": zero}) == digest({"step": zero.clone()})

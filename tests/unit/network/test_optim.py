@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,6 @@ def stepped(model: nn.Module, optimizer: Optimizer, steps: int) -> list[torch.Te
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_an_optimizer_is_torchs_to_the_last_bit(name: str) -> None:
-    """Steps, state and restored state are those of the class that torch publishes."""
     config = OptimizerConfig(optimizer=name, learning_rate=0.01, weight_decay=0.1, nesterov=name == "sgd")  # type: ignore[arg-type]
     ours, theirs, restored = (own_generator(runs.convnet(10)) for _ in range(3))
     mine = optim.build(config, ours)
@@ -59,21 +59,13 @@ def test_an_optimizer_is_torchs_to_the_last_bit(name: str) -> None:
 
 
 def test_lars_and_lamb_are_those_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the settings that each of them has; without timm one line says what to type."""
     from timm.optim.lamb import Lamb
     from timm.optim.lars import Lars
 
     model = nn.Sequential(nn.Linear(2, 3))
     for name, kind in (("lars", Lars), ("lamb", Lamb)):
-        config = OptimizerConfig(
-            optimizer=name,  # type: ignore[arg-type]
-            learning_rate=0.3,
-            weight_decay=0.02,
-            momentum=0.7,
-            nesterov=name == "lars",
-            decay_of="weights",
-        )
-        optimizer = optim.build(config, model)
+        config = OptimizerConfig(learning_rate=0.3, weight_decay=0.02, momentum=0.7, decay_of="weights")
+        optimizer = optim.build(replace(config, optimizer=name, nesterov=name == "lars"), model)  # type: ignore[arg-type]
         assert type(optimizer) is kind
         assert not optim.is_elementwise(optimizer)
         assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.3, 0.02), (0.3, 0.0)]
@@ -86,7 +78,6 @@ def test_lars_and_lamb_are_those_of_timm(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_weights_alone_decay_and_all_follow_the_learning_rate() -> None:
-    """`--decay-of weights`: neither biases nor the weights of normalisation layers, and nothing that is frozen."""
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.LayerNorm(3), nn.Linear(3, 4, bias=False))
     model[3].weight.requires_grad_(False)
     optimizer = optim.build(OptimizerConfig(weight_decay=0.1, decay_of="weights"), model)
@@ -118,10 +109,7 @@ def alone() -> Weights:
 
 
 def test_the_moving_average_is_what_its_formula_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first step the weights; then 0.9 of itself and 0.1 of the new weights and statistics, each step.
-
-    It is what is evaluated.
-    """
+    """The first weights, then 0.9 of itself and 0.1 of the new weights and statistics; it is what is evaluated."""
     monkeypatch.setattr(DiskStore, "commit", lambda store, state: store.commit_last(state).result())
     config = small_config(**SETTINGS, commit_steps=1, keep_checkpoints=100, output_dir=Path("run"))
     result, last = trained(LocalWorld(), config, runs.batch_norm)
@@ -140,7 +128,6 @@ def test_the_moving_average_is_what_its_formula_says(monkeypatch: pytest.MonkeyP
 
 
 def test_the_moving_average_is_the_same_on_ranks_stopped_and_resumed() -> None:
-    """Two ranks come to the average of one, and a resume in mid epoch is bit-identical."""
     expected = alone()
     run_ranks(2, lambda world: trained(world, small_config(**SETTINGS, output_dir=Path("two")), runs.batch_norm))
     assert largest_difference(final("two"), expected) <= 1e-5
@@ -152,7 +139,6 @@ def test_the_moving_average_is_the_same_on_ranks_stopped_and_resumed() -> None:
 
 
 def test_the_moving_average_survives_rank_0_and_reaches_newcomers() -> None:
-    """Elastic: rank 0 dies, another host joins."""
     config = small_config(**SETTINGS, output_dir=Path("elastic"))
     events = [Kill(7, rank=0), Hosts(12, (("h1", 1), ("h2", 1), ("h3", 1)))]
     run_elastic(lambda world: trained(world, config, runs.batch_norm), {"h1": 1, "h2": 1}, events, first=2)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -14,16 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from horovod_build import cuda, machine, mpi, patches, show
-from horovod_build.cache import cache_folder, file_digest
+from horovod_build import cuda, machine, mpi, patches
 from horovod_build.cuda import Cuda
 from horovod_build.errors import BuildError
-from horovod_build.fetch import read_requirement, unpack
-from horovod_build.machine import Compiler, Torch, find_compiler
+from horovod_build.machine import Compiler, Torch
 from horovod_build.mpi import Mpi
 from horovod_build.patches import SOURCE_DIR, Patch, Source, apply_patch, load_patches
 from horovod_build.plan import Plan
-from horovod_build.workshop import Workshop
 
 from tests.support.programs import write_program
 
@@ -31,7 +26,6 @@ BUILDER = Path(__file__).resolve().parents[3] / "packaging" / "build_horovod.py"
 
 
 def test_missing_programs_are_one_line_each(tmp_path: Path) -> None:
-    """A machine without compiler and make gets a line for each at once, before anything is fetched."""
     command = [sys.executable, str(BUILDER), "--dry-run"]
     environment = {**os.environ, "PATH": str(tmp_path), "CXX": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -40,17 +34,6 @@ def test_missing_programs_are_one_line_each(tmp_path: Path) -> None:
     assert "apt install g++" in done.stderr
     assert "there is no make" in done.stderr
     assert len(done.stderr.splitlines()) <= 4
-
-
-def test_a_copy_of_the_folder_works_alone(tmp_path: Path) -> None:
-    """The builder finds its parts in its own folder from any other one, even with PYTHONSAFEPATH."""
-    copy = tmp_path / "a copy"
-    shutil.copytree(BUILDER.parent, copy)
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, str(copy / BUILDER.name), "--list-patches"]
-    for more in ({}, {"PYTHONSAFEPATH": "1"}):
-        said = subprocess.run(command, cwd="/", env={**env, **more}, capture_output=True, text=True, check=True).stdout
-        assert len(said.splitlines()) == len(list((copy / "patches").glob("*.patch")))
 
 
 @pytest.fixture
@@ -64,7 +47,6 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def test_key_changes_with_every_input(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything that the wheel depends on is part of its key, and the place of the environment is not."""
     own_mpi = replace(plan.mpi, prefix=None)
     changes = [
         {"horovod": "0.29.0"},
@@ -88,13 +70,6 @@ def test_key_changes_with_every_input(plan: Plan, tmp_path: Path, monkeypatch: p
     assert re.fullmatch(r"0\.28\.1\+hvdtrain\.k[0-9a-f]{12}", plan.version)
 
 
-def test_an_error_quotes_the_compiler(tmp_path: Path) -> None:
-    """And not what pip says about its failure."""
-    log = tmp_path / "log"
-    log.write_text("make\nx.cc:1:2: error: no such thing\nERROR: Failed building wheel for horovod\nnote: more\n")
-    assert show.first_errors(log) == ["x.cc:1:2: error: no such thing"]
-
-
 @pytest.mark.parametrize(
     ("version", "hip", "error"),
     [("2.13.0+cpu", None, ""), ("2.5.1", None, "too old"), ("2.15.0", "6.2", "ROCm"), ("", None, "pip install torch")],
@@ -102,7 +77,6 @@ def test_an_error_quotes_the_compiler(tmp_path: Path) -> None:
 def test_torch_is_read_and_not_imported(
     version: str, hip: str | None, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The builder reads torch's version file; a missing torch, one too old and one for ROCm are refused."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('must not be imported')\n")
     (tmp_path / "torch" / "version.py").write_text(f"__version__ = {version!r}\ncuda = None\nhip = {hip!r}\n")
@@ -116,7 +90,6 @@ def test_torch_is_read_and_not_imported(
 
 
 def test_cuda_home_counts_if_its_major_version_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toolkit of CUDA_HOME is used if its major version is torch's; GPU generations can be chosen."""
     for folder, release in (("right", "13.1"), ("wrong", "12.4")):
         script = f'case "$1" in --version) echo "Cuda compilation tools, release {release}, V{release}.1";; '
         write_program(tmp_path / folder / "bin", "nvcc", script + "*) echo compute_80; echo compute_90;; esac")
@@ -157,7 +130,6 @@ FITS = "first\nsecond\nthird\n"
 
 
 def test_a_patch_changes_and_adds_files(tmp_path: Path) -> None:
-    """A patch says why in its first line and names its new files in the second."""
     folder, sources, tree = tmp_path / "patches", tmp_path / "sources", tmp_path / "tree"
     for made in (folder, sources / "folder", tree):
         made.mkdir(parents=True)
@@ -183,7 +155,6 @@ def test_a_patch_changes_and_adds_files(tmp_path: Path) -> None:
 def test_a_patch_that_does_not_fit_stops_the_build(
     diff: str, adds: tuple[Source, ...], content: str, error: str, tmp_path: Path
 ) -> None:
-    """The error names the patch, and a file of the release stays as it is."""
     (tmp_path / "one.txt").write_text(content)
     (tmp_path / "two.txt").write_text("of the release\n")
     with pytest.raises(BuildError, match=error):
@@ -191,15 +162,13 @@ def test_a_patch_that_does_not_fit_stops_the_build(
     assert (tmp_path / "two.txt").read_text() == "of the release\n"
 
 
-def test_every_patch_says_why_and_counts_its_lines() -> None:
+def test_every_patch_counts_its_lines() -> None:
     """`patch -p1` accepts every hunk, C10 comes after C9, and each new file belongs to one patch, none of them B."""
     found = load_patches()
     names = [patch.name for patch in found]
     assert names == sorted(names, key=lambda name: (name[0], int(name[1:])))
-    assert [patch.name for patch in found if patch.needed_to_build] == ["B1", "B2", "B3", "B4", "B5"]
     assert not any(patch.adds for patch in found if patch.needed_to_build)
     for patch in found:
-        assert len(patch.why) > 20, patch.file
         heads = re.findall(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", patch.text, re.MULTILINE)
         hunks = [hunk for _, of_file in patches.parse_diff(patch.text) for hunk in of_file]
         said = [[int(count or 1) for count in head] for head in heads]
@@ -207,22 +176,3 @@ def test_every_patch_says_why_and_counts_its_lines() -> None:
     paths = (path for path in SOURCE_DIR.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
     sources = sorted(str(path.relative_to(SOURCE_DIR)) for path in paths if not path.name.startswith("."))
     assert sorted(source.path for patch in found for source in patch.adds) == sources
-
-
-@pytest.mark.slow
-def test_new_files_compile_without_a_warning(tmp_path: Path) -> None:
-    """Each C++ file alone, in the patched release; warnings about Horovod's own headers do not count."""
-    version, sha256 = read_requirement()
-    archive = cache_folder() / "sources" / f"horovod-{version}.tar.gz"
-    if not archive.exists() or file_digest(archive) != sha256:
-        pytest.skip(f"the builder has not fetched {archive.name}: python packaging/build_horovod.py --force")
-    tree = unpack(archive, Workshop(tmp_path, tmp_path, tmp_path / "log"))
-    for patch in load_patches():
-        apply_patch(patch, tree)
-    command = [*shlex.split(find_compiler().command), "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
-    for source in SOURCE_DIR.rglob("*.cc"):
-        path = source.relative_to(SOURCE_DIR)
-        assert (tree / path).read_bytes() == source.read_bytes()
-        own = ["-isystem", str(tree / path.parent), str(source)]
-        compiled = subprocess.run([*command, *own], capture_output=True, text=True, check=False)
-        assert compiled.returncode == 0, compiled.stderr

@@ -1,4 +1,4 @@
-"""The set-up of the environment: what it finds missing, what it installs, what it repeats."""
+"""The set-up of the environment: what it finds missing, what it installs by which digests, what it repeats."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import platform
 import shutil
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from environment_setup import headers
-from environment_setup.checkout import Checkout, Choice, find_choice, step_keys
+from environment_setup.checkout import Checkout, Choice, find_choice, locks, step_keys
 from environment_setup.disk import GIB, disk_problems
 from environment_setup.preflight import compiler_command, compiler_problems, machine_problems, python_problems
 from environment_setup.state import STAMP, Stamp, drop_half_installed, why_anew
-from environment_setup.steps import Setup
+from environment_setup.steps import Setup, SetupError
 
 from tests.support.programs import Program, write_program
 
@@ -25,7 +26,6 @@ PACKAGING = Path(__file__).resolve().parents[3] / "packaging"
 
 
 def test_an_old_python_gets_a_message(program: Program) -> None:
-    """The set-up parses in Python 3.6, and its line names a newer Python of this machine."""
     for path in [PACKAGING / "environment.py", *(PACKAGING / "environment_setup").glob("*.py")]:
         ast.parse(path.read_text(), feature_version=(3, 6))
     program("python3.13", "exit 1")
@@ -37,7 +37,6 @@ def test_an_old_python_gets_a_message(program: Program) -> None:
 
 
 def test_a_compiler_that_will_not_do_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No compiler, a g++ too old for C++20 and a CXX that is no program are a line each; any clang will do."""
     (line,) = compiler_problems(compiler_command())
     assert line.endswith("apt install g++")
     program("g++", 'case "$1" in --version) echo g++ 10;; *) echo 10.2.1;; esac')
@@ -55,7 +54,6 @@ def test_a_compiler_that_will_not_do_is_named(program: Program, monkeypatch: pyt
 def test_all_that_is_missing_is_reported_at_once(
     program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A line each for compiler, venv module and headers; headers are fetched if Debian's tools can do so."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(headers, "is_system_python", lambda: False)
@@ -74,7 +72,6 @@ def test_all_that_is_missing_is_reported_at_once(
 
 
 def test_headers_of_another_user_are_refused(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """They are compiled into what runs here: a line says whose folder it is and what to type."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     program("g++", 'case "$1" in -dump*) echo 12;; esac')
     for folder in (tmp_path / "hvd_train", tmp_path / "hvd_train" / "headers"):
@@ -91,7 +88,6 @@ def test_headers_of_another_user_are_refused(program: Program, monkeypatch: pyte
 
 
 def test_too_little_disk_space_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Needs on the same file system add up."""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=8 * GIB))
     assert disk_problems({tmp_path / "a": 5.0}) == []
     (line,) = disk_problems({tmp_path / "a": 5.0, tmp_path / "b" / "c": 4.0})
@@ -102,7 +98,6 @@ def test_too_little_disk_space_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_the_mpi_and_cuda_of_the_machine_are_used(
     checkout: Checkout, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An mpicxx of the active environment and an nvcc of another generation do not count as the machine's."""
     nvcc = program("nvcc", "echo Cuda compilation tools, release 13.0, V13.0.88")
     monkeypatch.delenv("HOROVOD_CUDA_HOME", raising=False)
     monkeypatch.setenv("CUDA_HOME", str(nvcc.parent.parent))
@@ -117,7 +112,6 @@ def test_the_mpi_and_cuda_of_the_machine_are_used(
 
 
 def test_a_step_is_repeated_when_its_inputs_change(checkout: Checkout) -> None:
-    """A changed file, MPI or Python changes the keys of the steps that depend on it, and no others."""
     before = keys = step_keys(checkout, Choice("/opt/a/bin/mpicxx", None), "3.11.7")
     for file, redone in {
         "requirements/constraints.txt": {"packages", "horovod", "project"},
@@ -140,7 +134,6 @@ def test_a_step_is_repeated_when_its_inputs_change(checkout: Checkout) -> None:
 
 
 def make_environment(checkout: Checkout, version: str = "3.11.7", libraries: str = "python3.11") -> Path:
-    """Make an environment as far as a set-up looks at it: a Python that prints its version, and packages."""
     site = checkout.venv / "lib" / libraries / "site-packages"
     for name in ("torch-2.15.0", "torchvision-0.29.2", "horovod-0.28.1", "hvd_train-0.1.0"):
         (site / f"{name}.dist-info").mkdir(parents=True)
@@ -150,7 +143,6 @@ def make_environment(checkout: Checkout, version: str = "3.11.7", libraries: str
 
 
 def test_only_unfinished_steps_are_repeated(checkout: Checkout) -> None:
-    """An environment is complete if all steps have ended and all packages are there to their last file."""
     version = platform.python_version()
     site = make_environment(checkout, version, f"python{version.rpartition('.')[0]}")
     setup, stamp = Setup(checkout, None, lock=None), Stamp(checkout.venv)
@@ -172,7 +164,6 @@ def test_only_unfinished_steps_are_repeated(checkout: Checkout) -> None:
 
 
 def test_an_environment_that_does_not_run_is_made_again(checkout: Checkout, tmp_path: Path) -> None:
-    """One that was moved, or whose Python is gone, too old or another; a missing one needs no reason."""
     assert why_anew(checkout, None) == ""
     make_environment(checkout)
     assert why_anew(checkout, None) is None
@@ -188,3 +179,60 @@ def test_an_environment_that_does_not_run_is_made_again(checkout: Checkout, tmp_
     moved.python.unlink()
     moved.python.symlink_to("/nowhere/python3")
     assert "does not run" in why_anew(moved, None)
+
+
+PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+@pytest.fixture
+def setup(checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    """Return a set-up whose index is a folder with one wheel; its pip only says what it would install."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "harmless-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("harmless.py", "")
+        wheel.writestr("harmless-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: harmless\nVersion: 1\n")
+        wheel.writestr("harmless-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("harmless-1.dist-info/RECORD", "")
+    requirements = checkout.root / "requirements"
+    (requirements / PYTHON).mkdir()
+    for file in requirements.glob("*.txt"):
+        file.write_text("")
+        (requirements / PYTHON / file.name).write_text("")
+    (requirements / "run.txt").write_text("harmless\n")
+    (requirements / PYTHON / "run.txt").write_text(f"harmless==1 --hash=sha256:{'0' * 64}\n")
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_DRY_RUN": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(Setup, "pip", lambda self, *arguments: [sys.executable, "-m", "pip", *arguments])
+    with (tmp_path / "lock").open("w") as file:
+        yield Setup(checkout, None, file)
+
+
+def test_only_locked_files_are_installed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel of another digest and one that no lock names are refused; HVD_TRAIN_HASHES=no takes versions."""
+    site = setup.checkout.venv / "lib" / PYTHON / "site-packages"
+    (site / "torch-1.dist-info").mkdir(parents=True)
+    (site / "torch-1.dist-info" / "RECORD").touch()
+    setup.checkout.log.parent.mkdir()
+    setup.own_temporary.mkdir(parents=True)
+    with setup.checkout.log.open("wb") as log:
+        with pytest.raises(SetupError, match=r"other files than those whose digests(.|\n)*HVD_TRAIN_HASHES=no make"):
+            setup.install_packages(log, site)
+        (setup.checkout.root / "requirements" / PYTHON / "run.txt").write_text("harmless==1\n")
+        with pytest.raises(SetupError):
+            setup.install_packages(log, site)
+        monkeypatch.setenv("HVD_TRAIN_HASHES", "no")
+        setup.install_packages(log, site)
+    assert setup.checkout.log.read_text().count("Would install harmless-1") == 1
+
+
+def test_other_processors_have_versions_without_digests(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkout.root / "requirements" / "python3.11"
+    folder.mkdir()
+    for name in Choice(None, None).requirement_files():
+        (folder / name).touch()
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert (locks(checkout, "3.11.7"), locks(checkout, "3.14.0")) == (folder, None)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert locks(checkout, "3.11.7") is None

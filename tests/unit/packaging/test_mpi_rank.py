@@ -36,14 +36,12 @@ def guarded(script: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def lines(process: subprocess.Popen[str], *expected: str) -> None:
-    """Assert that these lines come next."""
     assert process.stdout is not None
     for line in expected:
         assert process.stdout.readline() == f"{line}\n"
 
 
 def test_the_end_of_a_rank_is_reported() -> None:
-    """With its exit code, as shells count; a command that does not exist has 127 and a line that names it."""
     with guarded("exit 0") as process:
         lines(process, STARTED, "<horovodrun: rank 3 ended 0>")
         assert process.wait(60) == 0

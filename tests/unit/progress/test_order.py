@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tracemalloc
 from collections import Counter
 
@@ -24,7 +23,6 @@ from hvd_train.progress.order import (
     key,
     order_of,
     resized_cut,
-    scramble,
     uniforms,
 )
 from hvd_train.settings.batch import BatchConfig
@@ -34,18 +32,12 @@ HUGE, RANKS = 10**9, 1024
 
 @given(num_samples=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 10**6))
 def test_an_order_is_a_permutation(num_samples: int, seed: int, epoch: int) -> None:
-    """Every sample has exactly one position, for any number of samples."""
     assert np.array_equal(np.sort(EpochOrder(seed, epoch, num_samples)[:]), np.arange(num_samples))
 
 
-def test_an_order_is_a_permutation_at_powers_of_two() -> None:
-    """The number of samples may just fill, or just exceed, a power of two."""
-    for count in (1, 2, 3, 4, 5, 16, 17, 2**14, 2**14 + 1, 2**16, 100_003):
-        assert np.array_equal(np.sort(EpochOrder(0, 0, count)[:]), np.arange(count)), count
-
-
 def test_orders_and_random_numbers_never_change() -> None:
-    """A release that changed them could not resume the runs of an earlier release."""
+    """A release that changed them could neither resume nor audit the runs of an earlier release."""
+    assert fingerprint(np.array([0, 1, 41])) == 15690040669863710865
     assert EpochOrder(0, 0, 1000)[:8].tolist() == [292, 415, 131, 714, 922, 279, 580, 46]
     assert EpochOrder(0, 1, 1000)[:8].tolist() == [496, 413, 123, 495, 776, 969, 432, 270]
     assert EpochOrder(7, 0, 1000)[:8].tolist() == [476, 746, 89, 599, 629, 560, 1, 692]
@@ -78,35 +70,10 @@ def test_positions_are_roughly_uniform() -> None:
 
 @given(num_samples=st.integers(1, 40_000), data=st.data())
 def test_a_slice_is_part_of_the_whole(num_samples: int, data: st.DataObject) -> None:
-    """Any slice, also beyond the end, is that part of the whole order."""
     start = data.draw(st.integers(0, num_samples))
     stop = data.draw(st.integers(start, num_samples + 100))
     assert np.array_equal(EpochOrder(5, 6, num_samples)[start:stop], EpochOrder(5, 6, num_samples)[:][start:stop])
     assert InSequence(num_samples)[start:stop].tolist() == list(range(start, min(stop, num_samples)))
-
-
-def position_of(sample: int, seed: int, epoch: int, num_samples: int) -> int:
-    """Return the position of a sample: the rounds of the Feistel network backwards, written from its definition."""
-    half = max(1, math.ceil((num_samples - 1).bit_length() / 2))
-    mask = (1 << half) - 1
-    word = sample
-    while True:
-        left, right = word >> half, word & mask
-        for number in reversed(range(8)):
-            mixed = scramble(np.array([left ^ key(seed, epoch, 0, number)], dtype=np.uint64))
-            left, right = right ^ (int(mixed[0]) & mask), left
-        word = left << half | right
-        if word < num_samples:
-            return word
-
-
-@pytest.mark.parametrize("num_samples", [1000, HUGE])
-def test_every_sample_has_one_position_in_a_huge_epoch(num_samples: int) -> None:
-    """From samples to positions and back, where there are too many samples to sort."""
-    order = EpochOrder(7, 3, num_samples)
-    samples = np.random.default_rng(0).integers(0, num_samples, 300)
-    positions = [position_of(int(sample), 7, 3, num_samples) for sample in samples]
-    assert order.at(np.array(positions, dtype=np.int64)).tolist() == samples.tolist()
 
 
 @pytest.mark.slow
@@ -151,29 +118,6 @@ def test_random_numbers_are_uniform_and_independent() -> None:
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.03
 
 
-@given(
-    num_samples=st.integers(1, 600),
-    done=st.floats(0, 1),
-    cut=st.builds(Cut, global_batch=st.integers(1, 40), micro_batch=st.integers(1, 15)),
-    size=st.integers(1, 4),
-)
-def test_slots_are_dealt_out_in_turn_from_the_cursor_to_the_end(
-    num_samples: int, done: float, cut: Cut, size: int
-) -> None:
-    """Rank r has the slots r, r + size, ... of each batch; the last batch is what is left."""
-    whole, cursor = EpochOrder(2, 3, num_samples)[:], int(done * num_samples)
-    starts = range(cursor, num_samples, cut.global_batch)
-    for rank in range(size):
-        work = list(assignments(EpochOrder(2, 3, num_samples), cursor, cut, rank, size))
-        assert len(work) == len(starts)
-        for start, assignment in zip(starts, work, strict=True):
-            batch = whole[start : start + cut.global_batch]
-            slots = [batch[first : first + cut.micro_batch] for first in range(0, len(batch), cut.micro_batch)]
-            assert (assignment.size, assignment.num_slots) == (len(batch), len(slots))
-            assert [slot.number for slot in assignment.slots] == list(range(rank, len(slots), size))
-            assert [slot.indices.tolist() for slot in assignment.slots] == [own.tolist() for own in slots[rank::size]]
-
-
 @pytest.mark.parametrize(
     ("settings", "size", "cut"),
     [
@@ -189,13 +133,7 @@ def test_batch_settings_decide_the_slots(settings: dict[str, int], size: int, cu
 
 @pytest.mark.parametrize(
     ("global_batch", "slots"),
-    [
-        (1, [1]),
-        (37, [19, 18]),
-        (383, [48] * 7 + [47]),
-        (384, [24] * 16),
-        (1000, [32] * 31 + [8]),
-    ],
+    [(1, [1]), (37, [19, 18]), (383, [48] * 7 + [47]), (384, [24] * 16), (1000, [32] * 31 + [8])],
 )
 def test_a_global_batch_alone_has_the_same_slots_for_any_number_of_ranks(global_batch: int, slots: list[int]) -> None:
     """Batch norm and dropout act alike on all of them; a few slots divide over two, four or eight ranks."""
@@ -247,11 +185,6 @@ def test_repeated_augmentation_counts_each_sample_alike(count: int, times: int) 
     assert len(set(drawn)) == len(drawn), "two copies would be changed alike"
 
 
-def test_a_fingerprint_never_changes() -> None:
-    """Ledgers of today are audited by later releases."""
-    assert fingerprint(np.array([0, 1, 41])) == 15690040669863710865
-
-
 @given(samples=st.lists(st.integers(0, 2**40), min_size=1, max_size=20), data=st.data())
 def test_other_samples_have_another_fingerprint(samples: list[int], data: st.DataObject) -> None:
     """A sample that is missing, comes twice, or replaces another changes it; their order does not."""
@@ -274,7 +207,6 @@ def test_the_parts_of_an_epoch_add_up_to_all_samples() -> None:
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=50))
 def test_fingerprints_are_summed_over_ranks_in_float32(of_ranks: list[int]) -> None:
-    """The sum of their bytes is exact, also over 65,000 ranks."""
     sums = torch.tensor([in_bytes(value) for value in of_ranks]).sum(dim=0)
     assert sums.dtype == torch.float32
     assert from_bytes(sums.tolist()) == added(of_ranks)

@@ -18,7 +18,6 @@ from hvd_train.settings.schedule import ScheduleConfig
     [("none", 1024, 0.1), ("linear", 1024, 0.4), ("linear", 64, 0.025), ("sqrt", 1024, 0.2), ("sqrt", 64, 0.05)],
 )
 def test_the_peak_follows_the_global_batch(scaling: str, batch: int, expected: float) -> None:
-    """`--lr-scaling`: not, in proportion, or with the square root."""
     optimizer = OptimizerConfig(learning_rate=0.1, lr_base_batch=256, lr_scaling=scaling)
     assert peak_learning_rate(optimizer, batch) == pytest.approx(expected, rel=1e-12)
 
@@ -52,6 +51,5 @@ def test_the_rate_is_a_function_of_the_epochs_done(schedule: ScheduleConfig, fac
     kind=st.sampled_from(["constant", "cosine", "step"]),
 )
 def test_the_rate_is_never_negative_and_never_above_its_peak(epochs: int, share: float, done: float, kind: str) -> None:
-    """For all settings."""
     schedule = ScheduleConfig(epochs=epochs, schedule=kind, warmup_epochs=epochs * share)
     assert 0 <= learning_rate_factor(schedule, done) <= 1

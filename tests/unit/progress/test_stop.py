@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_is_noted_and_not_acted_on(number: signal.Signals) -> None:
-    """After the block the signal acts as before."""
     before = signal.getsignal(number)
     with StopSignal() as stop:
         assert stop.received is None

@@ -55,7 +55,6 @@ def test_jpeg_files_with_every_random_change(capsys: pytest.CaptureFixture[str])
 
 
 def test_what_cannot_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, exit code 2."""
     for arguments, reason in (
         ("--output seen", "--output seen: unknown file extension ''"),
         ("--output no/folder.png", "--output no/folder.png:"),

@@ -61,7 +61,6 @@ def test_gaps_and_changes_are_shown() -> None:
 
 @pytest.fixture
 def _running(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is being trained, and a console that is a terminal."""
     write(Path("run"), [start(), step(1)])
     monkeypatch.setattr("hvd_train.run_files.run_folder.in_use", lambda path: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -70,7 +69,6 @@ def _running(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_running")
 def test_it_follows_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the run writes appears, and its end is the watch's end."""
     written = iter([step(7), event("end", 8, "done: at last")])
 
     def read_and_train(path: Path) -> History:

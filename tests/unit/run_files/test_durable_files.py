@@ -21,12 +21,10 @@ PATH = Path("file")
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try a disk that was full again with every entry."""
     monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that succeeds replaces it as a whole."""
     durable.write(PATH, b"old")
     durable.write_text(PATH, "grün")
 
@@ -65,7 +63,6 @@ def test_all_data_are_on_disk_before_the_name_and_the_name_before_the_end(monkey
 
 @pytest.mark.parametrize("name", ["file.partial", "file"])
 def test_a_planted_link_is_replaced(name: str) -> None:
-    """In the place of a file, or of one that is not finished; what it leads to stays."""
     Path("outside").write_text("precious")
     Path(name).symlink_to("outside")
     durable.write(PATH, b"data")
@@ -75,7 +72,6 @@ def test_a_planted_link_is_replaced(name: str) -> None:
 
 
 def test_entries_are_appended_to_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is in the file at once, and outlives a power failure if asked for; no planted link is followed."""
     forced: list[bool] = []
     monkeypatch.setattr(os, "fsync", lambda file: forced.append(stat.S_ISDIR(os.fstat(file).st_mode)))
     PATH.write_text("before\n")
@@ -116,7 +112,6 @@ def test_what_does_not_fit_is_written_later_in_order_and_told_once() -> None:
 
 @pytest.mark.usefixtures("_impatient")
 def test_memory_has_an_end_and_the_oldest_entries_go_first() -> None:
-    """Those that are lost, and those that never fitted, are counted at the end."""
     told: list[str] = []
     file = AppendedFile(PATH, told.append, most_bytes=10)
     with no_room():
@@ -134,7 +129,6 @@ def test_memory_has_an_end_and_the_oldest_entries_go_first() -> None:
 @given(content=st.lists(st.sampled_from([b"\n", b"x", b"yy", b"a line of some length", b"\r"])).map(b"".join))
 @pytest.mark.parametrize("block", [1, 7, 1 << 16])
 def test_lines_come_backwards_with_their_offsets(content: bytes, block: int) -> None:
-    """Whatever the size of lines and blocks; a last line without its end comes first."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tail, "_BLOCK", block)
         found = list(tail.lines_backwards(io.BytesIO(content)))

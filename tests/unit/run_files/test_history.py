@@ -14,7 +14,7 @@ import pytest
 from hvd_train import __version__, recipes
 from hvd_train.errors import UsageError
 from hvd_train.run_files import machine
-from hvd_train.run_files.history import History, read, speeds, split_of, thinned
+from hvd_train.run_files.history import History, read, speeds, split_of
 from hvd_train.run_files.run_folder import claim
 from tests.support.run_folders import epoch, event, start, step, whole_run, write
 
@@ -26,7 +26,6 @@ def of(*lines: dict[str, object], torn: str = "") -> History:
 
 
 def test_a_run_that_went_well() -> None:
-    """Settings, records by their kind, ranks and samples are read, and the run has ended."""
     run = read(write(Path("run"), whole_run(), summary=True))
     assert (len(run.steps), len(run.epochs), len(run.events)) == (30, 3, 2)
     assert run.settings["model"] == "digits-convnet"
@@ -35,7 +34,6 @@ def test_a_run_that_went_well() -> None:
 
 
 def test_the_time_between_a_stop_and_the_resume_does_not_count() -> None:
-    """A run that was stopped overnight has not trained for a night; the pause ends with the notes before its start."""
     end = event("end", 2, "stopped by SIGINT at step 1, committed")
     run = of(start(), step(1), end, event("note", 9000), start(9001), step(2, 9005))
     assert [record["elapsed"] for record in run.steps] == [1.0, 7.0]
@@ -43,7 +41,6 @@ def test_the_time_between_a_stop_and_the_resume_does_not_count() -> None:
 
 
 def test_how_it_ended(tmp_path: Path) -> None:
-    """The last event says it, and the claim on the folder whether it is running; elsewhere it cannot be judged."""
     for name, (message, state) in enumerate([("stopped by SIGINT", "stopped"), ("done: top-1 60%", "finished")]):
         assert read(write(Path(str(name)), [start(), step(1), event("end", 5, message)])).state == state
     folder = claim(recipes.digits().replace(output_dir=tmp_path / "run"), datetime.now())
@@ -56,7 +53,6 @@ def test_how_it_ended(tmp_path: Path) -> None:
 
 
 def test_damage_is_named_and_the_rest_is_read() -> None:
-    """Torn lines, broken and missing files: each gap names its file. Settings of other versions are shown."""
     run = of(start(), step(1), torn='{"kind": "step", "ti')
     assert len(run.steps) == 1
     assert any("last line of metrics.jsonl is torn" in gap for gap in run.gaps)
@@ -78,7 +74,6 @@ def test_damage_is_named_and_the_rest_is_read() -> None:
 
 
 def test_environment_json_has_the_command_the_hosts_and_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command can be pasted, ranks are counted by host; without a GPU the device is the processor."""
     monkeypatch.setattr(sys, "argv", ["/env/bin/hvd-train", "train", "--output-dir", "my run"])
     machine.write(Path(), ["h1", "h1", "h2"], "NVIDIA A100")
     found = json.loads(Path("environment.json").read_text())
@@ -90,7 +85,6 @@ def test_environment_json_has_the_command_the_hosts_and_the_device(monkeypatch: 
 
 
 def test_what_is_no_run_is_refused() -> None:
-    """The error names the reason, and what to type if the folders inside are runs."""
     Path("empty").mkdir()
     Path("file").touch()
     write(Path("sweep/one"), [])
@@ -100,22 +94,18 @@ def test_what_is_no_run_is_refused() -> None:
 
 
 def test_speed_and_split_of_the_steps() -> None:
-    """Speed is that between two lines of an epoch, without evaluations; the split is a mean; thinning keeps gaps."""
     run = of(start(), step(9), step(10), epoch(1, 60.0), step(11, 61.0), step(12, 63.0))
     assert speeds(run) == ([9.5, 62.0], [100.0, 50.0])
     assert speeds(run, 1)[1] == [pytest.approx(200 / 3)]
-    assert [run.samples_at(number) for number in (0, 5, 9, 10, 99)] == [0, 500, 900, 1000, 9900]
     assert split_of(run) is None
     split = {"data": 0.1, "forward": 0.2, "backward": 0.3, "reduction": 0.1, "optimizer": 0.1, "other": None}
     lines = [step(2, split=split), step(3, split={**split, "data": 0.3}), step(4, split="nonsense")]
     found = split_of(read(write(Path("split"), [start(), step(1), *lines])))
     assert found == pytest.approx({**split, "data": 0.2, "other": 0.0})
-    assert thinned(list(range(6)), [1.0, 3.0, None, None, None, 5.0], most=3) == ([0.5, 2.5, 4.5], [2.0, None, 5.0])
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_planted_files_are_gaps(name: str) -> None:
-    """Values of other types, nesting without end, pipes, and files larger than the memory: nothing waits or fails."""
     run = write(Path("run"), whole_run(), summary=True)
     for content in ("[" * 100_000, "[1, 2]", '"text"', "null", '{"kind": ["step"], "time": 1}'):
         (run / name).write_text(content)
@@ -130,7 +120,6 @@ def test_planted_files_are_gaps(name: str) -> None:
 
 
 def test_a_few_bytes_that_stand_for_gigabytes_are_a_gap() -> None:
-    """YAML with aliases is not expanded, and numbers beyond those of all runs are none."""
     run = write(Path("run"), [start(num_samples=10**400), step(1, loss=10**400)])
     assert read(run).samples_per_epoch is None
     lines = ["a0: &a0 x"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]

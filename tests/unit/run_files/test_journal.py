@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,18 +22,14 @@ from tests.support.full_disk import no_room
 
 
 def step_record(step: int, loss: float = 0.5) -> StepRecord:
-    """Return the record of a step of the first epoch."""
     return StepRecord(1, step, 10 * step, loss, 0.1, 0.2, 0.01, None, None, 0, 100.0, {"data": 0.25, "forward": 0.5})
 
 
 def epoch_record(epoch: int, step: int) -> EpochRecord:
-    """Return the record of an epoch that was evaluated."""
     return EpochRecord(epoch, step, 0.5, 0.1, 0.2, 0.25, 0.75, 1.0, 100.0)
 
 
 def lines() -> list[dict[str, Any]]:
-    """Return the records in metrics.jsonl; each line must be strict JSON."""
-
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
@@ -42,22 +37,18 @@ def lines() -> list[dict[str, Any]]:
 
 
 def places() -> list[tuple[str, int]]:
-    """The kind and the step of each record."""
     return [(line["kind"], line["step"]) for line in lines()]
 
 
 def told() -> list[Any]:
-    """The message or the step of each record."""
     return [line.get("message", line.get("step")) for line in lines()]
 
 
 def shown(tag: str) -> list[tuple[int, float]]:
-    """Steps and values that TensorBoard shows."""
     return [(event.step, event.value) for event in EventAccumulator("tensorboard").Reload().Scalars(tag)]
 
 
 def resumed(resumed_step: int, epochs_done: int, *steps: int, notes: bool = False, epochs: Sequence[int] = ()) -> None:
-    """Write these steps, each with a note, and the ends of epochs as a run that resumes after step `resumed_step`."""
     journal = RunJournal(Path(), resumed_step, epochs_done, live=False)
     for step in steps:
         journal.step(step_record(step))
@@ -69,7 +60,6 @@ def resumed(resumed_step: int, epochs_done: int, *steps: int, notes: bool = Fals
 
 
 def test_each_record_is_one_line_of_json() -> None:
-    """A line has its kind and time; a number that is not finite is null, which every reader of JSON knows."""
     journal = RunJournal(Path(), 0, 0, live=False)
     journal.step(step_record(1, loss=float("nan")))
     journal.step(step_record(2, loss=float("inf")))
@@ -85,7 +75,6 @@ def test_each_record_is_one_line_of_json() -> None:
 
 
 def test_tensorboard_shows_the_numbers_under_their_names() -> None:
-    """What a step or an epoch does not have is no curve; files are read while they are still open."""
     journal = RunJournal(Path(), 0, 0, live=False)
     journal.step(StepRecord(1, 4, 40, 0.5, 0.25, 0.75, 0.125, None, 1024.0, 3, 100.0, {"forward": 0.5}))
     journal.epoch(epoch_record(1, 4))
@@ -98,7 +87,6 @@ def test_tensorboard_shows_the_numbers_under_their_names() -> None:
 
 
 def test_a_change_of_world_says_who_when_and_why(capsys: pytest.CaptureFixture[str]) -> None:
-    """For programs, on the console and in TensorBoard."""
     members = [Member("h1", 1), Member("h2", 2), Member("h3", 3)]
     change = Change(tuple(members[:2]), (members[0], members[2]), "a rank was lost", 1.0, step=7, steps_lost=3)
     journal = RunJournal(Path(), 0, 0, live=False)
@@ -114,7 +102,6 @@ def test_a_change_of_world_says_who_when_and_why(capsys: pytest.CaptureFixture[s
 
 
 def test_steps_after_the_one_resumed_did_not_happen() -> None:
-    """Their lines and events go, all others and messages stay, and TensorBoard shows each step once."""
     resumed(0, 0, 1, 2, 3, 4, notes=True)
     journal = RunJournal(Path(), 4, 0, live=False)
     for step in (2, 4):
@@ -136,7 +123,6 @@ def test_an_epoch_that_is_ended_again_is_written_once(epochs_done: int, kept: li
 
 
 def test_a_torn_last_line_is_taken_out() -> None:
-    """A process that was killed in mid-line leaves a file that can be read and appended to again."""
     resumed(0, 0, 1, 2, 3)
     with Path("metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "st\xe9')
@@ -147,56 +133,9 @@ def test_a_torn_last_line_is_taken_out() -> None:
     assert told() == [1, 2, 3]
 
 
-def test_the_next_rank_0_writes_the_records_that_the_last_one_did_not() -> None:
-    """Each once; a run that resumes in another folder does not begin with those of the first one."""
-    resumed(0, 0, 10, epochs=[1])
-    for step, epoch in ((10, 1), (20, 2)):
-        journal = RunJournal(Path(), 24, 2, live=False)
-        for _ in range(2):
-            journal.catch_up([], step_record(step), epoch_record(epoch, 10 * epoch))
-        journal.close()
-    assert places() == [("step", 10), ("epoch", 10), ("step", 20), ("epoch", 20)]
-    Path("metrics.jsonl").unlink()
-    elsewhere = RunJournal(Path(), 20, 2, live=False)
-    elsewhere.catch_up([], step_record(20), epoch_record(2, 20))
-    elsewhere.close()
-    assert lines() == []
-
-
-def test_the_next_rank_0_completes_the_ledger() -> None:
-    """It knows the entries of the epoch from the state, and none of them is missing or twice."""
-    entries = [Entry(0, (1, 5), 2, (0, 100), 5), Entry(0, (6, 8), 2, (100, 160), 8)]
-    killed = RunJournal(Path(), 0, 0, live=False, ledger=True)
-    killed.took(entries[0])
-    killed.took(Entry(0, (6, 6), 2, (100, 120), 6))  # waits for another to begin: it is lost with the process
-    assert [entry.steps for entry in read(Path("ledger.jsonl"))] == [(1, 5)]
-    successor = RunJournal(Path(), 8, 0, live=False, ledger=True)
-    for _ in range(2):
-        successor.catch_up(entries, None, None)
-    successor.close()
-    assert list(read(Path("ledger.jsonl"))) == entries
-
-
-def test_an_epoch_that_is_over_outlives_a_power_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first step of the next epoch on only the disk has the lines of its ledger."""
-    on_disk: list[str] = []
-
-    def noted(file: int) -> None:
-        if stat.S_ISREG(os.fstat(file).st_mode):
-            on_disk.append(Path("ledger.jsonl").read_text())
-
-    journal = RunJournal(Path(), 0, 0, live=False, ledger=True)
-    journal.took(Entry(0, (1, 2), 2, (0, 20), 7))
-    monkeypatch.setattr(os, "fsync", noted)
-    journal.epoch(epoch_record(1, 2))
-    assert [json.loads(text)["steps"] for text in on_disk] == [[1, 2]]
-    journal.close()
-
-
 def test_what_a_full_disk_does_not_take_is_written_when_it_fits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Metrics, TensorBoard and the ledger lack nothing afterwards; the user is told once for each of them."""
     monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
     journal = RunJournal(Path(), 0, 0, live=False, ledger=True)
     for step in range(1, 10):
@@ -211,40 +150,6 @@ def test_what_a_full_disk_does_not_take_is_written_when_it_fits(
     said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("step ")]
     assert len(said) == 3
     assert all("No space left on device" in line for line in said)
-
-
-def test_a_run_resumes_where_the_disk_is_full_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines that did not happen are removed without room for a copy, and what comes is written later."""
-    monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
-    journal = RunJournal(Path(), 0, 0, live=False, ledger=True)
-    for step in (1, 2, 3):
-        journal.took(Entry(0, (step, step), 1, (step - 1, step), step))
-        journal.step(step_record(step))
-    journal.close()
-    with no_room():
-        journal = RunJournal(Path(), 2, 0, live=False, ledger=True)
-        journal.took(Entry(0, (3, 3), 2, (2, 3), 3))
-        journal.step(step_record(3, loss=0.25))
-    assert told() == [1, 2]
-    journal.close()
-    assert [line["loss"] for line in lines()] == [0.5, 0.5, 0.25]
-    assert [entry.world_size for entry in read(Path("ledger.jsonl"))] == [1, 1, 2]
-
-
-def test_a_process_whose_folder_was_taken_over_writes_nothing_more() -> None:
-    """A rank 0 that was stopped, and wakes when another one keeps the journal, leaves all files as they are."""
-    held = True
-    journal = RunJournal(Path(), 0, 0, live=False, ledger=True, permission=lambda: held)
-    journal.took(Entry(0, (1, 1), 1, (0, 1), 1))
-    journal.step(step_record(1))
-    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    held = False
-    journal.took(Entry(0, (2, 2), 1, (1, 2), 2))
-    journal.step(step_record(2))
-    journal.epoch(epoch_record(1, 2))
-    journal.event("note", "hello")
-    journal.close()
-    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
 def test_a_process_that_is_killed_while_it_cuts_the_records_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,16 +169,6 @@ def test_a_process_that_is_killed_while_it_cuts_the_records_loses_none(monkeypat
     assert [number for number in told() if isinstance(number, int)] == [1, 2, 3]
 
 
-def test_a_planted_link_is_not_cut() -> None:
-    """The metrics of another run, to which it leads, stay as they are."""
-    resumed(0, 0, 1, 2, 3, 4, 5)
-    before = Path("metrics.jsonl").rename("outside").read_bytes()
-    Path("metrics.jsonl").symlink_to("outside")
-    with pytest.raises(OSError, match="it is a link, which is not followed"):
-        RunJournal(Path(), 2, 0, live=False)
-    assert Path("outside").read_bytes() == before
-
-
 HALFWAY = Moment(epoch=1, cursor=500, step=15, loss=0.5, top1=0.25, images_per_second=10.0)
 PLAIN = EpochRecord(5, 50, 0.5, 0.1, 0.2, None, None, None, 1234.0)
 
@@ -281,7 +176,6 @@ PLAIN = EpochRecord(5, 50, 0.5, 0.1, 0.2, None, None, None, 1234.0)
 def test_progress_and_epochs_are_lines_with_the_time_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A long epoch has lines of its own; without an evaluation the part about it is missing."""
     monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
     journal = RunJournal(Path(), 0, 0, live=False)
     journal.begin(5, 1000)
@@ -298,7 +192,6 @@ def test_progress_and_epochs_are_lines_with_the_time_left(
 
 @pytest.mark.parametrize("live", [False, True])
 def test_messages_are_text_and_do_not_act_on_the_terminal(live: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """Names of data sets and errors of libraries are in them; a bar gives the cursor back at its end."""
     journal = RunJournal(Path(), 0, 0, live=live)
     journal.begin(5, 1000)
     journal.progress(HALFWAY)

@@ -1,4 +1,4 @@
-"""What a ledger holds of the steps of an epoch, and what an audit of it finds."""
+"""What a ledger holds of the steps of an epoch however a process ended, and what an audit of it finds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ from hypothesis import strategies as st
 from hvd_train.errors import UsageError
 from hvd_train.progress.fingerprint import fingerprint
 from hvd_train.progress.order import order_of
-from hvd_train.run_files import ledger
-from hvd_train.run_files.ledger import Entry, Listed, audit, audit_entries, extended, parse
+from hvd_train.run_files.ledger import Entry, Listed, audit, audit_entries, extended, parse, read
+from hvd_train.run_files.ledger_file import LedgerFile
 
-FIRST, SECOND = Listed(0, 1, 2, (3, 1)), Listed(0, 2, 2, (0, 2))
-THIRD, FOURTH = Listed(1, 3, 1, (0, 1)), Listed(1, 4, 3, (2, 3))
-LISTED = [FIRST, SECOND, THIRD, FOURTH]
 IMAGENET, BATCH = 1_281_167, 256
 SEED = 5
 START = {"kind": "event", "name": "start", "num_samples": 100, "seed": SEED}
@@ -40,7 +37,6 @@ def steps_of(
 
 
 def joined(steps: list[Entry], num_samples: int = 100) -> list[Entry]:
-    """These steps of an epoch, as the ledger has them."""
     entries: list[Entry] = []
     for step in steps:
         entries = extended(entries, step, num_samples)
@@ -48,36 +44,31 @@ def joined(steps: list[Entry], num_samples: int = 100) -> list[Entry]:
 
 
 def exact(epochs: int = 3, **settings: Any) -> list[Entry]:
-    """The steps of whole epochs of ten steps, each alone."""
     return [step for epoch in range(epochs) for step in steps_of(epoch, step=10 * epoch + 1, **settings)]
 
 
 def changed(place: int, **changes: Any) -> list[Entry]:
-    """The steps of exact epochs but for one, which is `place` steps after the first."""
     entries = exact()
     return [*entries[:place], replace(entries[place], **changes), *entries[place + 1 :]]
 
 
 def wrong_samples(entry: Entry, old: int, new: int) -> int:
-    """The fingerprint of what an entry took, with one sample in place of another."""
     samples = order_of(SEED, entry.epoch, 100, 1)[slice(*entry.positions)]
     return fingerprint(np.where(samples == samples[old], new, samples))
 
 
 def write(folder: Path, *metrics: object, entries: list[Entry] | None = None) -> None:
-    """Write a run with these lines of metrics.jsonl."""
     text = [line if isinstance(line, str) else json.dumps(line) for line in metrics]
     (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in text))
     (folder / "ledger.jsonl").write_text("".join(entry.line() for entry in entries or exact(2)))
 
 
 def test_a_line_names_the_positions_and_the_fingerprint_and_is_read_back(tmp_path: Path) -> None:
-    """It is a JSON object that anyone can read."""
     entry = Entry(0, (1, 40), 2, (0, 10240), 2**64 - 2)
     expected = {"epoch": 0, "steps": [1, 40], "world_size": 2, "positions": [0, 10240]}
     assert json.loads(entry.line()) == {**expected, "fingerprint": "fffffffffffffffe"}
     (tmp_path / "ledger.jsonl").write_text(entry.line())
-    assert list(ledger.read(tmp_path / "ledger.jsonl")) == [entry]
+    assert list(read(tmp_path / "ledger.jsonl")) == [entry]
 
 
 @given(
@@ -86,7 +77,6 @@ def test_a_line_names_the_positions_and_the_fingerprint_and_is_read_back(tmp_pat
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=6),
 )
 def test_steps_are_joined_and_none_is_lost(num_samples: int, batch: int, sizes: list[int]) -> None:
-    """Entries follow on each other, add up to the steps, stay within one size of the world, and are few."""
     steps = list(steps_of(2, num_samples, batch, step=7))
     of_size = -(-len(steps) // len(sizes))
     steps = [replace(step, world_size=sizes[place // of_size]) for place, step in enumerate(steps)]
@@ -115,7 +105,6 @@ def test_steps_that_do_not_follow_on_each_other_are_not_joined() -> None:
 
 
 def test_an_epoch_of_imagenet_takes_20_kb_and_can_be_audited() -> None:
-    """5,005 steps of 256 samples on 1,024 ranks, counted with the numbers of epoch 90."""
     entries = joined(list(steps_of(0, IMAGENET, BATCH, world_size=1024)), IMAGENET)
     report = audit_entries(entries, IMAGENET)
     assert (report.faults, report.epochs, report.steps) == ((), 1, 5005)
@@ -123,27 +112,19 @@ def test_an_epoch_of_imagenet_takes_20_kb_and_can_be_audited() -> None:
     assert sum(len(entry.line()) for entry in late) < 20_000
 
 
-@pytest.mark.parametrize("entries", [exact(2), LISTED], ids=["entries", "version 0.1.0"])
-def test_an_exact_run(entries: list[Entry | Listed]) -> None:
-    """Every sample comes once in every epoch, whatever the world size; the last epoch may be under way."""
-    num_samples = 4 if entries is LISTED else 100
-    report = audit_entries(entries, num_samples, seed=SEED)
+def test_an_exact_run() -> None:
+    report = audit_entries(exact(2), 100, seed=SEED)
     assert report.faults == ()
-    sizes = "1, 2, 3" if entries is LISTED else "2"
     assert str(report) == (
-        f"exact: every one of {num_samples} samples counted once in each of 2 finished epochs "
-        f"({len(entries)} steps, world sizes {sizes})"
+        "exact: every one of 100 samples counted once in each of 2 finished epochs (20 steps, world sizes 2)"
     )
-    under_way = audit_entries(entries[:-1], num_samples, seed=SEED)
+    under_way = audit_entries(exact(2)[:-1], 100, seed=SEED)
     assert (under_way.faults, under_way.epochs) == ((), 1)
 
 
 @pytest.mark.parametrize(
     ("entries", "fault"),
     [
-        ([FIRST, Listed(0, 2, 2, (0, 1)), THIRD], "epoch 0: 1 samples more than once"),
-        ([FIRST, Listed(0, 2, 2, (-1, 4, 9, 9))], "epoch 0: 0 samples more than once, 3 that do not exist"),
-        ([FIRST, SECOND, Listed(2, 3, 1, (0, 1))], "epoch 1: 4 samples never"),
         ([*exact()[:4], *exact()[5:]], "line 5 is of step 6"),
         ([*exact()[:4], *exact()[3:]], "line 5 is of step 4"),
         (changed(4, positions=(40, 49)), "epoch 0: 1 samples never"),
@@ -153,15 +134,13 @@ def test_an_exact_run(entries: list[Entry | Listed]) -> None:
         (changed(22, epoch=0), "line 23 is of epoch 0, after a later one"),
     ],
 )
-def test_what_is_wrong_is_named(entries: list[Entry | Listed], fault: str) -> None:
-    """Samples that were lost, came twice or do not exist, and steps that are missing or come twice."""
-    report = audit_entries(entries, 4 if isinstance(entries[0], Listed) else 100, seed=SEED)
+def test_what_is_wrong_is_named(entries: list[Entry], fault: str) -> None:
+    report = audit_entries(entries, 100, seed=SEED)
     assert any(fault in line for line in report.faults), report
     assert str(report).startswith("NOT exact: ")
 
 
 def test_samples_that_are_not_those_of_the_order_are_found() -> None:
-    """A single one in place of another, in a finished epoch and in one under way; one that comes twice, too."""
     for place in (0, 13, 29):
         entry = exact()[place]
         for entries in (exact(), exact()[: place + 1]):
@@ -171,10 +150,6 @@ def test_samples_that_are_not_those_of_the_order_are_found() -> None:
                 f"step {place + 1}: not the samples that stand at positions {first} to {stop - 1} "
                 f"of epoch {entry.epoch}",
             )
-    entry, other = exact()[2:4]
-    twice = int(order_of(SEED, 0, 100, 1)[other.positions[0] : other.positions[0] + 1][0])
-    faults = audit_entries(changed(2, fingerprint=wrong_samples(entry, 0, twice)), 100, seed=SEED).faults
-    assert faults == ("step 3: not the samples that stand at positions 20 to 29 of epoch 0",)
     faults = audit_entries(changed(9, positions=(90, 98)), 100, seed=SEED).faults
     at = "positions 90 to 97 of epoch 0"
     assert faults == (f"step 10: not the samples that stand at {at}", "epoch 0: 2 samples never")
@@ -184,31 +159,7 @@ def test_samples_that_are_not_those_of_the_order_are_found() -> None:
     assert faults == ("steps 3 to 4: not the samples that stand at positions 10 to 19 of epoch 0",)
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 7, 10, 11])
-def test_a_long_entry_is_looked_up_in_pieces(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many samples of an entry memory can hold, the verdict is the same."""
-    monkeypatch.setattr(ledger, "_AT_ONCE", at_once)
-    entries = exact(1)[:5]
-    assert audit_entries(entries, 100, seed=SEED).faults == ()
-    entries[3] = replace(entries[3], fingerprint=wrong_samples(entries[3], 9, 100))
-    assert len(audit_entries(entries, 100, seed=SEED).faults) == 1
-
-
-def test_an_epoch_that_version_0_1_0_began() -> None:
-    """Its steps list their samples; those of today have the positions after them."""
-    steps = exact(2)
-    order = order_of(SEED, 0, 100, 1)
-    listed = [Listed(0, s.steps[0], 2, tuple(order[slice(*s.positions)].tolist())) for s in steps[:4]]
-    report = audit_entries([*listed, *joined(steps[4:10]), *steps[10:]], 100, seed=SEED)
-    assert (report.faults, report.epochs, report.steps) == ((), 2, 20)
-    wrong = [replace(listed[0], samples=(0, *listed[0].samples[1:])), *listed[1:], *steps[4:]]
-    assert any("1 samples more than once" in fault for fault in audit_entries(wrong, 100, seed=SEED).faults)
-    wrong = [*listed, replace(steps[4], fingerprint=1), *steps[5:]]
-    assert any("step 5: not the samples" in fault for fault in audit_entries(wrong, 100, seed=SEED).faults)
-
-
 def test_repeated_augmentation_is_judged_by_rounds(tmp_path: Path) -> None:
-    """Two epochs have each sample twice; half a round is under way, and one that lacks a sample is not finished."""
     entries = exact(4, times=2)
     for steps, epochs in ((40, 4), (30, 3)):
         report = audit_entries(entries[:steps], 100, 2, SEED)
@@ -221,9 +172,6 @@ def test_repeated_augmentation_is_judged_by_rounds(tmp_path: Path) -> None:
         wrong[place] = replace(entries[place], positions=(90, 99))
         report = audit_entries(wrong, 100, 2, SEED)
         assert (report.epochs, report.faults[-1]) == (2, "epochs 0 to 1: 1 samples less than 2 times")
-        wrong[place] = replace(entries[place], positions=(90, 102))
-        faults = audit_entries(wrong[:20], 100, 2, SEED).faults
-        assert faults[-1] == "epochs 0 to 1: 0 samples more than 2 times, 2 that do not exist"
     write(tmp_path, {**START, "repeated_augmentation": 2}, entries=entries[:20])
     assert str(audit(tmp_path)) == (
         "exact: every one of 100 samples counted 2 times in 2 epochs, of 2 finished epochs (20 steps, world sizes 2)"
@@ -241,7 +189,6 @@ def test_the_last_start_of_the_run_counts_and_other_lines_are_passed_over(tmp_pa
 
 
 def test_without_a_ledger_the_user_is_told_how_to_have_one(tmp_path: Path) -> None:
-    """The error says what is missing, and a torn last line is no fault."""
     with pytest.raises(UsageError, match="train with --ledger"):
         audit(tmp_path)
     entry = exact()[0]
@@ -272,13 +219,11 @@ def test_without_a_ledger_the_user_is_told_how_to_have_one(tmp_path: Path) -> No
     ],
 )
 def test_what_is_no_entry_is_refused_by_its_place(line: str) -> None:
-    """Nesting without end, wrong types and numbers that are none name the line of the file."""
     with pytest.raises(UsageError, match=r"^line 3 is not a step of a ledger$"):
         parse(line, "line 3")
 
 
 def test_a_run_of_any_content_is_refused_in_one_line(tmp_path: Path) -> None:
-    """Numbers of samples that are none, or that no audit could count, and a terabyte without a line end."""
     for number in ('"many"', "[]", "0", "1" * 400):
         write(tmp_path, '"start"' + "[" * 100_000, f'{{"name": "start", "num_samples": {number}, "seed": 0}}')
         with pytest.raises(UsageError, match="the ledger cannot be judged"):
@@ -295,7 +240,6 @@ def test_a_run_of_any_content_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_nothing_that_a_file_claims_keeps_an_audit_longer() -> None:
-    """Numbers that no run has, a large epoch many times, false fingerprints, a set that memory does not hold."""
     huge = 2**63 - 1
     for name, value in (("epoch", huge), ("steps", (1, huge)), ("positions", (0, huge)), ("positions", (-huge, 10))):
         entries = exact(2)
@@ -309,4 +253,64 @@ def test_nothing_that_a_file_claims_keeps_an_audit_longer() -> None:
     false = (replace(step, epoch=n, steps=(n + 1, n + 1), positions=(0, 10**5)) for n in range(10**6))
     assert len(audit_entries(false, 10**5, seed=SEED).faults) < 1000
     with pytest.raises(UsageError, match="10,000,000,000 samples are more than an audit counts one by one"):
-        audit_entries([FIRST], 10**10)
+        audit_entries([Listed(0, 1, 2, (3, 1))], 10**10)
+
+
+STEPS = [*steps_of(0, 1000, 2), *steps_of(1, 1000, 2, step=501)]
+"""Two epochs of 500 steps, of which five are joined at a time."""
+
+
+class Run:
+    """A training that may end anywhere: its state has the entries of the epoch, its file may lack some of them."""
+
+    def __init__(self, folder: Path, recent: list[Entry], step: int) -> None:
+        self.recent, self.step = recent, step
+        self.file = LedgerFile(folder, step)
+        for entry in recent:
+            self.file.took(entry)
+
+    def trains_to(self, step: int, world_size: int = 2) -> Run:
+        """Take the steps up to `step`; at the end of an epoch the ledger is forced to disk."""
+        for entry in STEPS[self.step : step]:
+            self.recent = extended(self.recent, Entry(**{**vars(entry), "world_size": world_size}), 1000)
+            self.file.took(self.recent[-1])
+            if entry.positions[1] == 1000:
+                self.file.sync()
+        self.step = step
+        return self
+
+
+@pytest.mark.parametrize(
+    ("done", "lines", "world_size", "torn"),
+    [(613, 0, 1, 0), (613, 20, 2, 30), (615, 1, 1, 30), (615, 20, 2, 0), (1000, 1, 2, 0), (1000, 20, 1, 30)],
+)
+def test_the_next_rank_0_writes_what_a_lost_one_did_not(
+    done: int, lines: int, world_size: int, torn: int, tmp_path: Path
+) -> None:
+    """Whatever the file lacks of the epoch, torn last line included, comes from the state; nothing comes twice."""
+    run = Run(tmp_path, [], 0).trains_to(done)
+    whole = (tmp_path / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    left = whole[: len(whole) - lines]
+    (tmp_path / "ledger.jsonl").write_bytes(b"".join(left) + (whole[-1][:torn] if torn else b""))
+    Run(tmp_path, run.recent, done).trains_to(1000, world_size).file.sync()
+    report = audit_entries(read(tmp_path / "ledger.jsonl"), 1000, seed=SEED)
+    assert (report.faults, report.epochs, report.steps) == ((), 2, 1000)
+
+
+@pytest.mark.parametrize("back", [0, 1, 11, 111, 612])
+def test_steps_beyond_the_state_did_not_happen(back: int, tmp_path: Path) -> None:
+    earlier = Run(tmp_path, [], 0).trains_to(612 - back)
+    recent = earlier.recent
+    earlier.trains_to(612).file.complete()
+    Run(tmp_path, recent, 612 - back).trains_to(1000, world_size=3).file.sync()
+    report = audit_entries(read(tmp_path / "ledger.jsonl"), 1000, seed=SEED)
+    assert (report.faults, report.epochs, report.steps) == ((), 2, 1000)
+    assert report.world_sizes == ((2, 3) if back < 612 else (3,))
+
+
+def test_something_else_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text("what\nelse\n")
+    with pytest.raises(UsageError, match="the line at byte 5 is not a step of a ledger"):
+        LedgerFile(tmp_path, 0)
+    assert path.read_text() == "what\nelse\n"

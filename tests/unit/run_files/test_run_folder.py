@@ -18,18 +18,15 @@ LATER = datetime(2026, 1, 2, 12, 0, 1)
 
 
 def named(**changes: object) -> Config:
-    """Return a config with an output folder."""
     return Config().replace(**{"output_dir": Path("mine"), **changes})
 
 
 def released(folder: RunFolder) -> RunFolder:
-    """Give up the claim, as the end of the process that holds it does."""
     folder.release()
     return folder
 
 
 def test_a_new_folder_is_made_and_an_empty_one_is_taken() -> None:
-    """Its parents are made too. Job scripts make the folder beforehand; a killed process leaves it with our lock."""
     folder = released(claim(named(output_dir=Path("a/b/mine")), NOON))
     assert (folder.path, folder.earlier, folder.notes) == (Path("a/b/mine"), False, ())
     assert config_file.load(Path("a/b/mine/config.yaml")) == named(output_dir=Path("a/b/mine"))
@@ -52,7 +49,6 @@ def test_the_same_command_finds_its_run_again_and_another_one_is_refused() -> No
 
 
 def test_resume_never_moves_the_old_run_aside() -> None:
-    """Nothing is overwritten: each old run is kept under a name of its own."""
     for number, aside in enumerate((None, "mine.old", "mine.old-2")):
         folder = released(claim(named(seed=number, resume="never"), NOON))
         assert not folder.earlier
@@ -63,7 +59,6 @@ def test_resume_never_moves_the_old_run_aside() -> None:
 
 
 def test_what_is_no_run_folder_is_not_touched() -> None:
-    """A folder of something else is neither used nor moved; the error says what to type."""
     Path("mine").mkdir()
     Path("mine/thesis.tex").write_text("important")
     for resume in ("auto", "never"):
@@ -78,7 +73,6 @@ def test_what_is_no_run_folder_is_not_touched() -> None:
 
 
 def test_a_folder_in_which_another_process_trains_is_refused() -> None:
-    """It is neither shared nor moved away; once the other process has ended it can be claimed."""
     other = claim(named(), NOON)
     for resume in ("auto", "never"):
         with pytest.raises(Busy, match="another process is training in mine"):
@@ -89,7 +83,6 @@ def test_a_folder_in_which_another_process_trains_is_refused() -> None:
 
 
 def test_the_same_command_finds_its_own_unfinished_run() -> None:
-    """Finished runs, others' and busy ones are passed over; a new run gets the time and a name of its own."""
     mine = Config().replace(recipe="digits")
     found = released(claim(mine, NOON))
     for number, other in enumerate((mine.replace(seed=5, resume="never"), mine.replace(recipe="digits2"))):
@@ -128,7 +121,6 @@ def test_a_folder_is_taken_back_from_a_process_that_does_not_react() -> None:
     ("resume", "output_dir"), [("auto", None), ("never", Path("mine")), ("never", None), ("a/file.ckpt", None)]
 )
 def test_a_job_that_starts_again_finds_its_own_folder(resume: str, output_dir: Path | None) -> None:
-    """Though it is neither the newest nor unfinished, and though the command says to begin a new run."""
     config = Config().replace(recipe="digits", resume=resume, output_dir=output_dir)
     released(claim(config, NOON))
     own = released(claim(config, NOON, owner="job"))
@@ -152,7 +144,6 @@ def test_a_folder_belongs_to_the_job_that_claimed_it_last() -> None:
 
 
 def test_a_busy_folder_of_another_job_is_passed_over_and_said() -> None:
-    """The user learns that this is a new run; a caller that would rather wait gets the folder's name instead."""
     mine = Config().replace(recipe="digits")
     busy = claim(mine, NOON, owner="another")
     with pytest.raises(Busy) as refused:
@@ -196,32 +187,25 @@ def test_a_run_whose_workers_still_commit_is_not_moved_away() -> None:
     assert {path.name for path in Path().iterdir()} == {"mine", "mine.old"}
 
 
-SOFT = [(name, False) for name in (".lock", "metrics.jsonl", "config.yaml.partial", "tensorboard", "checkpoints")]
-
-
-@pytest.mark.parametrize(("name", "hard"), [*SOFT, (".lock", True), ("ledger.jsonl", True)])
-def test_a_run_folder_with_a_planted_link_is_not_taken(name: str, hard: bool) -> None:
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "config.yaml.partial", "tensorboard", "checkpoints"])
+def test_a_run_folder_with_a_planted_link_is_not_taken(name: str) -> None:
     """Soft or hard: what a run would write there would land in what the link leads to, which stays as it is."""
     released(claim(named(), NOON))
     Path("outside").write_text("precious")
-    Path("mine", name).unlink(missing_ok=True)
-    if hard:
-        Path("mine", name).hardlink_to("outside")
-    else:
-        Path("mine", name).symlink_to(Path("outside").resolve())
-    with pytest.raises(UsageError, match=f"mine/{name} is a link or a device, .* remove it, or name another"):
-        claim(named(), LATER, owner="job")
+    path = Path("mine", name)
+    written_in_place = name in (".lock", "metrics.jsonl")
+    for link in (path.symlink_to, path.hardlink_to)[: 1 + written_in_place]:
+        path.unlink(missing_ok=True)
+        link(Path("outside").resolve())
+        with pytest.raises(UsageError, match=f"mine/{name} is a link or a device, .* remove it, or name another"):
+            claim(named(), LATER, owner="job")
     assert Path("outside").read_text() == "precious"
 
 
 def test_planted_links_in_the_place_of_locks_are_not_followed() -> None:
-    """They are named, make no folder ours, and no file outside of the folder is made or emptied."""
     Path("outside").write_text("job")
     Path("mine").mkdir()
     Path("mine/.lock").symlink_to(Path("outside").resolve())
-    with pytest.raises(UsageError, match=r"cannot use the output folder mine/.lock: it is a link"):
-        claim(named(), NOON, owner="job")
-    assert Path("outside").read_text() == "job"
     assert not run_folder.belongs_to(Path("mine"), "job")
     Path("mine/.members").symlink_to("../made")
     assert run_folder.stay(Path("mine")) is None
@@ -245,14 +229,3 @@ def test_a_folder_of_another_user_is_passed_over(monkeypatch: pytest.MonkeyPatch
         f"{planted} belongs to another user and is passed over; to go on in it, type --output-dir {planted}",
     )
     assert released(claim(mine.replace(output_dir=planted), LATER)).path == planted
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
-def test_a_link_of_another_user_is_passed_over() -> None:
-    """A name in `runs` that somebody else has made may lead anywhere, to a run of one's own, too."""
-    mine = Config().replace(recipe="digits")
-    link = released(claim(mine, NOON)).path
-    link.symlink_to(link.rename("elsewhere").resolve())
-    assert released(claim(mine, LATER)).path == link
-    os.chown(link, 65534, 65534, follow_symlinks=False)
-    assert released(claim(mine, LATER)).path != link

@@ -19,7 +19,6 @@ from tests.support.runs import convnet, few_digits, small_config
 
 @pytest.fixture
 def state() -> Iterator[TrainState]:
-    """Return a state after seven steps."""
     config, world = small_config(), LocalWorld()
     parts, optimizer = warm_parts(config, world, convnet, few_digits)
     state = fresh_state(config, world, parts, optimizer)

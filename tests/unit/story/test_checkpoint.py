@@ -35,7 +35,6 @@ def state_at(step: int) -> TrainState:
 
 
 def store(told: list[str] | None = None, keep: int = 3) -> DiskStore:
-    """Return a store that writes into `RUN`."""
     RUN.mkdir(exist_ok=True)
     return DiskStore(RUN, keep, {"recipe": "test"}, (told if told is not None else []).append)
 
@@ -51,12 +50,10 @@ def commit(*steps: int, keep: int = 3) -> list[str]:
 
 
 def commit_next(disk: DiskStore, step: int) -> None:
-    """Commit as soon as the disk has finished the commit before."""
     wait_for("the commit before", lambda: disk.commit(state_at(step)))
 
 
 def steps_on_disk() -> list[int]:
-    """Return the steps of the checkpoints, newest first."""
     return [int(path.stem.removeprefix("step-")) for path in committed(RUN)]
 
 
@@ -76,7 +73,6 @@ def test_a_checkpoint_is_read_back_bit_for_bit() -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Return the bytes of a good checkpoint."""
     path = tmp_path_factory.mktemp("whole") / "step-0000000005.ckpt"
     checkpoint.write(path, state_at(5).snapshot())
     return path.read_bytes()
@@ -123,7 +119,6 @@ def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(content: bytes, mes
 
 
 def test_a_hole_a_pipe_and_a_missing_file_are_refused() -> None:
-    """A file of a terabyte is not read to its end, and a pipe is not waited for."""
     for beginning in (b"", MAGIC, MAGIC + b'{"size": 1000000000000, "digest": ""}\n'):
         Path("hole.ckpt").write_bytes(beginning)
         os.truncate("hole.ckpt", 2**40)

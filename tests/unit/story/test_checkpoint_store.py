@@ -23,13 +23,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def bias_in(name: str) -> list[float]:
-    """Return the biases in a file of weights, read as a user does."""
     biases: list[float] = torch.load(RUN / name, weights_only=True)["bias"].tolist()
     return biases
 
 
 def files() -> list[str]:
-    """Return the names of all files of the run."""
     return sorted(path.name for path in RUN.rglob("*") if path.is_file())
 
 
@@ -86,7 +84,6 @@ def test_later_steps_are_not_in_a_commit(last: bool) -> None:
 
 
 def test_weights_for_use_are_a_plain_state_dict() -> None:
-    """They load without this package; with a moving average they are those of the average."""
     disk, state = store(), state_at(5)
     disk.save_weights("model-best.pt", state_at(1))
     torch.nn.Linear(3, 2).load_state_dict(torch.load(RUN / "model-best.pt", weights_only=True))
@@ -141,22 +138,6 @@ def test_best_weights_that_do_not_fit_are_written_with_a_later_commit() -> None:
     assert [line for line in told if "model-best.pt" in line] == [
         "cannot write run/model-best.pt: No space left on device; it is kept in memory until it fits"
     ]
-
-
-def test_nothing_is_written_into_a_folder_that_another_process_has_taken_over() -> None:
-    """Neither commits nor weights; the files of the other process stay as they are."""
-    held, told = True, list[str]()
-    RUN.mkdir()
-    disk = DiskStore(RUN, 1, {}, told.append, lambda: held)
-    assert disk.commit_last(state_at(1)).result()
-    held = False
-    (RUN / "model-best.pt.partial").write_text("the other's")
-    disk.commit(state_at(2))
-    disk.save_weights("model-best.pt", state_at(2))
-    assert not disk.commit_last(state_at(2), final_weights=True).result()
-    disk.close()
-    assert files() == ["model-best.pt.partial", "step-0000000001.ckpt"]
-    assert "another process has taken over the folder" in told[0]
 
 
 def test_a_process_that_is_stopped_while_it_writes_does_not_replace_a_newer_file(

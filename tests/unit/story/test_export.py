@@ -20,7 +20,6 @@ from tests.support.runs import equal
 
 @pytest.fixture
 def trained_run() -> Path:
-    """Return a run of the default recipe, of one epoch."""
     assert run(["train", "digits", "--epochs", "1", "--output-dir", "run", "--device", "cpu"]) == 0
     return Path("run")
 

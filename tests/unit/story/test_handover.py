@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from typing_extensions import override
 
 from hvd_train import checkpoint, handover, transfer
@@ -33,11 +31,11 @@ from tests.support.fault_plays import (
 )
 from tests.support.runs import equal, largest_difference
 from tests.support.worlds import DEADLINE_S
+from tests.unit.story.test_training import check_any_history
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the state of a test's model take six steps to be handed over."""
     monkeypatch.setattr(handover, "AT_ONCE_BYTES", 0)
     monkeypatch.setattr(handover, "PART_BYTES", 2000)
     monkeypatch.setattr(handover, "MOST_PARTS", 6)
@@ -138,13 +136,10 @@ def test_some_states_are_given_at_once(given: dict[str, Any], request: pytest.Fi
 
 
 FAULTS = [Kill(8, 0), Kill(8, 1), Kill(8, 2), Unheard(8, 0), Unheard(8, 2), Tell(8, 0), KillMeeting(2, 2, 4)]
-MORE_FAULTS = [Unheard(8, 1), Tell(8, 2), KillMeeting(2, 0, 4), KillMeeting(3, 0, 1), KillMeeting(3, 2, 1)]
 
 
 @pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize(
-    "event", [*FAULTS, *(pytest.param(event, marks=pytest.mark.slow) for event in MORE_FAULTS)], ids=str
-)
+@pytest.mark.parametrize("event", [*FAULTS, pytest.param(KillMeeting(3, 0, 1), marks=pytest.mark.slow)], ids=str)
 def test_a_fault_during_a_handover_loses_nothing(event: Event) -> None:
     """The giver, the newcomer or another rank dies, is told to end, or misses the end of a step."""
     job, folder = newcomer_joins(event)
@@ -154,7 +149,6 @@ def test_a_fault_during_a_handover_loses_nothing(event: Event) -> None:
 
 @pytest.mark.usefixtures("small_parts")
 def test_a_second_newcomer_does_not_take_from_the_first_what_it_has() -> None:
-    """Both take part in the steps from then on, and get what they lack."""
 
     class TwoCome(Awaited):
         steps_that_wait: ClassVar[dict[int, list[int]]] = {9: [2, 3]}
@@ -177,47 +171,7 @@ def test_a_training_may_end_while_a_newcomer_lacks_a_part() -> None:
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_a_newcomer_with_a_wrong_state_is_given_it_again(sent_at_once: list[int]) -> None:
-    """While all wait: what went wrong beside the steps could do so again."""
-
-    class Garbles(Awaited):
-        """Workers among whom the first tensor of each part arrives as other numbers."""
-
-        @override
-        def start_broadcast(self, tensors: Any, root: int, *, keep: bool = False) -> Any:
-            wait = super().start_broadcast(tensors, root, keep=keep)
-
-            def garbled() -> None:
-                wait()
-                if not keep:
-                    tensors[0].add_(1)
-
-            return garbled
-
-    job, folder = newcomer_joins(kind=Garbles)
-    assert sorted(sent_at_once) == [0, 0, 1, 1, 2]
-    check(job, folder, undisturbed())
-    assert job.sizes == [2, 3, 3]
-
-
-HOSTS = st.lists(st.sampled_from([ONE, TWO, THREE]), min_size=1, unique=True).map(tuple)
-EVENTS = st.one_of(
-    st.builds(Kill, st.integers(1, STEPS), rank=st.integers(0, 2)), st.builds(Hosts, st.integers(1, STEPS), HOSTS)
-)
-
-
-@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("plays", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_any_history(plays: int) -> None:
     """Any sequence of deaths and host lists keeps the promises, whoever is being given the state meanwhile."""
-    expected = undisturbed()
-
-    @settings(max_examples=plays, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    @given(events=st.lists(EVENTS, max_size=4))
-    def any_history(events: list[Event]) -> None:
-        _, folder = play(events, ONE, TWO, THREE, commit_steps=1)
-        report = audit(folder)
-        assert (report.faults, report.epochs, report.steps) == ((), 2, STEPS), report
-        assert largest_difference(torch.load(folder / checkpoint.FINAL, weights_only=True), expected) <= TOLERANCE
-
-    any_history()
+    check_any_history(plays, lambda job, folder: torch.load(folder / checkpoint.FINAL, weights_only=True))

@@ -21,6 +21,7 @@ from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld, Place
 from tests.support.runs import convnet, few_digits, small_config
+from tests.unit.story.test_output import full
 
 RUN, CONFIG = Path("run"), small_config(ledger=True)
 
@@ -61,14 +62,12 @@ def commit(state: TrainState) -> str:
 
 
 def newest() -> int:
-    """Return the step of the newest checkpoint."""
     snapshot = checkpoint.newest_good(RUN, pytest.fail)
     assert snapshot is not None
     return int(snapshot["progress"]["step"])
 
 
 def held() -> RunFolder:
-    """Return the claim of another process on the folder."""
     return run_folder.claim(CONFIG, datetime.now())
 
 
@@ -129,10 +128,6 @@ def test_a_step_that_cannot_be_kept_is_reported(
     """Whether the folder is free or not, a full disk is not called a commit, and neither is a folder that is gone."""
     monkeypatch.setattr(last_commit, "_PATIENCE_S", 0.0)
     other = held() if taken else None
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(checkpoint, "write", full)
     told = commit(state)
     assert told.startswith("NOT committed: another process has the run folder, and run/" if taken else "NOT committed")

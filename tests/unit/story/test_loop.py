@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,26 +23,23 @@ from hvd_train.data.array_loader import ArrayLoader
 from hvd_train.data.batches import Batch
 from hvd_train.errors import Diverged, UsageError
 from hvd_train.job import Clocks
-from hvd_train.parts import build, loader_processes
 from hvd_train.progress.clock import Stopwatch, Timer
 from hvd_train.progress.order import Assignment, order_of
 from hvd_train.run_files.ledger import audit
 from hvd_train.settings.schedule import ScheduleConfig
 from hvd_train.state import Evaluation, TrainState
-from hvd_train.world.world import LocalWorld, Place
+from hvd_train.world.world import LocalWorld
 from tests.support import runs
-from tests.support.runs import NUM_SAMPLES, convnet, equal, few_digits, small_config, trained
+from tests.support.runs import NUM_SAMPLES, equal, small_config, trained
 from tests.support.worlds import own_generator, run_ranks
 
 
 def records(kind: str) -> list[dict[str, Any]]:
-    """Return the lines of this kind in metrics.jsonl."""
     lines = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == kind]
 
 
 def linear(num_classes: int) -> nn.Module:
-    """Return the smallest network."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
 
 
@@ -106,7 +102,6 @@ def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
 
 @pytest.mark.parametrize("epochs", [2, 3])
 def test_the_ledger_shows_a_loader_that_delivers_another_sample(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an epoch that is done and in one that is under way."""
 
     class Deviates(ArrayLoader):
         @override
@@ -164,7 +159,6 @@ class Ticking(nn.Module):
 
 @pytest.fixture
 def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
-    """Return a model by whose clock all times of a training are measured."""
     model = Ticking()
 
     def clocks(config: Config) -> Clocks:
@@ -181,16 +175,7 @@ def test_a_commit_is_due_some_seconds_after_the_one_before(ticking: Ticking, com
     assert committed == [4, 8, 9]
 
 
-def test_evaluations_are_no_training_time(ticking: Ticking) -> None:
-    """Twenty images in each second of a step are 20 images/s, however long evaluations take."""
-    result, _ = trained(LocalWorld(), small_config(epochs=3, batch_size=20), lambda _: ticking)
-    trained_on = 3 * NUM_SAMPLES - 5 * 20  # the first steps warm up
-    assert result.images_per_second == pytest.approx(trained_on / 25)
-    assert records("epoch")[-1]["images_per_second"] == pytest.approx(trained_on / 25)
-
-
 def test_a_time_limit_stops_after_the_step_in_which_it_is_over(ticking: Ticking) -> None:
-    """After a commit, so that the same command continues from there."""
     result, _ = trained(LocalWorld(), small_config(batch_size=20, max_time="3s"), lambda _: ticking)
     assert (result.finished, result.stopped_by, result.saved, result.steps) == (False, None, True, 4)
     assert [path.name for path in checkpoint.committed(Path("run"))] == ["step-0000000004.ckpt"]
@@ -219,7 +204,6 @@ def test_the_moving_average_is_what_is_evaluated() -> None:
 
 
 def test_the_best_weights_are_those_of_the_best_epoch() -> None:
-    """And not those of the last one that was evaluated."""
     config = small_config(best_by="loss", learning_rate=0.5, schedule="constant", epochs=4)
     result, weights = trained(LocalWorld(), config)
     losses = [record["val_loss"] for record in records("epoch")]
@@ -262,21 +246,3 @@ def test_patience_ends_a_run() -> None:
     result, _ = trained(LocalWorld(), small_config(epochs=30, patience=3, learning_rate=1e-12))
     assert (result.finished, result.epochs, result.best_epoch) == (True, 4, 1)
     assert result.why == "nothing better since epoch 1"
-
-
-def test_a_model_for_other_images_is_refused_before_anything_starts() -> None:
-    """One line names the shape of the images."""
-    with pytest.raises(UsageError, match="cannot take images of 1 x 8 x 8"):
-        build(small_config(), Place(), lambda num_classes: torch.nn.Conv2d(3, num_classes, 1), few_digits)
-    build(small_config(), Place(), convnet, few_digits)
-
-
-def test_loader_processes_share_the_cores_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default four for a rank, or fewer if its share of eight cores is smaller; else as many as are asked for."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    for asked, ranks, processes in (
-        ({}, 1, 4), ({}, 4, 2), ({}, 16, 1), ({"workers": 6}, 4, 6), ({"workers": 0}, 1, 0),
-        ({"workers_per_host": 6}, 4, 2),
-    ):  # fmt: skip
-        place = Place(size=ranks, local_size=ranks)
-        assert loader_processes(Config().replace(**asked).data, place) == processes

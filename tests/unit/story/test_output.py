@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from hvd_train import checkpoint
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
-from hvd_train.output import Output, shows_bar
+from hvd_train.output import Output
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
 from hvd_train.run_files import durable, run_folder
@@ -22,36 +21,27 @@ from hvd_train.run_files.ledger import Entry, read
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 from tests.support.runs import small_config
+from tests.unit.story.test_checkpoint import RUN, steps_on_disk
 
-RUN = Path("run")
 BUSY = "another process is training in run"
 
 
 def first_cut() -> Cut:
-    """Return the batch layout of a run that starts."""
     return Cut(20, 4)
 
 
 def opened(config: Config, state: TrainState) -> Output:
-    """Return the output of rank 0, with its folder claimed and open."""
     output = Output(config)
     output.open(output.claim(state, None, first_cut, from_disk=True), state, Place())
     return output
 
 
-def steps_on_disk() -> list[int]:
-    """Return the steps of the checkpoints, newest first."""
-    return [int(path.stem.removeprefix("step-")) for path in checkpoint.committed(RUN)]
-
-
 def told(name: str) -> list[str]:
-    """Return the messages of this name in metrics.jsonl."""
     lines: list[dict[str, Any]] = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
     return [line["message"] for line in lines if line["kind"] == "event" and line["name"] == name]
 
 
 def full(*_: object) -> None:
-    """Write nothing, as a full disk does."""
     raise OSError(28, "No space left on device")
 
 
@@ -63,7 +53,6 @@ class Clock:
         self.meanwhile: Callable[[], None] = lambda: None
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
         self.now += 10.0
         self.sleeps += 1
         self.meanwhile()
@@ -71,7 +60,6 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Return a clock in place of that of the process."""
     clock = Clock()
     monkeypatch.setattr("hvd_train.output.time.monotonic", lambda: clock.now)
     monkeypatch.setattr("hvd_train.output.time.sleep", clock.sleep)
@@ -80,13 +68,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this process a worker of an elastic job."""
     monkeypatch.setenv(launcher.OWNER, "job")
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
 
 
 def test_a_rank_that_is_not_the_first_writes_nothing(state: TrainState) -> None:
-    """Its journal and its store take everything, and no file appears."""
     output = Output(small_config())
     output.open(None, state, Place(rank=1, size=2))
     output.journal.event("note", "unheard")
@@ -98,7 +84,6 @@ def test_a_rank_that_is_not_the_first_writes_nothing(state: TrainState) -> None:
 
 
 def test_a_second_command_is_refused_at_once(clock: Clock, state: TrainState) -> None:
-    """One training writes into a folder at a time; it is free when that has ended."""
     living = opened(small_config(), state)
     with pytest.raises(UsageError, match=BUSY):
         Output(small_config()).claim(state, None, first_cut, from_disk=True)
@@ -164,7 +149,6 @@ def test_a_new_rank_0_goes_on_in_the_folder_of_the_job(clock: Clock, state: Trai
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_a_batch_that_does_not_fit_leaves_all_as_it_was(state: TrainState, resume: str) -> None:
-    """No folder is made, and none is moved aside."""
 
     def refused() -> Cut:
         raise UsageError("too large")
@@ -261,17 +245,3 @@ def test_a_full_disk_is_reported_and_costs_nothing_that_fits_later(
     assert "No space left on device" in told("checkpoint")[0]
     assert steps_on_disk() == [7]
     assert (RUN / "summary.json").read_text() == '{\n  "top1": 0.5,\n  "why": "done"\n}\n'
-
-
-def test_a_bar_is_shown_to_a_single_process_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or if --progress asks for it; Open MPI gives a rank a terminal even if its output goes to a file."""
-    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
-    for progress, size, terminal, bar in (
-        ("auto", 1, True, True), ("auto", 1, False, False), ("auto", 2, True, False), ("bar", 2, False, True),
-        ("lines", 1, True, False),
-    ):  # fmt: skip
-        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal, raising=False)
-        assert shows_bar(small_config(progress=progress), Place(0, size)) == bar
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
-    assert not shows_bar(Config(), Place())

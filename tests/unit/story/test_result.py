@@ -30,7 +30,6 @@ DONE = Result(
 @pytest.mark.parametrize(
     ("cut", "size", "said"),
     [
-        (Cut(64, 64), 1, "1 rank on cpu, 64 images a step in 1 slot of 64"),
         (Cut(128, 32), 3, "in 4 slots of 32; 4 slots do not divide over 3 ranks: some idle in part of each step"),
         (Cut(64, 32), 3, "in 2 slots of 32; 1 rank of 3 idle (a new run may have smaller slots: --batch-size)"),
     ],
@@ -60,8 +59,6 @@ def test_a_finished_run_says_what_to_type_next() -> None:
 def test_a_stopped_run_says_what_stopped_it_and_whether_it_is_committed() -> None:
     stopped = replace(DONE, finished=False, stopped_by=signal.SIGTERM)
     assert ending(stopped, DIGITS) == "stopped by SIGTERM at step 460, committed; the same command goes on from there"
-    by_time = ending(replace(stopped, stopped_by=None), DIGITS)
-    assert by_time.startswith("stopped by its time limit or its launcher at step 460")
     assert ending(replace(stopped, saved=False), DIGITS) == "stopped by SIGTERM at step 460, NOT committed (see above)"
 
 

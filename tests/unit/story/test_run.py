@@ -82,8 +82,6 @@ CASES: dict[str, tuple[dict[str, Any], Optimizer, Loss]] = {
     "adamw": ({"optimizer": "adamw", "weight_decay": 0.1, **SLOW}, adam(torch.optim.AdamW, 0.1), plain),
     "lars": ({"optimizer": "lars", "learning_rate": 0.5}, of_timm("Lars", **LARS), plain),
     "lamb": ({"optimizer": "lamb", "learning_rate": 0.01}, of_timm("Lamb", **LAMB), plain),
-    "linear scaling": ({"lr_scaling": "linear", "lr_base_batch": 10}, sgd(lr=0.1), plain),
-    "root scaling": ({"lr_scaling": "sqrt", "lr_base_batch": 5}, sgd(lr=0.1), plain),
     "weights decay": ({"decay_of": "weights", "weight_decay": 0.1}, weights_decay, plain),
     "clipping": ({"clip_norm": 0.5}, sgd(), plain),
     "label smoothing": ({"label_smoothing": 0.1}, sgd(), smoothed),

@@ -12,19 +12,15 @@ from torch import nn
 
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
-from hvd_train.progress.fingerprint import added
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
-from hvd_train.run_files.ledger import Entry
-from hvd_train.run_files.records import EpochRecord, StepRecord
 from hvd_train.settings.optimizer import OptimizerConfig
-from hvd_train.state import Evaluation, Progress, TrainState, check_same_shapes, confirm_equal
+from hvd_train.state import Evaluation, Progress, TrainState, confirm_equal
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
 
 def state_after(steps: int, *, seed: int = 0, optimizer: str = "adamw") -> TrainState:
-    """A state with batch norm and a used optimizer."""
     model = own_generator(runs.batch_norm(10), seed)
     kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     state = TrainState(model, kinds[optimizer](model.parameters(), lr=0.01), scaler(), Cut(20, 4))
@@ -34,12 +30,10 @@ def state_after(steps: int, *, seed: int = 0, optimizer: str = "adamw") -> Train
 
 
 def scaler() -> torch.amp.GradScaler:
-    """As on a CPU without half precision."""
     return torch.amp.GradScaler("cpu", enabled=False)
 
 
 def step(state: TrainState, number: int) -> None:
-    """One step on made-up images."""
     images = torch.cos(torch.arange(4 * 64.0).view(4, 1, 8, 8) * (number + 1))
     state.optimizer.zero_grad()
     state.model(images).square().mean().backward()
@@ -64,7 +58,6 @@ def complete() -> TrainState:
 
 
 def weight(state: TrainState) -> nn.Parameter:
-    """The weights of the last layer."""
     return state.model.get_parameter("2.weight")
 
 
@@ -97,17 +90,6 @@ def test_states_that_differ_in_anything_have_different_digests(what: str) -> Non
     assert len([name for name, part in state.digests().items() if part != parts[name]]) == 1
 
 
-def test_a_loaded_snapshot_gives_an_equal_state() -> None:
-    """Everything comes back, whatever the loading state was before."""
-    first, second = complete(), complete()
-    for change in CHANGES.values():
-        change(second)
-    second.load(first.snapshot())
-    assert second.digests() == first.digests()
-    assert second.digest() == first.digest()
-    assert (second.cut, second.best, second.scaler.get_scale()) == (first.cut, first.best, 64.0)
-
-
 def test_later_steps_change_nothing_of_a_snapshot() -> None:
     """It is written while training continues, and can be loaded more than once with the same future."""
     state = complete()
@@ -116,6 +98,9 @@ def test_later_steps_change_nothing_of_a_snapshot() -> None:
         change(state)
     same.load(snapshot)
     assert same.digests() == complete().digests()
+    state.load(snapshot)  # over a state that differs in everything
+    assert (state.digest(), state.digests()) == (same.digest(), complete().digests())
+    assert (state.cut, state.best, state.scaler.get_scale()) == (same.cut, same.best, 64.0)
 
     snapshot, futures = state_after(2).snapshot(), []
     for _ in range(2):
@@ -171,7 +156,6 @@ def test_ranks_that_deviate_are_named() -> None:
 
 
 def test_a_snapshot_of_another_model_or_optimizer_is_refused_and_changes_nothing() -> None:
-    """The first tensors that differ are named."""
     other = own_generator(runs.convnet(10))
     snapshot = TrainState(other, torch.optim.AdamW(other.parameters()), scaler(), Cut(1, 1)).snapshot()
     state = state_after(1)
@@ -183,11 +167,6 @@ def test_a_snapshot_of_another_model_or_optimizer_is_refused_and_changes_nothing
     with pytest.raises(UsageError, match="of another optimizer"):
         state.load(snapshot)
     assert state.digest() == before
-    mine = {"a": torch.ones(2), "b": torch.ones(3, 1), "same": torch.ones(1)}
-    theirs = {"a": torch.ones(7), "b0": torch.ones(()), "same": torch.ones(1)}
-    check_same_shapes(mine, dict(reversed(mine.items())))
-    with pytest.raises(UsageError, match=r"model: a \(7,\) for \(2,\), b absent for \(3, 1\), b0 \(\) for absent; "):
-        check_same_shapes(mine, theirs)
 
 
 def test_a_snapshot_fits_another_memory_format() -> None:
@@ -210,24 +189,3 @@ def test_a_snapshot_fits_another_memory_format() -> None:
         stepped(first)
         second.load(first.snapshot())
         torch.testing.assert_close(stepped(second), stepped(first), atol=1e-6, rtol=1e-5)
-
-
-def entry(epoch: int, step: int, start: int) -> Entry:
-    """The ledger entry of a step of ten samples."""
-    return Entry(epoch, (step, step), 2, (start, start + 10), fingerprint=step)
-
-
-def test_what_is_not_on_disk_yet_travels_with_the_state() -> None:
-    """A rank that takes over the files can write the ledger lines and records that rank 0 lost."""
-    mine, other = state_after(0), state_after(0)
-    assert mine.took(entry(0, 1, 0), 10_000) == entry(0, 1, 0)
-    joined = Entry(0, (1, 2), 2, (0, 20), fingerprint=added([1, 2]))
-    assert mine.took(entry(0, 2, 10), 10_000) == joined
-    assert mine.took(entry(0, 11, 100), 10_000) == entry(0, 11, 100)
-    assert mine.recent == [joined, entry(0, 11, 100)]
-    mine.took(entry(1, 12, 0), 10_000)
-    assert mine.recent == [entry(1, 12, 0)], "lines of the epoch before are on disk"
-    mine.last_step = StepRecord(4, 7, 370, 0.5, 0.1, 0.2, 0.01, None, 64.0, 1, 100.0, {"data": 0.25})
-    mine.last_epoch = EpochRecord(3, 6, 0.5, 0.1, 0.2, None, None, None, 100.0)
-    other.load(mine.snapshot())
-    assert (other.recent, other.last_step, other.last_epoch) == (mine.recent, mine.last_step, mine.last_epoch)

@@ -47,12 +47,10 @@ class InDoublePrecision(nn.Module):
 
 
 def images(count: int) -> tuple[Tensor, Tensor]:
-    """Made-up images and labels."""
     return torch.cos(torch.arange(count * 64.0).view(count, 1, 8, 8)), torch.arange(count) % 10
 
 
 def batch(count: int, micro: int, rank: int = 0, size: int = 1) -> Batch:
-    """A rank's part of a global batch of `count`."""
     inputs, targets = images(count)
     slots = list(zip(inputs.split(micro), targets.split(micro), strict=True))
     mine = tuple(MicroBatch(n, *slots[n], np.arange(len(slots[n][1]))) for n in range(rank, len(slots), size))
@@ -60,7 +58,6 @@ def batch(count: int, micro: int, rank: int = 0, size: int = 1) -> Batch:
 
 
 def state_of(world: World, model: nn.Module, *, scale: float | None = None, fp16_wire: bool = False) -> TrainState:
-    """A state with SGD."""
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     scaler.scale(torch.ones(()))
     optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction(fp16_wire=fp16_wire))
@@ -68,12 +65,10 @@ def state_of(world: World, model: nn.Module, *, scale: float | None = None, fp16
 
 
 def take(config: Config, world: World, state: TrainState, part: Batch, *, norm: bool = False) -> StepResult:
-    """One step without a vote."""
     return Step(config, world, state.model, CPU).take(state, part, Votes(), want_norm=norm)
 
 
 def by_hand(count: int, clip: float | None = None) -> tuple[nn.Module, float]:
-    """The same step written with torch alone; the gradient's norm."""
     model = InDoublePrecision()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, targets = images(count)
@@ -133,7 +128,6 @@ def test_the_norm_of_a_large_gradient_is_accurate() -> None:
 
 @pytest.mark.parametrize("wire", [False, True])
 def test_ranks_without_a_slot_take_the_same_step(wire: bool) -> None:
-    """Two slots on three ranks, also with fp16 on the wire."""
 
     def body(world: ThreadWorld) -> dict[str, Tensor]:
         model = InDoublePrecision()
@@ -148,7 +142,6 @@ def test_ranks_without_a_slot_take_the_same_step(wire: bool) -> None:
 
 
 def test_an_overflow_on_the_wire_skips_the_step_on_every_rank() -> None:
-    """If one rank's gradient overflows, no rank steps, and every scale halves."""
 
     def body(world: ThreadWorld) -> tuple[bool, float, bool]:
         model = own_generator(runs.convnet(10))

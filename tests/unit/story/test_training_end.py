@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -24,7 +23,7 @@ from typing_extensions import override
 from hvd_train import checkpoint, run
 from hvd_train.checkpoint import DiskStore
 from hvd_train.data.dataset import DataSet
-from hvd_train.errors import Diverged, FaultRepeats, RankLost, ReplicasDiffer, UsageError
+from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError
 from hvd_train.launch import last_word
 from hvd_train.progress.order import order_of
 from hvd_train.progress.stop import StopSignal
@@ -38,30 +37,20 @@ from tests.support.elastic import ElasticThreadWorld, run_elastic
 from tests.support.fault_plays import ONE, STEPS, THREE, TOLERANCE, TWO, best_weights, check, play, undisturbed
 from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import Fault, Killed, ThreadWorld, run_ranks
+from tests.unit.story.test_loop import records
+from tests.unit.story.test_output import full as full_disk
 
 T = TypeVar("T")
 Word = tuple[type[Exception], str, int]
 
 
-def records(kind: str) -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl of a kind."""
-    lines = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == kind]
-
-
 def newest() -> dict[str, Any]:
-    """The newest checkpoint."""
     return checkpoint.read(checkpoint.committed(Path("run"))[0])
 
 
 def with_a_test_set(config: DataConfig) -> DataSet:
-    """The few digits, with their validation images as a test set."""
     few = runs.few_digits(config)
     return replace(few, test=few.val)
-
-
-def full_disk(*_: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def signal_ranks(monkeypatch: pytest.MonkeyPatch, is_due: Callable[[str], bool]) -> list[StopSignal]:
@@ -163,7 +152,6 @@ def test_all_ranks_know_which_signal_stopped_one_of_them(monkeypatch: pytest.Mon
 
 
 def test_a_signal_after_the_last_step_has_stopped_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The training is finished, and its exit code says so."""
     save, signals = DiskStore.save_weights, signal_ranks(monkeypatch, lambda name: False)
 
     def signalled(*given: Any) -> None:
@@ -191,7 +179,6 @@ def test_a_rank_that_leaves_by_a_signal_commits_and_has_its_exit_code() -> None:
     ],
 )
 def test_a_lost_rank_ends_a_static_job(victim: int, disk: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The survivor says whether the last step is on disk."""
     if disk:
         monkeypatch.setattr(checkpoint, "write", full_disk)
 
@@ -203,7 +190,6 @@ def test_a_lost_rank_ends_a_static_job(victim: int, disk: str, told: str, monkey
 
 
 def test_a_survivor_of_rank_0_commits_if_the_driver_is_lost_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same command resumes from there."""
     run = ThreadWorld.run
 
     def runs_without_driver(world: ThreadWorld, body: Callable[[], T], sync: Callable[[], None]) -> T:
@@ -227,7 +213,6 @@ def test_a_survivor_of_rank_0_commits_if_the_driver_is_lost_too(monkeypatch: pyt
 
 
 def test_ranks_that_come_apart_end_the_job_and_rank_0_saves_its_weights() -> None:
-    """All ranks say which of them differs from rank 0 in what."""
     built: dict[int, nn.Module] = {}
 
     def body(world: ThreadWorld) -> None:
@@ -253,7 +238,6 @@ def test_ranks_that_come_apart_end_the_job_and_rank_0_saves_its_weights() -> Non
 
 @pytest.mark.parametrize("dies", [True, False], ids=["rank 0 dies", "full disk"])
 def test_a_stop_is_not_called_committed_if_it_is_not(dies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither if rank 0 dies within the last commit nor if the disk is full."""
     if dies:
         kill_writer(monkeypatch, checkpoint, "write", lambda *_: True)
     else:
@@ -274,7 +258,6 @@ def test_a_stop_is_not_called_committed_if_it_is_not(dies: bool, monkeypatch: py
 
 @pytest.mark.parametrize("what", ["weights", "summary"])
 def test_all_ranks_know_that_the_final_files_are_not_on_disk(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their exit codes are alike."""
     write_text = durable.write_text
 
     def fails(path: Path, text: str, permission: Permission = durable.always) -> None:
@@ -317,7 +300,6 @@ def test_a_rank_that_dies_while_it_writes_the_last_files_is_replaced(
 
 
 def test_a_rank_that_dies_while_it_commits_a_stop_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank leaves before the last commit is on disk."""
 
     class Stopped(ElasticThreadWorld):
         @override
@@ -369,27 +351,6 @@ def test_an_error_before_the_first_step_leaves_nothing(words: list[Word]) -> Non
         trained(Leaves(SystemExit(7)), small_config())
     assert left.value.code == 7
     assert not Path("run").exists()
-
-
-def test_a_training_that_diverges_says_whether_its_weights_are_committed(
-    words: list[Word], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All ranks find it in the same step, so it is no error of one of them."""
-    config = small_config(epochs=1, max_skipped_steps=2)
-    model = runs.convnet(10)
-    model.register_forward_hook(lambda module, inputs, logits: logits * float("nan") if module.training else logits)
-
-    def diverges() -> Diverged:
-        with pytest.raises(Diverged, match=r"[23] steps in a row were skipped; in the last one, step ") as told:
-            trained(LocalWorld(), config, lambda _: model)
-        return told.value
-
-    error = diverges()
-    assert "the weights are those before them, and committed; try a smaller" in str(error)
-    assert error.raised_by is None
-    assert words == [(Diverged, "training", 2)]
-    monkeypatch.setattr(checkpoint, "write", full_disk)
-    assert "and NOT committed (see above); try a smaller" in str(diverges())
 
 
 def test_a_step_that_never_succeeds_ends_the_job_with_all_other_steps_committed(words: list[Word]) -> None:

@@ -25,14 +25,12 @@ HALF_WAY = 7  # exchanges of a meeting: the state has begun to travel and is not
 
 @pytest.mark.parametrize(("rank", "exchange"), [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1), (1, 3), (1, 5)])
 def test_deaths_while_the_ranks_meet(rank: int, exchange: int) -> None:
-    """A second fault while the first is being recovered from, wherever it strikes."""
     job, folder = play([Kill(7, rank=2), KillMeeting(2, rank, exchange)], ONE, TWO, THREE)
     check(job, folder, PLAIN())
 
 
 @pytest.mark.parametrize("exchange", [1, 4])
 def test_a_first_meeting_that_breaks(exchange: int) -> None:
-    """Survivors take the batch layout for the world that they come to."""
     config = small_config(epochs=2, ledger=True, global_batch_size=None, batch_size=10)
     events = [KillMeeting(1, 1, exchange)]
     job = run_elastic(lambda world: trained(world, config), dict([ONE, TWO, THREE]), events, first=3, most=3)
@@ -62,7 +60,6 @@ def test_a_rank_that_is_ahead_dies_while_it_sends_its_state() -> None:
 
 @pytest.mark.parametrize("exchange", [4, HALF_WAY])
 def test_a_newcomer_with_half_a_state_resumes_from_the_last_commit(exchange: int) -> None:
-    """The only rank that had a whole state died while it sent it."""
     events = [Hosts(5, (ONE, TWO)), KillMeeting(2, 0, exchange)]
     job, folder = play(events, ONE, commit_steps=1, kind=Complete)
     check(job, folder, PLAIN())
@@ -70,7 +67,6 @@ def test_a_newcomer_with_half_a_state_resumes_from_the_last_commit(exchange: int
 
 
 def test_a_newcomer_with_half_a_state_and_no_commit_ends() -> None:
-    """The job begins again in a new process."""
     events = [Hosts(3, (ONE, TWO)), KillMeeting(2, 0, HALF_WAY)]
     with pytest.raises(StateLost, match="no checkpoint yet"):
         play(events, ONE, commit_steps=None, commit_seconds=1000, kind=Complete)

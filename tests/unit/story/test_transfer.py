@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from hvd_train import handover, transfer
-from hvd_train.errors import RankLost, ReplicasDiffer, UsageError
-from hvd_train.state import Evaluation, TrainState
+from hvd_train import handover
+from hvd_train.errors import RankLost, ReplicasDiffer
+from hvd_train.state import Evaluation
 from hvd_train.transfer import hand_over, synchronize
 from hvd_train.world.world import LocalWorld, unwatched
-from tests.support import runs
-from tests.support.worlds import Killed, ThreadWorld, own_generator, run_ranks
-from tests.unit.story.test_state import scaler, state_after, step
+from tests.support.worlds import Killed, ThreadWorld, run_ranks
+from tests.unit.story.test_state import state_after, step
 
 
 class SmallPieces(ThreadWorld):
@@ -85,49 +84,6 @@ def test_a_rank_that_is_behind_keeps_its_state_until_it_has_the_other(keep: bool
     _, behind, same = run_ranks(3, body, kind=Dying)
     assert behind == (keep, 3)
     assert same == (True, 4)
-
-
-@pytest.mark.parametrize(
-    ("another", "message"),
-    [
-        ("model", r"of another model: 0\.bias \(8,\) for absent"),
-        ("optimizer", "the state .* is of another optimizer: "),
-    ],
-)
-def test_a_state_of_another_model_or_optimizer_is_refused(another: str, message: str) -> None:
-    """The tensors of the model that differ are named, and nothing is changed."""
-
-    def body(world: ThreadWorld) -> None:
-        state = state_after(1)
-        if world.place.rank == 0 and another == "model":
-            other = own_generator(runs.convnet(10))
-            state = TrainState(other, torch.optim.AdamW(other.parameters()), scaler(), state.cut)
-        elif world.place.rank == 0:
-            state.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
-        before = state.digest()
-        try:
-            synchronize(state, world, 0)
-        finally:
-            assert state.digest() == before
-
-    with pytest.raises(UsageError, match=message):
-        run_ranks(2, body)
-
-
-def test_the_user_is_told_how_far_a_long_transfer_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """After three seconds and then every ten."""
-    now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    told = transfer._Told(int(4.5e9), "sending the state to 2 ranks")
-    for seconds, num_bytes in ((1.0, 0.1), (2.5, 0.3), (2.0, 0.2), (9.0, 0.6)):
-        now[0] += seconds
-        told(int(num_bytes * 1e9))
-    assert capsys.readouterr().err.splitlines() == [
-        "hvd-train: sending the state to 2 ranks: 0.4 of 4.5 GB after 4 s",
-        "hvd-train: sending the state to 2 ranks: 1.2 of 4.5 GB after 14 s",
-    ]
 
 
 class LosesTheLast(ThreadWorld):

@@ -54,7 +54,6 @@ def test_a_console_that_is_gone_ends_nothing(gone: str) -> None:
 
 
 def test_a_full_disk_takes_lines_and_nothing_else() -> None:
-    """Output that goes to a file on a full disk is dropped."""
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([sys.executable, "-c", PRINTS], stdout=full, stderr=full, timeout=250, check=False)
     assert done.returncode == 0

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hvd_train import _version, errors, plugin, recipes
-from hvd_train.errors import HvdTrainError, UsageError, unknown_name
+from hvd_train import _version, errors, plugin
+from hvd_train.errors import HvdTrainError, UsageError
 from hvd_train.flags import parse_flags, take, take_number
-from hvd_train.numerals import whole_number
 from hvd_train.travel import TYPES
 
 
@@ -50,7 +49,6 @@ def test_flags_become_the_fields_of_a_dataclass(capsys: pytest.CaptureFixture[st
 def test_what_cannot_be_read_is_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The frame and the colours of the parser's own report are left out."""
     with pytest.raises(UsageError) as caught:
         parse_flags(Options, arguments, "table")
     assert message in str(caught.value)
@@ -73,14 +71,6 @@ def test_a_flag_is_taken_out_of_the_arguments_of_another_parser() -> None:
             take_number(["--np", text], "--np", 2, least=2)
 
 
-def test_whole_numbers_are_digits() -> None:
-    """Anything else is none, whatever `str.isdigit` or `int` think of it."""
-    for text, number in (("0", 0), ("007", 7), ("9" * 18, 10**18 - 1)):
-        assert whole_number(text) == number
-    for text in ("", "²", "١", "-1", "+1", "1.0", " 1", "1\n", "1_000", "9" * 19, "9" * 5000):
-        assert whole_number(text) is None, text
-
-
 def test_every_kind_of_error_has_an_exit_code_of_its_own_and_may_travel() -> None:
     """Scripts can tell them apart, none of them looks like success, and an error of one rank is told on all."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HvdTrainError)]
@@ -88,26 +78,14 @@ def test_every_kind_of_error_has_an_exit_code_of_its_own_and_may_travel() -> Non
     assert {*kinds} <= {*TYPES}
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_or_with_some() -> None:
-    """One line stays one line."""
-    known = [f"name{number:02}" for number in range(40)]
-    assert str(unknown_name("thing", "zzzz", known)).endswith(f"known: {', '.join(known[:12])}")
-    with pytest.raises(UsageError, match="unknown recipe 'digit'; did you mean 'digits'"):
-        recipes.get("digit")
-    with pytest.raises(UsageError, match="unknown recipe 'xxxxxx'; known: "):
-        recipes.get("xxxxxx")
-
-
 @pytest.fixture
 def own() -> Iterator[str]:
-    """A module in the folder that the command is started from."""
     Path("my_networks.py").write_text("def linear(classes):\n    return classes + 1\nvalue = 3\n")
     yield "my_networks"
     sys.modules.pop("my_networks", None)
 
 
 def test_own_code_is_found_in_the_current_folder(own: str) -> None:
-    """A console script does not have that folder on its import path."""
     assert plugin.is_reference(f"{own}:linear")
     assert not plugin.is_reference("resnet18")
     assert plugin.load("model", f"{own}:linear")(10) == 11
@@ -123,7 +101,6 @@ def test_own_code_is_found_in_the_current_folder(own: str) -> None:
     ],
 )
 def test_own_code_that_cannot_be_imported_is_one_line(own: str, reference: str, message: str) -> None:
-    """The module, the function and the reason are in the line."""
     Path("broken_networks.py").write_text("def f(:\n")
     with pytest.raises(UsageError, match=message) as caught:
         plugin.load("model", reference)

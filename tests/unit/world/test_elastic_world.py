@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from horovod.common.elastic import notification_manager
 
 from hvd_train.errors import RankLost
-from hvd_train.world import elastic_world, heartbeat, horovod_world
+from hvd_train.world import elastic_world, horovod_world
 from hvd_train.world.elastic_world import ElasticWorld
 from hvd_train.world.horovod_world import HorovodInternalError
 from hvd_train.world.world import DriverLost, Place, WorldChanged
@@ -20,7 +18,6 @@ Starts = list[Place | Exception]
 
 @pytest.fixture
 def calls() -> list[str]:
-    """What the world has done, in order."""
     return []
 
 
@@ -85,50 +82,6 @@ def test_a_fault_and_a_change_lead_into_the_next_world(starts: Starts) -> None:
     assert ElasticWorld().run(lambda: "trained", lambda: once(faults)() and None) == "trained"
 
 
-def test_a_driver_that_cannot_be_reached_is_tried_five_times(starts: Starts) -> None:
-    """Then the other ranks are lost."""
-    starts += [ValueError("no rank\ncame"), OSError("no driver"), Place(0, 2)]
-    assert ElasticWorld().run(lambda: "trained") == "trained"
-    starts += [ValueError("no rank came")] * 5
-    with pytest.raises(RankLost, match="cannot meet the other ranks: no rank came"):
-        ElasticWorld().run(lambda: "never")
-
-
-def test_our_driver_hears_why_ranks_could_not_connect(starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It decides how often they try, whether they did not connect or the state did not arrive."""
-    told: list[str] = []
-    monkeypatch.setattr(
-        heartbeat, "announce_rejoining", lambda environ, silent_since, not_met: told.append(not_met) or True
-    )
-    starts += [*[ValueError("no rank\ncame\nat all")] * 7, Place(0, 2), Place(0, 2), Place(0, 1)]
-    faults: list[Exception] = [RankLost("too slow")]
-    ElasticWorld().run(once([WorldChanged()]), lambda: once(faults)() and None)
-    assert told == [*["no rank"] * 7, "too slow", ""]
-
-
-def test_a_change_is_requested_until_the_ranks_meet(starts: Starts) -> None:
-    """Horovod's driver requests it, or ours; a stop takes precedence, and a signal of this rank is passed on."""
-    world = ElasticWorld()
-    requests = []
-    starts += [Place(0, 2), Place(0, 3), Place(0, 2)]
-
-    def body() -> None:
-        requests.append(world.requested())
-        if len(requests) == 1:
-            for _ in range(2):  # two changes within a second are one request
-                notification_manager.handle_hosts_updated(1, None)
-        elif len(requests) == 3:
-            world._heartbeat.requested = "change"
-        else:
-            return
-        requests.append(world.requested())
-        raise WorldChanged
-
-    world.run(body)
-    assert requests == ["train", "change", "train", "change", "train"]
-    assert world.requested(told_to_end=True) == "stop"
-
-
 def test_an_error_of_the_body_ends_the_run_and_frees_the_others(starts: Starts, calls: list[str]) -> None:
     """The others do not wait for the process to end, which may have much to write."""
     starts.append(Place(0, 2))
@@ -158,24 +111,3 @@ def test_a_core_that_waits_for_a_dead_driver_is_left_behind(
     assert calls == []
     never.set()
     assert all(thread.daemon for thread in threads), "the process ends without it"
-
-
-def test_a_worker_without_which_the_job_goes_on_leaves(starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Horovod's core raises SystemExit when there is no rank for it."""
-    monkeypatch.setattr(horovod_world, "start", lambda: sys.exit(0))
-    with pytest.raises(SystemExit):
-        ElasticWorld().run(lambda: "never")
-
-
-def test_a_worker_leaves_its_world_before_it_asks_for_the_next(
-    starts: Starts, calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise others wait for it. When it trains no more it may take its time to write."""
-    monkeypatch.setattr(heartbeat, "announce_rejoining", lambda environ, silent_since, not_met: calls.append("ask"))
-    for name in ("training_left", "all_written"):
-        monkeypatch.setattr(heartbeat.Heartbeat, name, lambda beat, name=name: calls.append(name))
-    world = ElasticWorld()
-    starts += [Place(0, 2), Place(0, 3)]
-    world.run(once([WorldChanged()]))
-    world.close()
-    assert calls == ["stop", "ask", "training_left", "all_written", "stop"]

@@ -7,9 +7,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
-
-from hvd_train.world.grouped_optimizer import fusion_groups
 
 # A world of one in which Horovod reduces gradients as with more ranks, as it does in elastic jobs.
 PROGRAM = """
@@ -83,15 +80,3 @@ def test_a_broken_step_leaves_nothing_behind() -> None:
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=250, check=False
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-
-
-def test_groups_come_in_the_order_of_a_backward_pass() -> None:
-    """The last parameter comes first, in groups of about the same size; without a number, of about 25 MB."""
-    parameters = [torch.zeros(size) for size in (4, 4, 2, 2, 4)]
-    groups = fusion_groups(parameters, 2)
-    assert [id(parameter) for group in groups for parameter in group] == [id(p) for p in reversed(parameters)]
-    assert [sum(parameter.numel() for parameter in group) for group in groups] == [8, 8]
-    assert [len(group) for group in fusion_groups(parameters, 100)] == [1] * 5
-    large = [torch.empty(15 * 2**18) for _ in range(4)]  # 15 MiB each
-    assert [len(group) for group in fusion_groups(large)] == [2, 2]
-    assert fusion_groups([]) == []

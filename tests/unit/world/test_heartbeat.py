@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -64,10 +65,6 @@ def test_an_evicted_worker_does_not_ask_for_the_rank_of_its_successor(driver: tu
     assert asked == ["may_ask/1007", "not_met/1007 connection refused", "may_ask/1007"]
 
 
-class Exited(Exception):
-    """Takes the place of the end of the process."""
-
-
 def requested_after(
     answers: list[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -98,13 +95,10 @@ def requested_after(
         if not answers:
             raise StopIteration
 
-    def end(code: int) -> None:
-        raise Exited(code)
-
     monkeypatch.setattr(client, "get", get)
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(beat, "_pause", pause)
-    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", sys.exit)
     try:
         beat._beat({WORKER: "1007"})
     except StopIteration:
@@ -124,7 +118,7 @@ def test_a_worker_without_a_driver_stops_and_then_ends(monkeypatch: pytest.Monke
     """A short silence changes nothing; after 10 s the worker commits, and 30 s later it must be gone."""
     assert requested_after(["train", *[""] * 9, "train"], monkeypatch) == ["train"] * 11
     assert requested_after([""] * 41, monkeypatch) == [*["train"] * 11, *["stop"] * 30]
-    with pytest.raises(Exited, match=r"^1$"):
+    with pytest.raises(SystemExit, match=r"^1$"):
         requested_after([""] * 42, monkeypatch)
 
 
@@ -133,7 +127,7 @@ def test_an_evicted_worker_leaves_its_world_and_then_ends(monkeypatch: pytest.Mo
     assert requested_after(["train", "end", "train"], monkeypatch) == ["train", "change", "change"]
     assert requested_after(["stop", "end"], monkeypatch) == ["stop", "stop"]
     assert len(requested_after([*[""] * 35, *["end"] * 40], monkeypatch)) == 75
-    with pytest.raises(Exited):
+    with pytest.raises(SystemExit):
         requested_after(["end"] * 50, monkeypatch)
 
 
@@ -141,9 +135,9 @@ def test_a_worker_that_writes_its_last_commit_is_not_ended_by_a_silent_driver(mo
     """A large state takes minutes; then the process has half a minute to end."""
     left = {5: Heartbeat.training_left}
     assert len(requested_after([""] * 500, monkeypatch, left)) == 500
-    with pytest.raises(Exited):
+    with pytest.raises(SystemExit):
         requested_after([""] * 700, monkeypatch, left)
-    with pytest.raises(Exited):
+    with pytest.raises(SystemExit):
         requested_after([""] * 300, monkeypatch, {**left, 200: Heartbeat.all_written})
 
 

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +17,8 @@ from torch import nn
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, mpi_roll_call, signature, slurm
-from hvd_train.world import horovod_world, mpi, time_slices
+from hvd_train.world import horovod_world, mpi
 from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, RankGroup, hvd
-from hvd_train.world.wire import MOST_BYTES, packed, pieces
 from hvd_train.world.world import Place, Reduction
 from tests.support.contract import PROMISES
 
@@ -34,7 +32,6 @@ class FourRanks(HorovodWorld):
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> FourRanks:
-    """Return a world without Horovod's background thread, which no launcher has started."""
     for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
         monkeypatch.setenv(name, "set by a test")
     monkeypatch.setattr(hvd, "mpi_enabled", lambda: False)
@@ -44,7 +41,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> FourRanks:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_launched_world_of_one_keeps_the_contract() -> None:
-    """The contract holds on one launched rank, for which Horovod reduces no gradients."""
     place = {"RANK": 0, "SIZE": 1, "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": 0, "CROSS_SIZE": 1}
     environment = {**os.environ, "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
     environment |= {f"HOROVOD_{name}": str(number) for name, number in place.items()}
@@ -87,62 +83,7 @@ def test_an_operation_that_breaks_is_a_lost_rank(
     assert str(lost.value) == "connection closed"
 
 
-def test_tensors_are_sent_in_pieces_that_a_slow_link_can_carry(
-    world: FourRanks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A few pieces are under way at a time, each under a name of its own, and all of them arrive."""
-    sent = [torch.arange(5 * MOST_BYTES + 1).to(torch.uint8), torch.arange(9.0), torch.arange(4)]
-    stream = [piece.outgoing() for piece in pieces(sent)]
-    under_way: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def begin(room: torch.Tensor, root: int, name: str) -> str:
-        assert name not in under_way
-        assert len(under_way) < 4
-        assert room.nbytes <= MOST_BYTES
-        under_way[name] = room, stream.pop(0)
-        return name
-
-    def finish(name: str) -> torch.Tensor:
-        room, arrived = under_way.pop(name)
-        return room.copy_(arrived)
-
-    monkeypatch.setattr(hvd, "broadcast_async_", begin)
-    monkeypatch.setattr(hvd, "synchronize", finish)
-    received = [torch.zeros_like(tensor) for tensor in sent]
-    progress: list[int] = []
-    world.broadcast_tensors(received, 0, progress.append)
-    assert all(torch.equal(one, other) for one, other in zip(received, sent, strict=True))
-    assert sum(progress) == sum(tensor.nbytes for tensor in sent)
-    assert (stream, under_way) == ([], {})
-
-
-def test_no_operation_of_a_gather_carries_more_than_others_do(
-    world: FourRanks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The limit holds for all ranks together; values may differ in length."""
-    share = MOST_BYTES // 4
-    values = [None, bytes(range(256)) * (5 * share // 768), "of rank 2", b"x" * (share // 2)]
-    payloads = [packed(value) for value in values]
-    carried: list[int] = []
-
-    def allgather(given: torch.Tensor, name: str) -> torch.Tensor:
-        if not carried:
-            parts = [torch.tensor([payload.numel()]) for payload in payloads]
-        else:
-            begin = (len(carried) - 1) * share
-            parts = [payload[begin : begin + share] for payload in payloads]
-        assert torch.equal(given, parts[1])
-        together = torch.cat(parts)
-        carried.append(together.nbytes)
-        return together
-
-    monkeypatch.setattr(hvd, "allgather", allgather)
-    assert world.gather(values[1]) == values
-    assert max(carried) <= MOST_BYTES
-
-
 def test_adasum_says_what_it_needs(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It needs MPI and a power of two of ranks."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(UsageError, match="--reduction adasum needs MPI"):
@@ -190,7 +131,6 @@ def under_srun(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
 
 
 def test_a_port_that_is_in_use_under_srun_is_said_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two jobs on a node may come to one port."""
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -201,7 +141,6 @@ def test_a_port_that_is_in_use_under_srun_is_said_with_what_to_type(monkeypatch:
 
 
 def test_rank_0_under_srun_alone_serves_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one rank puts there with the job's key, another can get."""
     under_srun(monkeypatch, 0)
     server = horovod_world._rendezvous_of_srun()
     try:
@@ -234,19 +173,3 @@ def test_the_roll_is_called_only_over_the_mpi_that_horovod_uses(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "mpi4py", None)  # type: ignore[arg-type]
     assert mpi.call_roll({}) is None
     assert len(calls) == 3
-
-
-def test_short_time_slices_change_no_niceness() -> None:
-    """A training that was started nice stays so."""
-    found = []
-
-    def nice_one() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 7)
-        with time_slices.short():
-            found.append(os.getpriority(os.PRIO_PROCESS, 0))
-        found.append(os.getpriority(os.PRIO_PROCESS, 0))
-
-    thread = threading.Thread(target=nice_one)
-    thread.start()
-    thread.join()
-    assert found == [7, 7]

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.numeric
 
 @pytest.fixture(params=[0, 2, 3], ids=["local", "threads-2", "threads-3"])
 def on_ranks(request: pytest.FixtureRequest) -> OnRanks:
-    """Run a body on the world of one, or on that many threads."""
     size: int = request.param
 
     def run(body: Callable[[World], Any]) -> Any:
@@ -52,7 +51,6 @@ def test_the_result_of_rank_0s_work_is_that_of_all(monkeypatch: pytest.MonkeyPat
 
 
 def test_rank_0_does_not_wait_for_its_work_when_another_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 gets RankLost while its own work is still under way."""
     monkeypatch.setattr(world_module, "_EXCHANGE_S", 0.01)
 
     def body(world: ThreadWorld) -> None:
