@@ -8,9 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "source"
@@ -25,22 +23,10 @@ class NotHere(Exception):
     """This machine or this environment has no use for the stand-in; the text says why."""
 
 
-@dataclass(frozen=True)
-class FakeGpu:
-    """The libraries of the stand-in."""
+def built() -> Path:
+    """Return the folder of the libraries, built now if sources, headers or compiler have changed.
 
-    folder: Path
-
-    @property
-    def library(self) -> Path:
-        """What is to be preloaded."""
-        return self.folder / LIBRARY
-
-
-def built() -> FakeGpu:
-    """Return the libraries, built now where sources, headers or compiler have changed.
-
-    Raises NotHere where torch has no CUDA, Horovod no NCCL, or the headers or g++ are missing.
+    Raises NotHere if torch has no CUDA, Horovod no NCCL, or the headers or g++ are missing.
     """
     includes = headers()
     compiler = shutil.which(os.environ.get("CXX", "g++"))
@@ -54,7 +40,7 @@ def built() -> FakeGpu:
             with suppress(OSError):  # another process was faster; the two are equal
                 Path(part).rename(folder)
                 Path(part).mkdir()
-    return FakeGpu(folder)
+    return folder
 
 
 def headers() -> list[Path]:
@@ -93,23 +79,13 @@ def digest(compiler: str, includes: Iterable[Path]) -> str:
 
 
 def _build(compiler: str, includes: Iterable[Path], folder: Path) -> None:
-    options = [*OPTIONS, *(f"-isystem{path}" for path in includes)]
-
-    def compiled(source: Path) -> str:
-        target = str(folder / f"{source.stem}.o")
-        _run([compiler, *options, "-c", str(source), "-o", target])
-        return target
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compiled, sorted(SOURCES.glob("*.cc"))))
-    link = [compiler, "-shared", "-pthread"]
-    _run([*link, f"-Wl,-soname,{LIBRARY}", *objects, "-o", str(folder / LIBRARY), "-ldl", "-lrt"])
+    options = [*OPTIONS, *(f"-isystem{path}" for path in includes), "-shared", "-pthread"]
+    sources, library = map(str, sorted(SOURCES.glob("*.cc"))), str(folder / LIBRARY)
+    _run([compiler, *options, f"-Wl,-soname,{LIBRARY}", *sources, "-o", library, "-ldl", "-lrt"])
     for name in DRIVERS:
         # Empty: what is looked for in it is found in the library that it depends on.
         rpath = ["-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN"]
-        _run([*link, f"-Wl,-soname,{name}", *rpath, str(folder / LIBRARY), "-o", str(folder / name)])
-    for path in objects:
-        Path(path).unlink()
+        _run([compiler, "-shared", "-pthread", f"-Wl,-soname,{name}", *rpath, library, "-o", str(folder / name)])
 
 
 def _run(command: list[str]) -> None:

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 CUDA = ctypes.CDLL(None)  # it has been preloaded
-IN_PROGRESS = 7
-FLOAT, HALF, LONG = 7, 6, 4
 SUM, MAX, MEAN = 0, 2, 4
-TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.float16): HALF, np.dtype(np.int64): LONG}
+TYPES = {np.dtype(np.float32): 7, np.dtype(np.float16): 6, np.dtype(np.int64): 4}
 _CALLS: list[object] = []  # must live until the stream has made them
 
 
@@ -23,21 +21,18 @@ class CudaError(Exception):
 
 
 def cuda(name: str, *arguments: Any) -> None:
-    """Call the runtime. Raises CudaError."""
     error = getattr(CUDA, name)(*arguments)
     if error:
         raise CudaError(error)
 
 
 def new_stream() -> c_void_p:
-    """A stream of the current device."""
     stream = c_void_p()
     cuda("cudaStreamCreate", byref(stream))
     return stream
 
 
 def new_event() -> c_void_p:
-    """An event that has not been recorded."""
     event = c_void_p()
     cuda("cudaEventCreate", byref(event))
     return event
@@ -69,7 +64,6 @@ class Memory:
         return memory
 
     def copy_from(self, other: Memory, stream: c_void_p) -> None:
-        """Queue a copy on a stream."""
         cuda("cudaMemcpyAsync", self.at, other.at, c_size_t(self.bytes), c_int(4), stream)
 
     def values(self) -> np.ndarray:
@@ -79,7 +73,6 @@ class Memory:
         return result
 
     def free(self) -> None:
-        """Give the memory back."""
         cuda("cudaFree", self.at)
 
 
@@ -93,11 +86,8 @@ class Config(ctypes.Structure):
     """The beginning of ncclConfig_t, of which the stand-in reads `blocking`."""
 
     _fields_ = (
-        ("size", c_size_t),
-        ("magic", ctypes.c_uint),
-        ("version", ctypes.c_uint),
-        ("blocking", c_int),
-        ("others", ctypes.c_char * 200),
+        *(("size", c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint)),
+        *(("blocking", c_int), ("others", ctypes.c_char * 200)),
     )
 
 
@@ -111,22 +101,18 @@ class Communicator:
         self.result = CUDA.ncclCommInitRankConfig(byref(self.handle), size, identity, rank, byref(config))
 
     def all_reduce(self, memory: Memory, stream: c_void_p, operation: int = SUM) -> int:
-        """Queue a sum into the same memory."""
         like = memory.values()
         kind = TYPES[like.dtype]
         return int(CUDA.ncclAllReduce(memory.at, memory.at, c_size_t(like.size), kind, operation, self.handle, stream))
 
     @property
     def error(self) -> int:
-        """What ncclCommGetAsyncError says."""
         error = c_int()
         call = CUDA.ncclCommGetAsyncError(self.handle, byref(error))
         return error.value if call == 0 else -call
 
     def abort(self) -> int:
-        """Give up."""
         return int(CUDA.ncclCommAbort(self.handle))
 
     def destroy(self) -> int:
-        """End in peace."""
         return int(CUDA.ncclCommDestroy(self.handle))

@@ -36,6 +36,5 @@ def sums(*milliseconds: str) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"sums": sums}[sys.argv[1]](*sys.argv[2:])), flush=True)
-    sys.stdout.flush()
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])), flush=True)
     os._exit(0)  # a broken Horovod may have nobody left to shut down with

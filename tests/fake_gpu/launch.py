@@ -6,14 +6,14 @@ import os
 import sys
 from pathlib import Path
 
-from tests.fake_gpu.build import FakeGpu
+from tests.fake_gpu.build import LIBRARY
 
 SITE = Path(__file__).parent / "site"
 ROOT = Path(__file__).parents[2]
 
 
 def environment(
-    libraries: FakeGpu,
+    libraries: Path,
     *,
     report: Path,
     seed: int = 0,
@@ -31,8 +31,8 @@ def environment(
     """
     numbers = {"SEED": seed, "DEVICES": devices, **{name.upper(): value for name, value in settings.items()}}
     return {
-        "LD_PRELOAD": _before("LD_PRELOAD", libraries.library),
-        "LD_LIBRARY_PATH": _before("LD_LIBRARY_PATH", libraries.folder),
+        "LD_PRELOAD": _before("LD_PRELOAD", libraries / LIBRARY),
+        "LD_LIBRARY_PATH": _before("LD_LIBRARY_PATH", libraries),
         "PYTHONPATH": _before("PYTHONPATH", SITE, ROOT),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices))),
         **({} if caching else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
@@ -50,13 +50,12 @@ def _before(variable: str, *paths: Path) -> str:
 class OnGpu:
     """Runs commands on the stand-in in a test's folder, and keeps what it has told of them."""
 
-    def __init__(self, libraries: FakeGpu, folder: Path) -> None:
+    def __init__(self, libraries: Path, folder: Path) -> None:
         self.folder = folder
         self._libraries = libraries
         self._report = folder / "fake_gpu.txt"
 
     def variables(self, **settings: object) -> dict[str, str]:
-        """Return the variables of `environment`."""
         return environment(self._libraries, report=self._report, **settings)  # type: ignore[arg-type]
 
     def play(self, name: str, *arguments: str, of: str = "plays") -> list[str]:

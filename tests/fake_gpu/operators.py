@@ -85,7 +85,6 @@ class _Call:
             raise RuntimeError(f"CUDA error: {_LIBRARY.cudaGetErrorString(error).decode()}")
 
     def taken(self, value: Any, is_written: bool) -> Any:
-        """Return an argument for the CPU's operator."""
         if isinstance(value, Tensor):
             if value.device.type != "cuda":
                 return value
@@ -114,17 +113,9 @@ class _Call:
         inputs = [_span(tensor) for tensor in self._reads]
         targets = [_span(target) for target, _ in self._writes]
         sources = [0 if target.data_ptr() == own.data_ptr() else own.data_ptr() for target, own in self._writes]
-        _LIBRARY.fake_gpu_effects(
-            self._device,
-            self._stream,
-            self._name,
-            len(inputs),
-            *_columns(inputs),
-            len(targets),
-            _array(ctypes.c_void_p, [begin for begin, _ in targets]),
-            _array(ctypes.c_void_p, sources),
-            _array(ctypes.c_size_t, [size for _, size in targets]),
-        )
+        begins, sizes = _columns(targets)
+        written = len(targets), begins, _array(ctypes.c_void_p, sources), sizes
+        _LIBRARY.fake_gpu_effects(self._device, self._stream, self._name, len(inputs), *_columns(inputs), *written)
         return returned
 
     def _returned(self, result: Any) -> Any:
@@ -152,13 +143,9 @@ def _copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def _record_stream(tensor: Tensor, stream: torch.Stream) -> None:
-    _LIBRARY.fake_gpu_tell(
-        tensor.device.index,
-        torch.cuda.Stream(
-            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
-        ).cuda_stream,
-        tensor.untyped_storage().data_ptr(),
-    )
+    names = "stream_id", "device_index", "device_type"
+    of_cuda = torch.cuda.Stream(**{name: getattr(stream, name) for name in names}).cuda_stream
+    _LIBRARY.fake_gpu_tell(tensor.device.index, of_cuda, tensor.untyped_storage().data_ptr())
 
 
 _COPY_ON_DEVICE = _kernel(torch.ops.aten.copy_.default)
@@ -185,7 +172,6 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _seen_from_host(tensor: Tensor) -> Tensor:
-    """Return a tensor of the CPU on the same bytes."""
     storage = tensor.untyped_storage()
     if storage.nbytes() == 0:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)

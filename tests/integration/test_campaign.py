@@ -6,13 +6,11 @@ import os
 import random
 import shutil
 import signal
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import pytest
@@ -23,20 +21,16 @@ from tests.support.elastic_hosts import ALL, STEPS_PER_EPOCH, Job, arguments, ch
 from tests.support.hosts import Hosts
 from tests.support.large_model import TO_TRAIN, tolerance
 from tests.support.launching import started, wait_for
-from tests.support.watch import Pause, Watch
+from tests.support.watch import Watch
 
 SECONDS = float(os.environ.get("CAMPAIGN_SECONDS", "1800"))
 SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
 EPOCHS = 10
 STEPS = EPOCHS * STEPS_PER_EPOCH
 LAUNCHER = "h4"
-LONG_S = 15.0
-"""A pause that is longer is shown with all that was printed in it."""
-HANDOVER_STEPS = 40
-"""In fewer steps a newcomer is given all of the state (30, 16 MB beside each); then the ranks meet, and it computes."""
+HANDOVER_STEPS = 40  # a newcomer gets all of the state in fewer steps (30, 16 MB beside each), and then computes
 OPTIONS = ("--restarts", "100")
-# No --output-dir: whatever befalls the job, the same command finds its run again. One evaluation, at the end: a pause
-# is then that of a fault.
+# No --output-dir: the same command finds its run again. One evaluation, at the end: only faults cause a pause.
 MORE = f"{TO_TRAIN} --commit-steps 20 --keep-checkpoints 2 --eval-epochs {EPOCHS}"
 TRAINING = arguments(EPOCHS, "tests.support.large_model:wide", MORE)
 NO_HOSTS = cluster.missing()
@@ -48,17 +42,9 @@ pytestmark = [
 ]
 
 
-class Fault(NamedTuple):
-    """One fault, the longest time without the end of a step until all workers trained again, and the steps lost."""
-
-    kind: str
-    pause: Pause
-    steps_lost: int
-
-
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Run h1, h2 and h3 for workers, and h4 for the launcher and the driver; all of them are mortal."""
+    """Run h1, h2 and h3 for workers, and h4 for the launcher and the driver."""
     with cluster.hosts(tmp_path / "cluster", 4, names=4) as found:
         yield found
 
@@ -70,21 +56,18 @@ class Campaign:
     job: Job
     watch: Watch
     chance: random.Random
-    _typed: ExitStack
-    """Holds the commands that were typed after the first."""
-
-    @property
-    def hosts(self) -> Hosts:
-        """The hosts of the job."""
-        return self.job.hosts
+    typed: ExitStack  # the commands that were typed after the first
 
     @property
     def is_over(self) -> bool:
         """Whether the command that was typed last has ended."""
         return self.job.launcher.poll() is not None
 
+    @property
+    def hosts(self) -> Hosts:
+        return self.job.hosts
+
     def kill(self, host: str) -> None:
-        """Kill the workers of a host by SIGKILL."""
         for worker in self.hosts.workers(host):
             worker.kill()
 
@@ -97,7 +80,6 @@ class Campaign:
         time.sleep(self.chance.uniform(least, most))
 
     def a_host(self) -> str:
-        """Return one of the hosts with a worker."""
         return self.chance.choice(ALL)
 
     def without_network(self, host: str, least: float, most: float) -> None:
@@ -107,38 +89,41 @@ class Campaign:
         self.hosts.plug(host)
 
     def workers(self) -> list[psutil.Process]:
-        """Return the workers of all hosts."""
         return [worker for host in ALL for worker in self.hosts.workers(host)]
 
     def ends(self, workers: list[psutil.Process]) -> None:
         """Wait until workers whose driver is gone have noticed it, committed, and ended."""
         wait_for("the workers to end", lambda: not {*workers} & {*self.workers()}, limit_s=600)
 
-    def goes_on_without(self, workers: list[psutil.Process]) -> None:
-        """Boot the launcher's host and type the command again, at once or when the earlier workers have ended."""
+    def type_again(self, workers: list[psutil.Process]) -> None:
+        """Boot the host of the launcher and type the command, at once or when the earlier workers have ended."""
         if self.chance.random() < 0.5:
             self.ends(workers)
         self.hosts.boot(LAUNCHER)
-        count = len(list(self.job.folder.glob("output*.txt")))
-        line = command(self.hosts, self.job.folder, OPTIONS, TRAINING, start_on=LAUNCHER)
-        output = self.job.folder / f"output-{count + 1}.txt"
-        self.job.launcher = self._typed.enter_context(started(line, self.job.folder, output))
+        folder = self.job.folder
+        output = folder / f"output-{len(list(folder.glob('output*.txt'))) + 1}.txt"
+        line = command(self.hosts, folder, OPTIONS, TRAINING, start_on=LAUNCHER)
+        self.job.launcher = self.typed.enter_context(started(line, folder, output))
         self.ends(workers)
 
-    def sees(self, condition: Callable[[], object]) -> None:
+    def wait(self, condition: Callable[[], object]) -> None:
         """Wait until a condition holds, or the training is over."""
-        wait_for("what is to come", lambda: self.is_over or condition(), limit_s=600)
+        wait_for("an event of the campaign", lambda: self.is_over or condition(), limit_s=600)
 
-    def becomes_whole(self) -> None:
-        """Wait until three workers compute, all have the state and took a few steps, or the training is over."""
-        begun = self.watch.last
+    def play(self, fault: Callable[[Campaign], None]) -> str:
+        """Play a fault until three workers compute, all have the state and took a few steps; return what it cost."""
+        begun, lost = time.time(), self.watch.lost
+        fault(self)
+        first = self.watch.last
 
-        def whole() -> bool:
+        def is_whole() -> bool:
             last = self.job.worlds[-1]
             settled = not last.get("came") or self.watch.last >= last["step"] + HANDOVER_STEPS
-            return last["world_size"] == 3 and settled and self.watch.last >= begun + 5
+            return last["world_size"] == 3 and settled and self.watch.last >= first + 5
 
-        self.sees(whole)
+        self.wait(is_whole)
+        seconds, lost = self.watch.pause(begun), self.watch.lost - lost
+        return f"step {self.watch.last:3}: {fault.__name__:17} pause {seconds:5.1f} s, {lost} steps lost"
 
 
 def kill(it: Campaign) -> None:
@@ -147,17 +132,16 @@ def kill(it: Campaign) -> None:
 
 
 def kill_twice(it: Campaign) -> None:
-    """The second time while the others recover or the first comes back."""
     for host in it.chance.sample(ALL, 2):
         it.kill(host)
         it.pause(0, 8)
 
 
 def kill_in_handover(it: Campaign) -> None:
-    """Kill one worker and, when its successor is being given the state, that one or another one."""
+    """Kill one worker and, while its successor is sent the state, that one or another one."""
     before = len(it.job.changes)
     it.kill(it.a_host())
-    it.sees(lambda: any(change["came"] for change in it.job.changes[before:]))
+    it.wait(lambda: any(change["came"] for change in it.job.changes[before:]))
     it.pause(0, 8)
     it.kill(it.a_host())
 
@@ -189,19 +173,18 @@ def unplug(it: Campaign) -> None:
 
 
 def unplug_driver(it: Campaign) -> None:
-    """For less time than that in which workers take the driver for dead."""
+    """Cut the network for less time than workers need to give up the driver."""
     it.without_network(LAUNCHER, 0.2, 7)
 
 
 def cut_off_driver(it: Campaign) -> None:
-    """Until the workers have taken the driver for dead, and a little longer."""
+    """Cut the network until the workers have given up the driver."""
     workers = it.workers()
     it.without_network(LAUNCHER, 11, 16)
     it.ends(workers)
 
 
 def kill_driver(it: Campaign) -> None:
-    """The workers commit and end, and the supervisor gives its command again."""
     workers = it.workers()
     it.job.driver.kill()
     it.ends(workers)
@@ -210,17 +193,17 @@ def kill_driver(it: Campaign) -> None:
 def lose_launcher(it: Campaign) -> None:
     """Kill the host of launcher, supervisor and driver; the same command is typed again.
 
-    Near its end the training could end meanwhile, and the same command would rightly begin another run.
+    Near its end the training could end first, and the same command would start another run.
     """
     if it.watch.last > STEPS - 60:
         return kill_driver(it)
     workers = it.workers()
     it.power_off(LAUNCHER)
-    return it.goes_on_without(workers)
+    return it.type_again(workers)
 
 
 def lose_two_hosts(it: Campaign) -> None:
-    """Kill the launcher's host, and one with a worker at any time until all have noticed that; type it again."""
+    """Kill the launcher's host, and one with a worker at any time until all have noticed that."""
     if it.watch.last > STEPS - 60:
         return lose_host(it)
     workers, host = it.workers(), it.a_host()
@@ -228,11 +211,11 @@ def lose_two_hosts(it: Campaign) -> None:
     it.pause(0, 12)
     it.power_off(host)
     it.hosts.boot(host)
-    return it.goes_on_without(workers)
+    return it.type_again(workers)
 
 
 def kill_out_of_reach(it: Campaign) -> None:
-    """Kill a worker while the network of the launcher's host is away: the others wait until they can ask the driver."""
+    """Kill a worker while the others cannot reach the driver."""
     it.hosts.unplug(LAUNCHER)
     it.pause(0, 4)
     it.kill(it.a_host())
@@ -241,7 +224,7 @@ def kill_out_of_reach(it: Campaign) -> None:
 
 
 def tell_to_go(it: Campaign) -> None:
-    """Send SIGTERM to all processes of a host, as before a spot host goes, and list it again after a while."""
+    """Send SIGTERM to all processes of a host, as before a spot host is taken away, and list it again later."""
     host = it.a_host()
     it.hosts.signal_all(host, signal.SIGTERM)
     it.pause(2, 6)
@@ -273,64 +256,26 @@ def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[st
     expected = undisturbed(tmp_path / "undisturbed", EPOCHS, TRAINING, limit_s=1500)
     shutil.rmtree(tmp_path / "undisturbed")
     allowed = tolerance(expected, STEPS)
-    faults, trainings, furthest = list[Fault](), 0, 0.0
-    end = time.monotonic() + SECONDS
+    trainings, end = 0, time.monotonic() + SECONDS
     while time.monotonic() < end:
         folder = tmp_path / str(trainings)
         folder.mkdir()
-        done: list[Fault] = []
         with (
+            capsys.disabled(),
             ExitStack() as typed,
             job(hosts, folder, *OPTIONS, training=TRAINING, start_on=LAUNCHER) as running,
             Watch(folder) as watch,
         ):
             campaign = Campaign(running, watch, chance, typed)
-            campaign.sees(lambda watch=watch: watch.last >= 3)  # type: ignore[misc]
+            campaign.wait(lambda watch=watch: watch.last >= 3)  # type: ignore[misc]
             while not campaign.is_over:
-                done.append(play(chance.choice(FAULTS), campaign))
-                with capsys.disabled():
-                    show(done[-1], campaign)
-        failed = f"training {trainings} of seed {SEED}, after {[fault.kind for fault in done]}: {folder}"
+                print(time.strftime("%H:%M:%S"), campaign.play(chance.choice(FAULTS)), flush=True)
+        failed = f"training {trainings} of seed {SEED}: {folder}"
         assert running.launcher.returncode == 0, f"{failed}\n{running.output}"
         assert (running.run / SUMMARY).exists(), failed
         assert watch.lost == 0, failed
         difference = check(running, expected, EPOCHS, allowed)
-        furthest = max(furthest, difference)
-        faults += done
         trainings += 1
         shutil.rmtree(folder)
         with capsys.disabled():
             print(f"training {trainings}: done; weights differ by {difference:.1e} of {allowed:.1e}", flush=True)
-    with capsys.disabled():
-        print(f"\n{trainings} trainings of {STEPS} steps; weights differ by {furthest:.1e} of {allowed:.1e} at most\n")
-        print("\n".join(table(faults)), flush=True)
-
-
-def play(fault: Callable[[Campaign], None], campaign: Campaign) -> Fault:
-    """Play a fault until all workers train again, and return what it has cost."""
-    begun, lost = time.time(), campaign.watch.lost
-    fault(campaign)
-    campaign.becomes_whole()
-    return Fault(fault.__name__, campaign.watch.pause(begun), campaign.watch.lost - lost)
-
-
-def show(fault: Fault, campaign: Campaign) -> None:
-    """Print one fault, and what was printed in a pause that is long."""
-    load = os.getloadavg()[0]
-    step, seconds, now = campaign.watch.last, fault.pause.seconds, time.strftime("%H:%M:%S")
-    print(f"{now} step {step:3}: {fault.kind:14} pause {seconds:5.1f} s, load {load:.1f}", flush=True)
-    if seconds > LONG_S:
-        print("\n".join(campaign.watch.printed(fault.pause)), flush=True)
-
-
-def table(faults: list[Fault]) -> list[str]:
-    """Return the faults by kind, as a table of Markdown."""
-    lines = ["| fault | times | pause, median | longest | steps lost |", "|---|---|---|---|---|"]
-    for kind in (function.__name__ for function in FAULTS):
-        those = [fault for fault in faults if fault.kind == kind]
-        if those:
-            pauses = [fault.pause.seconds for fault in those]
-            lost = sum(fault.steps_lost for fault in those)
-            figures = f"{statistics.median(pauses):.1f} s | {max(pauses):.1f} s | {lost}"
-            lines.append(f"| {kind.replace('_', ' ')} | {len(those)} | {figures} |")
-    return lines

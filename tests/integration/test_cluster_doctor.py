@@ -20,8 +20,8 @@ pytestmark = ON_HOSTS
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Run h1, h2 and h3; h4 is a name without a machine."""
-    with machines.hosts(tmp_path / "cluster", 3, names=4) as found:
+    """Run h1, h2 and h3."""
+    with machines.hosts(tmp_path / "cluster", 3, names=3) as found:
         yield found
 
 
@@ -31,15 +31,12 @@ def examined(hosts: Hosts, folder: Path, *options: str) -> tuple[int, dict[str, 
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.stdout, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
-    wait_for("the doctor's programs to be gone", lambda: not any(list(strays(hosts, name)) for name in hosts.inits))
+
+    def strays() -> bool:
+        return any(words and "python" in words[0] for name in hosts.inits for _, words in hosts.processes(name))
+
+    wait_for("the doctor's programs to be gone", lambda: not strays())
     return done.returncode, {finding["name"]: finding for finding in report["findings"]}
-
-
-def strays(hosts: Hosts, name: str) -> Iterator[list[str]]:
-    """Yield the command lines of all Python processes on a host."""
-    for _, words in hosts.processes(name):
-        if words and "python" in Path(words[0]).name:
-            yield words
 
 
 def on(hosts: Hosts, name: str, *command: str) -> None:
@@ -90,11 +87,6 @@ def firewall(hosts: Hosts, folder: Path) -> None:
     on(hosts, "h2", "nft", rules)
 
 
-def own_name(hosts: Hosts, folder: Path) -> None:
-    """Let h2's own name lead to 127.0.1.1, as Debian's installer sets it."""
-    hosts.resolve("h2", "h2", "127.0.1.1")
-
-
 def hide(host: str, path: str) -> Callable[[Hosts, Path], None]:
     """Return a fault that hides a folder on one host under an empty, small one."""
     return lambda hosts, folder: on(hosts, host, "mount", "-t", "tmpfs", "-o", "size=64m", "none", str(folder / path))
@@ -112,7 +104,12 @@ FAULTS: dict[str, tuple[Callable[[Hosts, Path], None], str, str, str]] = {
     ),
     "firewall": (firewall, "connections", "h1 cannot connect to h2 (Connection refused)", "open all TCP ports"),
     "missing data": (hide("h3", "data"), "data", "0 files of 0 bytes on h3", "copy it again"),
-    "own name": (own_name, "names", "h2 is 127.0.1.1 on h2, which no other host can reach", "mend /etc/hosts"),
+    "own name": (
+        lambda hosts, _: hosts.resolve("h2", "h2", "127.0.1.1"),
+        "names",
+        "h2 is 127.0.1.1 on h2, which no other host can reach",
+        "mend /etc/hosts",
+    ),
     "little memory": (hide("h2", "/dev/shm"), "h2: shared memory", "64 MB in /dev/shm", "docker run --shm-size"),
     "off": (lambda hosts, _: hosts.kill("h3"), "h3", "No route to host", "`ssh h3 true`"),
 }

@@ -2,8 +2,8 @@
 
 `make test-image` takes 15 minutes and 20 GB of disk for the first build. If podman cannot pull the base image, it gets
 one made by debootstrap, as root. What this machine needs for its package index (pip's settings, certificates) is
-mounted for the build. Environment: IMAGE_ENGINE, IMAGE_BUILD_OPTIONS, IMAGE_RUN_OPTIONS, and IMAGE to test an image
-that exists.
+mounted for the build. In the environment, IMAGE names an image that exists, and IMAGE_COMPOSE a program like `docker
+compose`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,29 +25,26 @@ import pytest
 from tests.support import hosts as cluster_hosts
 from tests.support.documented import commands
 from tests.support.launching import PROGRAMS, started, wait_for
+from tests.support.programs import write_program
 
 PROJECT = Path(__file__).resolve().parents[2]
-ENGINE = os.environ.get("IMAGE_ENGINE") or next((e for e in ("docker", "podman") if shutil.which(e)), None)
+ENGINE = next((name for name in ("docker", "podman") if shutil.which(name)), "")
+IS_PODMAN = ENGINE == "podman"
+COMPOSE_PROGRAM = os.environ.get("IMAGE_COMPOSE", "" if IS_PODMAN else "docker compose").split()
 PODMAN_OPTIONS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096")  # some kernels let it raise no limit
-OWN_SETTINGS = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf")  # where they are, the build sees them
 BUILD, ON_HOSTS, COMPOSE, KUBERNETES = commands("clusters.md")["Containers"]  # the last cannot run here
 
 pytestmark = [
     pytest.mark.image,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(ENGINE is None, reason="neither docker nor podman is on this machine"),
+    pytest.mark.skipif(not ENGINE, reason="neither docker nor podman is on this machine"),
 ]
 
 
 def engine(*arguments: str | Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """Run docker or podman, and return what came of it."""
-    assert ENGINE
-    command = [*shlex.split(ENGINE), *map(str, arguments)]
+    command = [ENGINE, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
-
-
-def is_podman() -> bool:
-    return "podman" in engine("--version").stdout
 
 
 def obtain_base(folder: Path) -> None:
@@ -56,15 +54,15 @@ def obtain_base(folder: Path) -> None:
     base = match[1]
     if engine("image", "inspect", base).returncode == 0 or engine("pull", base).returncode == 0:
         return
-    if not is_podman() or os.geteuid() != 0 or not shutil.which("debootstrap"):
+    if not IS_PODMAN or os.geteuid() != 0 or not shutil.which("debootstrap"):
         pytest.skip(f"{base} cannot be pulled here, and only root with podman and debootstrap can make one")
+    root, tar = folder / "base", folder / "base.tar"
     suite = base.rpartition(":")[2].removesuffix("-slim")
-    make = ["debootstrap", "--variant=minbase", "--include=ca-certificates", suite, str(folder / "base")]
+    make = ["debootstrap", "--variant=minbase", "--include=ca-certificates", suite, root]
     subprocess.run(make, check=True, capture_output=True, timeout=900)
-    tar = ["tar", "-C", str(folder / "base"), "-cf", str(folder / "base.tar"), "."]
-    subprocess.run(tar, check=True, capture_output=True, timeout=300)
-    assert engine("import", folder / "base.tar", f"localhost/{base}").returncode == 0
-    shutil.rmtree(folder / "base")
+    subprocess.run(["tar", "-C", root, "-cf", tar, "."], check=True, capture_output=True, timeout=300)
+    assert engine("import", tar, f"localhost/{base}").returncode == 0
+    shutil.rmtree(root)
 
 
 @pytest.fixture(scope="module")
@@ -82,26 +80,12 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def docker(folder: Path, *options: str) -> Path:
     """Write a program `docker` for the commands of docs/clusters.md, which calls the engine with these options."""
-    assert ENGINE
-    build = shlex.split(os.environ.get("IMAGE_BUILD_OPTIONS", ""))
-    if is_podman():
-        build += ["--pull=never", "--network=host", "--isolation=chroot", "--format=docker"]
-        build += [f"--volume={path}:{path}:ro" for path in OWN_SETTINGS if Path(path).exists()]
-    program = folder / "docker"
-    program.write_text(
-        "#!/bin/sh\ncase $1 in\n"
-        f'  compose) shift; exec {shlex.join(compose_program() or ["false"])} "$@" ;;\n'
-        f'  build) shift; exec {ENGINE} build {shlex.join(build)} "$@" ;;\n'
-        f'  *) exec {ENGINE} {" ".join(options)} "$@" ;;\nesac\n'
-    )
-    program.chmod(0o755)
-    return program
-
-
-def compose_program() -> list[str] | None:
-    if named := os.environ.get("IMAGE_COMPOSE"):
-        return shlex.split(named)
-    return ["docker", "compose"] if ENGINE == "docker" and engine("compose", "version").returncode == 0 else None
+    build = ["--pull=never", "--network=host", "--isolation=chroot", "--format=docker"] if IS_PODMAN else []
+    for path in ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf") if IS_PODMAN else ():
+        build += [f"--volume={path}:{path}:ro"] if Path(path).exists() else []
+    compose, building, other = " ".join(COMPOSE_PROGRAM), " ".join(build), " ".join(options)
+    cases = f'compose) shift; exec {compose} "$@" ;; build) shift; exec {ENGINE} build {building} "$@" ;;'
+    return write_program(folder, "docker", f'case $1 in {cases} *) exec {ENGINE} {other} "$@" ;; esac')
 
 
 def typed(line: str, program: Path) -> list[str]:
@@ -111,10 +95,8 @@ def typed(line: str, program: Path) -> list[str]:
 
 def run(image: str, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Run the image to its end and remove the container."""
-    options = (*options, *shlex.split(os.environ.get("IMAGE_RUN_OPTIONS", "")))
-    if is_podman() and not os.environ.get("IMAGE_RUN_OPTIONS"):
-        options += (*PODMAN_OPTIONS, "--network=none")
-    return engine("run", "--rm", *options, image, *arguments, timeout_s=900)
+    podman = (*PODMAN_OPTIONS, "--network=none") if IS_PODMAN else ()
+    return engine("run", "--rm", *options, *podman, image, *arguments, timeout_s=900)
 
 
 def finished(image: str, *arguments: str, options: tuple[str, ...] = ()) -> str:
@@ -138,7 +120,7 @@ def test_trains_as_an_ordinary_user_without_any_right(image: str, tmp_path: Path
     runs.mkdir()
     runs.chmod(0o777)
     options = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
-    if is_podman():
+    if IS_PODMAN:
         options += ("--read-only-tmpfs=false",)  # docker has none
     finished(image, "train", "digits", "--epochs", "3", options=(*options, f"--volume={runs}:/home/trainer/runs"))
     (summary,) = runs.glob("*/summary.json")
@@ -178,21 +160,20 @@ def test_holds_no_compiler_and_no_secret(image: str) -> None:
     assert re.fullmatch(r"[1-9]\d*(:\d+)?", settings["User"])
 
 
+@dataclass
 class Cluster:
     """Containers of the image in a network of their own, which share keys and runs."""
 
-    def __init__(self, image: str, folder: Path) -> None:
-        self.image, self.keys, self.runs = image, folder / "keys", folder / "runs"
-        self.name = f"hvd-train-test-{uuid4().hex[:8]}"
-        for own in (self.keys, self.runs):
-            own.mkdir()
-            own.chmod(0o777)
+    image: str
+    folder: Path
+    name: str = field(default_factory=lambda: f"hvd-train-test-{uuid4().hex[:8]}")
 
     def start(self, host: str, *arguments: str) -> None:
         """Start a container in the background."""
         options = [f"--name={self.name}-{host}", f"--hostname={host}", f"--network-alias={host}"]
-        options += [f"--network={self.name}", *(PODMAN_OPTIONS if is_podman() else ())]
-        options += [f"--volume={self.keys}:/etc/hvd_train/ssh:ro", f"--volume={self.runs}:/home/trainer/runs"]
+        options += [f"--network={self.name}", *(PODMAN_OPTIONS if IS_PODMAN else ())]
+        options += [f"--volume={self.folder}/keys:/etc/hvd_train/ssh:ro"]
+        options += [f"--volume={self.folder}/runs:/home/trainer/runs"]
         started = engine("run", "--detach", *options, self.image, *arguments)
         assert started.returncode == 0, started.stderr
 
@@ -204,34 +185,34 @@ class Cluster:
         """Kill and remove a container."""
         engine("rm", "-f", "-t", "1", f"{self.name}-{host}")
 
-    @property
-    def output(self) -> str:
-        """Everything that the launcher's container has printed."""
-        logs = engine("logs", f"{self.name}-train")
-        return logs.stdout + logs.stderr
+    def waits_for(self, text: str) -> str:
+        """Wait until the launcher's container has printed a text, and return all that it has printed."""
 
-    def wait_for(self, words: str) -> None:
-        """Wait until the launcher's container has printed these words."""
+        def output() -> str:
+            logs = engine("logs", f"{self.name}-train")
+            return logs.stdout + logs.stderr
+
         try:
-            wait_for(words, lambda: words in self.output, limit_s=600)
+            wait_for(text, lambda: text in output(), limit_s=600)
         except AssertionError:
-            pytest.fail(f"no {words!r} in:\n{self.output[-4000:]}")
+            pytest.fail(f"no {text!r} in:\n{output()[-4000:]}")
+        return output()
 
 
 @pytest.fixture
 def two(image: str, tmp_path: Path) -> Iterator[Cluster]:
     """Run hosts h1 and h2 with a pair of keys that the image has made."""
+    for name in ("keys", "runs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o777)
     cluster = Cluster(image, tmp_path)
-    finished(image, "keys", options=(f"--volume={cluster.keys}:/etc/hvd_train/ssh",))
+    finished(image, "keys", options=(f"--volume={tmp_path}/keys:/etc/hvd_train/ssh",))
     assert engine("network", "create", cluster.name).returncode == 0
-
-    def reached(host: str) -> bool:
-        return cluster.inside("h1", "ssh", host, "true").returncode == 0
-
     try:
         for host in ("h1", "h2"):
             cluster.start(host, "host")
-        wait_for("both hosts", lambda: all(map(reached, ("h1", "h2"))))
+        for host in ("h1", "h2"):
+            wait_for(host, lambda host=host: cluster.inside("h1", "ssh", host, "true").returncode == 0)  # type: ignore[misc]
         yield cluster
     finally:
         for host in ("h1", "h2", "train"):
@@ -243,20 +224,19 @@ def two(image: str, tmp_path: Path) -> Iterator[Cluster]:
 def test_two_containers_are_two_hosts(way: str, two: Cluster) -> None:
     """horovodrun starts a rank in each of two containers over ssh."""
     two.start("train", "train_hostfile.sh", "/opt/hvd_train/hostfiles/two_hosts", way, "--", "digits", "--epochs", "3")
-    two.wait_for("next:  hvd-train evaluate")
-    assert "on 2 ranks" in two.output
+    assert "on 2 ranks" in two.waits_for("next:  hvd-train evaluate")
 
 
 def test_a_container_is_killed_and_comes_back(two: Cluster) -> None:
-    """After a container is killed, the training goes on without a lost step and takes in the new one."""
+    """After a container is killed, the training continues without a lost step and takes in the new one."""
     hosts, train = "/opt/hvd_train/hostfiles/two_hosts", ["digits", "--epochs", "5000", "--output-dir", "runs/one"]
     two.start("train", "train_elastic.sh", "--hosts", hosts, "--", *train)
-    two.wait_for("epoch    2/5000")
+    two.waits_for("epoch    2/5000")
     two.remove("h2")
-    two.wait_for("world 2 -> 1")
+    two.waits_for("world 2 -> 1")
     two.start("h2", "host")
-    two.wait_for("world 1 -> 2")
-    assert two.output.count("0 steps lost") == two.output.count("steps lost") >= 2
+    output = two.waits_for("world 1 -> 2")
+    assert output.count("0 steps lost") == output.count("steps lost") >= 2
     assert engine("kill", "--signal", "TERM", f"{two.name}-train").returncode == 0
     assert engine("wait", f"{two.name}-train").stdout.strip() == "143"
 
@@ -282,8 +262,8 @@ def test_no_user_gets_in_without_the_key(two: Cluster) -> None:
 @pytest.mark.skipif("IMAGE" in os.environ, reason="IMAGE names one that is there: nothing is to be built")
 def test_the_documented_cluster_on_one_machine(image: str, tmp_path: Path) -> None:
     """`docker compose up --build` as printed trains on two hosts, and Ctrl-C ends it."""
-    if compose_program() is None:
-        pytest.skip("neither docker compose nor podman-compose is on this machine")
+    if not COMPOSE_PROGRAM or subprocess.run([*COMPOSE_PROGRAM, "version"], check=False).returncode:
+        pytest.skip("there is no docker compose, and IMAGE_COMPOSE names no other program")
     program, output = docker(tmp_path), tmp_path / "output.txt"
     try:
         with started(typed(COMPOSE, program), PROJECT, output) as compose:
@@ -297,7 +277,7 @@ def test_the_documented_cluster_on_one_machine(image: str, tmp_path: Path) -> No
 @pytest.mark.skipif(bool(cluster_hosts.missing()), reason=cluster_hosts.missing() or "-")
 def test_the_documented_training_on_hosts(image: str, tmp_path: Path) -> None:
     """`train_docker.sh` as printed runs a container on each host of the list and leaves none."""
-    if not is_podman():
+    if not IS_PODMAN:
         pytest.skip("one docker daemon cannot be two hosts")
     storage = engine("info", "--format", "{{.Store.GraphRoot}}").stdout.strip()
     # A storage of its own for each host, over the images that are there.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -31,7 +30,7 @@ def scaling(folder: Path, line: str) -> tuple[int, str, list[dict[str, Any]]]:
 
 
 def test_scaling_on_one_and_two_workers(tmp_path: Path) -> None:
-    """Each size is trained, the table comes in all its forms, and the repeated command trains nothing again."""
+    """Each size is trained, and the repeated command trains nothing again."""
     line = "--np 1,2 digits --epochs 1 --device cpu"
     code, output, rows = scaling(tmp_path, line)
     assert code == 0, output
@@ -40,10 +39,7 @@ def test_scaling_on_one_and_two_workers(tmp_path: Path) -> None:
     assert (two["workers"], two["global_batch_size"], two["steps_per_epoch"]) == (2, 128, 12)
     assert two["efficiency"] == pytest.approx(two["images_per_second"] / 2 / one["images_per_second"])
     assert all(row["val_loss"] and row["top1"] and row["epoch_seconds"] and row["failed"] is None for row in rows)
-    with open(tmp_path / "out/scaling.csv") as file:
-        assert [row["workers"] for row in csv.DictReader(file)] == ["1", "2"]
-    assert (tmp_path / "out/scaling.txt").read_text().strip() in output
-    assert (tmp_path / "out/throughput.png").read_bytes().startswith(b"\x89PNG")
+    assert {"scaling.csv", "scaling.txt", "throughput.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
     summaries = [tmp_path / f"out/np-{n}/summary.json" for n in (1, 2)]
     assert [json.loads(path.read_text())["world_size"] for path in summaries] == [1, 2]
     written = [path.stat().st_mtime_ns for path in summaries]
@@ -55,7 +51,7 @@ def test_scaling_on_one_and_two_workers(tmp_path: Path) -> None:
     assert "run with other settings (learning_rate: 0.5, not 0.1)" in output
 
 
-def test_a_stopped_scaling_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_scaling_continues(tmp_path: Path) -> None:
     """Ctrl-C ends a scaling with its workers, which commit; the same command continues it."""
     line = "--np 2 digits --epochs 8 --commit-steps 1 --device cpu"
     command = [HVD_TRAIN, "bench", "scaling", *line.split(), "--output-dir", "out"]
@@ -100,8 +96,8 @@ def test_a_turn_and_autotune_on_two_ranks() -> None:
     assert 1 <= float(found[CYCLE]) <= 100
 
 
-def test_a_run_reads_its_settings_before_its_ranks_meet(tmp_path: Path) -> None:
-    """Settings are in force from the start: a long cycle time is felt in every step."""
+def test_tuned_settings_are_in_force_from_the_first_step(tmp_path: Path) -> None:
+    """A long cycle time in a file of settings delays every step."""
     (tmp_path / "slow.env").write_text(f"{CYCLE}=400\n")
     command = launch_line("gloo", 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--output-dir", "run")
     code, output = finished([*command, "--tuned", "slow.env", "--log-steps", "1"], tmp_path)
@@ -112,17 +108,6 @@ def test_a_run_reads_its_settings_before_its_ranks_meet(tmp_path: Path) -> None:
     times = [line["time"] for line in lines if line["kind"] == "step"]
     assert len(times) > 20
     assert times[-1] - times[0] > 0.036 * (len(times) - 1)
-
-
-def test_a_bad_file_ends_all_ranks_with_one_line(tmp_path: Path) -> None:
-    """The error about a bad file of settings names its line, and no run folder is made."""
-    (tmp_path / "bad.env").write_text("HOROVOD_CYCLE_TIME=fast\n")
-    command = launch_line("gloo", 2, HVD_TRAIN, "train", "digits", "--tuned", "bad.env", "--output-dir", "run")
-    code, output = finished(command, tmp_path)
-    assert code == 2
-    (line,) = [line for line in output.splitlines() if "hvd-train: " in line]
-    assert "bad.env, line 1: HOROVOD_CYCLE_TIME is 'fast'" in line
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])
@@ -144,14 +129,14 @@ def test_two_ranks_and_horovod_are_in_one_trace(launcher: str, tmp_path: Path) -
         assert all(end > other["ts"] for ends, other in zip(reduced, (step, began), strict=True) for end in ends)
         assert "ALLREDUCE" in {span["name"] for spans in horovod.values() for span in spans if inside(span, began)}
         # The other rank may ask before this one begins its step; of the first step that is not in the trace then.
-        ended = {span["name"] for spans in horovod.values() for span in spans if inside(end_of(span), began)}
+        ended = {
+            span["name"]
+            for spans in horovod.values()
+            for span in spans
+            if inside({"ts": span["ts"] + span["dur"], "dur": 0}, began)
+        }
         assert "NEGOTIATE_ALLREDUCE" in ended or name == "step 4"
     assert any("grouped_allreduce" in tensor for tensor in horovod)
-
-
-def end_of(span: traces.Event) -> traces.Event:
-    """Return the last moment of a span, as a span."""
-    return {"ts": span["ts"] + span["dur"], "dur": 0}
 
 
 def inside(span: traces.Event, outer: traces.Event) -> bool:

@@ -106,18 +106,3 @@ def test_the_page_says_what_training_and_evaluation_found(trained: Path, pages: 
     assert (facts["world_size"], sum(facts["ranks_of_hosts"].values())) == (2, 2)
     assert facts["command"].startswith("hvd-train train --epochs 1")
     assert facts["versions"]["horovod"] in page
-
-
-def test_runs_without_weights_or_data_have_a_reason(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run without an evaluation, damaged weights or missing data do not end the report, which says why."""
-    write(Path("early"), [start(), step(1)])
-    damaged = write(Path("damaged"), whole_run())
-    (damaged / "model-best.pt").write_bytes(b"no weights")
-    gone = write(Path("gone"), whole_run(), data="folder", data_dir=Path("nowhere"))
-    (gone / "model-best.pt").write_bytes((trained / "model-best.pt").read_bytes())
-    assert cli.run(["report", "early", "damaged", "gone"]) == 0
-    assert capsys.readouterr().out == "report: report.html\n"
-    text = Path("report.html").read_text()
-    assert "early: no predictions: early has no model-best.pt yet" in text
-    assert "damaged: no predictions: cannot read the weights" in text
-    assert re.search(r"gone: no predictions: .*nowhere", text)

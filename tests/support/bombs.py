@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 from PIL import Image
 
 from tests.support.jpegs import encoded
@@ -47,26 +48,13 @@ def _ppm(side: int) -> bytes:
     return f"P6 {side} {side} 255\n".encode() + bytes(12)
 
 
-BOMBS: dict[str, Callable[[int], bytes]] = {
-    "jpeg": _jpeg,
-    "png": _png,
-    "webp": _webp,
-    "tiff": _tiff,
-    "bmp": _bmp,
-    "ppm": _ppm,
-}
-"""For each format a function of the side in pixels that returns the content of a file of less than a kilobyte."""
+# For each format a function of the side in pixels that returns the content of a file of less than a kilobyte.
+BOMBS = {"jpeg": _jpeg, "png": _png, "webp": _webp, "tiff": _tiff, "bmp": _bmp, "ppm": _ppm}
 
 
 def peak_growth(action: Callable[[], object]) -> int:
     """Return by how many bytes an action makes this process grow at most, even where it gives them back at once."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what the process has now
-    before = _memory("VmRSS")
+    before = psutil.Process().memory_info().rss
     action()
-    return _memory("VmHWM") - before
-
-
-def _memory(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024 - before

@@ -9,38 +9,33 @@ import select
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_LIMIT_S = 200.0
 
 
 class Browser:
     """One tab. Messages that it sends by itself, such as requests and console lines, are in `events`."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
-        self._to, self._from, self._number, self._rest = to_browser, from_browser, 0, b""
+        self._to, self._from, self._number, self._rest, self._session = to_browser, from_browser, 0, b"", ""
         self.events: list[dict[str, Any]] = []
-        self._session = ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol and return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session and not method.startswith(("Target.", "Browser.")):
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
-        answer = self._until(lambda event: event.get("id") == self._number)
+        answer = self._until("id", self._number)
         assert "error" not in answer, (method, answer["error"])
-        result: dict[str, Any] = answer["result"]
-        return result
+        return answer["result"]
 
     def open(self, path: Path, *, width: int, dark: bool = False) -> None:
         """Show a file at a width in pixels."""
@@ -50,41 +45,34 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
-        if not any(event.get("method") == "Page.loadEventFired" for event in self.events):
-            self._until(lambda event: event.get("method") == "Page.loadEventFired")
+        if not self._parameters("Page.loadEventFired"):
+            self._until("method", "Page.loadEventFired")
 
     def value(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def complaints(self) -> list[str]:
         """Return what was written to the console since the page was opened."""
-        return [
-            json.dumps(event["params"])
-            for event in self.events
-            if event.get("method") in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
-        ]
+        kinds = "Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"
+        return [json.dumps(parameters) for parameters in self._parameters(*kinds)]
 
     def requests(self) -> list[str]:
-        """Return the addresses that the page has requested."""
-        return [
-            str(event["params"]["request"]["url"])[:200]
-            for event in self.events
-            if event.get("method") == "Network.requestWillBeSent"
-        ]
+        return [event["request"]["url"][:200] for event in self._parameters("Network.requestWillBeSent")]
 
-    def _until(self, is_wanted: Any) -> dict[str, Any]:
-        end = time.monotonic() + _LIMIT_S
+    def _parameters(self, *methods: str) -> list[dict[str, Any]]:
+        return [event["params"] for event in self.events if event.get("method") in methods]
+
+    def _until(self, key: str, value: object) -> dict[str, Any]:
         while True:
             while b"\0" in self._rest:
                 message, _, self._rest = self._rest.partition(b"\0")
-                event: dict[str, Any] = json.loads(message)
-                if is_wanted(event):
+                event = json.loads(message)
+                if event.get(key) == value:
                     return event
                 self.events.append(event)
-            ready, _, _ = select.select([self._from], [], [], max(0.0, end - time.monotonic()))
+            ready, _, _ = select.select([self._from], [], [], 200)
             assert ready, "the browser does not answer"
             piece = os.read(self._from, 1 << 16)
             assert piece, "the browser has ended"
@@ -94,14 +82,13 @@ class Browser:
 @contextlib.contextmanager
 def opened(profile: Path) -> Iterator[Browser]:
     """Start a browser with a profile of its own; it has ended afterwards with all its processes."""
-    assert CHROMIUM is not None
     (input_end, to_browser), (from_browser, output_end) = os.pipe(), os.pipe()
     words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     words += ["--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
     # The browser reads from descriptor 3 and writes to 4, whatever these two are here.
     line = ["bash", "-c", f'exec "$@" 3<&{input_end} 4>&{output_end}', "bash", *words]
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(line, pass_fds=(input_end, output_end), start_new_session=True, **quiet)  # type: ignore[call-overload]
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    process = subprocess.Popen(line, pass_fds=(input_end, output_end), start_new_session=True, **quiet)
     for end in (input_end, output_end):
         os.close(end)
     try:

@@ -35,35 +35,27 @@ def publish(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     archive = folder / cls.filename
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(tree, arcname=cls.base_folder)
-    for attribute, value in (
-        ("train_list", lists[0]),
-        ("test_list", lists[1]),
-        ("meta", meta),
-        ("tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest()),  # torchvision's choice
-    ):
+    digest = hashlib.md5(archive.read_bytes()).hexdigest()  # torchvision's choice
+    published = {"train_list": lists[0], "test_list": lists[1], "meta": meta, "tgz_md5": digest}
+    for attribute, value in published.items():
         monkeypatch.setattr(cls, attribute, value)
     return archive
 
 
 @contextlib.contextmanager
 def served(archive: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Serve the archive to torchvision's download, and yield the list of requests."""
+    """Serve the archive of CIFAR-10 to torchvision's download, and yield the list of requests."""
     requests: list[str] = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *arguments: object) -> None:
             requests.append(" ".join(str(word) for word in arguments))
 
-    class Server(http.server.ThreadingHTTPServer):
-        def handle_error(self, *arguments: object) -> None:
-            """Ignore that torchvision closes the connection after a first request, which looks for redirects."""
-
     handler = functools.partial(Handler, directory=str(archive.parent))
-    with Server(("127.0.0.1", 0), handler) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        for cls in (CIFAR10, CIFAR100):
-            monkeypatch.setattr(cls, "url", f"http://127.0.0.1:{server.server_port}/{archive.name}")
+        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{archive.name}")
         yield requests
         server.shutdown()
         thread.join()

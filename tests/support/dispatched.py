@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from hvd_train.elastic.dispatcher import Dispatcher
 from hvd_train.elastic.ranks import RankAssignment
@@ -40,19 +41,10 @@ class Job:
 
     def ask(self, *numbers: int) -> dict[int, RankAssignment | None]:
         """These workers ask for a rank at the same time; what they are answered."""
-        answers: dict[int, RankAssignment | None] = {}
-
-        def one(number: int) -> None:
-            host = next(ranks.hostname for ranks in self.started if ranks.worker == number)
-            answers[number] = self.dispatcher.wait_for_ranks(host, number)
-
-        threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in numbers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        assert answers.keys() == set(numbers)
-        return answers
+        host_of = {ranks.worker: ranks.hostname for ranks in self.started}
+        with ThreadPoolExecutor(len(numbers)) as pool:
+            answers = pool.map(self.dispatcher.wait_for_ranks, [host_of[number] for number in numbers], numbers)
+        return dict(zip(numbers, answers, strict=True))
 
     def end(self) -> Finish:
         """All workers that are left end well; how the job has finished then."""

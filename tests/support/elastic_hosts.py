@@ -51,8 +51,7 @@ def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = 
     own = ["env", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
     code, output = finished([*own, HVD_TRAIN, "train", *(training or arguments(epochs))], folder, limit_s)
     assert code == 0, output
-    weights: Weights = torch.load(run_below(folder) / "model-final.pt", weights_only=True)
-    return weights
+    return torch.load(run_below(folder) / "model-final.pt", weights_only=True)
 
 
 def run_below(folder: Path) -> Path:
@@ -87,8 +86,7 @@ class Job:
         path = self.run / "ledger.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         whole = [line for line in lines if line.endswith(b"\n")]
-        last: int = json.loads(whole[-1])["steps"][1] if whole else 0
-        return last
+        return json.loads(whole[-1])["steps"][1] if whole else 0
 
     @property
     def changes(self) -> list[dict[str, Any]]:
@@ -105,22 +103,18 @@ class Job:
         return [line for line in lines if line.get("name") in ("start", "world")]
 
     def after(self, steps: int) -> None:
-        """Wait until this many steps are done."""
         wait_for(f"step {steps}", lambda: self.steps >= steps or self.launcher.poll() is not None, limit_s=200)
         assert self.launcher.poll() is None, self.output
 
     def reaches(self, size: int) -> None:
-        """Wait until the world has this many ranks."""
-        wait_for(f"{size} ranks", lambda: self._size() == size or self.launcher.poll() is not None, limit_s=200)
+
+        def reached() -> bool:
+            return [event["world_size"] for event in self.changes][-1:] == [size] or self.launcher.poll() is not None
+
+        wait_for(f"{size} ranks", reached, limit_s=200)
         assert self.launcher.poll() is None, self.output
 
-    def _size(self) -> int | None:
-        """Return the number of ranks after the last change of world, or None before the first."""
-        changes = self.changes
-        return changes[-1]["world_size"] if changes else None
-
     def worker(self, host: str) -> psutil.Process:
-        """Return the process that trains on a host."""
         return self.hosts.workers(host)[0]
 
     @property
@@ -134,7 +128,6 @@ class Job:
         return next(p for p in self.supervisor.children() if "hvd_train.elastic.driver" in p.cmdline())
 
     def list(self, *lines: str) -> None:
-        """Replace the list of hosts."""
         list_hosts(self.folder, lines)
 
     def completes(self, expected: Weights, limit_s: float = 500) -> None:
@@ -142,20 +135,15 @@ class Job:
         try:
             assert self.launcher.wait(limit_s) == 0, self.output
         except subprocess.TimeoutExpired:
-            pytest.fail(f"not done after {limit_s} s\n{self.stacks()}")
+            workers = [process for host in self.hosts.inits for process in self.hosts.workers(host)]
+            for process in workers:
+                process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER prints the stacks of their threads
+            psutil.wait_procs(workers, timeout=5)
+            pytest.fail(f"not done after {limit_s} s\n{self.output}")
         check(self, expected)
-
-    def stacks(self) -> str:
-        """Return the output with the stacks of all workers' threads, which ends the workers."""
-        workers = [process for host in self.hosts.inits for process in self.hosts.workers(host)]
-        for process in workers:
-            process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER prints them
-        psutil.wait_procs(workers, timeout=5)
-        return self.output
 
     @property
     def output(self) -> str:
-        """Everything that was printed, by each command that was typed."""
         return "".join(path.read_text() for path in sorted(self.folder.glob("output*.txt")))
 
 
@@ -166,12 +154,11 @@ def job(
     *options: str,
     listed: tuple[str, ...] = ALL,
     training: list[str] | None = None,
-    environment: Sequence[str] = (),
-    start_on: str = "h1",
+    **place: Any,
 ) -> Iterator[Job]:
     """Train on the listed hosts; processes that are left at the end are killed."""
     list_hosts(folder, listed)
-    line = command(hosts, folder, options, training or arguments(), environment, start_on)
+    line = command(hosts, folder, options, training or arguments(), **place)
     with started(line, folder, folder / "output.txt") as launcher:
         yield Job(hosts, folder, launcher)
 

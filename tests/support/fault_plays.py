@@ -17,14 +17,8 @@ from tests.support.elastic import Event, Job, run_elastic
 from tests.support.runs import Weights, equal, largest_difference, small_config, trained
 
 TOLERANCE = 1e-5
-
-
 STEPS = 20
-
-
 ONE, TWO, THREE, FOUR = ((f"h{n}", 1) for n in (1, 2, 3, 4))
-
-
 NUMBERS = itertools.count()
 
 
@@ -61,10 +55,13 @@ def check(job: Job, folder: Path, expected: Weights) -> None:
     assert equal(weights[0], torch.load(folder / "model-final.pt", weights_only=True))
 
 
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def events_of(folder: Path) -> list[dict[str, Any]]:
     """The changes of world in metrics.jsonl."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line.get("name") == "world"]
+    return [line for line in _lines(folder) if line.get("name") == "world"]
 
 
 def best_weights(folder: Path) -> tuple[Weights, Weights]:
@@ -76,5 +73,4 @@ def best_weights(folder: Path) -> tuple[Weights, Weights]:
 
 def written(folder: Path, kind: str) -> list[int]:
     """The numbers of the steps or epochs in metrics.jsonl."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line[kind] for line in lines if line["kind"] == kind]
+    return [line[kind] for line in _lines(folder) if line["kind"] == kind]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -15,19 +16,15 @@ import pytest
 @contextmanager
 def no_room() -> Iterator[None]:
     """Inside this block this process can begin files, but has no room for a further byte in them."""
-    fits: Callable[..., int] = os.write
+    fits = os.write
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write(file: int, data: bytes) -> int:
-        if os.fstat(file).st_nlink == 0:  # pipes of Python's own
-            return fits(file, data)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return fits(file, data) if os.fstat(file).st_nlink == 0 else full()  # pipes of Python's own
 
-    def fsync(file: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "write", write)
-        patch.setattr(os, "fsync", fsync)
+    with patch("os.write", write), patch("os.fsync", full):
         yield
 
 
@@ -44,14 +41,10 @@ def small_disk(folder: Path, megabytes: int = 2) -> Iterator[Path]:
 
 def fill(disk: Path) -> None:
     """Leave no room on a disk of `small_disk`."""
-    with (disk / "ballast").open("ab", buffering=0) as file:
-        try:
-            while file.write(bytes(4096)):
-                pass
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
+    with (disk / "ballast").open("ab", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while file.write(bytes(4096)):
+            pass
 
 
 def empty(disk: Path) -> None:
-    """Give back the room that `fill` has taken."""
     (disk / "ballast").unlink()

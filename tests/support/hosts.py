@@ -39,13 +39,9 @@ def missing() -> str:
     """Return what this machine lacks for such hosts, or "" where it has everything."""
     if os.geteuid() != 0:
         return "namespaces with networks of their own take root"
-    programs = [
-        name for name in ("ip", "unshare", "nsenter", "setpriv", "sshd", "ssh", "ssh-keygen") if _program(name) is None
-    ]
-    if programs:
-        return (
-            f"{', '.join(programs)} not on this machine: apt install iproute2 util-linux openssh-server openssh-client"
-        )
+    needed = ("ip", "unshare", "nsenter", "setpriv", "sshd", "ssh", "ssh-keygen")
+    if absent := [name for name in needed if _program(name) is None]:
+        return f"no {', '.join(absent)}: apt install iproute2 util-linux openssh-server openssh-client"
     probe = ["unshare", *_NAMESPACES, "true"]
     return "" if subprocess.run(probe, capture_output=True, check=False).returncode == 0 else "no namespaces here"
 
@@ -59,34 +55,29 @@ class Hosts:
     inits: dict[str, subprocess.Popen[bytes]]
 
     def boot(self, name: str) -> None:
-        """Start a host and wait for its sshd."""
         number = int(name[1:])
         self._on_switch("link", "del", f"p{number}", check=False)
         boot = _BOOT.format(folder=self.folder, sshd=_program("sshd"))
         namespaces = ["unshare", *_NAMESPACES, "--propagation=private", "--kill-child"]
         with (self.folder / f"{name}.log").open("ab") as log:
-            host = subprocess.Popen(
-                [*_WITH_US, *namespaces, "sh", "-ec", boot, "boot", name],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+            line = [*_WITH_US, *namespaces, "sh", "-ec", boot, "boot", name]
+            host = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         self.inits[name] = host
         wait_for(f"{name} to start", lambda: bool(psutil.Process(host.pid).children()))
         own = f"02:00:00:00:00:{number:02x}"  # a host that is started again has the address that others remember
         peer = ("peer", "name", "eth0", "address", own, "netns", str(self.init(name)))
         self._on_switch("link", "add", f"p{number}", "type", "veth", *peer)
         self._on_switch("link", "set", f"p{number}", "master", "bridge", "up")
-        for command in (("link", "set", "lo", "up"), ("addr", "add", f"{SUBNET}.{number}/24", "dev", "eth0"),
-                        ("link", "set", "eth0", "up")):  # fmt: skip
-            _run("nsenter", "-t", str(self.init(name)), "-n", "ip", *command)
+        self._ip(name, "link", "set", "lo", "up")
+        self._ip(name, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+        self._ip(name, "link", "set", "eth0", "up")
         log_file = self.folder / f"{name}.log"
         wait_for(f"sshd of {name}", lambda: "listening on 0.0.0.0" in log_file.read_text())
 
     def init(self, name: str) -> int:
-        """Return the first process of a host."""
         return psutil.Process(self.inits[name].pid).children()[0].pid
 
     def address(self, name: str) -> str:
-        """Return the address at which the other hosts reach a host."""
         return f"{SUBNET}.{name[1:]}"
 
     def inside(self, name: str, folder: Path, *command: str) -> list[str]:
@@ -94,7 +85,6 @@ class Hosts:
         return ["nsenter", "-t", str(self.init(name)), "-n", "-u", "-m", "-i", "-p", f"--wd={folder}", *command]
 
     def processes(self, name: str) -> Iterator[tuple[psutil.Process, list[str]]]:
-        """Yield all processes of a host with their command lines."""
         here = os.readlink(f"/proc/{self.init(name)}/ns/pid")
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
@@ -102,7 +92,6 @@ class Hosts:
                     yield process, process.cmdline()
 
     def workers(self, name: str) -> list[psutil.Process]:
-        """Return the training processes of a host, without their children."""
         return [
             process
             for process, words in self.processes(name)
@@ -132,21 +121,18 @@ class Hosts:
         self._on_switch("link", "set", f"p{name[1:]}", "down")
 
     def plug(self, name: str) -> None:
-        """Connect a host's network again."""
         self._on_switch("link", "set", f"p{name[1:]}", "up")
 
     def limit(self, name: str, megabit: float) -> None:
         """Let a host send and receive no more than so many Mbit/s."""
         rate = f"root tbf rate {megabit}mbit burst 128kb latency 200ms".split()
         _run("nsenter", "-t", str(self.init(name)), "-n", "tc", "qdisc", "replace", "dev", "eth0", *rate)
-        port = ["tc", "qdisc", "replace", "dev", f"p{name[1:]}", *rate]
-        _run("nsenter", "-t", str(self.switch), "-n", *port)
+        _run("nsenter", "-t", str(self.switch), "-n", "tc", "qdisc", "replace", "dev", f"p{name[1:]}", *rate)
 
     def part(self, one: str, other: str) -> None:
         """Let two hosts no longer reach each other, as behind a firewall; all others reach both."""
         for host, unreachable in ((one, other), (other, one)):
-            route = ("route", "add", "blackhole", f"{SUBNET}.{unreachable[1:]}/32")
-            _run("nsenter", "-t", str(self.init(host)), "-n", "ip", *route)
+            self._ip(host, "route", "add", "blackhole", f"{self.address(unreachable)}/32")
 
     def resolve(self, name: str, known: str, address: str) -> None:
         """Let the name `known` lead to this address on one host, whatever it leads to on the others."""
@@ -156,15 +142,16 @@ class Hosts:
         _run("nsenter", "-t", str(self.init(name)), "-m", "mount", "--bind", str(own), "/etc/hosts")
 
     def add_network(self, name: str, interface: str, address: str) -> None:
-        """Give a host one more network interface, which leads nowhere."""
-        for command in (("link", "add", interface, "type", "bridge"), ("addr", "add", address, "dev", interface),
-                        ("link", "set", interface, "up")):  # fmt: skip
-            _run("nsenter", "-t", str(self.init(name)), "-n", "ip", *command)
+        self._ip(name, "link", "add", interface, "type", "bridge")
+        self._ip(name, "addr", "add", address, "dev", interface)
+        self._ip(name, "link", "set", interface, "up")
 
     def rename_network(self, name: str, interface: str) -> None:
-        """Give another name to the network interface through which a host reaches the others."""
         for command in (("eth0", "down"), ("eth0", "name", interface), (interface, "up")):
-            _run("nsenter", "-t", str(self.init(name)), "-n", "ip", "link", "set", *command)
+            self._ip(name, "link", "set", *command)
+
+    def _ip(self, name: str, *command: str) -> None:
+        _run("nsenter", "-t", str(self.init(name)), "-n", "ip", *command)
 
     def _on_switch(self, *command: str, check: bool = True) -> None:
         _run("nsenter", "-t", str(self.switch), "-n", "ip", *command, check=check)
@@ -214,7 +201,6 @@ def _program(name: str) -> str | None:
 
 
 def _run(*command: str, check: bool = True) -> None:
-    done = subprocess.run(
-        [_program(command[0]) or command[0], *command[1:]], capture_output=True, text=True, check=False
-    )
+    line = [_program(command[0]) or command[0], *command[1:]]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stderr}"

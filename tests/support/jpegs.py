@@ -17,10 +17,9 @@ SIDE = 32
 
 
 def digits(root: Path, classes: Iterable[int] = range(10), most: int | None = None, *, test: bool = False) -> Path:
-    """Write each digit as a JPEG of 32 x 32 pixels below train/ or val/ (one in five); return the folder of both.
+    """Write digits as JPEG files of 32 x 32 pixels below train/, val/ (one in five) and perhaps test/; return `root`.
 
-    Classes from 10 on are negatives of the same digits. `most` limits the images of a class in each split, and `test`
-    adds test/.
+    Classes from 10 on are negatives of the same digits. `most` limits the images of a class in each split.
     """
     raw = load_digits()
     for number in classes:
@@ -47,7 +46,6 @@ def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
 
 
 def encoded(image: Image.Image, kind: str = "jpeg", **options: Any) -> bytes:
-    """Return the content of a file with this image."""
     file = BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()

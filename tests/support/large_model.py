@@ -17,37 +17,29 @@ UNITS = 640_000
 
 
 class Pooled(nn.Module):
-    """Sums of neighbouring units, as large as one unit: [n, 64 k] becomes [n, 64]."""
+    """Sums of neighbouring units, over the square root of how many they are: [n, 64 k] becomes [n, 64]."""
 
     def forward(self, units: Tensor) -> Tensor:
-        """Return the sum of each 64th part of the units, over the square root of how many they are."""
         parts = units.unflatten(1, (64, -1))
         return parts.sum(2) / math.sqrt(parts.shape[2])
 
 
 def wide(num_classes: int) -> nn.Module:
-    """Return a network for the digits as wide as 500 MB of state take, smooth as `runs.smooth` is.
+    """Return a network for the digits with 500 MB of state, smooth as `runs.smooth` is, which writes down `phases`.
 
-    One layer has spectral norm, whose buffers every forward pass changes. A multiplication for each weight and sample
-    is all there is to compute, so that a step takes half a second on a core or two. All weights are trained, and all of
-    their gradient travels: what a fault may tear is as large as the state is. What a worker does in a change of world
-    is written down (`phases`).
+    A step takes half a second on a core or two. All weights are trained, and all their gradients are summed.
     """
     phases.write_down()
     hidden = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64))
-    return own_generator(
-        nn.Sequential(
-            nn.Flatten(), nn.Linear(64, UNITS), nn.Tanh(), Pooled(), hidden, nn.Tanh(), nn.Linear(64, num_classes)
-        )
-    )
+    layers = nn.Linear(64, UNITS), nn.Tanh(), Pooled(), hidden, nn.Tanh(), nn.Linear(64, num_classes)
+    return own_generator(nn.Sequential(nn.Flatten(), *layers))
 
 
 def tolerance(weights: dict[str, Tensor], steps: int) -> float:
-    """Return how far two trainings of so many steps may come apart that differ in the order of additions alone.
+    """Return how far two trainings may differ that differ in the order of additions alone.
 
-    Each step rounds each weight and its average once: an error of at most half a unit in the last place of the largest.
-    Whatever else is rounded (sums over slots, momenta) comes in multiplied by the learning rate. Errors do not grow by
-    themselves, since the network has no kinks, and mostly cancel, so that adding them up leaves room.
+    Each step rounds each weight and its average once: by at most half a unit in the last place of the largest. Other
+    errors are multiplied by the learning rate, and none grows, since the network has no kinks.
     """
     largest = max(float(tensor.abs().max()) for tensor in weights.values() if tensor.is_floating_point())
     return 2 * steps * largest * torch.finfo(torch.float32).eps / 2

@@ -23,13 +23,10 @@ def main(gib: float) -> None:
     root = world.place.size - 1
     count = int(gib * 2**30) // 4
     model = nn.Linear(2, 1)
-    if world.place.rank == root:
-        model.register_buffer("large", torch.arange(count, dtype=torch.int32))
-    else:
-        model.register_buffer("large", torch.zeros(count, dtype=torch.int32))
-    state = TrainState(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", enabled=False), Cut(1, 1)
-    )
+    fill = torch.arange if world.place.rank == root else torch.zeros
+    model.register_buffer("large", fill(count, dtype=torch.int32))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", enabled=False)
+    state = TrainState(model, optimizer, scaler, Cut(1, 1))
     if world.place.rank == root:
         state.progress = Progress(step=7)
     synchronize(state, world, root)

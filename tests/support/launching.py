@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT
 from types import MappingProxyType
 
 import psutil
@@ -45,22 +46,15 @@ def started(
     environment = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **variables}
     with output.open("wb") as file:
         process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            command, cwd=folder, env=environment, stdin=DEVNULL, stdout=file, stderr=STDOUT, start_new_session=True
         )
         try:
             yield process
         finally:
-            left = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-            for one in left:
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
             if process.poll() is None:
+                for one in psutil.Process(process.pid).children(recursive=True):
+                    with suppress(psutil.NoSuchProcess):
+                        one.kill()
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
@@ -91,10 +85,8 @@ def ranks_of(launcher: subprocess.Popen[bytes], word: str) -> list[psutil.Proces
     """Return the training processes below a launcher: those of Python with `word` among their arguments."""
     found = []
     for process in psutil.Process(launcher.pid).children(recursive=True):
-        try:
+        with suppress(psutil.Error):
             arguments = process.cmdline()
-        except psutil.Error:
-            continue
-        if word in arguments and Path(arguments[0]).name.startswith("python"):
-            found.append(process)
+            if word in arguments and Path(arguments[0]).name.startswith("python"):
+                found.append(process)
     return found

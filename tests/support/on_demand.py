@@ -20,7 +20,7 @@ from tests.support.runs import smooth
 def obedient(num_classes: int) -> nn.Module:
     """Return the model `smooth`, which looks for orders when built, in forward passes and when its state is read.
 
-    It also looks between a step's last message from other ranks and its first change of a weight ("update").
+    "update" is between a step's last message from other ranks and its first change of a weight.
     """
     _obey("build")
     model = smooth(num_classes)
@@ -54,10 +54,7 @@ def weighty(num_classes: int) -> nn.Module:
 
 
 def order(folder: Path, place: str, host: str, what: str) -> None:
-    """Order the next worker of `host` that comes to `place` to do `what`.
-
-    That is "die", "lost" (to raise RankLost), "wait SECONDS", or the words of an error to raise.
-    """
+    """Order the next worker of `host` at `place` to "die", "wait SECONDS", lose a rank ("lost") or raise an error."""
     _put(folder / f"{place}-{host}", what)
 
 
@@ -67,7 +64,6 @@ def pace(folder: Path, seconds: float) -> None:
 
 
 def obeyed(folder: Path, place: str, host: str) -> bool:
-    """Return whether a worker has carried out an order."""
     return not (folder / f"{place}-{host}").exists()
 
 
@@ -102,10 +98,8 @@ def _obey(place: str) -> None:
 
 
 def misspelt(num_classes: int) -> nn.Module:
-    """Raise the error of a model with a typo."""
     raise NameError(f"a typo in the model of {num_classes} classes")
 
 
 def flat(num_classes: int) -> nn.Module:
-    """Return a small model for images of any size."""
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))

@@ -12,13 +12,11 @@ NOW = datetime(2026, 1, 2, 3, 4)
 
 
 def composed(*paths: Path) -> str:
-    """The report of these folders, without predictions."""
     runs, scalings = report.open_all(paths)
     return report.compose(runs, scalings, {}, NOW)
 
 
 def section(text: str, heading: str) -> str:
-    """One section of a page."""
     found = re.search(rf"<section[^>]*>\s*<h2>{heading}</h2>(.*?)</section>", text, re.DOTALL)
     assert found is not None, heading
     return found.group(1)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import os
+import pkgutil
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -34,31 +35,24 @@ POINTS = {
 def write_down() -> None:
     """From here on, write a line for each call of a function of POINTS in this process; once is enough."""
     for phase, point in POINTS.items():
-        owner, name = found(point)
-        function = getattr(owner, name)
+        owner, name = re.fullmatch(r"(.+)[.:](\w+)", point).groups()
+        function = getattr(pkgutil.resolve_name(owner), name)
         if not hasattr(function, "__wrapped__"):
-            setattr(owner, name, timed(phase, function))
-
-
-def found(point: str) -> tuple[Any, str]:
-    """Return the module or class in which a function stands, and its name there."""
-    module, _, path = point.partition(":")
-    *owners, name = path.split(".")
-    return functools.reduce(getattr, owners, importlib.import_module(module)), name
+            setattr(pkgutil.resolve_name(owner), name, timed(phase, function))
 
 
 def timed(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        begun, failed = time.time(), ""
+        begun = time.time()
+        line = {"phase": phase, "begun": round(begun, 3), "host": socket.gethostname(), "process": os.getpid()}
         try:
             return function(*arguments, **named)
         except BaseException as error:
-            failed = repr(error)[:200]
+            line["failed"] = repr(error)[:200]
             raise
         finally:
-            line = {"phase": phase, "begun": round(begun, 3), "seconds": round(time.time() - begun, 3)}
-            line |= {"host": socket.gethostname(), "process": os.getpid()} | ({"failed": failed} if failed else {})
+            line["seconds"] = round(time.time() - begun, 3)
             with Path(FILE).open("ab", buffering=0) as file:
                 file.write((json.dumps(line) + "\n").encode())
 

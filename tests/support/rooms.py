@@ -1,46 +1,31 @@
-"""The rooms of the package in their order, and what the imports in the code say about them.
-
-python -m tests.support.rooms          prints the rooms with the number of imports between them
-python -m tests.support.rooms --write  renews the table in docs/architecture.md
-"""
+"""The rooms of the package in their order. `python -m tests.support.rooms --write` renews docs/architecture.md."""
 
 from __future__ import annotations
 
 import ast
-import sys
-from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import hvd_train
 
 PACKAGE = Path(hvd_train.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
-Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 BEGIN, END = "<!-- rooms: begin -->", "<!-- rooms: end -->"
 
-# From the bottom up: a room imports only from those before it. A name with modules beside it stands for these modules
-# at the top level; any other one is a folder. What a room is for is said in its __init__.py.
+# From the bottom up. A room with modules beside it holds these top-level modules; any other room is a folder.
 ROOMS: dict[str, tuple[str, ...]] = {
     "vocabulary": (
         *("_version", "travel", "errors", "console", "numerals", "plain_file"),
         *("settings", "config", "config_file", "recipes", "flags", "plugin"),
     ),
-    "progress": (),
-    "launch": (),
-    "elastic": (),
-    "world": (),
-    "doctor": (),
-    "data": (),
-    "network": (),
-    "run_files": (),
-    "profiling": (),
+    **dict.fromkeys(
+        ("progress", "launch", "elastic", "world", "doctor", "data", "network", "run_files", "profiling"), ()
+    ),
     "the story": (
         *("state", "handover", "transfer", "checkpoint", "step", "validate", "parts", "output", "job", "goals", "loop"),
         *("membership", "last_commit", "result", "training", "run", "export"),
     ),
-    "report": (),
-    "bench": (),
-    "commands": (),
+    **dict.fromkeys(("report", "bench", "commands"), ()),
     "the front door": ("cli",),
 }
 AT_THE_TOP = {
@@ -59,15 +44,13 @@ def modules() -> list[str]:
 def room_of(module: str) -> str | None:
     """Return the room that a module is in, or None where it is in none."""
     for room, members in ROOMS.items():
-        if module in members or (not members and module.startswith(f"{room}.")):
-            return room
-        if any(module.startswith(f"{member}.") for member in members):
+        if module.split(".")[0] in (members or (room,)):
             return room
     return None
 
 
 def imported_by(module: str) -> set[str]:
-    """Return what a module imports anywhere in it: our modules without the package's name, others by their first."""
+    """Return what a module imports anywhere: our modules without the package's name, others by their first."""
     targets = set()
     for node in ast.walk(ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text())):
         if isinstance(node, ast.Import):
@@ -87,33 +70,24 @@ def imported_by(module: str) -> set[str]:
     return found
 
 
-def arrows() -> dict[str, set[str]]:
-    """Return the modules of the package that each module imports; `hvd_train` is the package itself."""
-    known = {*modules(), "hvd_train"}
-    return {module: imported_by(module) & known for module in modules()}
-
-
 def upward() -> list[str]:
-    """Return the imports that climb: from a module in a lower room to one in a higher room, or to the package."""
-    order = {room: number for number, room in enumerate(ROOMS)}
+    """Return the imports from a module in a lower room of one in a higher room, or of the package itself."""
+    order = {module: list(ROOMS).index(room_of(module)) for module in modules()} | {"hvd_train": len(ROOMS)}
     return [
-        f"{module} ({room_of(module)}) imports {target} ({room_of(target) or 'the package'})"
-        for module, targets in arrows().items()
-        for target in sorted(targets)
-        if order.get(room_of(target) or "", len(order)) > order[room_of(module) or ""]
+        f"{module} imports {target}"
+        for module in modules()
+        for target in imported_by(module) & order.keys()
+        if order[target] > order[module]
     ]
 
 
 def circle() -> list[str]:
-    """Return the modules of a circle of imports, in their order; none where there is no circle."""
-    left = arrows()
-    while free := [module for module, targets in left.items() if not targets & left.keys()]:
-        for module in free:
-            del left[module]
-    path = list(left)[:1]
-    while path and len(set(path)) == len(path):
-        path.append(min(left[path[-1]] & left.keys()))
-    return path[path.index(path[-1]) :] if path else []
+    """Return the modules of a circle of imports, or none."""
+    try:
+        TopologicalSorter({module: imported_by(module) & {*modules()} for module in modules()}).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
 
 
 def purpose(room: str) -> str:
@@ -141,37 +115,5 @@ def page() -> str:
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
 
 
-def measures() -> str:
-    """Return three lines about the size of the code: the longest file, the longest function, the docstrings."""
-    texts = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-    lines, path = max((len(text.splitlines()), path.name) for path, text in texts.items())
-    nodes = [node for text in texts.values() for node in ast.walk(ast.parse(text))]
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    length, function = max(((node.end_lineno or 0) - node.lineno + 1, node.name) for node in functions)
-    documented = (ast.get_docstring(node) for node in nodes if isinstance(node, Documented))
-    words = [len(text.split()) for text in documented if text]
-    return (
-        f"longest file: {path}, {lines} lines\nlongest function: {function}, {length} lines\n"
-        f"{len(words)} docstrings of {sum(words) / len(words):.1f} words, {sum(count <= 5 for count in words)} of them "
-        "have five words or fewer"
-    )
-
-
-def main() -> None:
-    """Print the rooms, the imports between them and the size of the code, or renew the page."""
-    if sys.argv[1:] == ["--write"]:
-        PAGE.write_text(page(), encoding="utf-8")
-        return
-    pairs = Counter((room_of(module), room_of(target)) for module, to in arrows().items() for target in to)
-    for room in ROOMS:
-        down = {to: count for (source, to), count in pairs.items() if source == room and to not in (room, None)}
-        size = sum(room_of(module) == room for module in modules())
-        listed = ", ".join(f"{to} {down[to]}" for to in ROOMS if to in down)
-        print(f"{room:15} {size:3} modules, {pairs[room, room]:3} imports inside; imports from: {listed or 'nothing'}")
-    between = sum(count for (source, to), count in pairs.items() if source != to)
-    print(measures())
-    print(f"{between} imports between rooms, {len(upward())} of them upward; circle: {circle() or 'none'}")
-
-
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(page(), encoding="utf-8")

@@ -18,25 +18,21 @@ class Play:
         self.hosts: dict[int, str] = {}
         self.world: list[int] = []
         self.taken_out: dict[int, str] = {}
-        self.given_up: list[int] = []
-        """Those of them that are not to be waited for."""
+        self.given_up: list[int] = []  # those of them that are not waited for
         self.told: list[str] = []
         self.finish: Finish | None = None
         self.find(hosts)
 
     def find(self, hosts: dict[str, int]) -> None:
-        """These are the hosts now."""
         self.roster.hosts_found(hosts)
         self.obey()
 
     def ask(self, *numbers: int) -> None:
-        """These workers wait for a rank."""
         for number in numbers:
             self.roster.rank_requested(number, self.now)
         self.obey()
 
     def end(self, number: int, code: int) -> None:
-        """A worker's process ends."""
         self.roster.worker_exited(number, code, self.now)
         self.obey()
 
@@ -76,7 +72,6 @@ class Play:
             self.obey()
 
     def obey(self) -> None:
-        """Do what the roster says."""
         for command in self.roster.commands(self.now):
             if isinstance(command, Start):
                 self.started.append(command.worker.number)
@@ -85,7 +80,6 @@ class Play:
                 self.world = [worker.number for worker in command.workers]
             elif isinstance(command, End):
                 self.taken_out[command.worker.number] = command.reason
-                assert isinstance(command.unresponsive, bool)
                 self.given_up += [command.worker.number] if command.unresponsive else []
             elif isinstance(command, Tell):
                 self.told.append(command.message)

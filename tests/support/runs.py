@@ -6,6 +6,7 @@ import functools
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,35 +28,27 @@ NUM_SAMPLES, NUM_VAL = 190, 60
 
 def few_digits(config: DataConfig) -> DataSet:
     """Return the digits with their usual augmentation, but only `NUM_SAMPLES` of them to train on."""
-    return _few(NUM_SAMPLES)
+    return _few()
 
 
 @functools.cache
-def _few(count: int) -> DataSet:
+def _few() -> DataSet:
     digits = sources.open_data(DataConfig(data="digits"), seed=0)
-    assert isinstance(digits.train, Arrays)
-    assert isinstance(digits.val, Arrays)
-    return DataSet(
-        train=Arrays(digits.train.images[:count], digits.train.labels[:count], count),
-        val=Arrays(digits.val.images[:NUM_VAL], digits.val.labels[:NUM_VAL], NUM_VAL),
-        classes=digits.classes,
-        channels=1,
-        image_size=8,
-        mean=digits.mean,
-        std=digits.std,
-        augment=digits.augment,
-        transforms=digits.transforms,
+    train, val = digits.train, digits.val
+    return replace(
+        digits,
+        train=Arrays(train.images[:NUM_SAMPLES], train.labels[:NUM_SAMPLES], NUM_SAMPLES),
+        val=Arrays(val.images[:NUM_VAL], val.labels[:NUM_VAL], NUM_VAL),
     )
 
 
 class Jittered:
     """A map-style data set whose items draw from torch's generator, as torchvision's transforms do."""
 
-    classes = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
+    classes = tuple("0123456789")
 
     def __init__(self, count: int, *, jitter: bool) -> None:
-        data = _few(NUM_SAMPLES).train
-        assert isinstance(data, Arrays)
+        data = _few().train
         self.images, self.labels, self.jitter = data.images[:count].float() / 255, data.labels[:count], jitter
 
     def __len__(self) -> int:
@@ -75,25 +68,13 @@ def mapped_digits(config: DataConfig) -> tuple[Jittered, Jittered]:
 
 def convnet(num_classes: int) -> nn.Module:
     """Return a convolutional network without batch norm or dropout."""
-    return nn.Sequential(
-        nn.Conv2d(1, 8, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(128, num_classes),
-    )
+    features = nn.Conv2d(1, 8, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+    return nn.Sequential(*features, nn.Linear(128, num_classes))
 
 
 def batch_norm(num_classes: int) -> nn.Module:
-    """Return a convolutional network with batch norm."""
-    return nn.Sequential(
-        nn.Conv2d(1, 8, kernel_size=3, padding=1, bias=False),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(4),
-        nn.Flatten(),
-        nn.Linear(128, num_classes),
-    )
+    features = nn.Conv2d(1, 8, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
+    return nn.Sequential(*features, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, num_classes))
 
 
 def dropout(num_classes: int) -> nn.Module:
@@ -114,14 +95,6 @@ class Remembers(nn.Module):
         self.register_buffer("behind", torch.zeros(3))
         self.register_buffer("unsaved", torch.zeros(8), persistent=False)
         self.register_buffer("table", torch.arange(8.0))  # stays as it is
-        self.mean: Tensor
-        self.spread: Tensor
-        self.passes: Tensor
-        self.begun: Tensor
-        self.numbers: Tensor
-        self.behind: Tensor
-        self.unsaved: Tensor
-        self.table: Tensor
 
     def forward(self, images: Tensor) -> Tensor:
         """Return images of the same shape; in training each buffer but one changes, each in another way."""
@@ -156,14 +129,10 @@ def deep(num_classes: int) -> nn.Module:
 
 
 def smooth(num_classes: int) -> nn.Module:
-    """Return a network without kinks: rounding stays rounding over many steps, so that runs agree to 1e-5.
-
-    One layer has spectral norm, whose buffers every forward pass changes.
-    """
+    """Return a network without kinks, so that runs agree to 1e-5; spectral norm changes buffers in each pass."""
     hidden = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64))
-    return own_generator(
-        nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), hidden, nn.Tanh(), nn.Linear(64, num_classes))
-    )
+    layers = nn.Linear(64, 64), nn.Tanh(), hidden, nn.Tanh(), nn.Linear(64, num_classes)
+    return own_generator(nn.Sequential(nn.Flatten(), *layers))
 
 
 def late(make: Callable[[int], nn.Module], num_classes: int, *, seed: int) -> nn.Module:
@@ -177,20 +146,9 @@ def late(make: Callable[[int], nn.Module], num_classes: int, *, seed: int) -> nn
 
 def small_config(**changes: object) -> Config:
     """Return a config of five epochs of ten steps, the last of them smaller; slots do not divide over the ranks."""
-    base: dict[str, object] = {
-        "data": "digits",
-        "epochs": 5,
-        "global_batch_size": 20,
-        "batch_size": 4,
-        "learning_rate": 0.05,
-        "warmup_epochs": 1.0,
-        "device": "cpu",
-        "workers": 0,
-        "commit_seconds": None,
-        "log_steps": 1,
-        "output_dir": Path("run"),
-    }
-    return Config().replace(**{**base, **changes})
+    training = {"epochs": 5, "global_batch_size": 20, "batch_size": 4, "learning_rate": 0.05, "warmup_epochs": 1.0}
+    files = {"data": "digits", "output_dir": Path("run"), "commit_seconds": None, "log_steps": 1}
+    return Config().replace(**{**training, **files, "device": "cpu", "workers": 0, **changes})
 
 
 def trained(
@@ -206,7 +164,7 @@ def trained(
         built.append(own_generator(make(num_classes)))
         return built[-1]
 
-    result = train(config, model=model, data=data, world=world)  # type: ignore[arg-type]
+    result = train(config, model=model, data=data, world=world)
     return result, to_host(built[-1].state_dict())
 
 
@@ -217,5 +175,4 @@ def largest_difference(first: Weights, second: Weights) -> float:
 
 
 def equal(first: Weights, second: Weights) -> bool:
-    """Return whether two state_dicts are the same to the last bit."""
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
+from tests.support.launching import PROGRAMS
 from tests.support.programs import write_program
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPTS = PROJECT / "horovodrun_scripts"
 LOCALHOST = PROJECT / "hostfiles" / "localhost"
-PROGRAMS = Path(sys.executable).parent  # of the environment that the tests run in
 AWKWARD = ["two words", "", "it's", 'a "b"', "; touch pwned", "$(touch pwned)", "`touch pwned`", "$HOME", "*"]
 AWKWARD += [r"a\b", "line\nbreak", "--", "-np", "é"]
 PYTHON = shlex.quote(sys.executable)  # a clone may lie in a path with a blank, which no #! line can name
@@ -28,14 +29,7 @@ def run(
     env = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
     command = [str(SCRIPTS / script), *map(str, arguments)]
     with subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        command, cwd=cwd, env=env, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True
     ) as process:
         try:
             out, err = process.communicate(timeout=timeout_s)
@@ -53,5 +47,4 @@ def dry_run(script: str | Path, *arguments: str | Path, cwd: Path, **environment
 
 
 def program(path: Path, text: str) -> Path:
-    """Write an executable shell script."""
     return write_program(path.parent, path.name, text)

@@ -13,23 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.support import hosts as cluster
-from tests.support.elastic_hosts import ROOT
+from tests.support.elastic_hosts import ON_HOSTS, ROOT
 from tests.support.hosts import Hosts
 from tests.support.launching import PROGRAMS, wait_for
 
 PATH = f"{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin"
-MISSING = [name for name in ("slurmctld", "slurmd", "munged") if shutil.which(name, path=PATH) is None]
-NO_SLURM = f"{', '.join(MISSING)} not on this machine: apt install slurmctld slurmd munge" if MISSING else ""
-NO_HOSTS = cluster.missing() or NO_SLURM
-ON_SLURM = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
-]
+HAS_SLURM = all(shutil.which(name, path=PATH) for name in ("slurmctld", "slurmd", "munged"))
+ON_SLURM = [*ON_HOSTS, pytest.mark.skipif(not HAS_SLURM, reason="no Slurm: apt install slurmctld slurmd munge")]
 """Marks of tests that need a Slurm."""
 
-# A job that comes back waits until what it was started with is void: two minutes, unless told (cred_expire).
+# A requeued job waits until its credentials have expired (cred_expire): two minutes by default.
 CONF = """
 ClusterName=test
 SlurmctldHost=h1
@@ -67,23 +60,16 @@ class Slurm:
 
     def words(self, *words: str) -> list[str]:
         """Return the command that runs another one on h1 as a user would."""
-        environment = [
-            f"PATH={PATH}",
-            f"SLURM_CONF={self.folder}/slurm.conf",
-            f"HOME={self.folder}",  # nodes share it: rank 0 of a plain srun leaves the key there
-            f"PYTHONPATH={ROOT}",
-            "OMP_NUM_THREADS=1",
-        ]
-        return self.hosts.inside("h1", self.folder, "env", *environment, *words)
+        own = [f"PATH={PATH}", f"SLURM_CONF={self.folder}/slurm.conf", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
+        home = f"HOME={self.folder}"  # nodes share it: rank 0 of a plain srun leaves the key there
+        return self.hosts.inside("h1", self.folder, "env", *own, home, *words)
 
     def command(self, *words: str) -> str:
-        """Run a command on h1 and return its output."""
         done = subprocess.run(self.words(*words), capture_output=True, text=True, check=False, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
 
     def output(self, job: str) -> str:
-        """Return everything that a batch job has printed."""
         path = self.folder / f"hvd_train-{job}.out"
         return path.read_text() if path.exists() else ""
 
@@ -93,9 +79,8 @@ def slurm_on_hosts(tmp: Path) -> Iterator[Slurm]:
     """Run a Slurm cluster in this folder; its daemons are processes of the hosts and die with them."""
     with cluster.hosts(tmp / "cluster", 2, names=2) as hosts:
         folder = tmp / "slurm"
-        folder.mkdir()
         for name in ("state", "spool-h1", "spool-h2"):
-            (folder / name).mkdir()
+            (folder / name).mkdir(parents=True)
         (folder / "slurm.conf").write_text(CONF.format(folder=folder))
         stand_ins = ("null", "zero", "full", "random")  # Slurm counts the devices, and looks no further
         (folder / "gres.conf").write_text("".join(f"Name=gpu File=/dev/{name}\n" for name in stand_ins))

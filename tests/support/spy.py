@@ -11,16 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from subprocess import PIPE
 
 NOBODY = 65534
 _PROGRAM = """
 import glob, json, os, select, sys
 words = {name: bytes.fromhex(word) for name, word in json.loads(sys.stdin.readline()).items()}
-seen, scans = {}, 0
+seen = {}
 print(os.getuid(), flush=True)
 while not select.select([sys.stdin], [], [], 0.003)[0]:
-    scans += 1
     for path in glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
         try:
             with open(path, "rb") as file:
@@ -30,7 +29,7 @@ while not select.select([sys.stdin], [], [], 0.003)[0]:
         for name, word in words.items():
             if word in text:
                 seen.setdefault(name, {})[path] = text.replace(b"\\0", b" ").decode("utf-8", "replace")[:300]
-print(json.dumps({"seen": seen, "scans": scans}))
+print(json.dumps(seen))
 """
 
 
@@ -39,27 +38,16 @@ class Spy:
     """What another user has seen, once the block of `spying` is over: for each name the places with their texts."""
 
     seen: dict[str, dict[str, str]] = field(default_factory=dict)
-    scans: int = 0
 
 
 @contextmanager
 def spying(words: dict[str, bytes]) -> Iterator[Spy]:
-    """Let another user look for these words, again and again, for a block. Needs root.
-
-    The user is told them through a pipe, so that they are on no command line.
-    """
-    program = [str(Path(sys.executable).resolve()), "-I", "-S", "-c", _PROGRAM]
+    """Let another user look for these words repeatedly during this block. Needs root."""
+    line = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    line += [str(Path(sys.executable).resolve()), "-I", "-S", "-c", _PROGRAM]
+    environment = {"PATH": os.environ["PATH"]}  # not what it is to look for
     found = Spy()
-    with subprocess.Popen(
-        ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd="/",
-        env={"PATH": os.environ["PATH"]},  # not what it is to look for
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    with subprocess.Popen(line, stdin=PIPE, stdout=PIPE, text=True, cwd="/", env=environment) as process:
         process.stdin.write(json.dumps({name: word.hex() for name, word in words.items()}) + "\n")
         process.stdin.flush()
         assert process.stdout.readline() == f"{NOBODY}\n"
@@ -67,8 +55,7 @@ def spying(words: dict[str, bytes]) -> Iterator[Spy]:
             yield found
         finally:
             output, _ = process.communicate()
-        told: dict[str, Any] = json.loads(output)
-        found.seen, found.scans = told["seen"], told["scans"]
+        found.seen = json.loads(output)
 
 
 def spellings(name: str, secret: bytes) -> dict[str, bytes]:

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -25,8 +26,7 @@ from tests.support.hosts import Hosts
 
 NOBODY = 65534
 NEEDS_ROOT = "" if os.geteuid() == 0 else "another account takes root"
-BODY = 400_000_000
-"""The bytes of a body that a stranger announces, and sends until nobody takes them any more."""
+BODY = 400_000_000  # the bytes of a body that a stranger announces, and sends as long as they are read
 _WAIT_S = 2.0
 _LISTENS = "0A"  # as /proc writes the state of a connection
 _NEW_NETWORK = 0x40000000
@@ -70,13 +70,9 @@ def requests(owned: Path) -> list[bytes]:
     """Return what a stranger sends; `owned` is a file that code of the stranger's would make in the job's name."""
     code = pickle.dumps(MakesFile(owned))
     coded = base64.b64encode(code)
-    puts = {
-        "worker_addresses/localhost:0": coded,
-        "runfunc/func": coded,
-        "hvd_train/verdict.0": b"stop",
-        "global/0": code,
-    }
-    puts |= {"last_word/0": b'{"exit_code": 2, "error": "a lie"}', "facts/0": b"{}", "not_met/0": b"a lie"}
+    puts = {"worker_addresses/localhost:0": coded, "runfunc/func": coded, "hvd_train/verdict.0": b"stop"}
+    puts |= {"global/0": code, "last_word/0": b'{"exit_code": 2, "error": "a lie"}'}
+    puts |= {"facts/0": b"{}", "not_met/0": b"a lie"}
     gets = ("heartbeat/0", "leaving/0", "leaving/1", "rank_and_size/localhost:0", "global/0", "may_ask/0")
     signed = f"Horovod-Nonce: {'a' * 32}-1\r\nHorovod-Digest: {'0' * 64}\r\nHorovod-Signature: {'0' * 64}\r\n"
     return [
@@ -84,10 +80,7 @@ def requests(owned: Path) -> list[bytes]:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(40),
         b"\0" * 16,
         os.urandom(32) + len(code).to_bytes(4, "little") + code,  # as Horovod's services send pickles
-        *(
-            f"PUT /{name} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-            for name, body in puts.items()
-        ),
+        *(f"PUT /{name} HTTP/1.0\r\nContent-Length: {len(put)}\r\n\r\n".encode() + put for name, put in puts.items()),
         *(f"GET /{name} HTTP/1.0\r\n\r\n".encode() for name in gets),
         f"DELETE /global/0 HTTP/1.0\r\n{signed}\r\n".encode(),
         b"HEAD /etc/passwd HTTP/1.0\r\n\r\n",
@@ -125,8 +118,7 @@ def flood(address: tuple[str, int]) -> None:
             left -= len(piece)
 
 
-@dataclass(frozen=True)
-class Port:
+class Port(NamedTuple):
     """Where a process of a job listens."""
 
     process: str
@@ -149,12 +141,11 @@ def listening(process: int) -> dict[str, tuple[str, int]]:
     return found
 
 
-def open_files(process: int) -> Iterator[str]:
-    """Yield the names of the open files of a process."""
-    folder = f"/proc/{process}/fd"
-    for number in os.listdir(folder):
-        with suppress(OSError):
-            yield os.readlink(f"{folder}/{number}")
+def link(path: str) -> str:
+    """Return what a link of /proc holds, or "" if its process or file is gone."""
+    with suppress(OSError):
+        return os.readlink(path)
+    return ""
 
 
 def kind_of(process: psutil.Process) -> str:
@@ -170,9 +161,8 @@ def kind_of(process: psutil.Process) -> str:
         return "mpirun"
     if names & {"srun", "slurmstepd", "slurmd", "slurmctld"} or line[0].startswith("slurmstepd"):
         return "Slurm"
-    if names & {"horovodrun", "hvd_train.elastic.driver", "hvd_train.elastic.supervisor"}:
-        return "launcher"
-    return "rank" if "hvd-train" in names else "launcher"
+    is_launcher = names & {"horovodrun", "hvd_train.elastic.driver", "hvd_train.elastic.supervisor"}
+    return "rank" if "hvd-train" in names and not is_launcher else "launcher"
 
 
 @dataclass
@@ -180,27 +170,16 @@ class Siege:
     """Attacks on every port that a job opens while it is under way."""
 
     ports: set[Port] = field(default_factory=set)
-    """What was found."""
+    growth: int = 0
+    """The most bytes by which a process has grown since its first port was found."""
     _began: dict[psutil.Process, int] = field(default_factory=dict)
-    """The memory of each process that listens when that was found, in bytes."""
-    _largest: dict[psutil.Process, int] = field(default_factory=dict)
 
-    def find(self, process: psutil.Process, port: Port) -> None:
-        """Note a port, and the memory of its process when this is its first."""
-        self.ports.add(port)
-        with suppress(psutil.Error):
-            self._began.setdefault(process, process.memory_info().rss)
-
-    def measure(self) -> None:
-        """Note the memory of each process that listens, where it is more than before."""
-        for process in self._began:
+    def measure(self, *found: psutil.Process) -> None:
+        """Note the memory of these processes and of those that were found earlier."""
+        for process in {*self._began, *found}:
             with suppress(psutil.Error):
-                self._largest[process] = max(self._largest.get(process, 0), process.memory_info().rss)
-
-    @property
-    def growth(self) -> int:
-        """The most bytes by which a process has grown from when its first port was found on."""
-        return max((most - self._began[process] for process, most in self._largest.items()), default=0)
+                now = process.memory_info().rss
+                self.growth = max(self.growth, now - self._began.setdefault(process, now))
 
 
 def below(job: int) -> Callable[[], Sequence[int]]:
@@ -218,24 +197,13 @@ def below(job: int) -> Callable[[], Sequence[int]]:
 def on(hosts: Hosts) -> Callable[[], Sequence[int]]:
     """Return what finds all processes of these hosts, parents first."""
     own = {os.readlink(f"/proc/{hosts.init(name)}/ns/pid") for name in hosts.inits}
-    known: dict[int, bool] = {}
-
-    def find() -> Sequence[int]:
-        alive = psutil.pids()
-        for gone in known.keys() - set(alive):
-            del known[gone]
-        for new in set(alive) - known.keys():
-            with suppress(OSError):
-                known[new] = os.readlink(f"/proc/{new}/ns/pid") in own
-        return [one for one in alive if known.get(one)]
-
-    return find
+    return lambda: [process for process in psutil.pids() if link(f"/proc/{process}/ns/pid") in own]
 
 
 def opened(processes: Sequence[int], known: set[str]) -> Iterator[tuple[psutil.Process, Port, str]]:
-    """Yield the ports that these processes listen on, but for the sockets in `known`, which gets them, too.
+    """Yield the process, port and network of each new listening socket, and add it to the sockets in `known`.
 
-    Each has its first process, as what that starts has the socket, too, for a moment, and the network where it is.
+    The process is the first that has the socket: what it starts has the socket, too, for a moment.
     """
     networks: dict[str, dict[str, tuple[str, int]]] = {}
     for pid in processes:
@@ -243,8 +211,9 @@ def opened(processes: Sequence[int], known: set[str]) -> Iterator[tuple[psutil.P
             network = os.readlink(f"/proc/{pid}/ns/net")
             if network not in networks:
                 networks[network] = listening(pid)
-            for name in open_files(pid) if networks[network].keys() - known else ():
-                if name in networks[network] and name not in known:
+            new = networks[network].keys() - known
+            for number in os.listdir(f"/proc/{pid}/fd") if new else ():
+                if (name := link(f"/proc/{pid}/fd/{number}")) in new - known:
                     process = psutil.Process(pid)
                     port = Port(kind_of(process), *networks[network][name])
                     known.add(name)
@@ -258,11 +227,8 @@ def ways(port: Port, network: str, hosts: Hosts | None) -> Iterator[tuple[int | 
     if hosts is None:
         yield None, here
         return
-    for name in hosts.inits:
-        init = hosts.init(name)
-        if os.readlink(f"/proc/{init}/ns/net") == network:
-            yield init, here
-            owner = name
+    owner = next(name for name in hosts.inits if link(f"/proc/{hosts.init(name)}/ns/net") == network)
+    yield hosts.init(owner), here
     if anywhere or not ip_address(port.address).is_loopback:
         for name in hosts.inits.keys() - {owner}:
             yield hosts.init(name), hosts.address(owner)
@@ -272,19 +238,17 @@ def ways(port: Port, network: str, hosts: Hosts | None) -> Iterator[tuple[int | 
 def besieged(processes: Callable[[], Sequence[int]], owned: Path, hosts: Hosts | None = None) -> Iterator[Siege]:
     """Attack every port that these processes open, as another account, during this block.
 
-    With `hosts`, whose processes they are, the attacks come from all hosts, and what these listen on before the block
-    is let alone.
+    With `hosts`, whose processes they are, all hosts attack the ports that were not open before the block.
     """
-    siege, stop = Siege(), threading.Event()
-    attackers: list[int] = []
-    known: set[str] = set()
+    siege, stop, attackers, known = Siege(), threading.Event(), list[int](), set[str]()
     if hosts is not None:
         list(opened(processes(), known))
 
     def watch() -> None:
         while not stop.is_set():
             for process, port, network in opened(processes(), known):
-                siege.find(process, port)
+                siege.ports.add(port)
+                siege.measure(process)
                 for place, address in ways(port, network, hosts):
                     target = address, port.number
                     attackers.append(as_nobody(lambda target=target: attack(target, owned), place))

@@ -70,7 +70,6 @@ class Meeting:
             self.changed.notify_all()
 
     def give(self, key: tuple[str, int], rank: int, value: Any) -> None:
-        """Put down a rank's value."""
         with self.changed:
             if self.lost:
                 raise RankLost(self.lost)
@@ -97,7 +96,6 @@ class ThreadWorld(World):
     """One rank of a group of threads. Sums are added in the order of ranks, so they are equal to the last bit."""
 
     most_bytes = MOST_BYTES
-    """The most that one exchange of tensors carries."""
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.place = Place(rank, meeting.size, rank, meeting.size, 0)
@@ -163,8 +161,7 @@ class ThreadWorld(World):
         return optimizer
 
     @override
-    def regroup(self, optimizer: Optimizer) -> None:
-        pass
+    def regroup(self, optimizer: Optimizer) -> None: ...
 
     @override
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
@@ -197,8 +194,7 @@ class ThreadWorld(World):
         return body()
 
     @override
-    def timeline(self, path: Path | None) -> None:
-        pass
+    def timeline(self, path: Path | None) -> None: ...
 
     @override
     def requested(self, *, told_to_end: bool = False) -> Request:
@@ -209,8 +205,7 @@ class ThreadWorld(World):
         return "threads"
 
     @override
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
     def _to_wire(self, gradient: Tensor) -> Tensor:
         return gradient.half() if self._fp16_wire else gradient

@@ -12,8 +12,8 @@ from tests.fake_gpu.launch import OnGpu
 
 
 @pytest.fixture(scope="session")
-def libraries() -> build.FakeGpu:
-    """Return the libraries of the stand-in; where there is no use for them, the test is skipped."""
+def libraries() -> Path:
+    """Return the folder of the libraries of the stand-in; where there is no use for them, the test is skipped."""
     try:
         return build.built()
     except build.NotHere as reason:
@@ -21,7 +21,7 @@ def libraries() -> build.FakeGpu:
 
 
 @pytest.fixture
-def gpu(libraries: build.FakeGpu, tmp_path: Path) -> Iterator[OnGpu]:
+def gpu(libraries: Path, tmp_path: Path) -> Iterator[OnGpu]:
     """Return what runs commands on the stand-in; at the end it must not have seen a mistake that the test has not."""
     on_gpu = OnGpu(libraries, tmp_path)
     yield on_gpu

@@ -1,13 +1,18 @@
 """Ranks of the tests of Horovod's patches: `ranks.py NAME` runs the function of that name.
 
-A rank ends with exit code 0 if all is as it should be.
+A rank ends with exit code 0 if all is as it should be. `ranks.py world SIZE NAME` runs ranks over Gloo.
 """
 
 import os
 import resource
 import signal
+import socket
+import struct
+import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 
@@ -21,9 +26,28 @@ from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousServer
 
 
-def say(words: str) -> None:
-    """Print a line at once, as several ranks write into one pipe."""
-    os.write(1, f"{words}\n".encode())
+def world() -> None:
+    """Run ranks over Gloo on this machine, and print as the last line `EXIT [codes by rank]`.
+
+    horovodrun would stop all ranks when one fails; here the others continue, since their behaviour is tested.
+    """
+    size, worker = int(sys.argv[2]), sys.argv[3]
+    slots = get_host_assignments([HostInfo("localhost", size)], size)
+    server = RendezvousServer(0)
+    common = create_run_env_vars("127.0.0.1", ["lo"], server.start())
+    server.init(slots)
+    processes = []
+    for slot in slots:
+        own = {name: str(value) for name, value in (common | create_slot_env_vars(slot)).items()}
+        command = [sys.executable, __file__, worker]
+        processes.append(subprocess.Popen(command, env={**os.environ, **own}, stderr=subprocess.STDOUT))
+    deadline = time.monotonic() + 180
+    try:
+        codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
+        print("EXIT", codes, flush=True)
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def c1_connections() -> None:
@@ -38,7 +62,7 @@ def c1_connections() -> None:
         if not connections or time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    say(f"OPEN {len(connections)}")
+    os.write(1, f"OPEN {len(connections)}\n".encode())  # in one piece, as both ranks write into one pipe
     (folder / str(rank)).touch()
     while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline + 5:  # the peer's end must not close ours
         time.sleep(0.05)
@@ -204,29 +228,22 @@ def sleeps() -> int:
 
 
 def c9_cycles() -> None:
-    """Rank 0 writes to the file TOOK a number about its cycles.
+    """Rank 0 writes to the file TOOK the seconds of 20 sums, each of which waits for the one before.
 
-    WHAT is "sums": the seconds that 20 sums take, each of which waits for the one before; "rests": how often the
-    busiest thread went to sleep in an idle second; "process set" or "join": the seconds of five sums in which rank 1
-    has no part, being outside the set or joined.
+    With WHAT=rests, it writes how often the busiest thread went to sleep in an idle second.
     """
-    what, part = os.environ["WHAT"], hvd.ProcessSet([0])
-    hvd.init(process_sets=[part] if what == "process set" else [])
+    hvd.init()
     hvd.allreduce(torch.ones(1), name="sum")
     hvd.allreduce(torch.ones(1), name="sum")  # known by now, as in the steps of a training
-    start, before = time.monotonic(), sleeps()
-    of = part if what == "process set" else hvd.global_process_set
-    if what == "rests":
+    start, before, rests = time.monotonic(), sleeps(), os.environ["WHAT"] == "rests"
+    if rests:
         time.sleep(1)
-    elif what == "sums" or hvd.rank() == 0:
-        for _ in range(20 if what == "sums" else 5):
-            hvd.allreduce(torch.ones(1), name="sum", process_set=of)
-    took = sleeps() - before if what == "rests" else time.monotonic() - start
+    for _ in range(0 if rests else 20):
+        hvd.allreduce(torch.ones(1), name="sum")
+    took = sleeps() - before if rests else time.monotonic() - start
     if hvd.rank() == 0:
         Path(os.environ["TOOK"]).write_text(str(took))
-    if what == "rests":
-        hvd.allreduce(torch.ones(1), name="sum")
-    hvd.join()
+    hvd.allreduce(torch.ones(1), name="sum")
     hvd.shutdown()
 
 
@@ -273,6 +290,39 @@ def c11_half_a_message() -> None:
     os._exit(code)
 
 
+def l1_job() -> None:
+    """Train until a SIGTERM; WHAT says what rank 1 does to itself.
+
+    Each rank writes `FOLDER/pid.RANK`, and for every SIGTERM a line to `FOLDER/term.RANK`; then it takes half a second
+    to finish, as a commit does, and ends with 143, or with 0 if WHAT=finish. With WHAT=ignore it does not end.
+    """
+    hvd.init()
+    folder, what, rank = Path(os.environ["FOLDER"]), os.environ["WHAT"], hvd.rank()
+    stops: list[int] = []
+
+    def on_term(signum: int, frame: object) -> None:
+        stops.append(signum)
+        with (folder / f"term.{rank}").open("a") as file:
+            file.write(f"{signum}\n")
+
+    signal.signal(signal.SIGTERM, on_term)
+    for step in range(3):
+        hvd.allreduce(torch.ones(1), name=f"step {step}")
+    # Only now: a signal that finds one rank in an operation, and the other out of it, is another test's case.
+    (folder / f"pid.{rank}").write_text(str(os.getpid()))
+    if rank == 1 and what == "exit 7":
+        os._exit(7)
+    if rank == 1 and what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and not (stops and what != "ignore"):
+        time.sleep(0.02)
+    if stops:
+        time.sleep(0.5)
+        (folder / f"committed.{rank}").write_text("yes")
+    os._exit(128 + signal.SIGTERM if stops and what != "finish" else 0)
+
+
 def l3_lines() -> None:
     """Print one line on each stream."""
     rank = os.environ["HOROVOD_RANK"]
@@ -286,6 +336,51 @@ def l7_many_lines() -> None:
         print(f"line {number:90}", flush=True)
         print(f"error {number:90}", file=sys.stderr, flush=True)
     Path(os.environ["DONE"]).write_text("done")
+
+
+def s3_impostor() -> None:
+    """Rank 0 finds another process at the port of rank 1, and prints how many bytes that one was sent.
+
+    SAYS is the answer of the impostor: "wrong", or the "right" one, known only to rank 1 and readers of the store.
+    """
+    server = become_rank_0(2)
+    question, answer = os.urandom(16), os.urandom(16)
+    says = answer if os.environ["SAYS"] == "right" else os.urandom(16) + b"\0" * 1000
+
+    def in_gloos_order(port: int) -> int:
+        """Of two ranks on one host the one whose port comes later connects to the other."""
+        return int(struct.unpack("=H", struct.pack("!H", port))[0])
+
+    def impostor() -> None:
+        store = server._httpd.cache
+        while "0" not in store.get("global", {}):
+            time.sleep(0.01)
+        address = bytearray(store["global"]["0"])  # the address of rank 1 would be of the same kind
+        limit, sockets = (
+            in_gloos_order(struct.unpack_from("!H", address, 2)[0]),
+            [socket.create_server(("127.0.0.1", 0))],
+        )
+        while in_gloos_order(sockets[-1].getsockname()[1]) >= limit:
+            sockets.append(socket.create_server(("127.0.0.1", 0)))
+        struct.pack_into("!H", address, 2, sockets[-1].getsockname()[1])
+        address[-32:] = question + answer  # the ticket
+        store["global"].update({"rank_1": b"a host", "1": bytes(address)})
+        connection, _ = sockets[-1].accept()
+        assert connection.recv(16, socket.MSG_WAITALL) == question, "rank 0 has not asked which process is there"
+        connection.sendall(says)
+        sent = b""
+        with suppress(ConnectionResetError):  # rank 0 did not read the answer to its end
+            while part := connection.recv(1000):
+                sent += part
+        print("SENT", len(sent), flush=True)
+
+    thread = threading.Thread(target=impostor)
+    thread.start()
+    try:
+        hvd.init()
+    except ValueError as error:
+        print("RAISED", error, flush=True)
+    thread.join(60)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 def known_hosts(hosts: Hosts) -> Path:
-    """Return the file of the keys that are known on all hosts."""
     return hosts.folder / "known hosts"
 
 
@@ -52,7 +51,6 @@ def replace_by_impostor(hosts: Hosts) -> None:
 
 
 def typed(hosts: Hosts, folder: Path, *line: str) -> list[str]:
-    """Return the command that types a line on h1."""
     return hosts.inside("h1", folder, *OWN, f"HOME={folder}", *line)
 
 
@@ -70,7 +68,7 @@ def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:
     assert len(output.splitlines()) == 1
     horovodrun = ["horovodrun", "--gloo", "-np", "2", "-H", "h1:1,h2:1"]
     forget = f"forget the old key: ssh-keygen -f '{known_hosts(hosts)}' -R h2"
-    for options in (["--disable-cache"], ["--disable-cache", "--network-interfaces", "eth0"], []):  # [] skips the check
+    for options in (["--disable-cache"], []):  # [] skips the check
         code, output = finished(typed(hosts, tmp_path, *horovodrun, *options, "touch", "ran"), tmp_path)
         assert code in (1, 255)
         assert f"horovodrun: {CHANGED}; if you know why, {forget}\n" in output
@@ -83,17 +81,15 @@ def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:
     assert code != 0
     assert "Host key verification failed" in output
     assert not hosts.workers("h2")
-    forgotten = subprocess.run(["bash", "-c", forget.partition(": ")[2]], capture_output=True, check=False)
-    assert forgotten.returncode == 0
+    subprocess.run(["bash", "-c", forget.partition(": ")[2]], check=True)
     code, output = finished(typed(hosts, tmp_path, *horovodrun, "--disable-cache", "true"), tmp_path)
     assert code == 0, output
 
 
-def test_an_elastic_job_goes_on_without_an_impostor(hosts: Hosts, tmp_path: Path) -> None:
+def test_an_elastic_job_continues_without_an_impostor(hosts: Hosts, tmp_path: Path) -> None:
     """It is refused in one line, and the other host trains."""
     first = hosts.inside("h1", tmp_path, "ssh", "-o", "StrictHostKeyChecking=accept-new", "h2", "true")
-    code, output = finished(first, tmp_path)
-    assert code == 0, output
+    subprocess.run(first, check=True)
     replace_by_impostor(hosts)
     (tmp_path / "hostfile").write_text(LISTED)
     script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", "-np", "1", "--", *TRAINING]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,10 @@ from tests.support import hosts as cluster
 from tests.support.elastic_hosts import ON_HOSTS, OWN
 from tests.support.hosts import Hosts
 from tests.support.launching import finished
+from tests.support.strangers import listening
 
 pytestmark = ON_HOSTS
 
-LISTENS = "0A"  # as Linux writes it
 HOROVODRUN = ["horovodrun", "--gloo", "--disable-cache", "-np", "3", "-H", "h1:1,h2:1,h3:1"]
 
 
@@ -30,18 +28,6 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield found
 
 
-def listening(hosts: Hosts, name: str) -> set[str]:
-    """Return the addresses at which a host listens, except that of sshd."""
-    process, _ = next(hosts.processes(name))
-    found = set()
-    for line in Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]:
-        local, state = line.split()[1], line.split()[3]
-        address, port = local.split(":")
-        if state == LISTENS and int(port, 16) != 22:
-            found.add(str(ip_address(int.from_bytes(bytes.fromhex(address), sys.byteorder))))
-    return found
-
-
 def test_only_horovodrun_opens_a_port(hosts: Hosts, tmp_path: Path) -> None:
     """And the interface that leads from host to host is found, though another one has the same name everywhere."""
     seen: dict[str, set[str]] = {name: set() for name in ("h1", "h2", "h3")}
@@ -50,7 +36,7 @@ def test_only_horovodrun_opens_a_port(hosts: Hosts, tmp_path: Path) -> None:
     def watch() -> None:
         while not over.is_set():
             for name, found in seen.items():
-                found |= listening(hosts, name)
+                found |= {address for address, port in listening(hosts.init(name)).values() if port != 22}  # sshd's
 
     thread = threading.Thread(target=watch)
     thread.start()

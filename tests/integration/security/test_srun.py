@@ -66,7 +66,7 @@ def test_strangers_on_both_nodes_of_a_job(way: str, slurm: Slurm) -> None:
     run.rename(slurm.folder / f"run-{way}")
 
 
-def test_who_listens_first_at_the_port_of_a_job_is_not_believed(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_process_that_took_the_port_of_a_job_is_not_believed(slurm: Slurm, tmp_path: Path) -> None:
     """The ranks end with a line that names the port, whatever a stranger answers there."""
 
     def answer_everybody() -> None:
@@ -79,7 +79,7 @@ def test_who_listens_first_at_the_port_of_a_job_is_not_believed(slurm: Slurm, tm
 
     stranger = as_nobody(answer_everybody, slurm.hosts.init("h1"))
     try:
-        wait_for("the stranger", lambda: _is_listening(slurm))
+        wait_for("the stranger", lambda: ":23456" in slurm.command("ss", "-ltn"))
         told = [f"HOROVOD_RENDEZVOUS_KEY={KEY.hex()}", "HVD_TRAIN_PORT=23456"]
         srun = ["srun", "-K", *WAYS["srun"][1:], "digits", "--epochs", "1", "--output-dir", "no run"]
         code, printed = finished(slurm.words("env", *told, *srun), tmp_path)
@@ -90,7 +90,3 @@ def test_who_listens_first_at_the_port_of_a_job_is_not_believed(slurm: Slurm, tm
     assert "port 23456" in printed
     assert "Traceback" not in printed, printed
     assert not (slurm.folder / "no run").exists()
-
-
-def _is_listening(slurm: Slurm) -> bool:
-    return ":23456" in slurm.command("ss", "-ltn")
