@@ -286,6 +286,8 @@ def read(path: Path) -> Snapshot:
             return snapshot
     except OSError as error:
         raise BadCheckpoint(f"{path}: {error.strerror}") from None
+    except MemoryError:
+        raise BadCheckpoint(f"{path} is larger than the memory") from None
     except UNREADABLE:
         raise BadCheckpoint(f"{path} holds more than plain values and tensors; it is not loaded") from None
 
