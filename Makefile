@@ -17,13 +17,14 @@ WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow test-image campaign fuzz mutants bench bench-quick check lock audit clean build-matrix
+.PHONY: help env train test test-slow test-long test-image campaign fuzz mutants bench bench-quick gpu-check gpu-check-files pictures check docs lock audit clean build-matrix
 
 help:
 	@echo "make train         set up .venv, then train on all GPUs, or on 2 ranks without one"
 	@echo "                   RECIPE=digits  NP=4  ARGS=\"--epochs 5\""
 	@echo "make test          set up .venv, then run the tests"
 	@echo "make test-slow     the tests that take minutes"
+	@echo "make test-long     the tests that take longer than CI has time"
 	@echo "make test-image    build the container image and run it (podman or docker; 20 GB, 15 minutes)"
 	@echo "make campaign      random faults, a state of 500 MB, half an hour (as root); SECONDS=600 SEED=1"
 	@echo "make fuzz          damaged JPEG files for the decoder, under sanitizers, ten minutes; FUZZ_SECONDS=60 SEED=1"
@@ -31,7 +32,11 @@ help:
 	@echo "                   ROOM=progress or ROOM=\"loop elastic.roster\": every one there; SAMPLE=100 SEED=1"
 	@echo "make bench         every benchmark and docs/benchmarks.md, on an idle machine (two hours; as root)"
 	@echo "make bench-quick   the ratios, in less than five minutes"
+	@echo "make gpu-check     on real GPUs: sums, equal weights, faults, speed, in half an hour; ARGS=\"--stages sums,faults\""
+	@echo "make gpu-check-files  what a machine with GPUs and without a network needs for it (an hour); ARGS=--dry-run"
+	@echo "make pictures      docs/pictures from real trainings, two minutes (needs Chromium)"
 	@echo "make check         ruff, ruff format --check, mypy --strict, clang-format"
+	@echo "make docs          the documentation as a site, with references of flags and names: site/index.html"
 	@echo "make lock          versions and digests of all packages, again; ARGS=--upgrade takes the newest"
 	@echo "make audit         known faults of the pinned packages, and a bill of materials of .venv (needs the network)"
 	@echo "make env           set up .venv and nothing else; PYTHON=python3.12 chooses its Python"
@@ -56,7 +61,10 @@ test: env
 	@$(WITH_PATH) $(BIN)/python -m pytest -n 2 $(TESTS) $(ARGS)
 
 test-slow: env
-	@$(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile -m slow --durations=15 $(TESTS) $(ARGS)
+	@$(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not long" --durations=15 $(TESTS) $(ARGS)
+
+test-long: env
+	@$(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile -m long --durations=15 $(TESTS) $(ARGS)
 
 test-image: env
 	@$(WITH_PATH) $(BIN)/python -m pytest -m image tests/integration/test_image.py $(ARGS)
@@ -77,11 +85,24 @@ bench: env
 bench-quick: env
 	@$(WITH_PATH) $(BIN)/python -m benchmarks --quick
 
+gpu-check: env
+	@$(WITH_PATH) $(BIN)/python -m benchmarks.gpu_check $(ARGS)
+
+gpu-check-files:
+	@"$(PYTHON)" packaging/carry.py $(ARGS)
+
+pictures: env
+	@$(WITH_PATH) $(BIN)/python -m tests.support.pictures
+
 check: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	find hvd_train packaging tests -name '*.c' -o -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+
+# The variable silences a notice of the theme's about another program.
+docs: env
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 lock: env
 	@$(BIN)/python packaging/lock.py $(ARGS)
@@ -92,11 +113,11 @@ audit: env
 	@locks=requirements/python$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 	build/audit/bin/python -m pip install --quiet --require-hashes -r $$locks/audit.txt && \
 	build/audit/bin/cyclonedx-py environment $(BIN)/python --output-reproducible --output-file build/sbom.cdx.json && \
-	build/audit/bin/pip-audit --disable-pip --require-hashes $(ARGS) $$(printf -- '-r %s ' $$locks/{run,build,mpi,nvcc,dev}.txt)
+	build/audit/bin/pip-audit --strict --disable-pip --require-hashes $(ARGS) $$(printf -- '-r %s ' $$locks/{run,build,mpi,nvcc,dev}.txt)
 
 build-matrix: env
 	@$(WITH_PATH) $(BIN)/python packaging/build_matrix.py $(ARGS)
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis mutants
+	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis mutants
 	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +

@@ -17,9 +17,12 @@ CONVNET = "hvd-train bench throughput digits --batch-size 30"
 FULL = {
     "speed": "python -m benchmarks.speed",
     "own": f"python -m benchmarks.own_cost --json {RECORDS}/own-cost.json",
+    "memory": f"python -m benchmarks.memory --json {RECORDS}/memory.json",
+    "counts": f"python -m benchmarks.counts --json {RECORDS}/counts.json",
     "gloo": f"{' '.join(LAUNCHERS['gloo'])} {STEP} --json {RECORDS}/throughput-gloo.json",
     "mpi": f"{' '.join(LAUNCHERS['mpi'])} {STEP} --json {RECORDS}/throughput-mpi.json",
     "convnet": f"{' '.join(LAUNCHERS['gloo'])} {CONVNET} --json {RECORDS}/throughput-convnet.json",
+    "compiled": f"python -m benchmarks.compiled --json {RECORDS}/compiled.json",
     "input": f"python -m benchmarks.input --json {RECORDS}/input.json",
     "wire": f"python -m benchmarks.wire --json {RECORDS}/wire.json",
     "accuracy": f"python -m benchmarks.wire_accuracy --json {RECORDS}/wire-accuracy.json",
@@ -28,6 +31,8 @@ FULL = {
     "recovery": "python -m benchmarks.recovery",
     "size": f"python -m benchmarks.at_size --json {RECORDS}/at-size.json",
     "startup": f"python -m benchmarks.startup --json {RECORDS}/startup.json",
+    "meeting": f"python -m benchmarks.meeting --json {RECORDS}/meeting.json",
+    "rounds": f"python -m benchmarks.rounds --json {RECORDS}/rounds.json",
     "order": f"python -m benchmarks.order --json {RECORDS}/order.json",
 }
 # These record nothing: a few turns show the ratio, but not its interval.
@@ -39,6 +44,7 @@ QUICK = [
     "python -m benchmarks.ready commits --quick",
     "python -m benchmarks.ready elastic --quick",
     "python -m benchmarks.startup --quick",
+    "python -m benchmarks.meeting --ranks 8 --clients 256",
     "python -m benchmarks.order",
 ]
 

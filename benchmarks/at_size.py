@@ -37,6 +37,7 @@ from hvd_train.state import TrainState
 BYTES = 2_000_000_000
 SAMPLES, BATCH, EPOCHS, LOG_STEPS = 1_281_167, 256, 90, 10
 STEPS = -(-SAMPLES // BATCH)
+SCORES = dict.fromkeys(("loss", "top1", "top5"), 0.123456789)  # of a record
 AIMS = {
     "digest of 2 GB, seconds": 0.5,
     "taking over in epoch 1, seconds": 1.0,
@@ -71,8 +72,10 @@ def write_run(folder: Path, epochs: int) -> list[Entry]:
                 entry = Entry(epoch, (step, step), 8, (start, stop), fingerprint(order[start:stop]))
                 entries = extended(entries, entry, SAMPLES)
                 if step % LOG_STEPS == 0:
-                    record = StepRecord(epoch + 1, step, step * BATCH, *[0.123456789] * 5, None, 0, 1234.5, None)
-                    metrics.write(json.dumps({"kind": "step", "time": time.time(), **vars(record)}) + "\n")
+                    record = StepRecord(
+                        epoch + 1, step, step * BATCH, SCORES, *[0.123456789] * 2, None, 0, 1234.5, None
+                    )
+                    metrics.write(json.dumps({"kind": "step", "time": time.time(), **record.line()}) + "\n")
             ledger.writelines(entry.line() for entry in entries)
     return entries
 

@@ -7,9 +7,7 @@ import time
 from torch import Tensor, nn
 
 from benchmarks.turns import gated
-from hvd_train.network.models import digits_convnet
-
-IMAGE_SIZES = {"convnet": 8, "resnet18": 32, "resnet50": 32}
+from hvd_train.network.small import digits_convnet
 
 
 class Grey(nn.Module):
@@ -23,6 +21,18 @@ def _of_torchvision(name: str, num_classes: int) -> nn.Module:
     from torchvision import models  # here, since it imports torch's compiler, which costs seconds
 
     return nn.Sequential(Grey(), getattr(models, name)(num_classes=num_classes))
+
+
+def small(num_classes: int) -> nn.Module:
+    """Return one convolution and one linear layer for images of three channels, for a look at what the others do."""
+    layers = (
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveMaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, num_classes),
+    )
+    return gated(nn.Sequential(*layers))
 
 
 def waiting(num_classes: int) -> nn.Module:
@@ -45,6 +55,11 @@ def resnet18(num_classes: int) -> nn.Module:
 def resnet50(num_classes: int) -> nn.Module:
     """Return torchvision's ResNet-50: 23.5 million parameters with 10 classes."""
     return gated(_of_torchvision("resnet50", num_classes))
+
+
+def mobilenet(num_classes: int) -> nn.Module:
+    """Return torchvision's MobileNetV3-large: 4.2 million parameters with 10 classes, in 174 tensors."""
+    return gated(_of_torchvision("mobilenet_v3_large", num_classes))
 
 
 def vgg11(num_classes: int) -> nn.Module:

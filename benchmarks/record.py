@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 RECORDS = Path(__file__).parent / "records"
 
@@ -21,6 +20,8 @@ def about(module: str, options: Sequence[str]) -> dict[str, Any]:
 
     Raises subprocess.CalledProcessError outside of a clone with git.
     """
+    import torch  # slow, and only records need it
+
     revision = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(revision, cwd=RECORDS, capture_output=True, text=True, check=True)
     return {

@@ -1,4 +1,4 @@
-"""Two trainings side by side on one machine that take turns: a few steps of the one, then a few steps of the other.
+"""Trainings side by side on one machine that take turns: a few steps of the one, then a few steps of the next.
 
 The speed of a machine drifts by several percent within a minute, more than the difference to be measured; turns of some
 seconds see the same machine. A program takes part by training `gated(model)`, which waits for its turn before a step.
@@ -14,6 +14,7 @@ import signal
 import socket
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ import psutil
 from hvd_train.bench.tune import interval
 
 ALLOWED = "allowed"
-LONGEST_TURN_S = 120.0
+LONGEST_TURN_S = 300.0  # the first one of a network that is compiled
 
 
 class Hookable(Protocol):
@@ -46,8 +47,21 @@ def gated(model: Model) -> Model:
     A file in the program's working folder says how many passes are allowed so far.
     """
     gate = _Gate(Path.cwd())
-    model.register_forward_pre_hook(lambda model, *_: gate.wait() if model.training else None)
+
+    def hook(model: Model, *_: object) -> None:
+        if model.training:
+            gate.wait()
+
+    hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.compiler.disable would import the compiler
+    model.register_forward_pre_hook(hook)
     return model
+
+
+def _finish_on_gpu() -> None:
+    """Wait until a GPU that this process uses has done what was queued: a turn ends when its last step has."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 @dataclass
@@ -62,6 +76,7 @@ class _Gate:
 
     def wait(self) -> None:
         if self.passes == self.allowed:
+            _finish_on_gpu()
             self.seconds.append(time.perf_counter() - self.released)
             # With the host's name: processes on hosts in namespaces can have the same number.
             times = self.folder / f"turns-{socket.gethostname()}-{os.getpid()}"
@@ -148,24 +163,39 @@ def started(command: Sequence[str], folder: Path, ranks: int, environment: Mappi
         program.end()
 
 
+def take_turns(programs: Mapping[str, Program], *, turns: int, steps: int, warm_up: int = 3) -> dict[str, list[float]]:
+    """Let programs take `turns` turns of `steps` steps each, and return each one's seconds per step, turn by turn.
+
+    The first `warm_up` turns do not count. Every other time around they go in the opposite order.
+    """
+    names = list(programs)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(warm_up + turns):
+        for name in names if turn % 2 else reversed(names):
+            seconds = programs[name].turn(steps)
+            if turn >= warm_up:
+                times[name].append(seconds)
+    return times
+
+
+def median_ratio(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
+    """Return how many times as large the first values are as the second ones: the median, with its 95% interval."""
+    ratios = [one / other for one, other in zip(first, second, strict=True)]
+    low, high = interval(ratios)
+    return {"ratio": round(statistics.median(ratios), 4), "interval": [round(low, 4), round(high, 4)]}
+
+
 def compare(first: Program, second: Program, *, turns: int, steps: int, warm_up: int = 3) -> dict[str, Any]:
     """Let both programs take turns; return their seconds per step, and how many times as long the first one takes.
 
     Values are medians over `turns` turns of `steps` steps, the ratio's with its 95% interval; the first `warm_up` turns
     do not count.
     """
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(warm_up + turns):
-        for which in (0, 1) if turn % 2 else (1, 0):
-            seconds = (first, second)[which].turn(steps)
-            if turn >= warm_up:
-                times[which].append(seconds)
-    ratios = [one / other for one, other in zip(*times, strict=True)]
-    low, high = interval(ratios)
+    programs = {"first": first, "second": second}
+    times = list(take_turns(programs, turns=turns, steps=steps, warm_up=warm_up).values())
     return {
         "seconds_per_step": [round(statistics.median(seconds), 5) for seconds in times],
-        "ratio": round(statistics.median(ratios), 4),
-        "interval": [round(low, 4), round(high, 4)],
+        **median_ratio(*times),
         "turns": turns,
         "steps_per_turn": steps,
     }
@@ -176,13 +206,20 @@ def over_starts(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     The 95% interval is that of the median over the starts; for a single start it is that over its turns.
     """
+    seconds = zip(*(result["seconds_per_step"] for result in results), strict=True)
+    return {
+        **ratio_over_starts(results),
+        "seconds_per_step": [round(statistics.median(of_starts), 5) for of_starts in seconds],
+        "turns_of_a_start": results[0]["turns"],
+    }
+
+
+def ratio_over_starts(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join what `median_ratio` returned for several starts, as `over_starts` does."""
     ratios = [result["ratio"] for result in results]
     low, high = interval(ratios) if len(results) > 1 else results[0]["interval"]
-    seconds = zip(*(result["seconds_per_step"] for result in results), strict=True)
     return {
         "median": round(statistics.median(ratios), 4),
         "interval": [round(low, 4), round(high, 4)],
-        "seconds_per_step": [round(statistics.median(of_starts), 5) for of_starts in seconds],
         "ratios_of_starts": ratios,
-        "turns_of_a_start": results[0]["turns"],
     }

@@ -137,7 +137,9 @@ is_here() {
 }
 
 # check_hosts FILE: fail unless each other host of host_list lets us in by ssh without a password and has hvd-train in
-# the same place as here. All hosts are asked at once; horovodrun itself would try a dead one for a while.
+# the same place as here. All hosts are asked at once; horovodrun itself would try a dead one for a while. With
+# may_be_away=yes, as in elastic jobs, a host that does not answer is left alone: it may come later. So is one whose key
+# has changed, which the driver leaves out in one line.
 check_hosts() {
   local path entry problems
   path=$(type -P hvd-train)
@@ -153,15 +155,21 @@ check_hosts() {
 
 # check_host NAME PROGRAM FILE: print what is wrong with the host; FILE is the host file to name in the message.
 check_host() {
-  local reply code=0 policy
+  local reply code=0 policy no_answer='Connection (timed out|refused)|No route to host|is unreachable'
   read -r -a policy < <(new_keys "$1") || true
   reply=$(ssh -n -o BatchMode=yes -o ConnectTimeout=5 "${policy[@]}" -- "$1" test -x "$(quoted "$2")" 2>&1) || code=$?
+  reply=${reply//$'\r'/} # with which ssh ends its lines
   if ((code == 255)) && [[ $reply == *'HOST IDENTIFICATION HAS CHANGED'*'verification failed'* ]]; then
+    [[ -z ${may_be_away-} ]] || return 0
     echo "$1 has another ssh host key than the one that is known here, so it may be another machine; if you know why," \
       "forget the old key: ssh-keygen -R $1"
   elif ((code == 255)) && [[ $reply == *'Host key verification failed'* ]]; then
     echo "$1 has an ssh host key that is not known here, and your ssh configuration takes no new ones; to compare and" \
       "accept it: ssh -o StrictHostKeyChecking=ask $1 true"
+  elif ((code == 255)) && [[ -n ${may_be_away-} && $reply =~ $no_answer ]]; then
+    return
+  elif ((code == 127)) && ! type -P ssh >/dev/null; then
+    echo "$1 cannot be reached, since there is no ssh on the PATH: apt install openssh-client"
   elif ((code == 255)); then
     echo "$1 does not let us in by ssh without a password (${reply##*$'\n'}); try \`ssh $1 true\`, or take it out of $3"
   elif ((code)); then

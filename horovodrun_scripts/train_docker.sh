@@ -74,7 +74,9 @@ runs=$(readlink -f -- "$(dirname -- "$runs")")/$(basename -- "$runs")
 # the 64 MB of /dev/shm that a container has.
 container=(--label hvd_train --network host --ipc host --cap-drop ALL --security-opt no-new-privileges)
 container+=(--env "HVD_TRAIN_SSH_PORT=$port" --volume "$runs:/home/trainer/runs" "${volumes[@]}" "${flags[@]}")
-if (($(num_gpus))); then container+=(--gpus all); fi
+if (($(num_gpus))); then container+=(--gpus all --ulimit stack=67108864); fi
+# By RDMA NCCL writes into memory that it has locked, without a limit. The other hosts are taken to be like this one.
+if [[ -d /dev/infiniband ]]; then container+=(--device /dev/infiniband --ulimit memlock=-1); fi
 
 # on HOST COMMAND...: run a command on a host; in a dry run, print it.
 on() {

@@ -2,6 +2,7 @@
 # Train on hosts that may come and go: workers die, spot hosts vanish, new ones join, and no finished step is lost.
 #
 #   train_elastic.sh [OPTIONS] [-- ARGUMENTS OF hvd-train train]
+#   train_elastic.sh [OPTIONS] -- python PROGRAM.py [ARGUMENTS]          a program that calls hvd_train
 #
 #   train_elastic.sh -- digits                                       2 workers here; kill one and watch
 #   train_elastic.sh --hosts hostfiles/two_hosts --min-np 1 -- digits
@@ -18,7 +19,8 @@
 #   --restarts N       how often in a row the launcher may fail (default: 10)
 #   --dry-run          print the command; run nothing
 #
-# Needs ssh without a password from here to each host, and the same hvd-train in the same place on all.
+# Needs ssh without a password from here to each host, and the same hvd-train in the same place on all. Hosts of a file
+# are asked before anything starts: one that is unknown or shuts us out ends it, one that does not answer may come later.
 # Ctrl-C, SIGTERM or SIGUSR1, here or to all workers, makes the job commit and end; the same command goes on from there.
 # So does the end of this terminal, unless under nohup. A signal to some of the workers, as where a spot host is told to
 # go, makes these leave, and the others go on.
@@ -31,22 +33,23 @@ source "$scripts/_launch.sh"
 # number FLAG VALUE: fail unless VALUE is a whole number from 1.
 number() { [[ $2 =~ ^[1-9][0-9]{0,4}$ ]] || fail "$1 takes a number from 1, not '$2'"; }
 
-np='' min_np=1 max_np='' interface='' restarts=10 dry_run='' discover=()
+np='' min_np=1 max_np='' interface='' restarts=10 dry_run='' hostfile='' discover=()
 while (($#)); do
   case $1 in
     --hosts)
       [[ -f ${2-} && -r ${2-} ]] || fail "--hosts: there is no host file '${2-}'"
       "$scripts/discover_hosts.sh" "$2" >/dev/null || exit 2
+      hostfile=$2
       discover=("$scripts/discover_hosts.sh" "$(readlink -f -- "$2")")
       shift
       ;;
     --slurm)
       "$scripts/discover_hosts.sh" --slurm >/dev/null || exit 2
-      discover=("$scripts/discover_hosts.sh" --slurm)
+      hostfile='' discover=("$scripts/discover_hosts.sh" --slurm)
       ;;
     --discover)
       [[ -n ${2-} ]] || fail "--discover takes a command that prints hosts"
-      discover=("$scripts/discover_hosts.sh" --command "$2")
+      hostfile='' discover=("$scripts/discover_hosts.sh" --command "$2")
       shift
       ;;
     -np | -n) number "$1" "${2-}" && np=$2 && shift ;;
@@ -62,7 +65,7 @@ while (($#)); do
     --dry-run) dry_run=yes ;;
     -h | --help) usage ;;
     --) shift && break ;;
-    *) fail "unknown argument '$1'; what is for hvd-train train goes after --; see --help" ;;
+    *) fail "unknown argument '$1'; what is for hvd-train train, or a program, goes after --; see --help" ;;
   esac
   shift
 done
@@ -81,8 +84,18 @@ driver=("$python" -m hvd_train.elastic.driver -np "$np" --min-np "$min_np")
 driver+=(--host-discovery-script "$(quoted "${discover[@]}")")
 [[ -z $max_np ]] || driver+=(--max-np "$max_np")
 [[ -z $interface ]] || driver+=(--network-interfaces "$interface")
-# Check the settings here, before a process is started anywhere.
-[[ -n $dry_run ]] || hvd-train config "$@" >/dev/null || exit $?
-set -- "$python" -m hvd_train.elastic.supervisor --restarts "$restarts" -- "${driver[@]}" hvd-train train "$@"
+# Check hosts and settings here, before a process is started anywhere.
+if [[ -z $dry_run && -n $hostfile ]]; then
+  host_list=$("${discover[@]}" | paste -sd ,)
+  may_be_away=yes check_hosts "$hostfile"
+fi
+if [[ ${1-} =~ ^(.*/)?python[0-9.]*$ ]]; then # it checks its settings itself, before it meets others
+  type -P "$1" >/dev/null || fail "there is no program '$1'"
+  [[ ${2-} == -* || -f ${2-} ]] || fail "there is no file '${2-}' for $1 to run"
+else
+  [[ -n $dry_run ]] || hvd-train config "$@" >/dev/null || exit $?
+  set -- hvd-train train "$@"
+fi
+set -- "$python" -m hvd_train.elastic.supervisor --restarts "$restarts" -- "${driver[@]}" "$@"
 [[ -z $dry_run ]] || show "$@"
 exec "$@"

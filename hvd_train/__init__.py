@@ -13,20 +13,32 @@ if TYPE_CHECKING:
     from hvd_train.data.dataset import DataSet as DataSet
     from hvd_train.errors import HvdTrainError as HvdTrainError
     from hvd_train.errors import UsageError as UsageError
+    from hvd_train.launch.from_python import start_ranks as start_ranks
+    from hvd_train.own_loop import session as session
+    from hvd_train.progress.figures import Figure as Figure
+    from hvd_train.progress.figures import mean as mean
     from hvd_train.result import Result as Result
     from hvd_train.run import evaluate as evaluate
     from hvd_train.run import train as train
+    from hvd_train.run_files.history import read_run as read_run
+    from hvd_train.tasks.task import Task as Task
     from hvd_train.validate import Scores as Scores
 
 _HOME = {
     "Config": "config",
     "DataSet": "data.dataset",
+    "Figure": "progress.figures",
     "HvdTrainError": "errors",
     "Result": "result",
     "Scores": "validate",
+    "Task": "tasks.task",
     "UsageError": "errors",
     "evaluate": "run",
+    "mean": "progress.figures",
+    "read_run": "run_files.history",
     "recipes": "",
+    "session": "own_loop",
+    "start_ranks": "launch.from_python",
     "train": "run",
 }
 __all__ = [*_HOME, "__version__"]

@@ -1,7 +1,7 @@
 """Committed checkpoints: written in the background, atomic, checked when they are read.
 
-A file is a line of magic, a line of JSON (digest, size, progress) and a payload of torch.save that loads with
-weights_only=True. `head -2` of it says what it is.
+A file is a line of magic, a line of JSON (digest, size, whether all ranks held this state, progress) and a payload of
+torch.save that loads with weights_only=True. `head -2` of it says what it is.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from typing import Any, BinaryIO, Protocol
 
 import torch
 from torch import Tensor
-from typing_extensions import override
+from typing_extensions import Buffer, override
 
-from hvd_train import plain_file
+from hvd_train import plain_file, weights_file
 from hvd_train.errors import UsageError
+from hvd_train.network import safetensors_file
 from hvd_train.network.weights import UNREADABLE, tensors_in
 from hvd_train.run_files import durable
 from hvd_train.run_files.durable import Permission, always
 from hvd_train.state import Snapshot, TrainState, result_in, to_host
 
-BEST, FINAL = "model-best.pt", "model-final.pt"
+BEST, FINAL = weights_file.BEST, weights_file.FINAL
 MAGIC = b"hvd_train checkpoint 1\n"
 _HEADER_SIZE = 512
+_PIECE_BYTES = 1 << 20
 _NAME = re.compile(r"step-(\d{10})\.ckpt")
 
 Report = Callable[[str], None]
@@ -44,6 +46,10 @@ class BadCheckpoint(Exception):
 
 class Store(Protocol):
     """Takes the commits and the weights of a training."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a commit would not be taken now."""
 
     def commit(self, state: TrainState) -> bool:
         """Keep this state in a checkpoint, in the background; return whether it is taken.
@@ -60,6 +66,8 @@ class Store(Protocol):
     def save_weights(self, name: str, state: TrainState) -> None:
         """Write the plain state_dict of the state's result into the file `name` of the run folder, and wait for it.
 
+        The suffix of the name is that of the run's format of weights.
+
         The best weights are gone with the next step: should this process die in that step, they must be on disk. Where
         they do not fit, they are kept in memory, and written with a later commit.
         """
@@ -70,6 +78,8 @@ class Store(Protocol):
 
 class NoStore(Store):
     """The store of ranks that do not write: it takes everything and keeps nothing."""
+
+    is_busy = False
 
     @override
     def commit(self, state: TrainState) -> bool:
@@ -98,11 +108,21 @@ class DiskStore(Store):
     """
 
     def __init__(
-        self, folder: Path, keep: int, config: Mapping[str, Any], report: Report, permission: Permission = always
+        self,
+        folder: Path,
+        keep: int,
+        config: Mapping[str, Any],
+        report: Report,
+        permission: Permission = always,
+        weights_format: str = "pt",
+        committed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare to write into the run folder; nothing is written where `permission`, asked for each file, says no."""
+        """Prepare to write into the run folder; nothing is written where `permission`, asked for each file, says no.
+
+        `committed` is called after each commit that is on disk.
+        """
         self.folder, self._keep, self._config, self._report = folder, keep, dict(config), report
-        self._permission = permission
+        self._permission, self._weights_format, self._committed = permission, weights_format, committed
         with suppress(OSError):  # what cannot be removed or made now is no reason not to train
             (folder / "checkpoints").mkdir(exist_ok=True)
             durable.remove_partial(folder / "checkpoints")
@@ -113,9 +133,14 @@ class DiskStore(Store):
         self._weights_lock = threading.Lock()  # best weights are written by the thread that trains
         self._failing = False
 
+    @property
+    @override
+    def is_busy(self) -> bool:
+        return self._last is not None and not self._last.done()
+
     @override
     def commit(self, state: TrainState) -> bool:
-        if self._last is not None and not self._last.done():
+        if self.is_busy:
             return False
         snapshot = self._snapshot(state)
         self._last = self._writer.submit(lambda: self._commit(snapshot))
@@ -166,20 +191,26 @@ class DiskStore(Store):
             self._report(f"commits fit again: step {step} is on disk")
         # What has a higher number was skipped as damaged when this run was resumed: it must not push out good ones.
         older = [old for old in committed(self.folder) if old.name <= path.name]
-        for old in older[self._keep :]:
+        dropped = older[self._keep :]
+        if dropped and (verified := next(filter(is_verified, older), None)) in dropped:
+            dropped.remove(verified)
+        for old in dropped:
             with suppress(OSError):
                 old.unlink(missing_ok=True)
         if not last and self._unwritten:
             with self._weights_lock:
                 self._write_weights(quietly=True)
+        self._committed()
         return True
 
     def _write_weights(self, *, quietly: bool = False, last: bool = False) -> bool:
         """Write the weights that are not on disk yet, and return whether all are there now."""
         for name, weights in list(self._unwritten.items()):
-            path = self.folder / name
+            path = (self.folder / name).with_suffix(f".{self._weights_format}")
             try:
                 write_weights(path, weights, self._permission)
+                for other in {".pt", weights_file.SAFETENSORS} - {path.suffix}:  # of this run before it was resumed
+                    path.with_suffix(other).unlink(missing_ok=True)
             except OSError as error:
                 if not quietly:
                     kept = "" if last else "; it is kept in memory until it fits"
@@ -194,19 +225,83 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / "checkpoints" / f"step-{step:010d}.ckpt"
 
 
+def step_of(path: Path) -> int:
+    """Return the step that the name of a checkpoint of a run folder says."""
+    return int(path.stem.removeprefix("step-"))
+
+
 def committed(folder: Path) -> list[Path]:
     """Return the checkpoints of a run folder, newest first; they may be damaged."""
     return sorted((p for p in (folder / "checkpoints").glob("*.ckpt") if _NAME.fullmatch(p.name)), reverse=True)
 
 
 def newest_good(folder: Path, report: Report) -> Snapshot | None:
-    """Return the newest whole checkpoint, or None; damaged ones are named to `report` and left where they are."""
-    for path in committed(folder):
+    """Return the newest whole checkpoint, or None; damaged ones are named to `report` and left where they are.
+
+    So is one that is not verified, where an older one is: it is taken all the same, for it has more steps.
+    """
+    paths = committed(folder)
+    for number, path in enumerate(paths):
         try:
-            return read(path)
+            snapshot = read(path)
         except BadCheckpoint as error:
             report(f"skipping a damaged checkpoint: {error}")
+            continue
+        verified = None if is_verified(path) else next(filter(is_verified, paths[number + 1 :]), None)
+        if verified is not None:
+            report(
+                f"going on from step {step_of(path)}, committed when a rank was lost, before the states of all ranks "
+                f"were compared; the last commit in which they agreed is of step {step_of(verified)}: to go back to "
+                f"it, stop and type `mv {path} {aside(path)}`"
+            )
+        return snapshot
     return None
+
+
+def newest_verified(folder: Path, report: Report, *, not_after: int | None = None) -> Snapshot | None:
+    """Return the newest whole checkpoint that is verified and, where there is such a one, of no step `not_after` this.
+
+    Where none is verified, it is what `newest_good` returns. Whole ones that are newer are moved aside, and named to
+    `report`: nobody is to go on from them.
+    """
+    whole = list[Path]()
+    for path in committed(folder):
+        try:
+            check(path)
+        except BadCheckpoint as error:
+            report(f"skipping a damaged checkpoint: {error}")
+        else:
+            whole.append(path)
+    verified = [path for path in whole if is_verified(path)]
+    if not verified:
+        return newest_good(folder, lambda told: None)
+    early = (path for path in verified if not_after is None or step_of(path) <= not_after)
+    chosen = next(early, verified[0])
+    snapshot = read(chosen)
+    for newer in whole[: whole.index(chosen)]:
+        newer.rename(aside(newer))
+        report(
+            f"going back to step {step_of(chosen)}, in which all ranks agreed; {newer.name}, of which that is not "
+            f"known, is now {aside(newer).name}"
+        )
+    return snapshot
+
+
+def is_verified(path: Path) -> bool:
+    """Return whether all ranks held the same state, bit for bit, when this checkpoint was made: its header says it.
+
+    A file of old that does not say, or that is damaged there, is not.
+    """
+    try:
+        with plain_file.opened(path) as file:
+            return _header(path, file).get("verified") is True
+    except (OSError, BadCheckpoint):
+        return False
+
+
+def aside(path: Path) -> Path:
+    """Return the path that a checkpoint gets which is kept, but from which no run goes on by itself."""
+    return path.with_name(f"{path.stem}-doubted.ckpt")
 
 
 def write(path: Path, snapshot: Snapshot, permission: Permission = always) -> None:
@@ -221,7 +316,9 @@ def write(path: Path, snapshot: Snapshot, permission: Permission = always) -> No
         payload = _Digested(file)
         with _without_crc32():
             _save(snapshot, payload)
-        header = {"digest": payload.digest.hexdigest(), "size": payload.size, **snapshot["progress"]}
+        progress = snapshot["progress"]
+        verified = snapshot.get("verified_step") == progress["step"]
+        header = {"digest": payload.digest.hexdigest(), "size": payload.size, "verified": verified, **progress}
         line = json.dumps(header).encode().ljust(_HEADER_SIZE - 1) + b"\n"
         assert len(line) == _HEADER_SIZE
         file.seek(len(MAGIC))
@@ -265,29 +362,77 @@ def _without_crc32() -> Iterator[None]:
 
 
 def read(path: Path) -> Snapshot:
-    """Return the snapshot in a file. Raises BadCheckpoint, naming the file, where it is not whole or not ours."""
-    try:
-        with plain_file.opened(path) as file:
-            size, digest = _header(path, file)
-            there = os.fstat(file.fileno()).st_size - file.tell()
-            if there != size:
-                raise BadCheckpoint(f"{path} is truncated: {there} of {size} bytes")
-            payload = file.read(there)
-    except OSError as error:
-        raise BadCheckpoint(f"{path}: {error.strerror}") from None
-    except MemoryError:
-        raise BadCheckpoint(f"{path} is larger than the memory") from None
-    if hashlib.blake2b(payload, digest_size=32).hexdigest() != digest:
-        raise BadCheckpoint(f"{path}: its contents do not match their checksum")
-    try:
-        snapshot: Snapshot = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-    except UNREADABLE:
-        raise BadCheckpoint(f"{path} holds more than plain values and tensors; it is not loaded") from None
+    """Return the snapshot in a file. Raises BadCheckpoint, naming the file, where it is not whole or not ours.
+
+    The tensors are filled from the file, so that this takes the memory of the snapshot and no more.
+    """
+    with _whole(path) as payload:
+        try:
+            snapshot: Snapshot = torch.load(payload, map_location="cpu", weights_only=True)
+        except UNREADABLE:
+            raise BadCheckpoint(f"{path} holds more than plain values and tensors; it is not loaded") from None
     return snapshot
 
 
-def _header(path: Path, file: BinaryIO) -> tuple[Any, Any]:
-    """Read the header of a checkpoint: the size and the digest of what follows. Raises BadCheckpoint, and OSError."""
+def check(path: Path) -> None:
+    """Raise BadCheckpoint as `read` does where a file is not what a commit has written; it is not loaded for that."""
+    with _whole(path):
+        pass
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[BinaryIO]:
+    """Open what follows the header of a checkpoint. Raises BadCheckpoint where its size or its digest is wrong."""
+    try:
+        with plain_file.opened(path) as file:
+            header = _header(path, file)
+            size, digest = header["size"], header["digest"]
+            there = os.fstat(file.fileno()).st_size - file.tell()
+            if there != size:
+                raise BadCheckpoint(f"{path} is truncated: {there} of {size} bytes")
+            if there > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+                raise BadCheckpoint(f"{path} is larger than the memory")
+            payload = _Payload(file)
+            if payload.digest() != digest:
+                raise BadCheckpoint(f"{path}: its contents do not match their checksum")
+            yield io.BufferedReader(payload)
+    except OSError as error:
+        raise BadCheckpoint(f"{path}: {error.strerror}") from None
+
+
+class _Payload(io.RawIOBase):
+    """What follows in a file from here on, as a file of its own: torch.load reads each tensor into its place."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._begin = file, file.tell()
+
+    def digest(self) -> str:
+        """Return the digest of all of it, and go back to its beginning."""
+        digest = hashlib.blake2b(digest_size=32)
+        while piece := self._file.read(_PIECE_BYTES):
+            digest.update(piece)
+        self.seek(0)
+        return digest.hexdigest()
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset + (self._begin if whence == os.SEEK_SET else 0), whence) - self._begin
+
+    @override
+    def readinto(self, buffer: Buffer) -> int:
+        return self._file.readinto(buffer)  # type: ignore[attr-defined,no-any-return]  # BinaryIO lacks it
+
+
+def _header(path: Path, file: BinaryIO) -> dict[str, Any]:
+    """Read the header of a checkpoint, with the size and the digest of what follows. Raises BadCheckpoint, OSError."""
     magic = file.readline(64)
     if magic != MAGIC:
         if magic.startswith(MAGIC[:-3]):
@@ -295,9 +440,11 @@ def _header(path: Path, file: BinaryIO) -> tuple[Any, Any]:
         raise BadCheckpoint(f"{path} is not a checkpoint of hvd_train")
     try:
         header = json.loads(file.readline(4096))
-        return header["size"], header["digest"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise BadCheckpoint(f"{path}: its header is damaged") from None
+        if {"size", "digest"} <= header.keys():
+            return dict(header)
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    raise BadCheckpoint(f"{path}: its header is damaged") from None
 
 
 def read_named(path: Path) -> Snapshot:
@@ -320,4 +467,7 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
 def write_weights(path: Path, weights: Mapping[str, Tensor], permission: Permission = always) -> None:
     """Write a plain state_dict durably. Raises OSError where the disk does not take it, or there is no `permission`."""
     with durable.writing(path, permission) as file:
-        _save(weights, file)
+        if path.suffix == weights_file.SAFETENSORS:
+            safetensors_file.write(file, weights)
+        else:
+            _save(weights, file)

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol, cast
 
+from hvd_train import console, user_code
 from hvd_train._version import __version__
+from hvd_train.commands.registry import COMMANDS, command
 from hvd_train.console import PROGRAM
 from hvd_train.errors import HvdTrainError, unknown_name
-from hvd_train.launch import last_word, rank_log
+from hvd_train.launch import crashes, last_word, rank_log
 from hvd_train.launch.error_report import report_once
-
-COMMANDS = (
-    *("train", "evaluate", "config", "audit", "show-data", "sweep", "bench", "export"),
-    *("tune", "report", "watch", "hosts", "doctor"),
-)
-
-
-class Command(Protocol):
-    """A module of `hvd_train.commands`. Importing one imports neither torch nor Horovod."""
-
-    USAGE: str
-    """The command's lines of the overview: what it takes and what it does."""
-    run: Callable[[list[str]], int]
-    """Runs the command with the arguments after its name and returns the exit code; may raise HvdTrainError."""
 
 
 def main() -> None:
     """Run the command that was typed and exit with its code; this is the console entry point."""
     rank_log.whole_lines()
+    crashes.tell_where(os.environ)
     codes: list[int] = []
     atexit.register(_leave, codes)  # registered first, so it runs last
     with last_word.exit_code_told(os.environ):
@@ -72,32 +59,40 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code.
 
     An HvdTrainError becomes one line on stderr, once for all ranks. Any other error of an elastic job's worker is
-    printed by the job's driver, once for all that meet it; elsewhere it is raised.
+    printed by the job's driver, once for all that meet it; elsewhere one of the user's code is printed with the frames
+    of that code alone, and one of ours is raised.
     """
+    arguments = list(arguments)
     try:
+        if arguments[:1] == ["help"]:
+            arguments = [*arguments[1:], "--help"]
         if not arguments or arguments[0] in ("-h", "--help"):
             print(overview(), end="")
             return 0 if arguments else 2
-        if arguments[0] == "--version":
+        if arguments[0] in ("--version", "-V", "version"):
             print(f"{PROGRAM} {__version__}")
             return 0
         if arguments[0] not in COMMANDS:
             raise unknown_name("command", arguments[0], COMMANDS)
-        return command(arguments[0]).run(list(arguments[1:]))
+        if {"-h", "--help"} & set(arguments):
+            print(command(arguments[0]).page(arguments[1:]).text(), end="")
+            return 0
+        return command(arguments[0]).run(arguments[1:])
     except HvdTrainError as error:
         report_once(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:
-        if not last_word.tell(os.environ, error):
+        if isinstance(error, BrokenPipeError) and console.gone():
+            return 128 + signal.SIGPIPE
+        if last_word.tell(os.environ, error):
+            return 1
+        text = user_code.told(error)
+        if not text:
             raise
+        print(text, file=sys.stderr, flush=True)
         return 1
-
-
-def command(name: str) -> Command:
-    """Import and return the module of a command; `name` is one of COMMANDS."""
-    return cast(Command, importlib.import_module(f"hvd_train.commands.{name.replace('-', '_')}"))
 
 
 def overview() -> str:
@@ -107,5 +102,5 @@ def overview() -> str:
 
 {usages}  --version                {__version__}
 
-`{PROGRAM} COMMAND --help` lists the flags. On several ranks: horovodrun -np 2 {PROGRAM} train
+`{PROGRAM} help COMMAND` shows its flags and lines to type.
 """

@@ -8,11 +8,14 @@ every other one decides the result, so a run folder belongs to one value of it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hvd_train import remote_url
 from hvd_train.errors import UsageError, unknown_name
+from hvd_train.plugin import OWN
 from hvd_train.settings.batch import BatchConfig
 from hvd_train.settings.data import DataConfig
 from hvd_train.settings.fields import within
@@ -21,6 +24,7 @@ from hvd_train.settings.optimizer import OptimizerConfig
 from hvd_train.settings.precision import PrecisionConfig
 from hvd_train.settings.run import RunConfig
 from hvd_train.settings.schedule import ScheduleConfig
+from hvd_train.settings.task import TaskConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +32,11 @@ class Config:
     """A complete run. Making one raises UsageError where a value, or two values together, cannot be."""
 
     recipe: str = "custom"
-    """Name of the recipe this started from; it names the run folder."""
+    """Recipe that this starts from, as if its name came first; it names the run folder."""
     seed: int = 0
     """Decides the initial weights, the order of the samples and every random change to them."""
     data: DataConfig = field(default_factory=DataConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     batch: BatchConfig = field(default_factory=lambda: BatchConfig(batch_size=32))
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -42,6 +47,18 @@ class Config:
     def __post_init__(self) -> None:
         if self.batch.on_resize == "per-worker" and self.optimizer.lr_scaling == "none":
             raise UsageError("--on-resize per-worker changes the global batch: add --lr-scaling linear or sqrt")
+        if self.model.sync_batch_norm and self.run.rechecked_every:
+            raise UsageError(
+                "--recheck-steps has each rank compute a slot by itself, and with --sync-batch-norm no rank can: leave "
+                "one of them out"
+            )
+        if self.data.decode == "gpu" and self.run.device == "cpu":
+            raise UsageError("--decode gpu needs a GPU: leave out --device cpu, or type --decode cpu")
+        if self.schedule.min_learning_rate > self.optimizer.learning_rate:
+            least, peak = self.schedule.min_learning_rate, self.optimizer.learning_rate
+            raise UsageError(
+                f"--min-learning-rate {least:g} is above --learning-rate {peak:g}, which it is to fall from"
+            )
         times, epochs = self.data.repeated_augmentation, self.schedule.epochs
         if epochs % times:
             raise UsageError(
@@ -65,6 +82,11 @@ class Config:
         groups = {g: dataclasses.replace(getattr(self, g), **values) for g, values in by_group.items() if g}
         return dataclasses.replace(self, **own, **groups)
 
+    @property
+    def is_of_program(self) -> bool:
+        """Whether model, data and task are objects of a program, which alone knows them."""
+        return {self.model.model, self.data.data, self.task.task} == {OWN}
+
     def as_dict(self) -> dict[str, Any]:
         """Return all settings as plain nested values, as they stand in config.yaml and in checkpoints."""
         return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
@@ -74,18 +96,22 @@ class Config:
         owners = _owner_of_each_field()
         return {name: getattr(getattr(self, group) if group else self, name) for name, group in owners.items()}
 
-    def differences(self, other: Config) -> list[str]:
-        """Return `name: mine, not theirs` for each setting that decides the result and differs in the other config."""
-        free, theirs = _free_fields(), other.settings()
+    def differences(self, other: Config, *, but: Collection[str] = ()) -> list[str]:
+        """Return `name: mine, not theirs` for each setting that decides the result and differs in the other config.
+
+        The settings named in `but` are left out.
+        """
+        free, theirs = free_fields() | set(but), other.settings()
         return [
             f"{name}: {_plain(mine)}, not {_plain(theirs[name])}"
             for name, mine in self.settings().items()
-            if name not in free and mine != theirs[name]
+            if name not in free and _decides(name, mine) != _decides(name, theirs[name])
         ]
 
 
 GROUPS: dict[str, type[Any]] = {
     "data": DataConfig,
+    "task": TaskConfig,
     "model": ModelConfig,
     "batch": BatchConfig,
     "optimizer": OptimizerConfig,
@@ -102,10 +128,19 @@ def _owner_of_each_field() -> dict[str, str | None]:
     return owners
 
 
-def _free_fields() -> set[str]:
+def free_fields() -> set[str]:
     """Return the names of the fields that may differ when a run is resumed."""
     fields = {f.name for cls in GROUPS.values() for f in dataclasses.fields(cls) if f.metadata.get("free")}
     return fields | {"recipe"}
+
+
+def _decides(name: str, value: Any) -> Any:
+    """Return what of a setting decides the result: that images are kept does, not where."""
+    if name == "cache":
+        return value != "none"
+    if name == "best_by":  # top1 is what runs of old have where they were not told
+        return "auto" if value == "top1" else value
+    return value
 
 
 def _plain(value: Any) -> Any:
@@ -114,4 +149,4 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple):
         return list(value)
-    return str(value) if isinstance(value, Path) else value
+    return remote_url.as_typed(value) if isinstance(value, Path) else value

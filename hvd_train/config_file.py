@@ -12,29 +12,21 @@ import yaml
 from hvd_train import plain_file
 from hvd_train.config import GROUPS, Config
 from hvd_train.errors import UsageError, unknown_name
+from hvd_train.plain_yaml import parse
+from hvd_train.settings.fields import is_none
 
 MOST_BYTES = 2**18
 """What a config.yaml may hold: a hundred times what a run writes. YAML takes seconds to read as much."""
 
 
-class _Plain(yaml.SafeLoader):
-    """Reads YAML without aliases, by which a few bytes stand for gigabytes."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Return the next node. Raises YAMLError where it is an alias."""
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are refused: write out what they stand for")
-        return super().compose_node(parent, index)
-
-
-def parse(text: str) -> Any:
-    """Return the values in the text of a YAML file. Raises ValueError where it is none or has aliases."""
-    try:
-        return yaml.load(text, _Plain)  # noqa: S506  # made of SafeLoader
-    except yaml.YAMLError as error:
-        raise ValueError(str(error).splitlines()[0]) from None
-    except RecursionError:
-        raise ValueError("it nests too deep") from None
+_IN_WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    type(None): "none",
+}
 
 
 def load(path: Path) -> Config:
@@ -73,6 +65,24 @@ def from_dict(values: Mapping[str, Any], source: str = "the config") -> Config:
         raise UsageError(f"{source}: {error}") from None
 
 
+def typed(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return settings of any groups, by name, as `Config.replace` takes them: paths may be text, tuples may be lists.
+
+    Raises UsageError, which begins with `source`, for a name that is no setting, and for a value of another type.
+    """
+    hints = {name: hint for name, hint in get_type_hints(Config).items() if name not in GROUPS}
+    for cls in GROUPS.values():
+        hints |= get_type_hints(cls)
+    try:
+        for name in settings:
+            if name not in hints:
+                raise unknown_name("setting", name, hints)
+        plain = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+        return {name: _convert(name, value, hints[name]) for name, value in plain.items()}
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
+
+
 def _typed_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert values to the types of a dataclass's fields: YAML knows neither Path nor tuple.
 
@@ -89,6 +99,8 @@ def _typed_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
     """Return a value as the type hint of its field wants it. Raises UsageError where it cannot be that."""
+    if is_none(value):
+        value = None if type(None) in get_args(hint) else "none"
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(map(str, get_args(hint)))}")
@@ -108,9 +120,11 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
                 return float(value)
         if option is Path and isinstance(value, str):
             return Path(value)
+        if option is str and type(value) in (int, float):  # as in `max_time: 90`
+            return str(value)
         if isinstance(option, type) and type(value) is option:
             return value
-    wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options)
+    wanted = " or ".join(_IN_WORDS.get(option, str(option)) for option in options)
     raise UsageError(f"{name} is {value!r}; it must be {wanted}")
 
 

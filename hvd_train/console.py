@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import select
 import sys
 from contextlib import suppress
 from typing import Any, TextIO
@@ -35,6 +36,14 @@ def printable(text: object, keep: str = "") -> str:
 def show(text: object) -> None:
     """Print lines to standard output at once, as `printable` makes them: a launcher's pipe would hold them back."""
     print(printable(text, keep=_LAYOUT), flush=True)
+
+
+def gone() -> bool:
+    """Return whether nobody reads standard output any more, as behind `| head`."""
+    poll = select.poll()
+    with suppress(OSError, ValueError):
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def outlive() -> None:

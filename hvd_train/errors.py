@@ -15,6 +15,8 @@ class HvdTrainError(Exception):
     exit_code = 1
     raised_by: int | None = None
     """The rank that raised the error, where the others did not: they will only see that this rank has gone."""
+    likely_everywhere = False
+    """Whether other ranks are likely to raise the same error at the same time."""
     reported = False
     """Whether the user has read of the error already, from this rank or another."""
     asked_to_end = False
@@ -34,6 +36,10 @@ class RankLost(HvdTrainError):
     """A collective operation broke because another rank ended or could not be reached."""
 
     exit_code = 3
+
+
+class GpuFailed(RankLost):
+    """A collective operation broke on a GPU or in NCCL; the ranks themselves may all be there."""
 
 
 class ReplicasDiffer(HvdTrainError):
@@ -60,12 +66,25 @@ class StateLost(HvdTrainError):
     exit_code = 7
 
 
+class OutOfMemory(HvdTrainError):
+    """The memory of a GPU or a host does not suffice. A step may be half done: these weights are not to be kept."""
+
+    exit_code = 8
+    likely_everywhere = True
+
+
+class HostUntrusted(HvdTrainError):
+    """Ranks of this host were found to be wrong again and again: an elastic job goes on without it."""
+
+    exit_code = 9
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a name that is not in `known`: it suggests the nearest one, or else lists the first twelve.
 
     `kind` says what was to be named, as in "recipe".
     """
-    names = sorted(known)
+    names = sorted(set(known))
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names[:12])}"
     return UsageError(f"unknown {kind} {name!r}; {hint}")

@@ -22,13 +22,19 @@ _CLOSE = 1e-4  # of logits, which are of the order of 1 to 10: another order of 
 def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> list[Path]:
     """Write a run's best weights (or a checkpoint's), the torch.export program and, if asked for, ONNX.
 
-    The program takes images float32 [batch, channels, height, width], normalised as model.json says, to logits
-    [batch, classes], for any batch; `trust` is as in `run.evaluate`. Raises UsageError where `target` is no run, the
-    model cannot be exported, or what was written gives other logits than the model. Returns the paths of the files.
+    The program takes inputs, such as images float32 [batch, channels, height, width], normalised as model.json says, to
+    what the model returns, such as logits [batch, classes], for any batch; `trust` is as in `run.evaluate`. Raises
+    UsageError where `target` is no run, the model cannot be exported, or what was written gives other results than the
+    model. Returns the paths of the files.
     """
     config, parts = trained_parts(target, Place(), device="cpu", trust=trust)
+    example = parts.example[0]
+    if not isinstance(example, Tensor):
+        raise UsageError("export is for models of one tensor, such as images; the inputs of this one are several")
     model = parts.model.eval()
-    images = torch.randn(3, *parts.example.shape[1:], generator=torch.Generator().manual_seed(0))
+    images = example[[0, 1, 0]]  # of tokens, none but those of the data may do
+    if example.is_floating_point():
+        images = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model(images)
     output.mkdir(parents=True, exist_ok=True)

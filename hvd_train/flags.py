@@ -6,11 +6,14 @@ import contextlib
 import dataclasses
 import io
 import re
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
+from hvd_train import flag_values, other_flags, recipes
 from hvd_train.config import GROUPS, Config
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.numerals import whole_number
@@ -20,26 +23,40 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Open MPI gives ranks a terminal
 
 
 def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T | None = None) -> T:
-    """Make a dataclass of command line flags, one for each field; `program` is named in the help.
+    """Make a dataclass of command line flags, one for each field; `program` is named in errors.
 
     Fields that are not typed have the values of `default`, or else those of the class. Raises UsageError, in one line,
-    for an unknown flag (with the nearest one) and for a value that cannot be; SystemExit after `--help`.
+    for an unknown flag (with the nearest one) and for a value that cannot be.
     """
-    options: dict[str, Any] = {"prog": program, "config": (tyro.conf.OmitArgPrefixes,)}
+    options: dict[str, Any] = {
+        "prog": program,
+        "config": (tyro.conf.OmitArgPrefixes,),
+        "add_help": False,
+        "registry": flag_values.rules(),
+    }
     if default is not None:
         options["default"] = default
     report = io.StringIO()
     try:
         with contextlib.redirect_stderr(report):
             parsed: tuple[T, list[str]] = tyro.cli(cls, args=arguments, return_unknown_args=True, **options)
-    except SystemExit as ended:
-        if not ended.code:  # --help
-            raise
+    except SystemExit:
         raise UsageError(_one_line(report.getvalue())) from None
     value, unknown = parsed
     if unknown:
+        if not unknown[0].startswith("-"):
+            if cls is Config and unknown[0] in recipes.RECIPES:
+                line = f"{program} {unknown[0]} ..."
+                raise UsageError(f"{unknown[0]!r} names a recipe, which comes first: `{line}`")
+            if cls is Config and Path(unknown[0]).is_dir():
+                folder = shlex.quote(unknown[0])
+                raise UsageError(f"{unknown[0]!r} is a folder; the one with the data is named by --data-dir {folder}")
+            raise UsageError(f"unknown argument {unknown[0]!r}; it belongs to no flag: `{program} --help` lists them")
+        flag = unknown[0].partition("=")[0]
+        if cls is Config and (told := other_flags.told(flag)):
+            raise UsageError(told)
         known = [f"--{name.replace('_', '-')}" for name in _field_names(cls)]
-        raise unknown_name("argument", unknown[0].partition("=")[0], [*known, "--config", "--help"])
+        raise unknown_name("argument", flag, [*known, "--config", "--help"])
     return value
 
 
@@ -98,4 +115,8 @@ def _one_line(report: str) -> str:
             blocks[-1].append(words)
         elif blocks[-1]:
             blocks.append([])
-    return " ".join(blocks[0]).removeprefix("Error parsing ") or "the arguments cannot be read; see --help"
+    message = " ".join(blocks[0]).removeprefix("Error parsing ")
+    if needs := re.fullmatch(r"Missing from (.*?): .*\(required\)", message):
+        return f"{needs[1]} needs an argument: `{needs[1]} --help` says which"
+    missing = re.fullmatch(r"Missing value for argument '(.*?)'\..*", message)
+    return f"{missing[1]} needs a value" if missing else message or "the arguments cannot be read; see --help"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hvd_train.config import Config
@@ -13,11 +14,15 @@ from hvd_train.launch import launcher, processes
 from hvd_train.output import Output
 from hvd_train.parts import Parts
 from hvd_train.profiling.profile import Profile
-from hvd_train.progress.clock import Split, Stopwatch, Timer
+from hvd_train.progress.balance import Balance
+from hvd_train.progress.clock import Lap, Split, Stopwatch, Timer
 from hvd_train.progress.order import Share
+from hvd_train.progress.slow_ranks import SlowRanks
 from hvd_train.progress.stop import StopSignal
+from hvd_train.rank_times import OwnTimes
 from hvd_train.state import TrainState
-from hvd_train.step import Step
+from hvd_train.step import Steps
+from hvd_train.suspicions import Suspicions
 from hvd_train.world.world import World
 
 
@@ -29,8 +34,12 @@ class Clocks:
     """Says when the last checkpoint is old enough for another one."""
     time_limit: Timer
     """Says when `--max-time` is over, counted from the start of the job."""
+    check_timer: Timer = field(default_factory=lambda: Timer(None))
+    """Says when the states of the ranks have not been compared for long enough."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     """Images per second."""
+    lap: Lap = field(default_factory=Lap)
+    """The time since the last step, or since the end of the last epoch, whichever came later."""
     split: Split = field(default_factory=Split)
     """Where the time of the steps goes, in this world."""
     started: float = field(default_factory=time.perf_counter)
@@ -40,7 +49,11 @@ class Clocks:
     def of(cls, config: Config) -> Clocks:
         """Return clocks that start now, with the time limit as far as the job has used it up already."""
         passed = launcher.running_for(os.environ, processes.age_s())
-        return cls(Timer(config.run.commit_seconds), Timer(config.run.max_seconds, passed=passed))
+        return cls(
+            commit_timer=Timer(config.run.commit_seconds),
+            time_limit=Timer(config.run.max_seconds, passed=passed),
+            check_timer=Timer(config.run.check_seconds),
+        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,7 @@ class Job:
     world: World
     parts: Parts
     state: TrainState
-    step: Step
+    steps: Steps
     output: Output
     clocks: Clocks
     stop: StopSignal
@@ -73,5 +86,15 @@ class Job:
     """Gives newcomers the state beside the steps."""
     share: Share
     """Which slots are this rank's."""
+    hosts: Sequence[str]
+    """The host of each rank."""
+    own_times: OwnTimes
+    """What this rank is to tell the others of its time."""
+    balance: Balance
+    """How the slots are dealt over the ranks."""
+    slow_ranks: SlowRanks
+    """Says which ranks are slow, by what all tell."""
+    suspicions: Suspicions
+    """What is known of ranks that were wrong, and of their hosts."""
     arrival: Arrival | None
     """Reported to the user after the first step in this world; None in the first world of a training."""

@@ -5,23 +5,24 @@ from __future__ import annotations
 import os
 import socket
 import time
-from datetime import datetime
+from contextlib import suppress
 from pathlib import Path
 
-from hvd_train import checkpoint
+from hvd_train import checkpoint, remote_url
 from hvd_train.checkpoint import BadCheckpoint
 from hvd_train.config import Config
 from hvd_train.console import say
 from hvd_train.errors import UsageError
-from hvd_train.launch import launcher
-from hvd_train.output import Claim, Output
-from hvd_train.run_files import run_folder
+from hvd_train.output import Output
+from hvd_train.run_files import remote
+from hvd_train.run_files.remote import Remote
 from hvd_train.run_files.run_folder import Busy
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 
 _PATIENCE_S = 100.0  # a file server keeps the locks of a dead host for a while: NFS 4 for 90 s
 _POLL_S = 0.2
+_PATIENCE_AT_URL_S, _POLL_AT_URL_S = 30.0, 2.0
 
 
 def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: Path) -> str:
@@ -32,13 +33,14 @@ def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: P
     that may be the rest of a job from which this rank alone is cut off, or a new run. Where it stays so, and no commit
     of this step comes, the state is written beside the commits, under a name that no run takes by itself.
     """
-    path = checkpoint.path_of(run_dir, state.progress.step)
-    named = config.replace(output_dir=run_dir, resume="auto")
+    if (url := remote_url.url_of(run_dir)) and _copied_by_another(url, state.progress.step):
+        return "committed by another rank; the same command goes on from there"
+    path = checkpoint.path_of(remote_url.working_folder(run_dir), state.progress.step)
     deadline = time.monotonic() + _PATIENCE_S
     damaged: set[Path] = set()
     while not _committed_by_another(path, damaged):
         try:
-            folder = run_folder.claim(named, datetime.now(), owner=launcher.owner(os.environ))
+            claim = output.claim_unheld(run_dir)
         except Busy:
             if time.monotonic() > deadline:
                 return _written_aside(path, config, state)
@@ -46,7 +48,7 @@ def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: P
             continue
         except UsageError as error:
             return f"NOT committed: {error}"
-        output.open(Claim(folder), state, Place())
+        output.open(claim, state, Place())
         if _committed_by_another(path, damaged):  # between the look and the lock
             break
         output.journal.catch_up(state.recent, state.last_step, state.last_epoch)
@@ -61,12 +63,24 @@ def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: P
     return "committed by another rank; the same command goes on from there"
 
 
+def _copied_by_another(url: str, step: int) -> bool:
+    """Return whether a commit of this step or a later one is at a URL; rank 0 has a while to copy it, if it lives."""
+    deadline = time.monotonic() + _PATIENCE_AT_URL_S
+    while (left := deadline - time.monotonic()) > 0:
+        with suppress(Exception):  # a service that does not answer has nothing to say
+            place = Remote(url)
+            if remote.within(left, lambda: max(commit.step for commit in place.commits(lambda _: None))) >= step:  # noqa: B023
+                return True
+        time.sleep(_POLL_AT_URL_S)
+    return False
+
+
 def _committed_by_another(path: Path, damaged: set[Path]) -> bool:
     """Return whether the run folder has a whole checkpoint of this path's step or a later one; note damaged ones."""
     for other in checkpoint.committed(path.parent.parent):
         if other.name >= path.name and other not in damaged:
             try:
-                checkpoint.read(other)
+                checkpoint.check(other)
             except BadCheckpoint:
                 damaged.add(other)
             else:

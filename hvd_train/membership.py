@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from hvd_train import remote_url
 from hvd_train.elastic.members import Holds, Member, RankReport, change_between
 from hvd_train.errors import FaultRepeats, RankLost
 from hvd_train.handover import Handover
 from hvd_train.job import Arrival
-from hvd_train.launch import launcher
+from hvd_train.launch import launcher, seat
 from hvd_train.run_files import run_folder
 from hvd_train.state import TrainState
 
@@ -24,8 +25,11 @@ _SAME_STEP_FAULTS = 5  # a fault that comes back as often at one step is in the 
 class Membership:
     """What this process has been through. Times are those of time.perf_counter."""
 
-    def __init__(self) -> None:
-        self._report = RankReport(Member(socket.gethostname(), os.getpid()))
+    def __init__(self, gpu: str = "") -> None:
+        """`gpu` is the rank's GPU, as `device.gpu_identity` has it."""
+        self._report = RankReport(
+            Member(socket.gethostname(), os.getpid()), gpu=gpu, seat=seat.of_this_process(os.environ)
+        )
         self._left_at = self._reported_at = 0.0
         self._broken_step, self._faults_in_row = -1, 0
         self._stay: IO[str] | None = None
@@ -42,9 +46,14 @@ class Membership:
         return self._report.holds == "whole"
 
     @property
+    def members(self) -> tuple[Member, ...]:
+        """The process of each rank in the world that was joined last."""
+        return self._report.previous_members
+
+    @property
     def hosts(self) -> list[str]:
-        """The host of each rank in the world that was joined last."""
-        return [member.host for member in self._report.previous_members]
+        """The host of each of them."""
+        return [member.host for member in self.members]
 
     @property
     def run_dir(self) -> Path | None:
@@ -92,7 +101,7 @@ class Membership:
         if has_state:
             self._report = replace(self._report, holds="whole")
         if run_dir is not None and self._stay is None and launcher.elastic(os.environ):
-            self._stay = run_folder.stay(run_dir)
+            self._stay = run_folder.stay(remote_url.working_folder(run_dir))
         change = change_between(reports, step)
         if change is not None and change.left:
             self._faults_in_row = 0  # that explains the fault: it was in the cluster

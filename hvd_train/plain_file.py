@@ -51,6 +51,15 @@ def read_bytes(path: str | Path, most_bytes: int = _MOST_BYTES) -> bytes:
         return file.read(size)  # no more, for a file of /proc may say 0 and have no end
 
 
+def begins_with(path: str | Path, begin: bytes) -> bool:
+    """Return whether a file that can be read begins with these bytes."""
+    try:
+        with opened(path) as file:
+            return file.read(len(begin)) == begin
+    except OSError:
+        return False
+
+
 def read_text(path: str | Path, most_bytes: int = _MOST_BYTES) -> str:
     """Return the text of a file in UTF-8, as `read_bytes` does. Raises ValueError where it is none."""
     return read_bytes(path, most_bytes).decode()

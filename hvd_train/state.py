@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
+import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +17,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import buffers, optim
-from hvd_train.network.digest import digest_of, tensors_in
+from hvd_train.network.digest import digest_of, others_in, tensors_in
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
 from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.run_files.records import EpochRecord, StepRecord
+from hvd_train.suspicions import Difference
 from hvd_train.world.world import World
 
 Snapshot = dict[str, Any]
@@ -54,12 +56,33 @@ class Progress:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores on the validation set after an epoch (counted from 1)."""
+    """The figures of the task on the validation set after an epoch (counted from 1), by name."""
 
     epoch: int
-    loss: float
-    top1: float
-    top5: float
+    scores: Mapping[str, float]
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Evaluation:
+        """Return the evaluation in a checkpoint; those of old have the figures of classification beside the epoch."""
+        return cls(values["epoch"], values.get("scores") or {k: v for k, v in values.items() if k != "epoch"})
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The seconds that were spent on training over all starts, evaluations and the coming of other ranks among them.
+
+    Each rank counts them by its own clock, so they are equal on all only where they were sent.
+    """
+
+    total: float = 0.0
+    epoch: float = 0.0
+    """Those of the current epoch alone."""
+    limit: float | None = None
+    """The `--total-time` that all ranks agreed was over; None where none was. A longer one lets the run go on."""
+
+    def more(self, seconds: float) -> Spent:
+        """Return this with so many seconds more."""
+        return dataclasses.replace(self, total=self.total + seconds, epoch=self.epoch + seconds)
 
 
 @dataclass
@@ -72,6 +95,7 @@ class TrainState:
     cut: Cut
     progress: Progress = Progress()
     totals: Totals = Totals()
+    spent: Spent = Spent()
     best: Evaluation | None = None
     last: Evaluation | None = None
     recent: list[Entry] = field(default_factory=list)
@@ -84,6 +108,8 @@ class TrainState:
     """The last record of an epoch, for the same reason."""
     average: AveragedModel | None = None
     """The moving average of the model, if one is kept."""
+    verified_step: int | None = None
+    """The step after which the states of all ranks were last found equal; a commit of that step is a verified one."""
 
     @property
     def result(self) -> nn.Module:
@@ -99,7 +125,7 @@ class TrainState:
         if self.average is not None and not skipped:
             self.average.update_parameters(self.model)
         self.progress = self.progress.after_step(totals.count, skipped=skipped)
-        if math.isfinite(totals.loss):
+        if all(map(math.isfinite, totals.sums)):
             self.totals += totals
 
     def took(self, step: Entry, num_samples: int) -> Entry:
@@ -128,22 +154,25 @@ class TrainState:
             "cut": dataclasses.asdict(self.cut),
             "progress": dataclasses.asdict(self.progress),
             "totals": dataclasses.asdict(self.totals),
+            "spent": dataclasses.asdict(self.spent),
             "best": dataclasses.asdict(self.best) if self.best else None,
             "last": dataclasses.asdict(self.last) if self.last else None,
             "recent": [dataclasses.asdict(entry) for entry in self.recent],
             "last_step": dataclasses.asdict(self.last_step) if self.last_step else None,
             "last_epoch": dataclasses.asdict(self.last_epoch) if self.last_epoch else None,
+            "verified_step": self.verified_step,
         }
 
     def load(self, snapshot: Snapshot) -> None:
         """Take over a snapshot. Raises UsageError where it belongs to another model or optimizer.
 
         The optimizer comes first and the parameters last, so that whatever loading an optimizer does to weights is
-        undone. The optimizer's tensors are copied, because an optimizer keeps and changes those it is given.
+        undone. It keeps and changes the tensors that it is given, so the snapshot cannot be used after this: a copy of
+        them would be most of the state once more.
         """
         check_same_shapes(self.model.state_dict(), snapshot["model"])
         try:
-            self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
+            self.optimizer.load_state_dict(snapshot["optimizer"])
         except ValueError as error:
             raise UsageError(f"the checkpoint is of another optimizer: {error}") from None
         optim.match_memory_format(self.optimizer)
@@ -159,13 +188,14 @@ class TrainState:
             self.scaler.load_state_dict(snapshot["scaler"])
         self.cut = Cut(**snapshot["cut"])
         self.progress = Progress(**snapshot["progress"])
-        self.totals = Totals(**snapshot["totals"])
-        self.best, self.last = (Evaluation(**e) if e else None for e in (snapshot["best"], snapshot["last"]))
+        self.totals = Totals.read(snapshot["totals"])
+        self.spent = Spent(**snapshot.get("spent", {}))  # checkpoints of old have none
+        self.best, self.last = (Evaluation.read(e) if e else None for e in (snapshot["best"], snapshot["last"]))
         # Those of version 0.1.0 list samples; it wrote each at once, and they need not be written again.
         self.recent = [Entry(**entry) for entry in snapshot["recent"] if "samples" not in entry]
         last_step, last_epoch = snapshot.get("last_step"), snapshot.get("last_epoch")  # checkpoints of old have none
-        self.last_step = StepRecord(**last_step) if last_step else None
-        self.last_epoch = EpochRecord(**last_epoch) if last_epoch else None
+        self.last_step = StepRecord.read(last_step) if last_step else None
+        self.last_epoch = EpochRecord.read(last_epoch) if last_epoch else None
 
     def load_buffers(self, values: Sequence[Mapping[str, Tensor]]) -> None:
         """Take over the buffers that belong to no state_dict: first those of the model, then those of the average."""
@@ -182,14 +212,15 @@ class TrainState:
 
     def digest(self) -> str:
         """Return a fingerprint of weights, buffers, optimizer state and progress; only equal states have the same."""
+        of_optimizer = self.optimizer.state_dict()["state"]
         values = (self.progress, self.cut, self.totals, self.best, self.last, self.scaler.state_dict())
         tensors = {
             "model": self.model.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
             "buffers": self._other_buffers(),
-            "optimizer": self.optimizer.state_dict()["state"],
+            "optimizer": of_optimizer,
         }
-        return digest_of(repr(values), tensors_in(tensors))
+        return digest_of(repr((values, others_in(of_optimizer))), tensors_in(tensors))
 
     def digests(self) -> dict[str, str]:
         """Return a fingerprint of each part of the state by name: tensors of the model, and what else must be equal."""
@@ -222,14 +253,45 @@ def confirm_equal(state: TrainState, world: World, *, has_state: bool = True) ->
     A rank without `has_state` is left out: it has only a part of the state yet. Raises RankLost where a rank is gone.
     """
     digests = world.gather(state.digest() if has_state else None)
-    odd = [rank for rank, digest in enumerate(digests) if digest not in (None, digests[0])]
-    if odd:
-        of_ranks = world.gather(state.digests())
-        found = "; ".join(f"rank {rank} in {first_few(_differences(of_ranks[rank], of_ranks[0]))}" for rank in odd[:3])
+    if odd := _others(digests, digests[0]):
+        found = "; ".join(f"rank {rank} in {names}" for rank, _, names in _named(state, world, odd, 0))
         raise ReplicasDiffer(
             f"ranks {', '.join(map(str, odd))} hold other weights than rank 0 at step {state.progress.step}; "
             f"this must not happen: please report it with the run's config.yaml. They differ: {found}"
         )
+
+
+def difference(state: TrainState, world: World, *, has_state: bool = True) -> Difference | None:
+    """Return which ranks hold another state than most of them, with their hosts and what differs; None where none does.
+
+    A rank without `has_state` is left out: it has only a part of the state yet. Raises RankLost where a rank is gone.
+    """
+    digests = world.gather(state.digest() if has_state else None)
+    held = Counter(digest for digest in digests if digest is not None).most_common(2)
+    if len(held) < 2:
+        return None
+    (most_held, number), (_, next_number) = held
+    odd = _others(digests, most_held)
+    named = _named(state, world, odd, digests.index(most_held))
+    found = "; ".join(f"rank {rank} on {host} in {names}" for rank, host, names in named)
+    more = f" and {len(odd) - len(named)} more ranks" if len(odd) > len(named) else ""
+    step = f"after step {state.progress.step}"
+    if number == next_number:
+        return Difference(f"{step} ranks hold different states, and no majority says which is right: {found}{more}")
+    return Difference(f"{step} most ranks hold the same state, but not {found}{more}", tuple(odd))
+
+
+def _others(digests: Sequence[str | None], right: str | None) -> list[int]:
+    """Return the ranks whose state has another digest than `right`; one without a digest has no state yet."""
+    return [rank for rank, digest in enumerate(digests) if digest not in (None, right)]
+
+
+def _named(state: TrainState, world: World, odd: Sequence[int], right: int) -> list[tuple[int, str, str]]:
+    """Return the first three of the ranks in `odd` with their hosts, and in what they differ from rank `right`."""
+    of_ranks = world.gather((socket.gethostname(), state.digests()))
+    return [
+        (rank, of_ranks[rank][0], first_few(_differences(of_ranks[rank][1], of_ranks[right][1]))) for rank in odd[:3]
+    ]
 
 
 def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

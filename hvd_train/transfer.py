@@ -120,6 +120,28 @@ def hand_over(state: TrainState, world: World, root: int, *, has_it: bool, begin
     return Handover(world, root, units, keep=has_it, begin=begin, sent=told)
 
 
+def send(weights: Mapping[str, Any], world: World, root: int) -> None:
+    """Fill the tensors of every rank, which all have the same names, with those of rank `root`."""
+    outline = world.broadcast(_outlined(weights), root)
+    _fill(list(_pairs(outline, weights)), world, root)
+
+
+def copies(tensors: Sequence[Tensor] | None, world: World, root: int, device: torch.device) -> list[Tensor] | None:
+    """Return on every rank copies of the `tensors` of rank `root`, on its `device`; None where they are None there.
+
+    They lie in memory in the same way on all ranks. Raises RankLost.
+    """
+    outlines = world.broadcast(None if tensors is None else [Outline.of(tensor) for tensor in tensors], root)
+    if outlines is None:
+        return None
+    received = [outline.empty("cpu" if outline.on_host else device) for outline in outlines]
+    if tensors is not None and world.place.rank == root:
+        for copy, tensor in zip(received, tensors, strict=True):
+            copy.copy_(tensor)
+    world.broadcast_tensors(received, root)
+    return received
+
+
 def _outline(state: TrainState, world: World, root: int) -> Snapshot:
     """Return on every rank the state of rank `root` with an outline in the place of every tensor."""
     live = state.live() if world.place.rank == root else {}

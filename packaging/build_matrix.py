@@ -7,7 +7,7 @@
 
 Each row makes an environment, installs its packages, builds a wheel with build_horovod.py and runs two ranks
 under every controller that the build has: sums, gathers, broadcasts and DistributedOptimizer with fp16
-compression. The table goes into docs/building.md, between its two marker lines.
+compression. The table goes into docs/what-was-run.md, between its two marker lines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "building.md"
+PAGE = HERE.parent / "docs" / "what-was-run.md"
 START, END = "<!-- build-matrix: written by packaging/build_matrix.py -->", "<!-- end of build-matrix -->"
 HEADER = "| row | python | torch | CUDA | MPI | compiler | build | what ran on 2 ranks |"
 

@@ -31,6 +31,15 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 
 
 _skipped: list[str] = []
+_LONG = {*(Path(__file__).with_name("long.txt")).read_text().splitlines()}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of long.txt, before those are chosen that have a mark or lack it."""
+    for item in items:
+        if not _LONG.isdisjoint((item.nodeid, item.nodeid.partition("[")[0])):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -17,10 +17,10 @@ import torch
 from hvd_train.bench.record import Estimate, Record, estimate, written
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
-from hvd_train.network.device import choose_device, synchronize
+from hvd_train.network.device import check_own_gpus, choose_device, gpu_identity, synchronize
 from hvd_train.world.world import World, barrier, together
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _UNITS = {"": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 _GROWTH = 4  # from one size to the next
 _LOOP_S = 0.1  # small sums are repeated for about so long within a repetition
@@ -91,9 +91,11 @@ def written_size(size: int) -> str:
 
 
 def measure(config: Config, world: World, all_sizes: list[int], repetitions: int) -> Record:
-    """Time sums of all sizes (bytes) in all formats and return the record, which all ranks get."""
+    """Time sums of all sizes (bytes) in all formats that ranks can sum; return the record, which all ranks get."""
     device = together(world, lambda: choose_device(config, world.place))
-    rows = [_timed(world, device, dtype, size, repetitions).as_dict() for dtype in DTYPES for size in all_sizes]
+    check_own_gpus(world.gather(gpu_identity(device)))
+    formats = [name for name, dtype in DTYPES.items() if world.can_sum(dtype)]
+    rows = [_timed(world, device, dtype, size, repetitions).as_dict() for dtype in formats for size in all_sizes]
     return {
         "workers": world.place.size,
         "device": device.type,
@@ -107,13 +109,13 @@ def table(record: Record) -> str:
     """Write the record as a table for people."""
     lines = [
         f"{record['workers']} ranks on {record['device']}, by {record['controller']}",
-        f"{'':>5}{'size':>9}{'microseconds':>26}{'algorithm GB/s':>16}{'bus GB/s':>12}",
+        f"{'':>5}{'size':>9}{'microseconds (95%)':>34}{'algorithm GB/s':>16}{'bus GB/s':>12}",
     ]
     for row in record["rows"]:
         mean, interval = row["microseconds"], row["microseconds_interval"]
-        spread = "" if interval is None else f" ± {written((interval[1] - interval[0]) / 2, mean)}"
+        spread = "" if interval is None else f" ({' to '.join(written(end, mean) for end in interval)})"
         lines.append(
-            f"{row['dtype']:>5}{written_size(row['bytes']):>9}{written(mean) + spread:>26}"
+            f"{row['dtype']:>5}{written_size(row['bytes']):>9}{written(mean) + spread:>34}"
             f"{written(row['algorithm_gb_per_second']):>16}{written(row['bus_gb_per_second']):>12}"
         )
     return "\n".join(lines)

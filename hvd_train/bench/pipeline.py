@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from hvd_train.bench import feed
+from hvd_train.bench import feed, readers
 from hvd_train.bench.record import Record, estimate, written
 from hvd_train.config import Config
 from hvd_train.data.batches import Batch
@@ -52,10 +52,11 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
 
     Raises UsageError where the data cannot be had, as training does.
     """
+    config = config.replace(cache="none", cache_dir=None)  # a measurement fills no folder that trainings read later
     place = world.place
-    parts = together(world, lambda: build(config, place, None, None))
+    parts = together(world, lambda: build(config, place))
     speeds = world.gather(whole(parts, config, world, seconds=seconds, repetitions=repetitions))
-    alone = together(world, lambda: build(config.replace(workers=0, workers_per_host=None), place, None, None))
+    alone = together(world, lambda: build(config.replace(workers=0, workers_per_host=None), place))
     stages = stage_seconds(alone, config, seconds)
     workers = 0 if isinstance(parts.data.train, Arrays) else loader_processes(config.data, place)
     speed = estimate([sum(of_ranks) for of_ranks in zip(*speeds, strict=True)])
@@ -78,6 +79,7 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
             }
             for stage, per_image in stages.items()
         ],
+        "cores_for_a_gpu": readers.cores_for_a_gpu(config, parts.data.train, seconds),
         "num_samples": parts.train_loader.num_samples,
         "repetitions": repetitions,
         "seconds": seconds,
@@ -150,6 +152,12 @@ def table(record: Record) -> str:
         lines.append(
             f"{stage['stage']:<16}{written(microseconds):>14}{stage['images_per_second_per_core']:>17,.0f}{mark}"
         )
+    if cores := record["cores_for_a_gpu"]:
+        by_decoder = ", ".join(f"{number:.1f} with --decode {choice}" for choice, number in cores.items())
+        lines += [
+            "",
+            f"cores for the loader processes of a GPU of {readers.IMAGES_PER_SECOND:,} images/s: {by_decoder}",
+        ]
     return "\n".join(lines)
 
 
@@ -162,7 +170,7 @@ def _take(batches: Iterator[Batch], seconds: float, device: torch.device) -> tup
     """Take batches for about `seconds`; return this rank's images in them and the seconds that really passed."""
     images, started = 0, time.perf_counter()
     while True:
-        images += sum(len(micro.targets) for micro in next(batches).micro_batches)
+        images += sum(len(micro.samples) for micro in next(batches).micro_batches)
         passed = time.perf_counter() - started
         if passed >= seconds:
             synchronize(device)

@@ -1,11 +1,15 @@
-"""The charts of a scaling table, made from the rows of a scaling.json."""
+"""The charts of `hvd-train bench scaling` and `bench batch`, made from the rows of their records."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from hvd_train.errors import UsageError
 from hvd_train.report.charts import Axis, Chart, Series, styled
+from hvd_train.run_files import durable
 
 
 def plots(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Chart]:
@@ -37,3 +41,37 @@ def plots(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Chart]:
         "loss": Chart("Loss", over, Axis("loss"), lines(best_validation=column("val_loss"), test=column("test_loss"))),
         "top1": Chart("Top-1", over, Axis("top-1", number_format="share"), lines(top1=column("top1"))),
     }
+
+
+def speed_over_batch(rows: Sequence[Mapping[str, Any]], unit: str) -> Chart:
+    """Return the chart of the speed over the batch of a rank, from rows of which those that failed have none."""
+    known = [row for row in rows if row["images_per_second"] is not None]
+    sizes = [row["batch_size"] for row in known]
+    # Sizes between powers of two stand too near to one another to be written.
+    ticks = tuple(size for size in sizes if size == sizes[0] or size & (size - 1) == 0)
+    over = Axis("batch of a rank", log=len(sizes) > 1, ticks=ticks)
+    line = styled(0, f"{unit}/s", sizes, [row["images_per_second"] for row in known])
+    return Chart("Is the batch large enough?", over, Axis("throughput", f"{unit}/s", zero=True), (line,))
+
+
+def check_target(path: Path) -> None:
+    """Raise UsageError, before anything is measured, where a chart cannot be written to `path`."""
+    if path.suffix not in (".png", ".svg"):
+        raise UsageError(f"--plot {path}: it must end in .png or .svg")
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot {path}: there is no folder {path.parent}; make it first")
+    if path.exists():
+        raise UsageError(f"--plot {path} exists; name another file")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--plot {path}: the folder {path.parent} cannot be written to; name another")
+
+
+def write(path: Path, chart: Chart) -> None:
+    """Write a chart as a picture, PNG or SVG by its name. Raises UsageError where it cannot be written."""
+    from hvd_train.report.drawing import png, svg  # slow to import
+
+    picture = png(chart) if path.suffix == ".png" else svg(chart).encode()
+    try:
+        durable.write(path, picture)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -32,26 +32,35 @@ _T = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of repetitions and half the width of its 95% interval (NaN where there was one repetition only)."""
+    """The geometric mean of repetitions and its 95% interval, which lies evenly around the mean's logarithm.
+
+    `half_width` is half the width of the interval of the logarithm; NaN where there was one repetition only.
+    """
 
     mean: float
     half_width: float
 
     @property
     def interval(self) -> list[float] | None:
-        """The two ends of the interval, for JSON; None where it is not known."""
+        """The two ends of the interval, for JSON, both above 0; None where it is not known."""
         if math.isnan(self.half_width):
             return None
-        return [round(self.mean - self.half_width, 6), round(self.mean + self.half_width, 6)]
+        ends = (math.exp(math.log(self.mean) + sign * self.half_width) for sign in (-1, 1))
+        return [float(f"{end:.9g}") for end in ends]
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean and its 95% interval by Student's t, since the few values alone tell how much they scatter."""
+    """Return the geometric mean of values above 0 and its 95% interval, by Student's t on their logarithms.
+
+    The few values alone tell how much they scatter, so that an interval around their sum could reach below 0, where
+    there is neither a speed nor a time.
+    """
+    mean = statistics.geometric_mean(values)
     if len(values) < 2:
-        return Estimate(statistics.fmean(values), math.nan)
+        return Estimate(mean, math.nan)
     degrees = len(values) - 1
     t = _T[degrees - 1] if degrees <= len(_T) else 1.96 + 2.4 / degrees
-    return Estimate(statistics.fmean(values), t * statistics.stdev(values) / math.sqrt(len(values)))
+    return Estimate(mean, t * statistics.stdev(map(math.log, values)) / math.sqrt(len(values)))
 
 
 def written(value: float, like: float | None = None) -> str:

@@ -47,6 +47,16 @@ def one_of(flag: str, value: str, known: Sequence[str]) -> str:
     return value
 
 
+def ended_by_time(config: Config) -> Config:
+    """Return the config of a training whose time limit, if it has one, is the end of it: each size is trained once."""
+    limit = config.run.max_time
+    if limit is None:
+        return config
+    if config.schedule.total_time is not None:
+        raise UsageError("--max-time and --total-time both end the training of a size: leave out --max-time")
+    return config.replace(max_time=None, total_time=limit)
+
+
 def check_hosts(counts: Sequence[int], listed: Sequence[hosts.Host], path: str) -> None:
     """Raise UsageError where the hosts listed in `path` have fewer slots than the largest size has workers."""
     slots = sum(host.slots for host in listed)

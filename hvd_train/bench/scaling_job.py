@@ -41,7 +41,7 @@ class Size:
     @property
     def trained(self) -> bool:
         """Whether its training has finished."""
-        return (self.folder / run_folder.SUMMARY).exists()
+        return run_folder.has_ended(self.folder)
 
 
 def command(size: Size, host_file: str | None, controller: str) -> list[str]:

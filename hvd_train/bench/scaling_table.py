@@ -40,6 +40,8 @@ class Row:
     val_loss: float | None = None
     test_loss: float | None = None
     top1: float | None = None
+    epochs: float | None = None
+    """Those that were trained in all, or in the time that each size had; with a part of one behind the point."""
     failed: str | None = None
 
 
@@ -54,6 +56,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "val_loss": ("val loss", ".4f"),
     "test_loss": ("test loss", ".4f"),
     "top1": ("top-1", ".2%"),
+    "epochs": ("epochs", ".2f"),
 }
 """Field of a row: title of its column, and format of its numbers."""
 
@@ -70,7 +73,7 @@ def row_of(size: Size) -> Row:
     speeds = [summary["images_per_second"], *(line["images_per_second"] for line in reversed(epochs))]
     speed = next((speed for speed in speeds if speed), None)
     losses = [line["val_loss"] for line in epochs if line["val_loss"] is not None]
-    tested = summary["test_top1"] is not None
+    tested = summary.get("test_top1") is not None  # top-1 is classification's
     return Row(
         workers=size.workers,
         learning_rate=schedule.peak_learning_rate(size.config.optimizer, total),
@@ -80,7 +83,8 @@ def row_of(size: Size) -> Row:
         images_per_second=speed,
         val_loss=min(losses, default=None),
         test_loss=summary["test_loss"],
-        top1=summary["test_top1"] if tested else summary["best_top1"],
+        top1=summary["test_top1"] if tested else summary.get("best_top1"),
+        epochs=summary["epochs"] + summary.get("epoch_share", 0.0),
     )
 
 

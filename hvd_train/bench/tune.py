@@ -14,6 +14,7 @@ import re
 import socket
 import statistics
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 from hvd_train.errors import HvdTrainError, UsageError
 from hvd_train.launch import tuned
 from hvd_train.launch.tuned import CACHE, CYCLE, DEFAULTS, FUSION, describe
+from hvd_train.progress.clock import duration
 from hvd_train.run_files import durable
 
 Settings = Mapping[str, str]
@@ -45,6 +47,7 @@ AUTOTUNE = {
 # Autotune begins at a cycle of 5 ms and never goes below 1 ms. Our gradients come in groups of 25 MB, which a lower
 # fusion threshold cuts.
 _CANDIDATES: Sequence[Settings] = ({CYCLE: "0.5"}, {CYCLE: "2.5"}, {FUSION: str(4 * 2**20)}, {FUSION: str(12 * 2**20)})
+_START_S = 6.0  # that the ranks of a job take to start on two idle cores
 _ROUNDS = 2  # in each of which every candidate takes a turn
 
 
@@ -102,18 +105,53 @@ def proposal(log: Path) -> dict[str, str] | None:
     return {FUSION: str(round(fusion * 2**20)), CYCLE: f"{cycle:.2f}"}
 
 
+class Progress:
+    """Counts the jobs of a search, and says how far it is and how long the rest will take."""
+
+    def __init__(self, num_jobs: int, job_s: float) -> None:
+        """`job_s` is how many seconds a job may take, as long as none is done."""
+        self.num_jobs, self._job_s = num_jobs, job_s
+        self._done, self._started = 0, time.monotonic()
+
+    def count(self, jobs: int) -> str:
+        """Count jobs that are done, and return the beginning of a line about them."""
+        self._done += jobs
+        return f"{self._done:>3} of {self.num_jobs}, {duration(self.left_s())} left: "
+
+    def left_s(self) -> float:
+        """Return about how many seconds the rest will take."""
+        each = (time.monotonic() - self._started) / self._done if self._done else self._job_s
+        return max(0, self.num_jobs - self._done) * each
+
+
+def pace(ratio: float) -> str:
+    """Return in words how fast it is to take `ratio` times as long as something else: `1.33x faster` for 0.75."""
+    factor = f"{max(ratio, 1 / ratio):.2f}"
+    return "as fast" if factor == "1.00" else f"{factor}x {'faster' if ratio < 1 else 'slower'}"
+
+
 def tune(ranks: Ranks, output: Path, turns: int, report: Callable[[str], None]) -> None:
     """Find settings and write them to `output`: the defaults, unless other settings are faster for sure.
 
-    `turns` is how often the best candidate and the defaults are compared; `report` is called with each line of news.
-    Raises UsageError or HvdTrainError, with the ranks' reason, where a turn fails.
+    `turns` is how often the best candidate and the defaults are compared; `report` is called with each line of news,
+    the first of which says how long all will take. Raises UsageError or HvdTrainError, with the ranks' reason, where a
+    turn fails.
     """
-    best = _most_promising(ranks, report)
-    ratios = [_ratio(ranks, best, settings_first=bool(turn % 2)) for turn in range(turns)]
+    num_jobs = 1 + _ROUNDS * (1 + len(_CANDIDATES) + 1) + 2 * turns  # autotune, each candidate beside the defaults, ...
+    progress = Progress(num_jobs, ranks.turn_s + _START_S)
+    report(
+        f"{num_jobs} short trainings of about {ranks.turn_s:g} s each, which take some {_START_S:g} s to start: about "
+        f"{duration(progress.left_s())} in all"
+    )
+    best = _most_promising(ranks, progress, report)
+    ratios = list[float]()
+    for turn in range(turns):
+        ratios.append(_ratio(ranks, best, settings_first=bool(turn % 2)))
+        report(f"{progress.count(2)}the best one again  {describe(best)}  {pace(ratios[-1])}")
     low, high = interval(ratios)
     verdict = (
-        f"{describe(best)} takes {statistics.median(ratios):.3f} times as long as the defaults, "
-        f"95% interval {low:.3f} to {high:.3f}"
+        f"{describe(best)}, beside the defaults: {pace(statistics.median(ratios))} "
+        f"(95% interval of the speed: {1 / high:.3f}x to {1 / low:.3f}x)"
     )
     faster = high < 1
     meaning = "these are faster" if faster else "these are the defaults: nothing is faster for sure"
@@ -124,18 +162,21 @@ def tune(ranks: Ranks, output: Path, turns: int, report: Callable[[str], None]) 
     report(f"{output}: {meaning}; to use it: hvd-train train --tuned {output}")
 
 
-def _most_promising(ranks: Ranks, report: Callable[[str], None]) -> Settings:
+def _most_promising(ranks: Ranks, progress: Progress, report: Callable[[str], None]) -> Settings:
     """Return the candidate with the smallest median ratio of its time to that of the defaults."""
     proposed = ranks.autotuned()
-    report("autotune does not finish" if proposed is None else f"autotune proposes  {describe(proposed)}")
+    if proposed is None:
+        progress.num_jobs -= _ROUNDS
+    news = "autotune does not finish" if proposed is None else f"autotune proposes   {describe(proposed)}"
+    report(f"{progress.count(1)}{news}")
     candidates: list[Settings] = [*([proposed] if proposed else []), *_CANDIDATES]
     ratios: list[list[float]] = [[] for _ in candidates]
     for _ in range(_ROUNDS):
         default = ranks.seconds({})
-        report(f"the defaults       {describe({})}  {default * 1000:8.2f} ms a step")
+        report(f"{progress.count(1)}the defaults        {describe({})}  {default * 1000:.2f} ms a step")
         for settings, ratios_of_one in zip(candidates, ratios, strict=True):
             ratios_of_one.append(ranks.seconds(settings) / default)
-            report(f"instead            {describe(settings)}  {ratios_of_one[-1]:8.2f} times as long")
+            report(f"{progress.count(1)}instead             {describe(settings)}  {pace(ratios_of_one[-1])}")
     return min(zip(candidates, ratios, strict=True), key=lambda pair: statistics.median(pair[1]))[0]
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import torch
 
 from hvd_train.bench import tune
 from hvd_train.config import Config
-from hvd_train.parts import fresh_state, warm_parts
+from hvd_train.parts import build_steps, fresh_state, passes_of, warm_parts
+from hvd_train.progress.clock import Split
 from hvd_train.progress.order import assignments, choose_cut, order_of
 from hvd_train.run import check, connect
-from hvd_train.step import Step, Votes
+from hvd_train.step import Votes
 from hvd_train.world.world import World, barrier
 
 _WARM_UP_STEPS = 5
@@ -47,11 +49,11 @@ def take(config: Config, turn_s: float) -> None:
 def stand_in(config: Config) -> Config:
     """Return the config without what does not matter to a step: weights, loader processes, compilation, own images.
 
-    Unless the data are the digits, which are small, noise of the same size takes their place.
+    Noise of the same size takes the place of images of classes, unless they are the digits, which are small.
     """
     data = config.data
     changes: dict[str, Any] = {"learning_rate": 1e-6, "workers": 0, "workers_per_host": None, "compile": False}
-    if data.data != "digits":
+    if data.data != "digits" and config.task.is_of_image_classes:
         size = data.image_size or {"cifar10": 32, "cifar100": 32}.get(data.data, 224)
         changes |= {"data": "synthetic", "augment": "none", "image_size": size, "synthetic_samples": 2**20}
         changes |= {"download": False, "val_crop_size": None, "val_resize_size": None}
@@ -62,19 +64,20 @@ class Steps:
     """Takes optimizer steps, always with the same batch, so that no loader takes part in them."""
 
     def __init__(self, config: Config, world: World) -> None:
-        parts, optimizer = warm_parts(config, world, None, None)
+        parts, optimizer = warm_parts(config, world)
         cut = choose_cut(config.batch, world.place.size, parts.train_loader.num_samples)
         self._state, self._device, place = fresh_state(config, world, parts, optimizer, cut), parts.device, world.place
-        self._step = Step(config, world, parts.model, parts.device)
+        self._steps, self._passes = build_steps(config, world, parts, Split()), passes_of(config, parts)
         order = order_of(0, 0, parts.train_loader.num_samples, 1)
         work = assignments(order, 0, self._state.cut, place.rank, place.size)
-        self._batch = next(iter(parts.train_loader.load(0, [next(work)])))
+        batch = next(iter(parts.train_loader.load(0, [next(work)])))
+        self._batch = replace(batch, micro_batches=tuple(batch.micro_batches))
         parts.train_loader.close()
 
     def __call__(self, count: int) -> None:
         """Take `count` steps and wait until the device has finished them."""
         for _ in range(count):
-            self._step.take(self._state, self._batch, Votes(), want_norm=False)
+            self._passes.take(self._steps, self._state, self._batch, Votes())
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

@@ -9,17 +9,22 @@ from typing import Annotated
 import tyro
 
 from hvd_train.console import PROGRAM, show
+from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
+from hvd_train.help_page import Page, page_of
 from hvd_train.run_files import ledger
 
 USAGE = """\
-  audit RUN                check that every sample counted exactly once (of a run with --ledger)
+  audit RUN                check that every sample counted exactly once
 """
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """Check in ledger.jsonl that every sample counted exactly once in each finished epoch; exit code 1 if not."""
+    """Check that every sample counted exactly once in each finished epoch of a run with --ledger.
+
+    The exit code is 1 if not.
+    """
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder of a training with --ledger."""
@@ -31,6 +36,14 @@ def run(arguments: list[str]) -> int:
     Raises UsageError where the folder holds no ledger that can be read.
     """
     options = parse_flags(AuditOptions, arguments, f"{PROGRAM} audit")
+    if not options.run.is_dir():
+        raise UsageError(f"{options.run}: no such run folder")
     verdict = ledger.audit(options.run)
     show(verdict)
     return 1 if verdict.faults else 0
+
+
+def page(arguments: list[str]) -> Page:
+    """Return the help."""
+    examples = ("hvd-train audit runs/NAME",)
+    return page_of(AuditOptions, "audit RUN", examples, "RUN")

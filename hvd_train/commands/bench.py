@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import zlib
 from collections.abc import Callable
@@ -11,34 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hvd_train import recipes
+from hvd_train import recipes, remote_url
 from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
 from hvd_train.console import PROGRAM, show
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.flags import parse_flags, take, take_number
+from hvd_train.help_page import Flag, Page, Section, flags_of
 from hvd_train.launch import hosts, launcher, roll_call
 
 if TYPE_CHECKING:
     from hvd_train.bench.record import Record
+    from hvd_train.data.sources import OwnData
     from hvd_train.world.world import World
 
 USAGE = """\
-  bench TOOL ...           measure: throughput, allreduce, input, scaling (`hvd-train bench` says more)
+  bench TOOL [FLAGS]       measure: throughput, batch, allreduce, input, scaling
 """
-TOOLS = """usage: hvd-train bench TOOL ...
-
-  throughput [RECIPE] [flags of train] [--steps N] [--repetitions R]
-                           images/s of the real step, and where its time goes: on random images, or those of --data
-  allreduce [--min-size 1KB] [--max-size 256MB] [--repetitions R] [--device cpu|cuda]
-                           bandwidth between the ranks by size, in fp32 and fp16
-  input [RECIPE] [flags of train] [--seconds S] [--repetitions R]
-                           images/s of the data pipeline alone, and the stage that limits it
-  scaling --np 1,2,4 [--hosts FILE] [RECIPE] [flags of train] [--mode weak|strong] [--controller gloo|mpi]
-                           a training on each number of workers, and the table of them, with plots
-
-All take --json FILE. On several ranks: horovodrun -np 2 hvd-train bench throughput. scaling starts its ranks itself.
-"""
+TOOLS = ("throughput", "batch", "allreduce", "input", "scaling")
 
 
 @dataclass(frozen=True)
@@ -58,37 +49,200 @@ def run(arguments: list[str]) -> int:
 
     Raises UsageError for what cannot be measured, before anything is.
     """
-    tools = {"throughput": _throughput, "allreduce": _allreduce, "input": _input, "scaling": _scaling}
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(TOOLS, end="")
-        return 0 if arguments else 2
+    tools = {
+        "throughput": _throughput,
+        "batch": _batch,
+        "allreduce": _allreduce,
+        "input": _input,
+        "scaling": _scaling,
+    }
+    if not arguments:
+        print(page([]).text(), end="")
+        return 2
     if arguments[0] not in tools:
         raise unknown_name("tool of bench", arguments[0], tools)
     if launcher.elastic(os.environ):
         raise UsageError("bench measures workers that stay: start it with horovodrun -np N, without --min-np")
-    if {"-h", "--help"} & set(arguments):
-        print(TOOLS)  # the tools' own flags; those of a training follow
     json_file, rest = take(arguments[1:], "--json", "the path of a file")
     return tools[arguments[0]](rest, None if json_file is None else Path(json_file))
+
+
+def page(arguments: list[str]) -> Page:
+    """Return the help of the tool that comes first in the arguments, or else the list of tools.
+
+    Raises UsageError where there is no such tool.
+    """
+    tool = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    pages = _pages()
+    if tool:
+        if tool not in pages:
+            raise unknown_name("tool of bench", tool, pages)
+        return pages[tool]
+    tools = tuple(Flag((name,), text=page.about) for name, page in pages.items())
+    about = f"Measure how fast it is. `{PROGRAM} bench TOOL --help` shows the flags of a tool."
+    return Page("bench TOOL [FLAGS]", about, (Section("TOOL", tools),), (f"{PROGRAM} bench throughput digits",))
+
+
+def _pages() -> dict[str, Page]:
+    """Return the help of each tool."""
+    json_file = Flag(("--json",), "FILE", "Also write the record of the measurement to this file.")
+    horovodrun = f"horovodrun -np 2 {PROGRAM} bench"
+    return {
+        "throughput": Page(
+            "bench throughput [RECIPE] [FLAGS]",
+            "Images per second of the real step, and where its time goes; on random images, or on those of --data.",
+            (Section("flags", (_number("--steps", "Steps of a repetition.", 20), _repetitions(5), _PEAK, json_file)),),
+            (f"{horovodrun} throughput digits",),
+            takes_settings=True,
+        ),
+        "batch": Page(
+            "bench batch [RECIPE] [FLAGS]",
+            "The largest batch of a rank that fits, the fastest one, and the smallest that is about as fast. Random "
+            "images, or those of --data.",
+            (Section("flags", (*_BATCH_FLAGS, _repetitions(3), _PEAK, json_file)),),
+            (f"{PROGRAM} bench batch digits --plot batch.png", f"{horovodrun} batch digits --to 1024"),
+            takes_settings=True,
+        ),
+        "allreduce": Page(
+            "bench allreduce [FLAGS]",
+            "Bandwidth of sums over two ranks or more, by size, in fp32, fp16 and bf16, as nccl-tests define it.",
+            (Section("flags", (*flags_of(AllreduceOptions).values(), _repetitions(5), json_file)),),
+            (f"{horovodrun} allreduce --max-size 64MB",),
+        ),
+        "input": Page(
+            "bench input [RECIPE] [FLAGS]",
+            "Images per second of the data pipeline alone, and the stage that limits it.",
+            (Section("flags", (_number("--seconds", "Time of a repetition.", 3), _repetitions(3), json_file)),),
+            (f"{PROGRAM} bench input --data folder --data-dir DATA",),
+            takes_settings=True,
+        ),
+        "scaling": Page(
+            "bench scaling --np 1,2,4 [RECIPE] [FLAGS]",
+            "Train on each of several numbers of workers, and compare them in a table and plots. It starts its ranks.",
+            (Section("flags", (*_SCALING_FLAGS, json_file)),),
+            (f"{PROGRAM} bench scaling --np 1,2,4 digits --epochs 2",),
+            takes_settings=True,
+        ),
+    }
+
+
+_SCALING_FLAGS = (
+    Flag(("--np",), "N,N,...", "The numbers of workers."),
+    Flag(("--hosts",), "FILE", "Start them on the hosts of this file."),
+    Flag(("--mode",), "weak|strong", "Keep the batch of a worker, or the global batch. (default: weak)"),
+    Flag(("--controller",), "gloo|mpi", "How ranks find one another, and sum on CPUs. (default: gloo)"),
+)
+
+
+_PEAK = Flag(("--peak-tflops",), "X", "Operations a second that the device can do, in 10^12. (default: if known)")
+_FIRST, _LAST = 2, 8192  # batch norm needs two values of a feature
+
+
+def _number(flag: str, text: str, default: int) -> Flag:
+    return Flag((flag,), "N", f"{text} (default: {default})")
+
+
+_BATCH_FLAGS = (
+    _number("--from", "The batch to begin with.", _FIRST),
+    _number("--to", "The largest batch to look at.", _LAST),
+    _number("--seconds", "Time of a repetition.", 1),
+    Flag(("--plot",), "FILE", "Also draw the speed over the batch, as .png or .svg."),
+)
+
+
+def _repetitions(default: int) -> Flag:
+    return _number("--repetitions", "How often it is measured.", default)
 
 
 def _throughput(arguments: list[str], path: Path | None) -> int:
     steps, rest = take_number(arguments, "--steps", 20)
     repetitions, rest = take_number(rest, "--repetitions", 5)
-    config = parse_train(rest, "bench throughput")
-    flags = {argument.partition("=")[0].replace("_", "-") for argument in rest}
-    roll_call.started(os.environ)
+    peak, rest = _take_peak(rest)
+    config, images = _config_and_images(rest, "bench throughput")
     from hvd_train.bench import throughput
 
-    config = throughput.without_files(config, own_data=bool(flags & {"--data", "--data-dir"}))
     return _measure(
         "throughput",
         arguments,
         path,
         config,
-        lambda world: throughput.measure(config, world, steps=steps, repetitions=repetitions),
+        lambda world: throughput.measure(
+            config, world, steps=steps, repetitions=repetitions, images=images, peak_tflops=peak
+        ),
         throughput.table,
     )
+
+
+def _config_and_images(arguments: list[str], command: str) -> tuple[Config, OwnData | None]:
+    """Return the config to measure, and what makes the random images that stand in for its own; None: nothing does."""
+    config = parse_train(arguments, command)
+    flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    roll_call.started(os.environ)
+    from hvd_train.bench import throughput
+
+    # Random images stand in for images of classes alone.
+    own_data = bool(flags & {"--data", "--data-dir"}) or not config.task.is_of_image_classes
+    images = None if own_data else throughput.images_like(config.data.data)
+    return throughput.without_files(config, own_data=own_data), images
+
+
+def _take_peak(arguments: list[str]) -> tuple[float | None, list[str]]:
+    """Take --peak-tflops out of the arguments. Raises UsageError where it is no number above 0."""
+    text, rest = take(arguments, "--peak-tflops", "a number")
+    if text is None:
+        return None, rest
+    peak = float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) else 0.0
+    if peak == 0:
+        raise UsageError(f"--peak-tflops {text}: it must be a number above 0, as in --peak-tflops 312")
+    return peak, rest
+
+
+def _batch(arguments: list[str], path: Path | None) -> int:
+    first, rest = take_number(arguments, "--from", _FIRST)
+    last, rest = take_number(rest, "--to", max(_LAST, first))
+    seconds, rest = take_number(rest, "--seconds", 1)
+    repetitions, rest = take_number(rest, "--repetitions", 3)
+    plot, rest = take(rest, "--plot", "the path of a .png or .svg file")
+    peak, rest = _take_peak(rest)
+    if first > last:
+        raise UsageError(f"--from {first} is larger than --to {last}")
+    config, images = _config_and_images(rest, "bench batch")
+    from hvd_train.bench import batch, plots, record
+    from hvd_train.run import check, connect
+    from hvd_train.world.world import together
+
+    def check_files() -> None:
+        record.check_target(path, "batch")
+        if plot is not None:
+            plots.check_target(Path(plot))
+
+    check(config)
+    with contextlib.closing(connect(config)) as world:
+        speaks = world.place.rank == 0
+        together(world, lambda: check_files() if speaks else None)
+        about = {**record.about("batch", arguments), "hosts": len(set(world.gather(socket.gethostname())))}
+        found: Record | None = None
+        for row, found in world.in_each_world(
+            lambda: batch.measure(
+                config,
+                world,
+                first=first,
+                last=last,
+                seconds=seconds,
+                repetitions=repetitions,
+                images=images,
+                peak_tflops=peak,
+            )
+        ):
+            if speaks:
+                show(batch.in_short(row, found))
+                if path is not None and found is not None:
+                    record.write(path, {**about, **found})
+        if speaks and found is not None:
+            show(f"\n{batch.table(found)}")
+            if plot is not None:
+                plots.write(Path(plot), plots.speed_over_batch(found["rows"], found["unit"]))
+    return 0
 
 
 def _allreduce(arguments: list[str], path: Path | None) -> int:
@@ -176,8 +330,10 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
     if host_file is not None:
         scaling.check_hosts(counts, hosts.read(Path(host_file)), host_file)
     record.check_target(path, "scaling")
+    if config.run.output_dir and (url := remote_url.url_of(config.run.output_dir)):
+        raise UsageError(f"--output-dir {url}: the runs of bench scaling are in a folder of this machine")
     folder = config.run.output_dir or Path(f"runs/scaling-{zlib.crc32(' '.join(arguments).encode()):08x}")
-    sizes = scaling.plan(config, counts, mode, folder)
+    sizes = scaling.plan(scaling.ended_by_time(config), counts, mode, folder)
     from hvd_train.run import check  # imports torch
 
     check(config)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from hvd_train import config_file
-from hvd_train.commands.train import parse_train
+from hvd_train.commands.train import TRUST, parse_train
+from hvd_train.console import PROGRAM
 from hvd_train.flags import take_switch
+from hvd_train.help_page import Page, Section
 
 USAGE = """\
-  config [RECIPE] [flags]  check the settings of `train` and print them in the form that --config FILE takes
+  config [RECIPE] [FLAGS]  check the settings of a training, and print them
 """
 
 
@@ -20,3 +22,14 @@ def run(arguments: list[str]) -> int:
     check(settings)
     print(config_file.dump(settings), end="")
     return 0
+
+
+def page(arguments: list[str]) -> Page:
+    """Return the help."""
+    return Page(
+        "config [RECIPE] [FLAGS]",
+        "Check the settings of a training and print them, in the form that `--config FILE` takes. Nothing is started.",
+        (Section("flags", (TRUST,)),),
+        (f"{PROGRAM} config digits --epochs 5 > mine.yaml", f"{PROGRAM} train --config mine.yaml"),
+        takes_settings=True,
+    )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_train.console import PROGRAM, printable, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
+from hvd_train.help_page import Page, page_of
 from hvd_train.launch import hosts, launcher
 
 if TYPE_CHECKING:
@@ -25,14 +26,17 @@ if TYPE_CHECKING:
     from hvd_train.doctor.findings import Finding, Verdict
 
 USAGE = """\
-  doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster
+  doctor [--hosts FILE]    what this machine, or a whole cluster, can do
 """
 _COLOURS = {"ok": "green", "warning": "yellow", "broken": "bold red"}
 
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Examine what this machine and this build of Horovod can do, with a real allreduce over two ranks."""
+    """Examine what this machine and this build of Horovod can do, or a whole cluster.
+
+    Each line that is not ok says what to type.
+    """
 
     json: bool = False
     """Print one JSON object."""
@@ -80,6 +84,12 @@ def run(arguments: list[str]) -> int:
         console.print(table(findings))
         show(sentence(findings, quick=options.quick))
     return 1 if _names(findings, "broken") else 0
+
+
+def page(arguments: list[str]) -> Page:
+    """Return the help."""
+    examples = ("hvd-train doctor", "hvd-train doctor --hosts hostfiles/two_hosts --data-dir DATA")
+    return page_of(DoctorOptions, "doctor [FLAGS]", examples, aliases={"--host-list": ("-H",)})
 
 
 def _hosts(options: DoctorOptions) -> tuple[hosts.Host, ...]:

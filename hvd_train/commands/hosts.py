@@ -11,16 +11,17 @@ import tyro
 from hvd_train.console import PROGRAM, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
+from hvd_train.help_page import Page, page_of
 from hvd_train.launch import hosts
 
 USAGE = """\
-  hosts FILE               check a host file, and write it as Open MPI, MPICH or Slurm take it
+  hosts FILE               check a host file, or write it in another form
 """
 
 
 @dataclass(frozen=True)
 class HostsOptions:
-    """Check a host file (form, hosts named twice, slots, names that resolve here), or write it in another form."""
+    """Check a host file: its form, hosts named twice, slots, names that do not resolve. Or write it in another form."""
 
     file: Annotated[Path, tyro.conf.Positional]
     """Host file."""
@@ -40,3 +41,9 @@ def run(arguments: list[str]) -> int:
         raise UsageError(f"{options.file}: unknown here: {', '.join(unknown)}; mend the name, or add it to /etc/hosts")
     show(hosts.written(found, options.to).removesuffix("\n") if options.to else hosts.describe(found))
     return 0
+
+
+def page(arguments: list[str]) -> Page:
+    """Return the help."""
+    examples = ("hvd-train hosts hostfiles/two_hosts", "hvd-train hosts hostfiles/two_hosts --to slurm")
+    return page_of(HostsOptions, "hosts FILE [FLAGS]", examples, "FILE")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import math
 import os
+import sys
 import textwrap
 import time
 import zlib
@@ -15,21 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_train import console, plain_file
-from hvd_train.commands.train import parse_train
+from hvd_train import console, plain_file, remote_url
+from hvd_train.commands.train import read_train
 from hvd_train.config import Config
-from hvd_train.console import printable
+from hvd_train.console import PROGRAM, printable
 from hvd_train.errors import HvdTrainError, UsageError
 from hvd_train.flags import take, take_number
+from hvd_train.help_page import Flag, Page, Section
 from hvd_train.launch import launcher, mpi_roll_call
+from hvd_train.launch.error_report import say_once
+from hvd_train.progress.figures import Shown, by_name, read_all
 from hvd_train.run_files import durable
 
 if TYPE_CHECKING:
     from hvd_train.world.world import World
 
 USAGE = """\
-  sweep [RECIPE] [flags] [--workers-per-run N]
-                           a training for each combination of values with commas (--lr 0.1,0.05), side by side
+  sweep [RECIPE] [FLAGS]   a training for each combination of settings
 """
 ROWS = "sweep.json"
 
@@ -49,14 +53,49 @@ def run(arguments: list[str]) -> int:
     """
     workers, arguments = take_number(arguments, "--workers-per-run", 1)
     output, arguments = take(arguments, "--output-dir", "a folder")
+    if output and remote_url.url_of(output):
+        raise UsageError(
+            f"--output-dir {output}: the trainings of a sweep and their table are in a folder of this machine"
+        )
     folder = Path(output or f"runs/sweep-{zlib.crc32(' '.join(arguments).encode()):08x}")  # one command, one folder
-    return train_all(trials(arguments, lambda words: parse_train(words, "sweep"), folder), workers, folder)
+    notes: list[str] = []
+
+    def parse(words: list[str]) -> Config:
+        config, more = read_train(words, "sweep")
+        notes.extend(more)
+        return config
+
+    sweep = trials(arguments, parse, folder)
+    for note in dict.fromkeys(notes):  # each trial has them
+        say_once(note)
+    return train_all(sweep, workers, folder)
+
+
+def page(arguments: list[str]) -> Page:
+    """Return the help."""
+    flags = (
+        Flag(
+            ("--workers-per-run",), "N", "Ranks of each training, out of those that the launcher starts. (default: 1)"
+        ),
+        Flag(("--output-dir",), "DIR", "Folder of all trainings and their table. (default: runs/sweep-...)"),
+    )
+    return Page(
+        "sweep [RECIPE] [FLAGS]",
+        "Train each combination of the values that are given with commas, as in --lr 0.1,0.05, and print a table with "
+        "the best first. Under mpirun several trainings run at a time.",
+        (Section("flags", flags),),
+        (
+            f"{PROGRAM} sweep digits --lr 0.1,0.05",
+            f"mpirun -np 8 {PROGRAM} sweep digits --workers-per-run 2 --lr 0.1,0.05",
+        ),
+        takes_settings=True,
+    )
 
 
 def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Return the name and the arguments of every combination of values that stand with commas, as in `--lr 0.1,0.05`.
 
-    Values of flags that take lists (--gpu-ids) are left alone.
+    Values of flags that take lists (--gpu-ids), or may hold some (--optimizer-args, --task-args), are left alone.
     """
     parts: list[list[tuple[str, list[str]]]] = []
     index = 0
@@ -66,7 +105,8 @@ def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
         if flag.startswith("-") and (equals or follows):
             index += 0 if equals else 1
             value = value if equals else arguments[index]
-            values = [value] if flag.replace("_", "-") == "--gpu-ids" else value.split(",")
+            whole = ("--gpu-ids", "--optimizer-args", "--task-args")
+            values = [value] if flag.replace("_", "-") in whole else value.split(",")
             name = flag.lstrip("-")
             parts.append([(f"{name}={one}" if len(values) > 1 else "", [flag, one]) for one in values])
         else:
@@ -103,6 +143,7 @@ def train_all(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
     """
     from hvd_train.world.world import LocalWorld
 
+    launcher.check(os.environ, sys.argv)
     if launcher.launched(os.environ) is None:
         if workers > 1:
             raise UsageError(
@@ -123,6 +164,7 @@ def _run_by_mpi(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
         from mpi4py import MPI
     except ImportError:
         raise UsageError("a sweep on several ranks needs mpi4py: pip install mpi4py") from None
+    from hvd_train.world import cores
     from hvd_train.world.horovod_world import HorovodWorld, RankGroup
 
     everyone = MPI.COMM_WORLD
@@ -134,10 +176,13 @@ def _run_by_mpi(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
     at_a_time = everyone.size // workers
     group = everyone.rank // workers
     on_host = everyone.Split_type(MPI.COMM_TYPE_SHARED)
+    own = cores.of_this_process()
+    texts = mpi_roll_call.gathered(everyone, json.dumps(dataclasses.asdict(own)))
+    of_all_ranks = [cores.Cores(**json.loads(text)) for text in texts]
     mine = everyone.Split(group if group < at_a_time else MPI.UNDEFINED, everyone.rank)
     rows = []
     if mine != MPI.COMM_NULL:
-        ranks = RankGroup(mine, on_host.rank, on_host.size)
+        ranks = RankGroup(mine, on_host.rank, on_host.size, cores.share(own, of_all_ranks))
         for trial in sweep[group::at_a_time]:
             rows.append(_try(trial, HorovodWorld(ranks), speaks=mine.rank == 0))
     mpi_roll_call.come_together(everyone)
@@ -162,7 +207,9 @@ def _try(trial: Trial, world: World, *, speaks: bool) -> dict[str, Any] | None:
     with _printing_to(folder.with_name(f"{folder.name}.log"), speaks=speaks):
         try:
             result = train(trial.config, world=world)
-            row |= {"top1": result.best_top1, "loss": result.loss, "epochs": result.epochs}
+            figure = result.headline[-1]
+            row |= {"loss": result.scores["loss"], figure.name: result.best, "epochs": result.epochs}
+            row |= {"score": result.best, "figure": figure.plain()}
             row["failed"] = None if result.finished else "stopped"
         except HvdTrainError as error:
             row["failed"] = str(error)
@@ -191,11 +238,12 @@ def _printing_to(path: Path, *, speaks: bool) -> Iterator[None]:
 
 def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
     """Print the table, best first, write it to the sweep's folder and return the exit code."""
-    rows.sort(key=lambda row: (row["failed"] is not None, -_rankable(row.get("top1")), row["name"]))
+    figure = by_name(read_all([row["figure"] for row in rows if "figure" in row][:1]), None)
+    rows.sort(key=lambda row: (row["failed"] is not None, _place(row.get("score"), figure), row["name"]))
     from rich.console import Console  # slow to import
     from rich.table import Table
 
-    table = Table("training", "best top-1", "loss", "seconds", "run")
+    table = Table("training", f"best {figure.title}", "loss", "seconds", "run")
     for row in rows:
         score = f"failed: {printable(textwrap.shorten(row['failed'], 60))}" if row["failed"] else _score(row)
         loss = "" if row["failed"] else f"{row['loss']:.4f}"
@@ -207,9 +255,12 @@ def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
 
 
 def _score(row: dict[str, Any]) -> str:
-    return "not evaluated" if math.isnan(row["top1"]) else f"{row['top1']:.2%}"
+    figure = read_all([row["figure"]])[0]
+    return "not evaluated" if math.isnan(row["score"]) else figure.written(row["score"])
 
 
-def _rankable(value: float | None) -> float:
-    """Return a score that sorts: one that is not known stands below all others."""
-    return -1.0 if value is None or math.isnan(value) else value
+def _place(value: float | None, figure: Shown) -> float:
+    """Return a number that sorts, the best first; a score that is not known comes after all others."""
+    if value is None or math.isnan(value):
+        return math.inf
+    return -value if figure.better == "higher" else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from hvd_train.bench import tune
@@ -11,11 +10,11 @@ from hvd_train.commands.train import parse_train
 from hvd_train.console import PROGRAM, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import take, take_number
+from hvd_train.help_page import Flag, Page, Section
 from hvd_train.launch import horovodrun, hosts, launcher, roll_call
 
 USAGE = """\
-  tune [RECIPE] [flags] [--np N] [--hosts FILE] [--controller gloo|mpi] [--output FILE]
-                           find Horovod's fastest settings for these hosts, this model and batch: `train --tuned FILE`
+  tune [RECIPE] [FLAGS]    find Horovod's fastest settings for these hosts
 """
 
 
@@ -39,8 +38,27 @@ def run(arguments: list[str]) -> int:
     path = Path(output or "tuned.env")
     tune.check(path)
     line = horovodrun.line(ranks, file, controller or "gloo")
-    tune.tune(tune.Ranks(line, [sys.argv[0], "tune", *arguments], seconds), path, turns, show)
+    tune.tune(tune.Ranks(line, [horovodrun.program(PROGRAM), "tune", *arguments], seconds), path, turns, show)
     return 0
+
+
+def page(arguments: list[str]) -> Page:
+    """Return the help."""
+    flags = (
+        Flag(("--np",), "N", "Ranks to start. (default: 2, or all slots of --hosts)"),
+        Flag(("--hosts",), "FILE", "Start them on the hosts of this file."),
+        Flag(("--controller",), "gloo|mpi", "How ranks find one another, and sum on CPUs. (default: gloo)"),
+        Flag(("--output",), "FILE", "Where the settings are written. (default: tuned.env)"),
+        Flag(("--turns",), "N", "How often the best settings are compared with the defaults. (default: 8)"),
+        Flag(("--seconds",), "N", "How long each turn takes, about. (default: 3)"),
+    )
+    return Page(
+        "tune [RECIPE] [FLAGS]",
+        "Find Horovod's fastest settings for these hosts, this model and this batch. `train --tuned FILE` takes them.",
+        (Section("flags", flags),),
+        (f"{PROGRAM} tune digits --np 2", f"{PROGRAM} train digits --np 2 --tuned tuned.env"),
+        takes_settings=True,
+    )
 
 
 def _turn(arguments: list[str]) -> int:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from hvd_train.data.batches import Batch, Loader, MicroBatch
+from hvd_train.data.batches import Batch, Loader, MicroBatch, OneAhead
 from hvd_train.data.dataset import Arrays, Mark, unmarked
-from hvd_train.data.prepare import Prepare
+from hvd_train.data.prepare import Preparation
+from hvd_train.data.trees import Tree, leaves, mapped
 from hvd_train.progress import order
 from hvd_train.progress.order import Assignment, Slot
 
@@ -26,14 +27,15 @@ class ArrayLoader(Loader):
     A small data set without random augmentation is prepared once, instead of batch by batch.
     """
 
-    def __init__(self, data: Arrays, prepare: Prepare, device: torch.device, seed: int) -> None:
+    def __init__(self, data: Arrays, prepare: Preparation, device: torch.device, seed: int) -> None:
         self.num_samples = len(data)
-        self._images, self._labels = data.images.to(device), data.labels.to(device)
+        self._rows = data.rows
+        self._inputs, self._targets = (mapped(lambda t: t.to(device), tree) for tree in (data.inputs, data.targets))
         self._prepare, self._device, self._seed = prepare, device, seed
         self._mark: Mark = unmarked
-        self._is_prepared = prepare.augment is None and _prepared_bytes(prepare, self._images) <= _MAX_PREPARED_BYTES
+        self._is_prepared = prepare.augment is None and _prepared_bytes(prepare, self._inputs) <= _MAX_PREPARED_BYTES
         if self._is_prepared:
-            self._images = prepare(self._images, None).contiguous()
+            self._inputs = mapped(torch.Tensor.contiguous, prepare(self._inputs, None))
 
     @override
     def start(self) -> None:
@@ -44,16 +46,17 @@ class ArrayLoader(Loader):
         work = iter(work)
         while assignments := list(itertools.islice(work, _STEPS_AT_ONCE)):
             slots = [slot for assignment in assignments for slot in assignment.slots]
-            prepared = map(self._micro_batch, slots, *self._look_up(epoch, slots))
+            found = zip(slots, *self._look_up(epoch, slots), strict=True)
             for assignment in assignments:
-                micro_batches = tuple(itertools.islice(prepared, len(assignment.slots)))
-                yield Batch(assignment.size, assignment.num_slots, micro_batches)
+                mine = list(itertools.islice(found, len(assignment.slots)))
+                micro_batches = OneAhead(itertools.starmap(self._micro_batch, mine), lambda micro: micro)
+                yield Batch(assignment.size, assignment.num_slots, assignment.own_sizes, micro_batches)
 
     def _look_up(self, epoch: int, slots: list[Slot]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
         """Return for each slot the rows of its samples, and their random numbers [n, k] if they are augmented."""
         sizes = [len(slot.indices) for slot in slots]
         samples = np.concatenate([np.empty(0, dtype=np.int64), *(slot.indices for slot in slots)])
-        rows = torch.from_numpy(samples % len(self._images)).to(self._device).split_with_sizes(sizes)
+        rows = torch.from_numpy(samples % self._rows).to(self._device).split_with_sizes(sizes)
         if self._prepare.augment is None:
             return rows, [None] * len(slots)
         numbers = order.uniforms(self._seed, epoch, samples, self._prepare.augment.num_uniforms)
@@ -62,14 +65,14 @@ class ArrayLoader(Loader):
         return rows, uniforms
 
     def _micro_batch(self, slot: Slot, rows: Tensor, uniforms: Tensor | None) -> MicroBatch:
-        inputs, labels = self._images.index_select(0, rows), self._labels.index_select(0, rows)
+        inputs, targets = (mapped(lambda t: t.index_select(0, rows), tree) for tree in (self._inputs, self._targets))
         self._mark("read")
         if self._is_prepared:
             inputs = self._prepare.lay_out(inputs)
             self._mark("prepare")
         else:
             inputs = self._prepare(inputs, uniforms, self._mark, overwrite=True)
-        return MicroBatch(slot.number, inputs, labels, slot.indices)
+        return MicroBatch(slot.number, inputs, targets, slot.indices)
 
     @override
     def watch(self, mark: Mark) -> None:
@@ -80,6 +83,7 @@ class ArrayLoader(Loader):
         """Do nothing: there are no loader processes."""
 
 
-def _prepared_bytes(prepare: Prepare, images: Tensor) -> int:
-    """Return the number of bytes that all images take as model input."""
-    return prepare(images[:1], None).nbytes * len(images)
+def _prepared_bytes(prepare: Preparation, inputs: Tree) -> int:
+    """Return the number of bytes that all rows take as model input."""
+    first = prepare(mapped(lambda tensor: tensor[:1], inputs), None)
+    return sum(tensor.nbytes for tensor in leaves(first)) * len(leaves(inputs)[0])

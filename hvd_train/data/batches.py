@@ -2,36 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
 
 from hvd_train.data.dataset import Mark
+from hvd_train.data.trees import Tree
 from hvd_train.progress.order import Assignment, Indices
+from hvd_train.progress.whereabouts import here
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One slot of a step, ready for the model: inputs [n, c, h, w] float, targets [n], sample numbers [n].
+    """One slot of a step, ready for the model: inputs and targets, trees of tensors [n, ...], and sample numbers [n].
+
+    Of images the inputs are [n, c, h, w] float, and the targets numbers of classes [n].
 
     `number` is that of the slot within its step.
     """
 
     number: int
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tree
+    targets: Tree
     samples: Indices
 
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's part of a step; `size` (in samples) and `num_slots` are those of the whole global batch."""
+    """This rank's part of a step; `size` (in samples) and `num_slots` are those of the whole global batch.
+
+    `own_sizes` are the numbers of samples in this rank's slots. The micro-batches are to be gone through once: they may
+    come to the device one by one.
+    """
 
     size: int
     num_slots: int
-    micro_batches: tuple[MicroBatch, ...]
+    own_sizes: tuple[int, ...]
+    micro_batches: Iterable[MicroBatch]
+
+
+Begun = TypeVar("Begun")
+
+
+class OneAhead(Iterator[MicroBatch], Generic[Begun]):
+    """The micro-batches of a step, of which at most two are on the device: the one in use, and the next.
+
+    The first is begun at once, and each other one when the one before it is asked for.
+    """
+
+    def __init__(self, beginnings: Iterator[Begun], finish: Callable[[Begun], MicroBatch]) -> None:
+        """What is drawn from `beginnings` has begun: what takes its time on the way is done until it is finished."""
+        self._beginnings, self._finish = beginnings, finish
+        self._begun = self._next()
+
+    def __next__(self) -> MicroBatch:
+        if not self._begun:
+            raise StopIteration
+        micro = self._finish(self._begun.pop())
+        self._begun = self._next()
+        return micro
+
+    def _next(self) -> list[Begun]:
+        """Begin the next micro-batch, if there is one; this list alone holds it."""
+        return list(islice(self._beginnings, 1))
 
 
 class Loader(Protocol):
@@ -65,6 +99,7 @@ class Ahead:
 
     def prepare(self) -> None:
         """Make the next batch ready. An error in doing so is kept, and raised when that batch is asked for."""
+        here.at("data")
         try:
             self._next = next(self._batches)
         except Exception as error:  # noqa: BLE001  # a data set may raise anything; StopIteration ends the batches

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from hvd_train.data.augment import Augment
+from hvd_train.data.coded import Coded
+from hvd_train.data.trees import Tree, leaves
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -22,41 +24,54 @@ def unmarked(stage: str) -> None:
 
 
 class MapDataset(Protocol):
-    """A map-style data set of torch whose items are (image tensor [c, h, w], class number); users bring such ones."""
+    """A map-style data set of torch; users bring such ones.
+
+    Its items are (image tensor [c, h, w], class number) or, for other tasks than classification, (inputs, targets), two
+    trees of tensors and numbers.
+    """
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> tuple[Tensor, int]: ...
+    def __getitem__(self, index: int, /) -> tuple[Any, Any]: ...
 
 
 @runtime_checkable
 class Staged(MapDataset, Protocol):
-    """A map-style data set that reports the stages of reading an item, for `hvd-train bench input`."""
+    """A map-style data set of torch that reports the stages of reading an item, for `hvd-train bench input`."""
 
-    def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
-        """Return an item, and call `mark` at the end of each stage of reading it."""
+    def staged_item(self, index: int, mark: Mark) -> tuple[Tensor | Coded, int]:
+        """Return an item, or a file that a GPU is to decode, and call `mark` at the end of each stage of reading it."""
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """A data set in memory: images [rows, c, h, w] (uint8 or float) and labels [rows] (int64).
+    """A data set in memory: inputs and targets, trees of tensors whose first dimension are the rows.
 
-    Sample number i is row i % rows, so that `num_samples` may exceed the rows.
+    Of images the inputs are [rows, c, h, w] (uint8 or float), and the targets numbers of classes [rows] (int64). Sample
+    number i is row i % rows, so that `num_samples` may exceed the rows.
     """
 
-    images: Tensor
-    labels: Tensor
+    inputs: Tree
+    targets: Tree
     num_samples: int
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(leaves(self.inputs)[0])
 
     def __len__(self) -> int:
         return self.num_samples
 
 
 Source = Arrays | MapDataset
+SplitName = Literal["train", "val", "test"]
 
 
 @dataclass(frozen=True)
 class DataSet:
     """A training set and a validation set (None: nothing to evaluate on), with what a model must know of them.
+
+    `classes` are the names of the classes; data of other tasks than classification may have none.
 
     `image_size` is the side in pixels, None if images come in any size. `mean` and `std`, of each channel of images
     with values 0..1, normalise them; empty ones leave them as they are. `augment` changes whole batches of `Arrays`.
@@ -64,8 +79,9 @@ class DataSet:
 
     train: Source
     val: Source | None
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     channels: int = 3
+    """Of an image; in a table the numbers of a row."""
     image_size: int | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -75,3 +91,12 @@ class DataSet:
     torchvision is slow to import."""
     test: Source | None = None
     """A set that is evaluated once, at the end of training."""
+    file_view: tuple[int, int] | None = None
+    """How evaluation sees an image file: the pixels of its resized shorter side, and of the square in its middle. None
+    where files are not what the images come from, so that nobody can say."""
+    note: str | None = None
+    """What the user should know about how a fresh training on these data starts."""
+    vocabulary: int | None = None
+    """How many different tokens there are, in a text."""
+    refusal: str | None = None
+    """Why no training can begin with these data on this host, if so. One that has begun goes on."""

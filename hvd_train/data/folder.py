@@ -3,127 +3,65 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
-from torchvision.transforms import v2
 from typing_extensions import override
 
 from hvd_train import plain_file
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Mark, Staged, unmarked
-from hvd_train.data.pictures import UNREADABLE, Picture
-from hvd_train.data.transforms import training_transform
+from hvd_train.data import views
+from hvd_train.data.cache_folder import CacheFolder
+from hvd_train.data.coded import Coded
+from hvd_train.data.dataset import DataSet, Mark
+from hvd_train.data.encoded import EncodedImages, Look, Texts
+from hvd_train.data.image_cache import ImageCache
 from hvd_train.errors import UsageError
 from hvd_train.settings.data import DataConfig
 
-_VAL_CROP = 224 / 256  # share of the shorter side that evaluation shows; usual since AlexNet
 
+class ImageFolder(EncodedImages):
+    """The image files of one split."""
 
-class View(Protocol):
-    """What the model sees of an image file: a part of it, of one size."""
-
-    def __call__(self, picture: Picture, mark: Mark = unmarked) -> Tensor:
-        """Return an image [3, size, size] uint8, and call `mark` with "decode" when its pixels are decoded."""
-
-
-class RandomCrop(View):
-    """A view of a random part of an image, resized to `size` pixels and mirrored half of the time.
-
-    It draws the same random numbers as torchvision's RandomResizedCrop and RandomHorizontalFlip and gives the same
-    result, but decodes only that part of the file.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._side, self._crop = [size, size], v2.RandomResizedCrop(size, antialias=True)
-
-    @override
-    def __call__(self, picture: Picture, mark: Mark = unmarked) -> Tensor:
-        image_of_this_size = torch.empty((1, picture.height, picture.width), device="meta")
-        box = self._crop.make_params([image_of_this_size])
-        part = picture.part(box["left"], box["top"], box["width"], box["height"])
-        mark("decode")
-        image: Tensor = v2.functional.resize(part, self._side, antialias=True)
-        return image.flip(-1) if torch.rand(1) < 0.5 else image
-
-
-class CenterCrop(View):
-    """A view of the middle `crop` pixels of an image whose shorter side is resized to `resize` pixels."""
-
-    def __init__(self, resize: int, crop: int) -> None:
-        self._change = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(crop)])
-
-    @override
-    def __call__(self, picture: Picture, mark: Mark = unmarked) -> Tensor:
-        whole = picture.part(0, 0, picture.width, picture.height)
-        mark("decode")
-        image: Tensor = self._change(whole)
-        return image
-
-
-class ImageFolder(Staged):
-    """The images of one split; an item is (image [3, size, size] uint8, class number). No image is kept in memory.
-
-    The list of files is three tensors, which loader processes share. To read from a list of paths would write to the
-    reference counts of its entries, so that each process would soon have a copy of every page.
-    """
-
-    def __init__(
-        self,
-        root: Path,
-        classes: list[str],
-        view: View,
-        transform: Any = None,
-        max_pixels: int = DataConfig.max_image_pixels,
-    ) -> None:
+    def __init__(self, root: Path, classes: list[str], look: Look, cache: ImageCache | None = None) -> None:
         """List the files below `root`/CLASS. Raises UsageError where a class has no images.
 
-        Images of more than `max_pixels` pixels count as unreadable.
+        With a `cache`, through which all images are seen then, none is for a GPU to decode.
         """
         numbers = {name: number for number, name in enumerate(classes)}
         try:
             samples = make_dataset(str(root), numbers, extensions=IMG_EXTENSIONS)
         except FileNotFoundError as error:
             raise UsageError(f"{root}: {error}") from None
-        names = [os.fsencode(path[len(str(root)) + 1 :]) for path, _ in samples]
-        self.labels = torch.tensor([label for _, label in samples])
-        self._names = torch.frombuffer(bytearray(b"".join(names)), dtype=torch.uint8)
-        self._ends = torch.tensor([len(name) for name in names]).cumsum(0)
-        self._root, self._view, self._transform, self._max_pixels = root, view, transform, max_pixels
-
-    @override
-    def __len__(self) -> int:
-        return len(self.labels)
+        super().__init__(torch.tensor([label for _, label in samples]), look)
+        self._names = Texts.of(os.fsencode(path[len(str(root)) + 1 :]) for path, _ in samples)
+        self._root, self._cache = root, cache
 
     def path(self, index: int) -> Path:
         """Return the path of the file of a sample."""
-        start, end = int(self._ends[index - 1]) if index else 0, int(self._ends[index])
-        return self._root / os.fsdecode(self._names[start:end].numpy().tobytes())
+        return self._root / os.fsdecode(self._names[index])
 
     @override
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return an item. Raises UsageError that names the file where it cannot be read as an image."""
-        return self.staged_item(index, unmarked)
+    def name(self, index: int) -> str:
+        return str(self.path(index))
 
     @override
-    def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
-        """Return an item and call `mark` after "read", "decode" and "augment".
+    def read(self, index: int) -> bytes:
+        return plain_file.read_bytes(self.path(index))
 
-        Raises UsageError, naming the file, where it cannot be read.
-        """
-        path = self.path(index)
-        try:
-            data = plain_file.read_bytes(path)
-            mark("read")
-            image = self._view(Picture(data, self._max_pixels), mark)
-        except UNREADABLE as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UsageError(f"cannot read the image {path}: {reason}; mend or remove it") from None
-        image = image if self._transform is None else self._transform(image)
-        mark("augment")
-        return image, int(self.labels[index])
+    def missing(self) -> tuple[int, int]:
+        """Return about how many bytes the cache still needs for all images, and for how many files."""
+        return (0, 0) if self._cache is None else self._cache.missing(len(self), self.path)
+
+    @override
+    def _seen(self, index: int, mark: Mark, *, for_gpu: bool) -> Tensor | Coded:
+        if self._cache is None:
+            return super()._seen(index, mark, for_gpu=for_gpu)
+        image = self._look.view(self._cache.pixels(self.path(index), mark))
+        mark("crop")
+        return image
 
 
 def open_folder(root: Path, config: DataConfig) -> DataSet:
@@ -131,8 +69,6 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
 
     Raises UsageError where train/, val/ or a class is missing or empty, or where the splits have different classes.
     """
-    size = config.image_size or 224
-    crop = config.val_crop_size or size
     if not root.is_dir():
         raise UsageError(f"--data-dir {root} is not a folder; it must hold train/ and val/")
     splits = ["train", "val", *(["test"] if (root / "test").is_dir() else [])]
@@ -142,21 +78,22 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
             raise UsageError(
                 f"{root}: train/ and {split}/ must have the same classes; only in one: {', '.join(only[:5])}"
             )
-    evaluated = CenterCrop(config.val_resize_size or round(crop / _VAL_CROP), crop)
-    plain = config.augment == "none"
-    view = CenterCrop(round(size / _VAL_CROP), size) if plain else RandomCrop(size)
-    transform = training_transform(config, [], IMAGENET_MEAN)
-    limit = config.max_image_pixels
-    return DataSet(
-        train=ImageFolder(root / "train", classes, view, transform, limit),
-        val=ImageFolder(root / "val", classes, evaluated, max_pixels=limit),
-        test=ImageFolder(root / "test", classes, evaluated, max_pixels=limit) if "test" in splits else None,
-        classes=tuple(classes),
-        channels=3,
-        image_size=size,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
+    place = CacheFolder.of(config, root)
+    cache = (
+        partial(ImageCache, place, max_pixels=config.max_image_pixels) if place is not None else lambda root, side: None
     )
+    train = ImageFolder(
+        root / "train", classes, views.of_training(config), cache(root / "train", views.whole_side(config))
+    )
+    val, test = (
+        ImageFolder(root / split, classes, views.of_evaluation(config), cache(root / split, views.file_view(config)[0]))
+        if split in splits
+        else None
+        for split in ("val", "test")
+    )
+    missing, files = map(sum, zip(*(part.missing() for part in (train, val, test) if part is not None), strict=True))
+    note, refusal = place.plan(missing, files) if place is not None and files else (None, None)
+    return views.data_set(config, tuple(classes), train, val, test, note, refusal)
 
 
 def _classes(split: Path) -> list[str]:

@@ -1,51 +1,20 @@
 /* Decodes a part of a JPEG file with the libjpeg-turbo that Pillow brings along.
 
 Rows below the part are not read; rows above it and columns beside it are entropy-decoded only. This is C because
-libjpeg reports errors by calling a function that must not return, and Python cannot provide one. The library is found
-when the process runs, so there is no header to include: this file declares what it uses of the interface of version 6b,
-which has not changed since 1998. jpeg_CreateDecompress refuses a caller with another version or another size of the
-structure. */
+libjpeg reports errors by calling a function that must not return, and Python cannot provide one. */
 
+#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSION 62
-#define STRUCT_SIZE 632 /* on 64-bit machines */
-enum { GREY = 1, RGB = 2, YCBCR = 3 };
+#include "jpeg_library.h"
+
+#include "jpeg_huffman.h"
+#include "jpeg_resize.h"
+
 enum { MARGIN = 4 }; /* decoded beside the part, too: smooth upsampling of colour reads neighbours */
-
-typedef struct decompress decompress;
-
-struct errors {
-    void (*error_exit)(decompress *);
-    void (*emit_message)(decompress *, int);
-    void (*output_message)(decompress *);
-    void (*format_message)(decompress *, char *);
-    void (*reset)(decompress *);
-    int code;
-    char parameters[80];
-    int trace_level;
-    long num_warnings;
-    char rest[32];
-};
-
-struct decompress {
-    struct errors *errors;
-    void *memory, *progress, *client;
-    int is_decompressor, state;
-    void *source;
-    unsigned width, height;
-    int num_components, colours, wanted_colours;
-    unsigned scale[2];
-    double gamma;
-    int settings[12];
-    unsigned output_width, output_height;
-    char rest[STRUCT_SIZE - 144];
-};
-
-_Static_assert(sizeof(decompress) == STRUCT_SIZE, "not a 64-bit machine");
 
 static struct {
     struct errors *(*std_error)(struct errors *);
@@ -63,10 +32,13 @@ typedef struct {
     struct errors errors;
     jmp_buf back;
     decompress picture;
-    unsigned char *row;
+    huffman huffman;
+    axis x, y;
+    unsigned char *row, *pairs;    /* a decoded row: its pixels, and each of them beside the next */
+    unsigned char *lines, **order; /* rows that are resized along x, and which of them are added up */
 } reader;
 
-static void give_up(decompress *picture) { longjmp(((reader *)picture->errors)->back, 1); }
+_Noreturn static void give_up(decompress *picture) { longjmp(((reader *)picture->errors)->back, 1); }
 
 static void count_warnings(decompress *picture, int level) {
     if (level < 0) picture->errors->num_warnings++;
@@ -82,11 +54,32 @@ static void open_header(reader *r, const unsigned char *data, size_t length) {
     if (r->picture.colours < GREY || r->picture.colours > YCBCR) give_up(&r->picture);
 }
 
+static int decode_unit(decompress *picture, block **blocks) {
+    return decode_next(&((reader *)picture->errors)->huffman, blocks, picture);
+}
+
+/* Returns whether the structure behind `entropy`, which no header shows, has a function of the library where we think.
+ */
+static int is_as_known(const decompress *picture) {
+    static int (*known)(decompress *, block **);
+    Dl_info theirs, library;
+    if (picture->entropy->decode_unit == known) return 1;
+    if (!dladdr((void *)picture->entropy->decode_unit, &theirs) || !dladdr((void *)jpeg.start, &library)) return 0;
+    if (theirs.dli_fbase != library.dli_fbase) return 0;
+    known = picture->entropy->decode_unit;
+    return 1;
+}
+
 /* Frees everything. Returns 0 where the result is sound: nothing failed and libjpeg gave no warning. */
 static int finish(reader *r, int failed) {
     int is_unsound = failed || r->errors.num_warnings > 0;
     jpeg.destroy(&r->picture);
+    free_axis(&r->x);
+    free_axis(&r->y);
     free(r->row);
+    free(r->pairs);
+    free(r->lines);
+    free(r->order);
     free(r);
     return is_unsound;
 }
@@ -115,24 +108,72 @@ int region_size(const unsigned char *data, size_t length, int *size) {
     return finish(r, 0);
 }
 
-/* Writes the pixels [height, width, 3] of a part to `out`; the part must lie in the image. Returns 0, or 1 as above. */
-int region_decode(const unsigned char *data, size_t length, unsigned left, unsigned top, unsigned width,
-                  unsigned height, unsigned char *out) {
+/* What is seen of an image: a part, resized, and of that a window, mirrored or not. As `Frame` in coded.py. */
+typedef struct {
+    int left, top, width, height, resized_height, resized_width, window_top, window_left, window_height, window_width;
+    int is_mirrored;
+} frame;
+
+static int lies_in(int start, int size, int whole) { return start >= 0 && size > 0 && size <= whole - start; }
+
+static int is_sound(const frame *f, const decompress *picture) {
+    int is_in_image =
+        lies_in(f->left, f->width, (int)picture->width) && lies_in(f->top, f->height, (int)picture->height);
+    int is_in_part = lies_in(f->window_left, f->window_width, f->resized_width) &&
+                     lies_in(f->window_top, f->window_height, f->resized_height);
+    return is_in_image && is_in_part;
+}
+
+/* Decodes the rows and columns that the window is made of, one row at a time, and resizes it as soon as it is read. */
+static void decode(reader *r, const frame *f, unsigned char *out) {
+    decompress *picture = &r->picture;
+    axis *x = &r->x, *y = &r->y;
+    if (!make_axis(x, f->width, f->resized_width, f->window_left, f->window_width, f->is_mirrored)) give_up(picture);
+    if (!make_axis(y, f->height, f->resized_height, f->window_top, f->window_height, 0)) give_up(picture);
+    picture->wanted_colours = RGB_AND_FILL;
+    jpeg.start(picture);
+    unsigned whole = picture->output_width, left = (unsigned)f->left, first = left + (unsigned)first_of(x);
+    unsigned start = first < MARGIN ? 0 : first - MARGIN, stop = left + (unsigned)last_of(x) + MARGIN;
+    unsigned columns = (stop < whole ? stop : whole) - start;
+    if (columns < whole) jpeg.crop(picture, &start, &columns); /* moves both to the grid of blocks */
+    if (is_as_known(picture) && start_huffman(&r->huffman, picture, start, start + columns))
+        picture->entropy->decode_unit = decode_unit;
+
+    /* Behind the last pixel there is room for those that have no weight. */
+    size_t length = (size_t)f->window_width * 3, line = (length + WIDE) / WIDE * WIDE;
+    size_t num_lines = (size_t)y->num_weights;
+    size_t num = columns + (size_t)x->num_weights;
+    r->row = calloc(1 + num + WIDE / 4, 4);
+    r->pairs = malloc((num + WIDE / 4) * 8);
+    r->lines = calloc(num_lines + 1, line);
+    r->order = calloc(num_lines, sizeof *r->order);
+    if (!r->row || !r->pairs || !r->lines || !r->order) give_up(picture);
+    unsigned char *row = r->row + 4; /* libjpeg writes past the cache where a row is aligned to 16 or 32 bytes */
+    for (int place = 0; place < x->size; place++)
+        x->first[place] += (int)(left - start);
+    if (f->top + y->first[0]) jpeg.skip(picture, (unsigned)(f->top + y->first[0]));
+    for (int place = 0, read = y->first[0]; place < y->size; place++) {
+        int needed = y->first[place] + y->num_weights;
+        for (; read < needed && read < f->height; read++) {
+            jpeg.read(picture, &row, 1);
+            resize_row(x, row, num, r->pairs, r->lines + (size_t)read % num_lines * line);
+        }
+        for (size_t n = 0; n < num_lines; n++)
+            r->order[n] = r->lines + ((size_t)y->first[place] + n) % num_lines * line;
+        unsigned char *sums = r->lines + num_lines * line;
+        add_rows(y, place, r->order, length, sums);
+        memcpy(out + (size_t)place * length, sums, length);
+    }
+}
+
+/* Writes the pixels [window_height, window_width, 3] of a window to `out`; the part must lie in the image and the
+   window in the resized part. Returns 0, or 1 as above. */
+int region_decode(const unsigned char *data, size_t length, const frame *seen, unsigned char *out) {
     reader *r = calloc(1, sizeof *r);
     if (!r) return 1;
     if (setjmp(r->back)) return finish(r, 1);
     open_header(r, data, length);
-    r->picture.wanted_colours = RGB;
-    jpeg.start(&r->picture);
-    unsigned whole = r->picture.output_width;
-    unsigned start = left < MARGIN ? 0 : left - MARGIN, stop = left + width + MARGIN;
-    unsigned columns = (stop < whole ? stop : whole) - start;
-    if (columns < whole) jpeg.crop(&r->picture, &start, &columns); /* moves both to the grid of blocks */
-    if (!(r->row = malloc((size_t)columns * 3))) return finish(r, 1);
-    if (top) jpeg.skip(&r->picture, top);
-    for (unsigned y = 0; y < height; y++) {
-        jpeg.read(&r->picture, &r->row, 1);
-        memcpy(out + (size_t)y * width * 3, r->row + (size_t)(left - start) * 3, (size_t)width * 3);
-    }
+    if (!is_sound(seen, &r->picture)) give_up(&r->picture);
+    decode(r, seen, out);
     return finish(r, 0);
 }

@@ -33,8 +33,9 @@ class Task:
 class Tasks:
     """Iterates over the tasks for the slots of an epoch, in their order; DataLoader takes it as its sampler.
 
-    Each task borrows a buffer. It belongs to that task alone until its batch is on the device and `give_back` is
-    called. There is a buffer for each batch that loader processes have in hand, and one for the batch in use here.
+    Each task borrows a buffer. It belongs to that task alone until `give_back` is called: when its batch has been
+    prepared on a CPU or, for a GPU, is in pinned memory. There is a buffer for each batch that loader processes have in
+    hand, and one for the batch in use here.
     """
 
     def __init__(self, num_workers: int) -> None:

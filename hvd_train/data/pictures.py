@@ -1,4 +1,4 @@
-"""Image files, decoded only as far as the part that is asked for."""
+"""Image files, decoded only as far as the part that is asked for, and resized on the way."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from pathlib import Path
 import numpy as np
 import PIL
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from hvd_train.data import jpeg_header
+from hvd_train.data.coded import Frame
 from hvd_train.settings.data import DataConfig
 
 _DAMAGED = (ValueError, TypeError, SyntaxError, EOFError, LookupError, ArithmeticError, struct.error)
 UNREADABLE = (OSError, *_DAMAGED)
 """The errors that are raised for a file that is damaged, too large or not an image of a format that is meant."""
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # those of the endings that a data folder may hold
-_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
-_APP1, _START_OF_SCAN = 0xE1, 0xDA
 _ORIENTATION, _UPRIGHT = 0x0112, 1
 
 
 class Picture:
     """The content of an image file, seen as red, green and blue pixels.
 
-    Parts of JPEG files are decoded by the same library that Pillow uses (`jpeg_region.c`), with the same result to the
-    bit. Pillow itself decodes other formats, images that are to be turned or have four colours, damaged files, and
-    every file if the package was installed without a compiler.
+    JPEG files are decoded by the same library that Pillow uses and resized as torch does (`jpeg_region.c`), with the
+    same result to the bit. Pillow itself decodes other formats, images that are to be turned or have four colours,
+    damaged files, and every file if the package was installed without a compiler.
     """
 
     def __init__(self, data: bytes, max_pixels: int = DataConfig.max_image_pixels) -> None:
@@ -48,15 +49,73 @@ class Picture:
 
     def part(self, left: int, top: int, width: int, height: int) -> Tensor:
         """Return the pixels of this part as uint8 [3, height, width]. Raises UNREADABLE."""
-        pixels = None if self._whole is not None else _jpeg_part(self._data, left, top, width, height)
+        pixels = self._jpeg((left, top, width, height, height, width, 0, 0, height, width, 0))
         if pixels is None:
             pixels = self._decode()[top : top + height, left : left + width]
         return pixels.permute(2, 0, 1)
+
+    def seen(self, frame: Frame) -> Tensor:
+        """Return what is seen of the image in this frame as uint8 [3, side, side]. Raises UNREADABLE."""
+        pixels = self._jpeg((*frame[:8], frame.side, frame.side, frame.mirrored))
+        if pixels is not None:
+            return pixels.permute(2, 0, 1)
+        part = self.part(frame.left, frame.top, frame.width, frame.height)
+        return frame.window(_resized(part, frame.resized_height, frame.resized_width))
+
+    def reduced(self, side: int) -> Pixels:
+        """Return the whole image, resized where its shorter side has more than `side` pixels. Raises UNREADABLE.
+
+        Sides are rounded down, as torchvision's Resize does.
+        """
+        shorter = min(self.width, self.height)
+        height, width = (int(min(side, shorter) * length / shorter) for length in (self.height, self.width))
+        pixels = self._jpeg((0, 0, self.width, self.height, height, width, 0, 0, height, width, 0))
+        if pixels is None:
+            whole = self.part(0, 0, self.width, self.height)
+            pixels = _resized(whole, height, width).permute(1, 2, 0).contiguous()
+        return Pixels(pixels)
+
+    def is_plain_jpeg(self) -> bool:
+        """Return whether the file is a whole, upright JPEG of a kind that every decoder knows."""
+        return self._whole is None and jpeg_header.is_plain(self._data)
+
+    def _jpeg(self, frame: tuple[int, ...]) -> Tensor | None:
+        """Return the pixels [window_height, window_width, 3] of a frame as in C; None where Pillow must decode."""
+        if self._whole is not None:
+            return None
+        library = region_library()
+        assert library is not None
+        pixels = torch.empty((frame[8], frame[9], 3), dtype=torch.uint8)
+        data = self._data
+        has_failed = library.region_decode(data, len(data), (ctypes.c_int * 11)(*frame), pixels.data_ptr())
+        return None if has_failed else pixels
 
     def _decode(self) -> Tensor:
         if self._whole is None:
             self._whole = _decode(self._data, self._max_pixels)
         return self._whole
+
+
+class Pixels:
+    """An image of which all pixels [height, width, 3] uint8 are in memory, seen as a `Picture` is."""
+
+    def __init__(self, pixels: Tensor) -> None:
+        self.pixels = pixels
+        self.height, self.width = pixels.shape[:2]
+
+    def seen(self, frame: Frame) -> Tensor:
+        """Return what is seen of the image in this frame as uint8 [3, side, side]."""
+        rows, columns = slice(frame.top, frame.top + frame.height), slice(frame.left, frame.left + frame.width)
+        part = self.pixels[rows, columns].permute(2, 0, 1)
+        return frame.window(_resized(part, frame.resized_height, frame.resized_width))
+
+
+def _resized(part: Tensor, height: int, width: int) -> Tensor:
+    """Return pixels [3, height, width] made of others, to the bit as in C."""
+    if part.shape[1:] == (height, width):
+        return part
+    # Of bytes. torchvision would resize floating-point numbers on processors without AVX2.
+    return F.interpolate(part[None], size=[height, width], mode="bilinear", antialias=True)[0]
 
 
 @contextmanager
@@ -99,35 +158,24 @@ def _jpeg_size(data: bytes, max_pixels: int) -> tuple[int, int] | None:
     Raises UNREADABLE where there are too many pixels as libjpeg itself reads the header, whoever decodes them.
     """
     library, size = region_library(), (ctypes.c_int * 2)()
-    if library is None or not data.startswith(_JPEG_START) or library.region_size(data, len(data), size):
+    if library is None or not data.startswith(jpeg_header.START) or library.region_size(data, len(data), size):
         return None
     width, height = size
     if width * height > max_pixels:
         raise _too_many(max_pixels)
     # A file that was cut off has no end marker. Its first rows alone could be decoded without a sign of that.
-    return (width, height) if data.endswith(_JPEG_END) and _is_upright(data, max_pixels) else None
+    return (width, height) if data.endswith(jpeg_header.END) and _is_upright(data, max_pixels) else None
 
 
 def _is_upright(data: bytes, max_pixels: int) -> bool:
     """Return False where an Exif segment says that the image is to be turned, or may say so."""
-    at = len(_JPEG_START)
-    while (marker := data[at : at + 2]) != bytes([0xFF, _START_OF_SCAN]):
-        if marker[:1] != b"\xff":
-            return False  # not where a segment begins: Pillow shall decide
-        if marker[1] == _APP1 and data.startswith(b"Exif\0\0", at + 4):
-            with _opened(data, max_pixels) as image:
-                return bool(image.getexif().get(_ORIENTATION, _UPRIGHT) == _UPRIGHT)
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return True
-
-
-def _jpeg_part(data: bytes, left: int, top: int, width: int, height: int) -> Tensor | None:
-    """Return the pixels [height, width, 3] of a part, or None where Pillow must decode the file."""
-    library = region_library()
-    assert library is not None
-    pixels = torch.empty((height, width, 3), dtype=torch.uint8)
-    has_failed = library.region_decode(data, len(data), left, top, width, height, pixels.data_ptr())
-    return None if has_failed else pixels
+    try:
+        if not jpeg_header.has_exif(data):
+            return True
+    except ValueError:
+        return False
+    with _opened(data, max_pixels) as image:
+        return bool(image.getexif().get(_ORIENTATION, _UPRIGHT) == _UPRIGHT)
 
 
 @cache
@@ -137,11 +185,16 @@ def region_library() -> ctypes.CDLL | None:
     if not compiled.is_file():
         return None
     library = ctypes.CDLL(str(compiled))
-    number, size, pointer = ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p
+    declare(library)
+    return library if library.region_library(library_path().encode()) else None
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Tell ctypes what the functions of `jpeg_region.c` take."""
+    size, pointer = ctypes.c_size_t, ctypes.c_void_p
     library.region_library.argtypes = [ctypes.c_char_p]
     library.region_size.argtypes = [ctypes.c_char_p, size, pointer]
-    library.region_decode.argtypes = [ctypes.c_char_p, size, number, number, number, number, pointer]
-    return library if library.region_library(library_path().encode()) else None
+    library.region_decode.argtypes = [ctypes.c_char_p, size, pointer, pointer]
 
 
 def library_path() -> str:

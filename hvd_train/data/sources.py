@@ -1,4 +1,4 @@
-"""Data sets by name: digits, CIFAR, class folders, synthetic images, or the user's own."""
+"""Data sets by name: digits, CIFAR, folders, tar shards, Arrow files, synthetic images, others, or the user's own."""
 
 from __future__ import annotations
 
@@ -12,43 +12,78 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import TensorDataset
 
 from hvd_train import plugin
+from hvd_train.data import other_data, own_data
 from hvd_train.data.augment import affine_jitter, crop_and_flip
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, Source
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet
+from hvd_train.data.encoded import EncodedImages
+from hvd_train.data.trees import leaves
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.settings.data import DataConfig
 
-OwnData = Callable[[DataConfig], Sequence[Any]]
+OwnData = Callable[[DataConfig], DataSet | Sequence[Any]]
 """A function of the user that returns a DataSet, or a training set and a validation set or None."""
 
 
 def check_name(name: str) -> None:
     """Check the name of a data set. Raises UsageError, with the nearest name, where there is none of this name."""
-    if plugin.is_reference(name):
-        plugin.load("data", name)
-    elif name not in _OPENERS:
-        raise unknown_name("data set", name, _OPENERS)
+    if name in (*_OPENERS, "hf"):
+        return
+    plugin.check_spelling("data", name)
+    if name.lower().replace("_", "").replace("-", "") in ("imagenet", "imagenet1k", "imagefolder"):
+        raise UsageError(
+            f"--data {name}: images in folders are --data folder --data-dir DIR, as in the recipe imagenet-resnet50"
+        )
+    if not plugin.is_reference(name):
+        raise unknown_name("data set", name, (*_OPENERS, "hf:PATH"))
+    plugin.load("data", name)
 
 
-def open_data(config: DataConfig, seed: int, own: OwnData | None = None) -> DataSet:
+def open_data(config: DataConfig, seed: int, own: OwnData | None = None, *, of_classes: bool = True) -> DataSet:
     """Return the data set of a run: what `own` returns, or the one that the config names.
 
-    `seed` draws the images of synthetic data. Raises UsageError where the data are missing, empty or not in the
-    expected form.
+    `of_classes`: its items are images and numbers of classes, as classification needs them. `seed` draws the images of
+    synthetic data. Raises UsageError where the data are missing, empty or not in the expected form.
     """
     if own is not None or plugin.is_reference(config.data):
-        data = _own(config, own or plugin.load("data", config.data))
+        function = own or plugin.load("data", config.data)
+        read = own_data.from_result if of_classes else own_data.of_any_form
+        data = read(config.data, function(config))
     else:
-        data = _OPENERS[config.data](config, seed)
+        data = _hugging_face(config, of_classes) if config.data == "hf" else _OPENERS[config.data](config, seed)
     if len(data.train) == 0:
         raise UsageError(f"--data {config.data}: there are no training images")
-    return data if config.data == "folder" else _apply_augmentation(config, data)
+    return data if isinstance(data.train, EncodedImages) else _apply_augmentation(config, data)
+
+
+Adapt = Callable[[DataSet, DataConfig], DataSet]
+"""Makes another data set of one that has just been opened, with its settings."""
+
+
+def as_it_is(data: DataSet, config: DataConfig) -> DataSet:
+    """Return the data set itself."""
+    return data
+
+
+def unchanged(data: DataSet, config: DataConfig) -> DataSet:
+    """Return the data set with a training set that comes as evaluation sees it, without random changes.
+
+    What a user's own data set does to its items is part of them, and stays.
+    """
+    from hvd_train.data import views  # slow to import
+    from hvd_train.data.transforms import Items
+
+    train = data.train
+    if isinstance(train, EncodedImages):
+        train = train.seen_with(views.of_evaluation(config))
+    elif isinstance(train, Items):
+        train = train.arrays
+    return replace(data, train=train, augment=None)
 
 
 def _apply_augmentation(config: DataConfig, data: DataSet) -> DataSet:
-    """Return the data set with the random changes that the config adds or takes away; class folders have their own.
+    """Return the data set with the random changes that the config adds or takes away; encoded images have theirs.
 
     Raises UsageError where the data are of a kind that cannot be changed so.
     """
@@ -58,7 +93,7 @@ def _apply_augmentation(config: DataConfig, data: DataSet) -> DataSet:
         return data
     from hvd_train.data.transforms import Items, training_transform  # slow to import
 
-    if not isinstance(data.train, Arrays) or data.train.images.dtype != torch.uint8:
+    if not isinstance(data.train, Arrays) or leaves(data.train.inputs)[0].dtype != torch.uint8:
         raise UsageError(
             f"--augment {config.augment} and --random-erasing do not go with --data {config.data}, whose items are as "
             "it makes them; put torchvision's transforms into it"
@@ -88,6 +123,7 @@ def _digits(config: DataConfig, seed: int) -> DataSet:
         mean=(0.305,),
         std=(0.376,),
         augment=affine_jitter(degrees=10, shift=0.1, scale=0.1),
+        file_view=(8, 8),
         transforms=partial(_affine, degrees=10, shift=0.1, scale=0.1),
     )
 
@@ -131,7 +167,18 @@ def _cifar(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Callab
             )
             for part in parts
         )
-        return DataSet(train, val, tuple(parts[0].classes), 3, 32, mean, std, crop_and_flip(padding=4), _crop_and_flip)
+        return DataSet(
+            train,
+            val,
+            tuple(parts[0].classes),
+            channels=3,
+            image_size=32,
+            mean=mean,
+            std=std,
+            augment=crop_and_flip(padding=4),
+            transforms=_crop_and_flip,
+            file_view=(32, 32),
+        )
 
     return opener
 
@@ -143,17 +190,39 @@ def _folder(config: DataConfig, seed: int) -> DataSet:
     return open_folder(config.data_dir, config)
 
 
+def _webdataset(config: DataConfig, seed: int) -> DataSet:
+    from hvd_train.data.webdataset import open_shards
+
+    assert config.data_dir is not None
+    return open_shards(config.data_dir, config)
+
+
+def _hugging_face(config: DataConfig, of_classes: bool) -> DataSet:
+    from hvd_train.data.hugging_face import open_saved
+
+    assert config.data_dir is not None
+    return open_saved(config.data_dir, config, of_classes=of_classes)
+
+
 def _synthetic(config: DataConfig, seed: int) -> DataSet:
-    """Return random images of 1,000 classes, to measure throughput: 256 different ones, however many are asked for."""
+    return synthetic(config, seed)
+
+
+def synthetic(config: DataConfig, seed: int, *, channels: int = 3, num_classes: int = 1000) -> DataSet:
+    """Return random images of so many classes, with three channels or one: 256 different ones, however many are asked.
+
+    The config says how many and how large, `seed` draws them.
+    """
     size = config.image_size or 224
     generator = torch.Generator().manual_seed(seed)
     rows = min(256, config.synthetic_samples)
-    images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(0, 1000, (rows,), generator=generator)
+    images = torch.randint(0, 256, (rows, channels, size, size), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, num_classes, (rows,), generator=generator)
     val = Arrays(images, labels, min(rows, 64))
-    classes = tuple(str(number) for number in range(1000))
+    classes = tuple(str(number) for number in range(num_classes))
     train = Arrays(images, labels, config.synthetic_samples)
-    return DataSet(train, val, classes, 3, size, IMAGENET_MEAN, IMAGENET_STD)
+    mean, std = IMAGENET_MEAN[:channels], IMAGENET_STD[:channels]
+    return DataSet(train, val, classes, channels, size, mean, std, file_view=(size, size))
 
 
 def _affine(degrees: float, shift: float, scale: float) -> tuple[Any, ...]:
@@ -169,35 +238,15 @@ def _crop_and_flip() -> tuple[Any, ...]:
     return (v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip())
 
 
-def _own(config: DataConfig, function: OwnData) -> DataSet:
-    result = function(config)
-    if isinstance(result, DataSet):
-        return result
-    if not isinstance(result, (tuple, list)) or len(result) != 2 or result[0] is None:
-        raise UsageError(f"--data {config.data}: it must return (training set, validation set or None)")
-    train, val = (_in_memory(part) for part in result)
-    return DataSet(train, val, _class_names(config.data, result[0], train))
-
-
-def _in_memory(part: Any) -> Any:
-    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
-        images, labels = part.tensors
-        return Arrays(images, labels.long(), len(labels))
-    return part
-
-
-def _class_names(name: str, original: Any, train: Source) -> tuple[str, ...]:
-    if hasattr(original, "classes"):
-        return tuple(map(str, original.classes))
-    if isinstance(train, Arrays):
-        return tuple(str(number) for number in range(max(train.labels.tolist(), default=-1) + 1))
-    raise UsageError(f"--data {name}: the training set needs an attribute `classes`: the list of class names")
-
-
 _OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {
     "digits": _digits,
     "cifar10": _cifar("cifar10", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": _cifar("cifar100", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "folder": _folder,
+    "webdataset": _webdataset,
     "synthetic": _synthetic,
+    "diabetes": other_data.diabetes,
+    "digit-shapes": lambda config, seed: other_data.digit_shapes(_digits(config, seed), seed),
+    "python-docs": other_data.python_docs,
+    "tokens": other_data.tokens,
 }

@@ -47,8 +47,8 @@ class Items(Staged):
     @override
     def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
         """Return an item, and call `mark` after "read" and "augment"."""
-        row = index % len(self.arrays.images)
-        image, label = self.arrays.images[row], int(self.arrays.labels[row])
+        row = index % self.arrays.rows
+        image, label = self.arrays.inputs[row], int(self.arrays.targets[row])
         mark("read")
         image = self._transform(image)
         mark("augment")

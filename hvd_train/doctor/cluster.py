@@ -11,14 +11,14 @@ import os
 import select
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hvd_train.doctor import agent, questions
@@ -36,8 +36,8 @@ from hvd_train.doctor.cluster_findings import (
     check_speed,
 )
 from hvd_train.doctor.findings import Finding
-from hvd_train.launch.addresses import is_loopback
 from hvd_train.launch.hosts import Host
+from hvd_train.launch.ssh import is_here, new_keys
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=2 -o ServerAliveCountMax=3"
 _START_S, _FACTS_S, _REACH_S = 20.0, 60.0, 5.0
@@ -49,10 +49,13 @@ ALLREDUCE_LIMIT_S = 120.0
 class Agent:
     """An agent that runs on a host, and the pipe to it."""
 
-    def __init__(self, host: Host) -> None:
-        """Start the agent, over ssh unless the host is this one. Raises OSError where there is no ssh."""
+    def __init__(self, host: Host, module: ModuleType = agent) -> None:
+        """Start the agent, over ssh unless the host is this one; `module` is its program.
+
+        Raises OSError where there is no ssh.
+        """
         self.host = host
-        program = [sys.executable, "-u", "-c", Path(agent.__file__).read_text(encoding="utf-8")]
+        program = [sys.executable, "-u", "-c", Path(str(module.__file__)).read_text(encoding="utf-8")]
         command = program
         if not is_here(host.name):
             command = [*SSH.split(), *new_keys(host.name), "--", host.name, shlex.join(program)]
@@ -91,24 +94,6 @@ class Agent:
         return lines[-1] if lines else f"exit code {self._process.returncode}"
 
 
-def new_keys(name: str) -> list[str]:
-    """Return the option of ssh that takes the key of a new host, unless the user's ssh configuration has its own word.
-
-    The patched Horovod (host_keys.py) and horovodrun_scripts/_launch.sh do so, too. Raises OSError without an ssh.
-    """
-    asked = ["ssh", "-G", "--", name]
-    with suppress(subprocess.TimeoutExpired):  # ssh itself will say what is wrong
-        done = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=_START_S, check=False)
-        if b"stricthostkeychecking ask" in done.stdout.splitlines():
-            return ["-o", "StrictHostKeyChecking=accept-new"]
-    return []
-
-
-def is_here(name: str) -> bool:
-    """Return whether a host name means this machine."""
-    return name in ("localhost", socket.gethostname(), socket.getfqdn()) or is_loopback(name)
-
-
 def examine(hosts: Sequence[Host], data: Path | None, *, quick: bool, say: Callable[[str], None]) -> list[Finding]:
     """Return all findings about a cluster.
 
@@ -138,9 +123,9 @@ def examine(hosts: Sequence[Host], data: Path | None, *, quick: bool, say: Calla
 
 
 @contextmanager
-def agents(hosts: Sequence[Host]) -> Iterator[list[Agent]]:
+def agents(hosts: Sequence[Host], module: ModuleType = agent) -> Iterator[list[Agent]]:
     """Start an agent on each host for a block, and end all of them with it. Raises OSError where there is no ssh."""
-    started = [Agent(host) for host in hosts]
+    started = [Agent(host, module) for host in hosts]
     try:
         yield started
     finally:

@@ -30,10 +30,12 @@ from hvd_train.doctor.findings import (
     check_torch,
     check_torchvision,
 )
+from hvd_train.doctor.gpu_code import BUILD_FILE
 from hvd_train.doctor.horovod_findings import (
     REBUILD_AGAIN,
     Installed,
     check_gloo,
+    check_gpu_code,
     check_horovod,
     check_import,
     check_mpi,
@@ -44,7 +46,6 @@ from hvd_train.doctor.horovod_findings import (
     trials,
 )
 
-BUILD_FILE = "hvd_train_build.json"  # packaging/build_horovod.py puts it into the wheel
 QUESTION_LIMIT_S, ALLREDUCE_LIMIT_S = 60.0, 60.0
 
 
@@ -79,6 +80,7 @@ def examine(say: Callable[[str], None] = lambda _: None, *, quick: bool) -> list
             check_gpus(torch, outcomes.get("smi"), os.environ.get("CUDA_VISIBLE_DEVICES")),
             check_nccl(torch, horovod),
             check_horovod(installed),
+            *check_gpu_code(installed, torch),
         ]
         if installed:
             findings += [check_import(installed, torch, horovod), check_patches(installed)]

@@ -76,6 +76,8 @@ def check_torchvision(torch: Facts) -> Finding:
     if "No module named 'torchvision'" in why:
         return Finding("torchvision", "broken", "not installed", "pip install torchvision, from where torch came")
     todo = f"install the torchvision that goes with torch {torch['version']}, both from one package index"
+    if why.startswith(questions.NO_END):
+        todo = "type the same again when this machine, or the file system with Python's packages, is less busy"
     return Finding("torchvision", "broken", f"import torchvision: {why}", todo)
 
 
@@ -100,6 +102,9 @@ def check_gpus(torch: Facts, smi: Outcome | None, visible: str | None) -> Findin
         names = [f"{name} ({memory / GB:.0f} GB)" for name, memory in gpus]
         each = [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
         return Finding("GPUs", "ok", ", ".join(each) + driver)
+    if found := torch.get("gpus_unusable"):
+        why, todo = found
+        return Finding("GPUs", "broken", why, f"{todo}; `hvd-train train --device cpu` trains on the CPU meanwhile")
     if not listed:
         if smi and smi.code != 0:
             what = f"none can be used: {questions.first_error(smi.output) or 'nvidia-smi does not answer'}"
@@ -176,9 +181,10 @@ def cpu_quota(path: Path) -> float | None:
 
 
 def check_processors(cores: int, quota: float | None, threads: int | None) -> Finding:
-    """Compare the cores that ranks see and share with the quota of time, which they do not see.
+    """Compare the cores that ranks see and share with the quota of time.
 
-    Torch starts `threads` threads, one for each core: with a smaller quota they wait for one another.
+    Torch alone starts `threads` threads, one for each core: with a smaller quota they wait for one another. A training
+    has no more of them than there is time for.
     """
     torch_threads = f", torch starts {threads} threads" if threads else ""
     if quota is not None and quota < cores:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hvd_train.doctor import questions
+from hvd_train.doctor import gpu_code, questions
 from hvd_train.doctor.children import Outcome
 from hvd_train.doctor.findings import Facts, Finding, version_numbers
 
 CORE_PATCHES = ("C1", "C2", "C3", "C4", "C5", "C6")
+BFLOAT16_PATCH = "C17"
 REBUILD = "in a checkout of hvd_train type `make env`, or `python packaging/build_horovod.py`"
 REBUILD_AGAIN = "in a checkout of hvd_train type `python packaging/build_horovod.py --force`"
 
@@ -57,6 +58,23 @@ def check_horovod(installed: Installed | None) -> Finding:
         return Finding("horovod", "warning", f"{what}, built elsewhere: it does not say how", REBUILD)
     built = f"built {str(installed.build.get('built', 'at an unknown time'))[:10]}"
     return Finding("horovod", "ok", f"{what}, {built} with {installed.build.get('compiler', 'an unknown compiler')}")
+
+
+def check_gpu_code(installed: Installed | None, torch: Facts) -> list[Finding]:
+    """Check that Horovod's kernels are compiled for the GPUs of this machine, where the build says for which it has."""
+    archs = installed.build.get("cuda_archs") if installed and installed.build else None
+    capabilities = sorted(set(torch.get("capabilities") or ()))
+    if not archs or not capabilities:
+        return []
+    lacking = [number for number in capabilities if not gpu_code.covers(archs, number)]
+    what = f"Horovod has it for {_listed(archs)} and, by PTX, for newer GPUs"
+    if lacking:
+        return [Finding("GPU code", "broken", f"{what}; not for {_listed(lacking)}", gpu_code.todo(archs, lacking))]
+    return [Finding("GPU code", "ok", f"{what}; here is {_listed(capabilities)}")]
+
+
+def _listed(capabilities: Iterable[int]) -> str:
+    return ", ".join(f"{number // 10}.{number % 10}" for number in capabilities)
 
 
 def check_import(installed: Installed, torch: Facts, horovod: Facts) -> Finding:
@@ -103,7 +121,10 @@ def import_todo(error: str, *, stale: bool, mpi: str = "") -> str:
 
 
 def check_patches(installed: Installed) -> Finding:
-    """List the patches in this build; without those of the core every recovery takes half a minute."""
+    """List the patches in this build; without those of the core every recovery takes half a minute.
+
+    A build from before C17 trains as well as ever, but not with `--compression bf16`.
+    """
     if installed.build is None:
         return Finding("patches", "warning", "unknown, since it was built elsewhere; most likely none", REBUILD)
     patches = installed.build.get("patches")
@@ -114,6 +135,8 @@ def check_patches(installed: Installed) -> Finding:
     if missing:
         what += f"; without {', '.join(missing)}: recovery from a lost worker is slow, or wrong with NCCL"
         return Finding("patches", "warning", what, REBUILD)
+    if BFLOAT16_PATCH not in names:
+        what += f"; without {BFLOAT16_PATCH}: no --compression bf16 ({REBUILD})"
     return Finding("patches", "ok", what)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from hvd_train.doctor.children import Outcome
 
 ANSWER = "hvd-train doctor: "
+NO_END = "no end in"  # begins the reason where the time for an answer was over
 _LIMIT_S = 90  # a program ends itself after this, should even the doctor have been killed
 
 # `python -c` puts the current folder first on the path, where an unpacked Horovod may lie. `answer` writes at once and
@@ -46,6 +47,14 @@ with warnings.catch_warnings(record=True) as caught:
 facts["gpu_warning"] = str(caught[0].message).splitlines()[0] if caught else ""
 devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count() if available else 0)]
 facts["gpus"] = [[device.name, device.total_memory] for device in devices]
+facts["capabilities"] = [10 * device.major + device.minor for device in devices]
+if torch.version.cuda and not facts["gpus"]:
+    try:
+        from hvd_train.doctor import nvidia
+        found = nvidia.unusable(torch.version.cuda)
+        facts["gpus_unusable"] = [found.why, found.todo] if found else None
+    except Exception as error:
+        facts["gpu_warning"] = reason(error)
 try:
     facts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
 except Exception:
@@ -151,7 +160,7 @@ def answer(outcome: Outcome) -> dict[str, Any]:
             answers += [json.loads(text)] if found else []
     facts = answers[-1] if answers else {}
     if outcome.code is None:
-        return {**facts, "error": f"no end in {outcome.seconds:.0f} s"}
+        return {**facts, "error": f"{NO_END} {outcome.seconds:.0f} s"}
     if outcome.code < 0:
         return {**facts, "error": f"killed by {_signal_name(-outcome.code)}"}
     if not answers or outcome.code:

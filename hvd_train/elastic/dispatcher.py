@@ -46,15 +46,17 @@ from hvd_train.elastic.discovery import Discovery
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks, starting
 from hvd_train.elastic.roster import SILENT_S, Command, End, Finish, FormWorld, Roster, Start, Tell
 from hvd_train.elastic.worker import COMMITTED, Worker
-from hvd_train.launch import addresses, roll_call
+from hvd_train.launch import addresses, failed_job, printed, roll_call
+from hvd_train.launch.failed_job import SIGKILL, SSH_FAILED
 from hvd_train.launch.last_word import LastWord
 from hvd_train.launch.launcher import GOES_ON, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
+from hvd_train.launch.memory_kills import Watch
+from hvd_train.launch.printed import Printed
 
 _TICK_S = 0.1
 _QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
 _MEETING_S = 1.0  # a worker that leaves does so when the others have met: its exit takes a core while they need it
 _LEAVE_S = 5.0  # how long a worker that was told to go has to do so by itself
-_SSH_FAILED = 255  # the exit code of ssh where it, not the command that it runs, has failed
 
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")  # in which two copies of one error differ: addresses, processes
 
@@ -111,6 +113,7 @@ class Dispatcher:
         self._facts: Mapping[str, str] | None = None  # versions and settings of the job: the first worker's
         self._elsewhere = ""  # the address from which a worker of another host has come last
         self._last_heartbeat = 0.0
+        self._watch = Watch()
         self._errors: Counter[str] = Counter()  # those that workers ended with, without the numbers in them
 
     # --------------------------------------------------------------------------------------- for the launcher
@@ -324,16 +327,25 @@ class Dispatcher:
     def _run_to_exit(self, worker: Worker, process: WorkerProcess, local_size: int) -> None:
         """Start a worker's process, wait until it has ended, and report its exit code to the roster."""
         assert self._run_worker is not None
-        exit_code, _ = self._run_worker(starting(worker, local_size, self._environment_of(worker)), [process.end])
-        if exit_code == _SSH_FAILED and not process.end.is_set() and process.heard_at is not None:
+        with printed.kept() as lines:
+            exit_code, _ = self._run_worker(starting(worker, local_size, self._environment_of(worker)), [process.end])
+        if exit_code == SSH_FAILED and not process.end.is_set() and process.heard_at is not None:
             exit_code = self._follow(worker, process)
+        why = self._why(worker, exit_code, lines)
         with self._changed:
             told = worker.last_word is not None and worker.last_word.error
             if self._finish is None and exit_code not in (0, *COMMITTED) and not process.end.is_set() and not told:
-                say(f"worker {worker} ended with exit code {exit_code}")
+                say(f"worker {worker} ended with exit code {exit_code}{why}")
             self._processes.pop(worker.number).waiting = False
             self._roster.worker_exited(worker.number, exit_code, time.monotonic())
             self._changed.notify_all()
+
+    def _why(self, worker: Worker, exit_code: int, lines: Printed) -> str:
+        """Return what the exit code of a worker means, in brackets, or the error in what it has printed; else ""."""
+        is_here = exit_code == SIGKILL and addresses.is_this_host(worker.host)
+        why = failed_job.meaning(exit_code, lines, self._watch if is_here else None, worker.host)
+        why = why or (lines.error if exit_code == 1 else "")
+        return f" ({why})" if why else ""
 
     def _follow(self, worker: Worker, process: WorkerProcess) -> int:
         """Wait until a worker whose ssh has failed is silent or has said its last word, and return its exit code.
@@ -352,7 +364,7 @@ class Dispatcher:
                 if is_cut or time.monotonic() - process.heard_at > (_QUIET_S if is_ending else SILENT_S):
                     break
                 self._changed.wait(_TICK_S)
-            return _SSH_FAILED if worker.last_word is None else worker.last_word.exit_code
+            return SSH_FAILED if worker.last_word is None else worker.last_word.exit_code
 
     def _environment_of(self, worker: Worker) -> dict[str, str]:
         slot = (worker.host, worker.slot)

@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 from horovod.runner import gloo_run, launch
+from horovod.runner.common.util import safe_shell_exec
 from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.driver import driver_service
@@ -35,7 +37,7 @@ from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.ranks import RankAssignment
 from hvd_train.elastic.roster import Roster
 from hvd_train.elastic.worker import WRONG_SETTINGS
-from hvd_train.launch import addresses, client, last_word
+from hvd_train.launch import addresses, client, last_word, printed, seat
 from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
 from hvd_train.numerals import whole_number
 
@@ -43,6 +45,7 @@ from hvd_train.numerals import whole_number
 DEFAULTS = {
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "6",  # to meet: all are ready by then, and one that dies there costs all as much
     "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "5",  # for a peer that is silent during an operation
+    "NCCL_RUNTIME_CONNECT": "0",  # all ranks connect as the communicators form, while they watch one another
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",  # for a rank that does not come to an operation while others wait
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "180",
     "HOROVOD_LOG_LEVEL": "fatal",  # a lost connection is an ordinary event here, reported in a line of ours
@@ -56,9 +59,10 @@ SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=1 -o 
 _WATCHED = "trap '' HUP; trap : INT TERM; exec 3>&2 2>/dev/null; ({script}) 2>&3 3>&-; exit $?"
 
 
-# Where ranks that connect write their addresses, and look for those of others. An answer that is neither 200 nor 404,
-# three times within 1.5 s, ends the attempt; otherwise they look again until HOROVOD_GLOO_TIMEOUT_SECONDS are over.
-_OF_GLOO = ("/global", "/local_", "/cross_")
+# Where ranks that connect write their addresses, and look for those of others. The answer that nobody will come (410)
+# ends the attempt; after 404 they look again until HOROVOD_GLOO_TIMEOUT_SECONDS are over.
+_OF_GLOO = "/global/"
+_LOOK_AROUND_S = 0.25  # how often those who wait for the addresses of others look whether these are still there
 _OF_WORKERS = ("/facts/", "/last_word/", "/not_met/")
 
 
@@ -247,10 +251,16 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
                         super().do_GET()
 
             def do_PUT(self) -> None:  # noqa: N802
-                if self.path.startswith((*_OF_GLOO, *_OF_WORKERS)):
+                if self.path.startswith((_OF_GLOO, *_OF_WORKERS)):
                     super().do_PUT()
                 else:  # whatever Horovod's own workers write would be unpickled
                     self.send_status_code(HTTPStatus.NOT_FOUND)
+
+            def _wait_for(self, arrived: threading.Event, wait_s: float) -> None:
+                end = time.monotonic() + wait_s
+                while not arrived.wait(_LOOK_AROUND_S) and time.monotonic() < end:
+                    if dispatcher.world_is_broken():
+                        break
 
             def _get_value(self, scope: str, key: str) -> bytes | None:
                 if scope == "lifeline":
@@ -273,6 +283,16 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
                     super()._put_value(scope, key, value)
 
         return Handler
+
+    return replacement
+
+
+def _keeping_lines(execute: Callable[..., int]) -> Callable[..., int]:
+    def replacement(
+        command: Any, env: Any = None, stdout: Any = None, stderr: Any = None, *more: Any, **named: Any
+    ) -> int:
+        lines = printed.current()  # of the worker that the dispatcher runs in this thread
+        return execute(command, env, *printed.shown(stdout, stderr, lines), *more, **named)
 
     return replacement
 
@@ -364,6 +384,13 @@ REPLACEMENTS = (
         why="On a signal the job must wait for the last commits, and Horovod keeps the event to itself.",
     ),
     Replacement(
+        safe_shell_exec,
+        "execute",
+        "command env stdout stderr index events prefix_output_with_timestamp stdin",
+        _keeping_lines,
+        why="What a worker printed last says why it has ended.",
+    ),
+    Replacement(
         gloo_run,
         "get_remote_command",
         "local_command host port identity_file timeout_s reads_stdin",
@@ -380,6 +407,7 @@ def main() -> None:
         original = getattr(replacement.module, replacement.name)
         setattr(replacement.module, replacement.name, replacement.make(original))
     os.environ.pop(client.ADDRESS, None)  # of a job in which this one is started: each worker gets the address it needs
+    os.environ[seat.DRIVER] = seat.told_to_workers()
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     launch.run_commandline()

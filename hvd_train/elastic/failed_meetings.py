@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hvd_train.elastic.worker import Worker
 
 MEETINGS = 3  # so many that fail in a row are the fault of whoever is new
+MOST_ALONE = 10  # so many of a rank alone: no other world will do better
 LEFT_OUT_S, LONGEST_LEFT_OUT_S = 60.0, 3600.0  # how long such a newcomer is left out, first and at most
 
 
@@ -32,6 +33,10 @@ class FailedMeetings:
         if patient or len(members) == 1:
             return []
         return new if 0 < len(new) < len(members) else list(members[-1:])
+
+    def is_hopeless(self, members: Sequence[Worker]) -> bool:
+        """Return whether a rank that has nobody left to meet has failed too often."""
+        return len(members) == 1 and self.in_a_row >= MOST_ALONE
 
     def without_those(self) -> FailedMeetings:
         """Return the row after somebody was left out: if it fails once more without these, somebody else goes."""

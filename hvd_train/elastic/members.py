@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hvd_train.launch.seat import Seat
 from hvd_train.travel import may_travel
 
 Holds = Literal["whole", "fresh", "torn", "distrusted"]
@@ -56,6 +57,10 @@ class RankReport:
     """Seconds since it left."""
     run_dir: Path | None = None
     """The run folder; None where the rank does not know it yet."""
+    gpu: str = ""
+    """Which GPU it has (`device.gpu_identity`)."""
+    seat: Seat | None = None
+    """Where its process is found."""
 
     @property
     def survives(self) -> bool:

@@ -14,6 +14,7 @@ worker, end one, form a world of these workers, finish the job.
   silent, or does not ask in time, is ended and left out.
 - Ranks that cannot meet try again. Where that fails again and again though all of them live, the newcomers are left
   out, and tried again later, one at a time.
+- A host whose ranks were wrong again and again, as they have found by comparing states and gradients, is left out.
 - An error that comes back at the same step, or in one worker after another before the first step, ends the job: it is
   not in the cluster. A death by a signal is, and so is a lost host.
 - The job finishes when no member of a world is left and rank 0 was done or a member committed, when a worker exits
@@ -34,7 +35,16 @@ from hvd_train.elastic import back_off
 from hvd_train.elastic.failed_meetings import LEFT_OUT_S, LONGEST_LEFT_OUT_S, FailedMeetings
 from hvd_train.elastic.repeated_errors import ErrorsInARow, place_of_error
 from hvd_train.elastic.waiting import Wait
-from hvd_train.elastic.worker import COMMITTED, STOPPED, UNRECOVERABLE, WRONG_SETTINGS, Stage, Worker
+from hvd_train.elastic.worker import (
+    COMMITTED,
+    FAULT_REPEATS,
+    STOPPED,
+    UNRECOVERABLE,
+    UNTRUSTED,
+    WRONG_SETTINGS,
+    Stage,
+    Worker,
+)
 from hvd_train.launch.last_word import LastWord
 
 SILENT_S = 10.0  # a worker sends a heartbeat every second: after so long without one it is taken for dead
@@ -122,6 +132,9 @@ class Roster:
     _slots: dict[tuple[str, int], _SlotRecord] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
     _exit_codes: dict[Worker, int] = field(default_factory=dict)
+    _untrusted: set[str] = field(default_factory=set)
+    """Hosts whose ranks were wrong again and again; they get no worker until they are listed anew."""
+    _to_tell: list[Command] = field(default_factory=list)
     _not_met: dict[int, str] = field(default_factory=dict)
     """Why they had to leave the last world before its ranks had met, by the numbers of these workers."""
     _failed_meetings: FailedMeetings = field(default_factory=FailedMeetings)
@@ -137,11 +150,12 @@ class Roster:
 
     def hosts_found(self, hosts: Mapping[str, int]) -> None:
         """Note the hosts that may be used now, with their slots; a host that comes back starts with a clean record."""
+        self._untrusted.intersection_update(hosts)
         for host in hosts:
             if host not in self.hosts:
                 for slot in [slot for slot in self._slots if slot[0] == host]:
                     del self._slots[slot]
-        self.hosts = dict(hosts)
+        self.hosts = {host: slots for host, slots in hosts.items() if host not in self._untrusted}
 
     def rank_requested(self, number: int, now: float) -> None:
         """Note that a worker is ready, or has left its world, and waits for a rank."""
@@ -196,6 +210,11 @@ class Roster:
         if worker.told_to_end or (exit_code in STOPPED and not is_ending):
             back_off_s = TOLD_TO_END_S
         slot.not_before = max(slot.not_before, now + back_off_s)
+        if exit_code == UNTRUSTED and worker.host not in self._untrusted:
+            self._untrusted.add(worker.host)
+            self.hosts.pop(worker.host, None)
+            told = f"host {worker.host} is left out: its ranks were wrong again and again; list it anew to have it back"
+            self._to_tell.append(Tell(told))
         if exit_code in UNRECOVERABLE:
             self._finish = Finish(exit_code, f"{worker} ended with exit code {exit_code}")
         elif exit_code == WRONG_SETTINGS and not self.worlds_formed:
@@ -216,8 +235,9 @@ class Roster:
         self._finish = self._finish or self._error_that_repeats(now)
         if self._finish is not None:
             return [*self._end_all("the job is over"), self._finish]
+        told, self._to_tell = self._to_tell, []
         ended = [*self._end_unresponsive(now), *self._end_unlisted_newcomers(), *self._end_those_told_to()]
-        return [*ended, *self._start_missing(now), *self._form_world(now)]
+        return [*told, *ended, *self._start_missing(now), *self._form_world(now)]
 
     def wants_change(self) -> bool:
         """Return whether members should leave their world after the next step: one is ready to join, or one must go."""
@@ -315,6 +335,8 @@ class Roster:
         if any(worker.stage is Stage.TRAINING for worker in members):
             return []
         commands = self._after_a_failed_meeting(members, now)
+        if self._finish is not None:
+            return commands
         members = self._members()
         survivors = [worker for worker in members if self._is_listed(worker)] or members
         chosen = survivors + self._newcomers()  # not more than `max_workers`: no more were started
@@ -354,7 +376,12 @@ class Roster:
         if not members or len(members) < len(self.world):
             return []  # it broke since a rank has died
         failed = self._failed_meetings.and_another()
-        commands: list[Command] = [Tell(f"the ranks have not met{failed}: {reasons[members[0].number]}")]
+        why = f"the ranks have not met{failed}: {reasons[members[0].number].rstrip('.')}"
+        if failed.is_hopeless(members):
+            why = f"{why}; type `hvd-train doctor` on {members[0].host}"
+            self._finish = Finish(FAULT_REPEATS, why)
+            return [*self._end_all(why), self._finish]
+        commands: list[Command] = [Tell(why)]
         on_trial = [worker for worker in members if self._record(worker).left_out]
         left_out = failed.to_leave_out(members, on_trial)
         for worker in left_out:

@@ -22,11 +22,11 @@ from hvd_train.console import outlive, say
 from hvd_train.elastic import back_off
 from hvd_train.elastic.roster import TOO_FEW_WORKERS
 from hvd_train.elastic.worker import COMMITTED, UNRECOVERABLE, WRONG_SETTINGS
-from hvd_train.launch.launcher import GOES_ON, OWNER, STARTED, SUPERVISOR
+from hvd_train.launch.launcher import GOES_ON, GRACE, OWNER, STARTED, SUPERVISOR
 
 FINAL = (0, WRONG_SETTINGS, *UNRECOVERABLE, *COMMITTED)
 STEADY_S = 300.0
-GRACE, GRACE_S = "HVD_TRAIN_GRACE_SECONDS", "30"  # from SIGTERM to SIGKILL: committing a large model takes a while
+GRACE_S = "30"  # committing a large model takes a while
 FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 300.0
 
 

@@ -13,6 +13,7 @@ from hvd_train.launch.last_word import LastWord
 WRONG_SETTINGS = 2
 FAULT_REPEATS = 5
 UNRECOVERABLE = (4, FAULT_REPEATS, 6, 74)
+UNTRUSTED = 9  # ranks of its host were wrong again and again
 STOPPED = (129, 130, 138, 143)  # by a signal to the worker
 COMMITTED = (75, *STOPPED)
 

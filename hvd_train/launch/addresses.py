@@ -41,6 +41,12 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.")
 
 
+def is_this_host(host_name: str) -> bool:
+    """Return whether a name leads to this host."""
+    target = resolved(host_name)
+    return target == LOOPBACK or any(target in addresses for addresses in _addresses().values())
+
+
 def for_worker_on(host_name: str, interfaces: Collection[str] = ()) -> list[str]:
     """Return the addresses at which a worker on this host may reach the process that asks, the likeliest first.
 

@@ -13,16 +13,18 @@ from hvd_train.launch import signature
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for addresses outside the cluster
 _MOST_BYTES = 1 << 20
+_WAIT = "Horovod-Wait"  # for how many seconds the server may wait for what is not there yet; it takes at most 30
 ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
 
-def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -> str:
+def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None, wait_s: int = 0) -> str:
     """Return what the server has under `path` ("SCOPE/KEY"); some answers come only when the server has one to give.
 
+    Where nothing is there yet, the server waits `wait_s` seconds for it before it refuses, at most 30.
     Raises OSError where the server does not answer within `timeout_s` seconds (None: wait for ever), or where the
     answer is garbled or not signed by this job, and HTTPError, an OSError with a `code`, where it refuses.
     """
-    return _request(environ, path, None, timeout_s)
+    return _request(environ, path, None, timeout_s, wait_s)
 
 
 def put(environ: Mapping[str, str], path: str, text: str, timeout_s: float | None = None) -> None:
@@ -42,10 +44,13 @@ def hold(environ: Mapping[str, str], path: str, timeout_s: float) -> socket.sock
     return connection
 
 
-def _request(environ: Mapping[str, str], path: str, data: bytes | None, timeout_s: float | None) -> str:
+def _request(
+    environ: Mapping[str, str], path: str, data: bytes | None, timeout_s: float | None, wait_s: int = 0
+) -> str:
     url, method = f"http://{environ[ADDRESS]}:{environ[PORT]}/{path}", "GET" if data is None else "PUT"
     sent = signature.headers(environ, method, f"/{path}", data or b"")
-    request = urllib.request.Request(url, data, sent, method=method)  # http, as the line above says
+    lines = sent | {_WAIT: str(wait_s)} if wait_s else sent
+    request = urllib.request.Request(url, data, lines, method=method)  # http, as the line above says
     try:
         try:
             with _DIRECT.open(request, timeout=timeout_s) as answer:

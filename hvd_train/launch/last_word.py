@@ -2,21 +2,25 @@
 
 The driver prints an error once, however many workers end with it, and need not wait for the end of the process. It
 reads exit codes from that process, on another host from its ssh; where the ssh has failed, this is all it learns, and
-where a library crashes at exit, this is what the process meant.
+where a library crashes at exit, this is what the process meant. A rank that a Python program has started leaves it in
+that program's folder, and the program raises it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
+from hvd_train import user_code
 from hvd_train.errors import HvdTrainError
 from hvd_train.launch import client, rank_log
-from hvd_train.launch.launcher import WORKER
+from hvd_train.launch.launcher import CALLER, WORKER
 
 _ANSWER_S = 2.0
 During = Literal["building", "meeting", "training"]
@@ -37,11 +41,28 @@ class LastWord:
 
 
 def say(environ: Mapping[str, str], word: LastWord) -> bool:
-    """Send `word` to our driver; return False where this process has none, or cannot reach it."""
+    """Send `word` to our driver, or to the program that has called us; return False where neither can be reached."""
+    if CALLER in environ:
+        return _written(Path(environ[CALLER], file_of(int(environ["HOROVOD_RANK"]))), word)
     if WORKER not in environ:
         return False
     try:
         client.put(environ, f"last_word/{environ[WORKER]}", json.dumps(asdict(word)), _ANSWER_S)
+    except OSError:
+        return False
+    return True
+
+
+def file_of(rank: int) -> str:
+    """Return the name of the file that has the last word of a rank, in the folder of the program that has called it."""
+    return f"last_word-{rank}.json"
+
+
+def _written(path: Path, word: LastWord) -> bool:
+    partial = path.with_suffix(".partial")
+    try:
+        partial.write_text(json.dumps(asdict(word)))
+        os.replace(partial, path)
     except OSError:
         return False
     return True
@@ -56,16 +77,17 @@ _told: list[BaseException] = []  # the error that ends this process, once the dr
 
 
 def tell(environ: Mapping[str, str], error: Exception, during: During = "building", step: int = 0) -> bool:
-    """Send the error that ends this process to our driver, which prints it; a second call sends it no more.
+    """Send the error that ends this process to our driver or caller, who tells it; a second call sends it no more.
 
-    Returns False where this process has no driver, or cannot reach it: then the error is for this process to print.
+    Returns False where there is neither, or they cannot be reached: then the error is for this process to print.
     """
     if error in _told:
         return True
     if isinstance(error, HvdTrainError):
         word = LastWord(error.exit_code, str(error), during, step)
     else:
-        word = LastWord(1, "".join(traceback.format_exception(error)).rstrip(), during, step)
+        text = user_code.told(error) or "".join(traceback.format_exception(error)).rstrip()
+        word = LastWord(1, text, during, step)
     if not say(environ, word):
         return False
     rank_log.write(word.error)

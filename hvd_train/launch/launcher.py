@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from hvd_train.console import PROGRAM
+from hvd_train.errors import UsageError
 from hvd_train.numerals import whole_number
 
 # Launcher, variable of the rank, variable of the size. Horovod's own come first: horovodrun over MPI sets both.
@@ -34,6 +38,26 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
     return None
 
 
+def check(environ: Mapping[str, str], command: Sequence[str]) -> None:
+    """Raise UsageError where torchrun or the like has started several processes, each of which would work alone.
+
+    Jobs of our launchers may have its variables as well. `command` is the sys.argv of this process.
+    """
+    ours = launched(environ)
+    in_one = ours is not None and (ours.launcher, ours.size) == ("srun", 1)  # as in `srun --pty bash`
+    if ours is not None and not (in_one and "LOCAL_RANK" in environ):
+        return
+    size = whole_number(environ.get("WORLD_SIZE", "")) or 1
+    if size > 1 and whole_number(environ.get("RANK", "")) is not None:
+        script = Path(command[0]).name != PROGRAM
+        words = ["python", *command] if script else [PROGRAM, *command[1:]]
+        raise UsageError(
+            f"torchrun, accelerate, deepspeed or the like has started {size} processes (RANK and WORLD_SIZE are set), "
+            f"and each would work alone: type `horovodrun -np {size} {shlex.join(words)}`, or "
+            "`unset RANK WORLD_SIZE` where these are left over"
+        )
+
+
 def by_open_mpi(environ: Mapping[str, str]) -> bool:
     """Return whether Open MPI started this process, through mpirun or through horovodrun."""
     return "OMPI_COMM_WORLD_SIZE" in environ
@@ -52,12 +76,23 @@ DRIVER_ADDRESSES = "HVD_TRAIN_DRIVER_ADDRESSES"  # where the driver may be reach
 INTERFACES = "HVD_TRAIN_INTERFACES"  # the network interfaces that the user has named, if any
 GOES_ON = "HVD_TRAIN_GOES_ON"  # "1" where the process continues a job, so that `--resume never` no longer holds
 
+# What a Python program gives to the ranks that it starts: the folder that holds their call, and takes what they say.
+CALLER = "HVD_TRAIN_CALLER"
+
+GRACE = "HVD_TRAIN_GRACE_SECONDS"  # from SIGTERM to SIGKILL, of ranks that commit meanwhile
+
 TIMELINE, ON_DEMAND = "HOROVOD_TIMELINE", "DYNAMIC"  # when ranks meet, all of them must have this variable, or none
 
 
 def elastic(environ: Mapping[str, str]) -> bool:
     """Return whether this process is a worker of an elastic job, in which ranks come and go."""
     return environ.get("HOROVOD_ELASTIC") == "1"
+
+
+def may_write(environ: Mapping[str, str]) -> bool:
+    """Return whether this process may come to be rank 0, which writes: any worker of an elastic job may."""
+    ours = launched(environ)
+    return ours is None or ours.rank == 0 or elastic(environ)
 
 
 def goes_on(environ: Mapping[str, str]) -> bool:

@@ -91,3 +91,8 @@ def write(text: str) -> None:
     for file in _files:
         with contextlib.suppress(OSError):
             os.write(file, f"{text}\n".encode(errors="backslashreplace"))
+
+
+def number() -> int:
+    """Return the number of the open file that this rank's log is; that of standard error where it has none."""
+    return _files[0] if _files else 2

@@ -34,7 +34,8 @@ PATIENCE = "HVD_TRAIN_START_TIMEOUT_SECONDS"
 HOSTS = "HVD_TRAIN_HOSTS"  # NAME:SLOTS,... in the order of ranks, from the scripts that know it
 _PATIENCE_S = 600.0
 _FIRST_NOTICE_S = 15.0  # the next notices come after twice as long, and so on
-_POLL_S, _REQUEST_S = 0.1, 30.0
+_WAIT_S, _REQUEST_S = 1, 30.0  # how long the store waits for what is not there yet, and how long we wait for the store
+_POLL_S = 0.1  # between two requests, for a store that does not wait
 _LAUNCHER_CHECK_S, _FAILED_CHECKS = 1.0, 3  # the launcher has gone when so many checks in a row fail
 _ALL_WELL, _MISSING = "go", "missing: "
 _calls = itertools.count()
@@ -46,8 +47,8 @@ class Board(Protocol):
     def put(self, name: str, text: str) -> None:
         """Write a text. Raises OSError where the board cannot be reached."""
 
-    def get(self, name: str) -> str | None:
-        """Return the text under a name, or None where there is none. Raises OSError as `put` does."""
+    def get(self, name: str, wait_s: int = 0) -> str | None:
+        """Return the text under a name, or None where there is none within so many seconds. Raises OSError as `put`."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ class LauncherStore(Board):
         client.put(self.environ, f"hvd_train/{name}", text, _REQUEST_S)
 
     @override
-    def get(self, name: str) -> str | None:
+    def get(self, name: str, wait_s: int = 0) -> str | None:
         try:
-            return client.get(self.environ, f"hvd_train/{name}", _REQUEST_S)
+            return client.get(self.environ, f"hvd_train/{name}", _REQUEST_S, wait_s)
         except urllib.error.HTTPError as error:
             if error.code != 404:
                 raise
@@ -176,12 +177,12 @@ class _RollCall:
         """Wait until these ranks are here; return None then, or the verdict that names those that are missing."""
         begun, notice_after = time.monotonic(), _FIRST_NOTICE_S
         missing = list(ranks)
-        while missing := [rank for rank in missing if self.board.get(f"here.{self.number}.{rank}") is None]:
+        while missing := self._still_missing(missing):
             waited = time.monotonic() - begun
             if waited > self.patience_s:
                 return (
-                    f"{_MISSING}{self._describe(missing)} did not come within {waited:.0f} s: look at what runs there, "
-                    f"or export {PATIENCE} with more seconds"
+                    f"{_MISSING}{self._describe(missing)} did not come within {self.patience_s:g} s: look at what runs "
+                    f"there, or export {PATIENCE} with more seconds"
                 )
             if prints and waited > notice_after:
                 self.say(f"waiting for {self._describe(missing)} ({waited:.0f} s)")
@@ -189,12 +190,20 @@ class _RollCall:
             time.sleep(_POLL_S)
         return None
 
+    def _still_missing(self, ranks: Sequence[int]) -> list[int]:
+        """Return which of some ranks, all of which were missing, still are; wait a while for the first of them."""
+        return [
+            rank
+            for rank in ranks
+            if self.board.get(f"here.{self.number}.{rank}", _WAIT_S if rank == ranks[0] else 0) is None
+        ]
+
     def wait_for_verdict(self, rank: int) -> str:
         """Wait for the verdict of rank 0 and return it, or the verdict that rank 0 is missing."""
         if missing := self.wait_for_ranks([0], prints=rank == 1):
             self.rank_0_is_missing = True
             return missing
-        while (verdict := self.board.get(f"verdict.{self.number}")) is None:
+        while (verdict := self.board.get(f"verdict.{self.number}", _WAIT_S)) is None:
             time.sleep(_POLL_S)
         return verdict
 

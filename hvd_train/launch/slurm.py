@@ -18,6 +18,7 @@ _PORTS = range(20_000, 32_000)  # below the ports that systems hand out themselv
 PORT = "HVD_TRAIN_PORT"
 _PATIENCE_S = 120.0
 _EXPORT_KEY = f"export {signature.KEY}=$(openssl rand -hex 32)"
+_NO_JOB = "no job: "
 
 
 def alone(environ: Mapping[str, str]) -> bool:
@@ -67,12 +68,13 @@ class KeyFile:
     """Where rank 0 leaves the key of the job for the other tasks of the step, which no other user can read.
 
     It is in the home folder, which nodes share. With HOROVOD_RENDEZVOUS_KEY in the environment of srun, which Slurm
-    gives to its tasks alone, there is no file.
+    gives to its tasks alone, no key is written. Where rank 0 cannot serve the others, the file says why instead.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        step = f"{environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}"
+        names = "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"  # a job that is queued again keeps the first two
+        step = ".".join(environ[name] for name in names if name in environ)
         self.path = cache / "hvd_train" / "jobs" / f"{step}.key"
 
     def write(self, key: str) -> None:
@@ -89,12 +91,25 @@ class KeyFile:
                 f"{_EXPORT_KEY} before srun"
             ) from None
 
+    def write_reason(self, why: str) -> None:
+        """Tell the other tasks, which would wait for rank 0, why it will not come; those that share this home."""
+        with suppress(UsageError):
+            self.write(_NO_JOB + why)
+
     def read(self) -> str | None:
-        """Return the key, or None where rank 0 has not written it, or somebody else has."""
+        """Return the key, or None where rank 0 has not written it, or somebody else has.
+
+        Raises UsageError, which the user has read from rank 0, where that has left the reason why it will not come.
+        """
+        text = None
         with suppress(OSError), open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
             if os.fstat(file.fileno()).st_uid == os.geteuid():
-                return file.read()
-        return None
+                text = file.read()
+        if text is not None and text.startswith(_NO_JOB):
+            error = UsageError(text.removeprefix(_NO_JOB))
+            error.reported = True
+            raise error
+        return text
 
     def remove(self) -> None:
         """Remove the file: all tasks have read it, or there will be none."""
@@ -105,13 +120,14 @@ def find_rank_0(environ: MutableMapping[str, str]) -> None:
     """Wait until rank 0 answers, and let `environ` have the job's key. Ranks may import for a while.
 
     Another process may have the port, be it anybody's: only who knows the key is rank 0. Raises UsageError after 120
-    seconds.
+    seconds, or as soon as rank 0 has told that it will not come.
     """
     deadline = time.monotonic() + _PATIENCE_S
-    file = None if environ.get(signature.KEY) else KeyFile(environ)
+    file, exported = KeyFile(environ), environ.get(signature.KEY)
     while True:
-        key = environ[signature.KEY] if file is None else file.read()
-        problem = f"there is no key of its own in {file.path}" if file else ""
+        left = file.read()
+        key = exported or left
+        problem = f"there is no key of its own in {file.path}"
         if key is not None:
             try:
                 client.get({**environ, signature.KEY: key}, "hvd_train/here", 5)

@@ -1,16 +1,15 @@
-"""The model compiled before anybody waits for it, in all the shapes that an epoch has."""
+"""The model compiled block by block, and in which shapes, so that it is done before anybody waits for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections import Counter
+from collections.abc import Sequence
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from hvd_train.network.buffers import unchanged
 from hvd_train.progress.order import Cut
+
+_PROGRAMS_OF_A_BLOCK = 16  # at most: kinds of slots in training and evaluation, again where other parameters are frozen
 
 
 def slot_sizes(cut: Cut, num_samples: int) -> list[int]:
@@ -25,43 +24,42 @@ def any_size(sizes: list[int]) -> list[int]:
     return sizes if len(sizes) != 1 else [*sizes, sizes[0] - 1 if sizes[0] > 2 else sizes[0] + 1]
 
 
-def compile_model(
-    model: nn.Module,
-    example: Tensor,
-    autocast: AbstractContextManager[object],
-    *,
-    train_sizes: list[int],
-    eval_sizes: list[int],
-) -> None:
-    """Compile the model and pass batches of these sizes through it, made of images of `example`.
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of a model that are compiled each for itself, where gradients are to leave early.
 
-    torch.compile works when a model is called, for a kind of input at a time; where ranks have met, all others wait for
-    the one that compiles. Training passes include the backward one. Weights, buffers, gradients, modes and random
-    numbers are the same afterwards as before. What is compiled later: an evaluation of the moving average, and an
-    epoch in which other parameters are frozen.
+    As one program a model hands over all gradients at the end of the backward pass; a block does when its part is over.
+    A block has other modules inside, and parameters. Blocks are the outermost modules whose class occurs more than once
+    in the model, such as the layers of a transformer; a chain (`nn.Sequential`) of blocks is none itself. Where nothing
+    occurs more than once, they are the innermost modules with others inside. A model without any is one block itself.
     """
-    model.compile()
-    with _unchanged(model, example.device):
-        for size in train_sizes:
-            with autocast:
-                logits = model(_images(example, size))
-                loss = F.cross_entropy(logits, torch.zeros(size, dtype=torch.long, device=example.device))
-            torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
-        model.eval()
-        with torch.no_grad(), autocast:
-            for size in eval_sizes:
-                model(_images(example, size))
+    occurrences = Counter(map(type, model.modules()))
+
+    def inside(module: nn.Module) -> list[nn.Module]:
+        return [block for part in module.children() for block in within(part)]
+
+    def within(part: nn.Module) -> list[nn.Module]:
+        has_forward = type(part).forward is not nn.Module.forward  # a ModuleList has none
+        if not has_forward or not list(part.children()) or not list(part.parameters()):
+            return inside(part)
+        if occurrences[type(part)] > 1 and not isinstance(part, nn.Sequential):
+            return [part]
+        return inside(part) or [part]
+
+    return list(dict.fromkeys(inside(model))) or [model]
 
 
-def _images(example: Tensor, size: int) -> Tensor:
-    """Return `size` images in memory of their own, in the layout of the example."""
-    return torch.cat([example] * -(-size // len(example)))[:size].clone()
+def compile_blocks(blocks: Sequence[nn.Module], *, for_any_size: bool) -> None:
+    """Have each block compiled when it is called, for a kind of input at a time.
 
+    `for_any_size` the second number of samples makes a program for all of them. Else each has its own, as otherwise
+    blocks of one class would have programs for images of any height and width as well, which are slower.
+    """
+    import torch._dynamo.config as limits  # slow to import
 
-@contextmanager
-def _unchanged(model: nn.Module, device: torch.device) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    with unchanged(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    for module, training in modes:
-        module.training = training
+    # Blocks share programs by class, so the limit counts those of all blocks of a class; beyond it they run uncompiled.
+    programs = _PROGRAMS_OF_A_BLOCK * len(blocks)
+    # Named as in torch 2.6; later ones know these names, too.
+    limits.cache_size_limit = max(limits.cache_size_limit, programs)
+    limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, programs)
+    for block in blocks:
+        block.compile(dynamic=None if for_any_size else False)

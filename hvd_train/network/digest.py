@@ -28,11 +28,21 @@ def digest_of(facts: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 def tensors_in(values: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors in nested mappings and sequences, each with the keys and places that lead to it."""
-    if isinstance(values, Tensor):
-        yield name, values
-    elif isinstance(values, Mapping):
+    return ((place, value) for place, value in _leaves(values, name) if isinstance(value, Tensor))
+
+
+def others_in(values: Any) -> list[tuple[str, Any]]:
+    """Return what is no tensor in nested mappings and sequences, each with the keys and places that lead to it."""
+    others = [(place, value) for place, value in _leaves(values, "") if not isinstance(value, Tensor)]
+    return sorted(others, key=lambda named: named[0])
+
+
+def _leaves(values: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(values, Mapping):
         for key, value in values.items():
-            yield from tensors_in(value, f"{name}/{key}")
+            yield from _leaves(value, f"{name}/{key}")
     elif isinstance(values, (list, tuple)):
         for place, value in enumerate(values):
-            yield from tensors_in(value, f"{name}/{place}")
+            yield from _leaves(value, f"{name}/{place}")
+    else:
+        yield name, values

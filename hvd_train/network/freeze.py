@@ -40,10 +40,10 @@ def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
             raise UsageError("--freeze backbone: the model has no linear or convolutional layer to leave out")
         frozen_names = {name for name in names if not name.startswith(f"{head}.")}
     else:
-        frozen_names = _matching(config.freeze, names)
+        frozen_names = _matching(config.freeze, names, f"--freeze {config.freeze}")
     stages = [match.groups() for entry in config.unfreeze if (match := _UNFREEZE.fullmatch(entry))]
     for first_epoch, pattern in stages:
-        thawed = _matching(pattern, names)  # in later epochs, too: a pattern without a match is an error at once
+        thawed = _matching(pattern, names, f"--unfreeze {first_epoch}:{pattern}")  # no match is an error at once
         if epoch >= int(first_epoch):
             frozen_names -= thawed
     if len(frozen_names) == len(names):
@@ -93,10 +93,10 @@ def ever_trained(config: ModelConfig, model: nn.Module) -> set[str]:
     return names - frozen(config, model, last_stage)
 
 
-def _matching(pattern: str, names: Iterable[str]) -> set[str]:
+def _matching(pattern: str, names: Iterable[str], typed: str) -> set[str]:
     matching = {name for name in names if fnmatchcase(name, pattern)}
     if not matching:
         raise UsageError(
-            f"no parameter of the model is called {pattern}; they are called {', '.join(list(names)[:4])}, ..."
+            f"{typed}: no parameter of the model is called {pattern}; they are called {', '.join(list(names)[:4])}, ..."
         )
     return matching

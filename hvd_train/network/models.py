@@ -1,43 +1,21 @@
-"""Models by name: those of torchvision and timm, a small convnet for digits, and the user's own."""
+"""Models by name: those of torchvision and timm, our small ones, and the user's own."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hvd_train import plugin
 from hvd_train.errors import UsageError, unknown_name
-from hvd_train.network.buffers import unchanged
+from hvd_train.network import small
 from hvd_train.plugin import TIMM
 
-DIGITS_CONVNET = "digits-convnet"
-Builder = Callable[[int], nn.Module]
-"""A function of the user's that returns a model for a number of classes."""
-
-
-def digits_convnet(num_classes: int, channels: int = 1) -> nn.Module:
-    """Return a network of three convolutions and two linear layers for images of 8 x 8 pixels or a few more.
-
-    It maps images [batch, channels, height, width] to logits [batch, num_classes] and has 0.1 million parameters, no
-    batch norm and no dropout.
-    """
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.AdaptiveMaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(256, 128),
-        nn.ReLU(),
-        nn.Linear(128, num_classes),
-    )
+Builder = Callable[..., nn.Module]
+"""A function of the user's that returns a model for a number of classes, or of whatever else the task predicts."""
 
 
 def check_name(name: str) -> None:
@@ -45,7 +23,7 @@ def check_name(name: str) -> None:
 
     The user's own MODULE:FUNCTION is loaded; raises UsageError, too, where that fails or timm is not installed.
     """
-    if name == DIGITS_CONVNET:
+    if name in small.MODELS:
         return
     if name.startswith(TIMM):
         timm, name_in_timm = _timm(name), name.removeprefix(TIMM)
@@ -53,11 +31,13 @@ def check_name(name: str) -> None:
             raise unknown_name("model of timm", name_in_timm, timm.list_models())
         return
     if plugin.is_reference(name):
+        plugin.check_spelling("model", name)
         plugin.load("model", name)
         return
     known = torchvision_names()
     if name not in known:
-        raise unknown_name("model", name, [*known, DIGITS_CONVNET])
+        plugin.check_spelling("model", name)
+        raise unknown_name("model", name, [*known, *small.MODELS])
 
 
 def _timm(name: str) -> Any:
@@ -85,52 +65,44 @@ def head_of(model: nn.Module) -> str | None:
 
 def needs_colour(name: str) -> bool:
     """Return whether a model takes images of three channels only, as those of torchvision and timm do."""
-    return name != DIGITS_CONVNET and not plugin.is_reference(name)
+    return name not in (*small.MODELS, plugin.OWN) and not plugin.is_reference(name)
 
 
-def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder | None = None) -> nn.Module:
-    """Return the named model for `num_classes` classes, with random weights drawn from `seed`.
+def build(name: str, *, num_outputs: int | None, channels: int, seed: int, own: Builder | None = None) -> nn.Module:
+    """Return the named model with `num_outputs` outputs, one for each class, with random weights drawn from `seed`.
 
-    `own`, a function of the user's, goes before `name`; it decides about channels by itself. Raises UsageError where
-    the user's function cannot be loaded or does not return a module, or timm is not installed.
+    `own`, a function of the user's, goes before `name`; it decides about channels by itself, and gets no number of
+    outputs where a task has none (None). Raises UsageError where the user's function cannot be loaded or does not
+    return a module, where timm is not installed, and where a model that needs a number of outputs gets none.
     """
     torch.manual_seed(seed)
-    if own is None and name.startswith(TIMM):
-        from_timm: nn.Module = _timm(name).create_model(
-            name.removeprefix(TIMM), num_classes=num_classes, in_chans=channels
-        )
-        return from_timm
     if own is not None or plugin.is_reference(name):
-        model = (own or plugin.load("model", name))(num_classes)
+        make, given = own or plugin.load("model", name), [] if num_outputs is None else [num_outputs]
+        try:
+            inspect.signature(make).bind(*given)
+        except (TypeError, ValueError) as error:
+            what = (
+                "without an argument, as the task says no `outputs`" if num_outputs is None else f"with {num_outputs}"
+            )
+            raise UsageError(f"--model {name}: it cannot be called {what}: {error}") from None
+        model = make(*given)
         if not isinstance(model, nn.Module):
             raise UsageError(f"--model {name}: it returned {type(model).__name__}, not a torch.nn.Module")
         return model
-    if name == DIGITS_CONVNET:
-        return digits_convnet(num_classes, channels)
+    if num_outputs is None:
+        raise UsageError(
+            f"--model {name}: the task says no number of outputs; give it one (`outputs`), or bring a model"
+        )
+    if name.startswith(TIMM):
+        from_timm: nn.Module = _timm(name).create_model(
+            name.removeprefix(TIMM), num_classes=num_outputs, in_chans=channels
+        )
+        return from_timm
+    if name in small.MODELS:
+        return small.MODELS[name](num_outputs, channels)
     from torchvision.models import get_model  # slow to import, and not every run needs it
 
     extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
-    model = get_model(name, weights=None, num_classes=num_classes, **extra)
+    model = get_model(name, weights=None, num_classes=num_outputs, **extra)
     assert isinstance(model, nn.Module)
     return model
-
-
-def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int) -> None:
-    """Pass the images `example` [batch, channels, height, width] through `model`, which stays as it was.
-
-    Raises UsageError where the model cannot take them, or does not return logits [batch, num_classes].
-    """
-    was_training = model.training
-    model.eval()
-    shape = " x ".join(map(str, example.shape[1:]))
-    try:
-        with torch.no_grad(), unchanged(model):
-            output = model(example)
-    except (RuntimeError, ValueError, AssertionError) as error:  # torch and torchvision raise any of these
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"model {name} cannot take images of {shape}: {reason}; try another --image-size") from None
-    finally:
-        model.train(was_training)
-    if not isinstance(output, Tensor) or output.shape != (len(example), num_classes):
-        got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise UsageError(f"model {name} returns {got}; it must return logits of shape [batch, {num_classes}]")

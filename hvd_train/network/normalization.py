@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvd_train.world.world import World
+from hvd_train.world.world import LocalWorld, World
 
 
 def synchronised(model: nn.Module, world: World) -> nn.Module:
@@ -32,6 +33,19 @@ def is_synchronised(model: nn.Module) -> bool:
     return any(isinstance(layer, SyncBatchNorm) for layer in model.modules())
 
 
+@contextmanager
+def alone(model: nn.Module) -> Iterator[None]:
+    """Have synchronised layers of `model` take the samples of this rank alone, so that it can pass some by itself."""
+    before = [(layer, layer.add) for layer in model.modules() if isinstance(layer, SyncBatchNorm)]
+    for layer, _ in before:
+        layer.add = SumOverRanks(LocalWorld(), "alone")
+    try:
+        yield
+    finally:
+        for layer, add in before:
+            layer.add = add
+
+
 class SumOverRanks:
     """Sums tensors over the ranks of a world, which a deep copy shares: a model is copied with its layers."""
 
@@ -42,10 +56,10 @@ class SumOverRanks:
         self._world, self._name = world, name
 
     def __call__(self, tensor: Tensor, name: str) -> Tensor:
-        """Return the sum of `tensor` over all ranks. Raises RankLost."""
+        """Return the sum of `tensor` over all ranks, for the device alone to use (`World.sum_for_stream`)."""
         if self.padded is None:
-            return self._world.sum(tensor, f"{self._name}.{name}")
-        summed = self._world.sum(_padded(tensor, self.padded), _SHARED_NAME)
+            return self._world.sum_for_stream(tensor, f"{self._name}.{name}")
+        summed = self._world.sum_for_stream(_padded(tensor, self.padded), _SHARED_NAME)
         return summed[: len(tensor)]
 
     def __deepcopy__(self, memo: object) -> SumOverRanks:
@@ -140,10 +154,13 @@ class SyncBatchNorm(_BatchNorm):
         centre = torch.zeros(self.num_features, device=input.device)
         if self.running_mean is not None:
             centre = self.running_mean.float().clone()
-        output, mean, variance, count = _SyncBatchNorm.apply(input, self.weight, self.bias, centre, self.eps, self.add)
+        output, *statistics = _SyncBatchNorm.apply(input, self.weight, self.bias, centre, self.eps, self.add)
+        # The function says itself that they have no gradient, but in a compiled model nobody hears it.
+        mean, variance, count = (each.detach() for each in statistics)
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-            share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            # On the device: to read a number there the host would wait for all that comes before it.
+            share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
             unbiased = variance * (count / (count - 1).clamp(min=1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)

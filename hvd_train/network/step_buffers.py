@@ -26,20 +26,22 @@ class StepBuffers:
         """
         names, buffers = averaged(model, patterns), buffers_of(model)
         mean = [buffer for buffer in buffers if buffer.name in names]
-        floats = [buffer for buffer in mean if buffer.tensor.is_floating_point()]
-        counts = [buffer for buffer in mean if not buffer.tensor.is_floating_point()]
-        # One call for all buffers of a kind: a ResNet-50 has 159, and each would be a kernel of its own on a GPU.
-        self._means = [_MeanOverSlots(kind, device) for kind in (floats, counts) if kind]
+        # One call for all buffers of a type: a ResNet-50 has 159, and each would be a kernel of its own on a GPU, as it
+        # is where a call has several types.
+        types: dict[torch.dtype, list[Buffer]] = {}
+        for buffer in mean:
+            types.setdefault(buffer.tensor.dtype, []).append(buffer)
+        self._means = [_MeanOverSlots(of_type, device) for of_type in types.values()]
         others = [buffer for buffer in buffers if buffer.name not in names]
         self._others = _ValueOfSlot0(others, device) if others else None
         self._rules: list[_MeanOverSlots | _ValueOfSlot0] = [*self._means, *([self._others] if self._others else [])]
-        self._begun = False
+        self._begun = self._moved = False
 
     def begin(self) -> None:
         """Note the values at the beginning of a step."""
         for rule in self._rules:
             rule.begin()
-        self._begun = True
+        self._begun, self._moved = True, False
 
     def begin_slot(self) -> None:
         """Put back the values from the beginning of the step, before the forward pass of a slot.
@@ -47,8 +49,10 @@ class StepBuffers:
         Called after the backward pass of the slot before: autograd refuses a backward pass through a layer whose
         statistics have been written to since its forward pass.
         """
-        for rule in self._rules:
-            rule.put_back()
+        if self._moved:
+            for rule in self._rules:
+                rule.put_back()
+        self._moved = True
 
     def end_slot(self, number: int) -> None:
         """Take note of what the forward pass of slot `number` of the step has changed."""
@@ -107,11 +111,10 @@ class StepBuffers:
 
 
 class _MeanOverSlots:
-    """Buffers of one kind, which move by the mean of what each slot changes in them.
+    """Buffers of one type, which move by the mean of what each slot changes in them.
 
-    Also their values before a step, and this rank's changes and the final step of each. `_changes` and `_steps` have
-    one tensor for each buffer; these are views of `changes` and `_step`, one tensor of one dimension each, so that
-    changes travel, and are divided, in one piece.
+    Their numbers come into rows, tensors of one dimension, by one call for all buffers: `_before` has their values
+    before a step, and `_now` those after a slot. `changes` has the sum of this rank's changes.
     """
 
     def __init__(self, buffers: Sequence[Buffer], device: torch.device) -> None:
@@ -119,38 +122,36 @@ class _MeanOverSlots:
         buffers = sorted(buffers, key=is_statistic, reverse=True)
         self._tensors = [buffer.tensor for buffer in buffers]
         self._own = [(n, buffer) for n, buffer in enumerate(buffers) if not is_statistic(buffer)]
-        self._before = [torch.empty_like(tensor) for tensor in self._tensors]
-        self._counts = not self._tensors[0].is_floating_point()
-        self.changes, self._changes = _row(self._tensors, torch.float32, device)
-        self._step, self._steps = _row(self._tensors, torch.int64 if self._counts else torch.float32, device)
+        self._before, self._values_before = _row(self._tensors, device)
+        self._now, self._values_now = _row(self._tensors, device)
+        self.changes = torch.zeros(len(self._before), device=device)
 
     def begin(self) -> None:
         for number, buffer in self._own:
             self._tensors[number] = buffer.tensor
-        torch._foreach_copy_(self._before, self._tensors)
+        torch._foreach_copy_(self._values_before, self._tensors)
         self.changes.zero_()
 
     def put_back(self) -> None:
         for number, buffer in self._own:
             buffer.put(self._tensors[number])
-        torch._foreach_copy_(self._tensors, self._before)
+        torch._foreach_copy_(self._tensors, self._values_before)
 
     def end_slot(self) -> None:
         now = self._tensors[: len(self._tensors) - len(self._own)] + [buffer.tensor for _, buffer in self._own]
-        torch._foreach_add_(self._changes, torch._foreach_sub(now, self._before))
+        torch._foreach_copy_(self._values_now, now)
+        self.changes += self._now.sub_(self._before)
 
     def finish(self, total: Tensor, num_slots: int) -> None:
-        self.put_back()
         mean = total / num_slots
-        self._step.copy_(mean.round() if self._counts else mean)
-        torch._foreach_add_(self._before, self._steps)
-        torch._foreach_copy_(self._tensors, self._before)
+        self._before += mean if self._before.is_floating_point() else mean.round().to(self._before.dtype)
+        self.put_back()
 
 
-def _row(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Return zeros for all numbers of `tensors` as one tensor of one dimension, and a view of it for each tensor."""
+def _row(tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """Return zeros for all numbers of `tensors`, of one type, as one tensor of one dimension, and a view for each."""
     sizes = [tensor.numel() for tensor in tensors]
-    row = torch.zeros(sum(sizes), dtype=dtype, device=device)
+    row = torch.zeros(sum(sizes), dtype=tensors[0].dtype, device=device)
     return row, [part.view_as(tensor) for part, tensor in zip(torch.split(row, sizes), tensors, strict=True)]
 
 

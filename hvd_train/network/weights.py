@@ -1,11 +1,11 @@
-"""Weights to start from: torchvision's by name, or a file that holds a plain state_dict."""
+"""Weights to start from: torchvision's by name, or a plain state_dict in a file of torch.save or safetensors."""
 
 from __future__ import annotations
 
 import pickle
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.error import URLError
 
 import torch
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from hvd_train import plain_file
 from hvd_train.errors import UsageError, unknown_name
+from hvd_train.network import safetensors_file
 from hvd_train.network.models import head_of, torchvision_names
+from hvd_train.weights_file import SAFETENSORS
 
 # Auxiliary classifiers, which help these models to train from random weights; `models.build` leaves them out.
 _AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
@@ -45,9 +47,24 @@ def why_unreadable(error: Exception) -> str:
 
 
 def tensors_in(path: Path) -> Any:
-    """Return the tensors and plain values in a file, on the CPU. Raises one of UNREADABLE where there are none."""
+    """Return the tensors and plain values in a file, on the CPU. Raises one of UNREADABLE where there are none.
+
+    Where the name ends in .safetensors, the file is of that kind. Raises UsageError without the library for that.
+    """
+    if path.suffix == SAFETENSORS:
+        return safetensors_file.read(path)
     with plain_file.opened(path) as file:
         return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def holds_weights_alone(path: Path) -> bool:
+    """Return whether a file is of plain weights: one of torch.save, which is a zip archive, or of safetensors."""
+    return path.suffix == SAFETENSORS or plain_file.begins_with(path, b"PK")
+
+
+def is_state_dict(values: Any) -> TypeGuard[dict[str, Tensor]]:
+    """Return whether values that were read from a file are names and tensors, and nothing else."""
+    return isinstance(values, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in values.items())
 
 
 def is_file(weights: str) -> bool:
@@ -60,12 +77,14 @@ def check(weights: str, model: str) -> None:
     if is_file(weights):
         if not Path(weights).is_file():
             raise UsageError(f"--weights {weights}: no such file")
+        if weights.endswith(SAFETENSORS):
+            safetensors_file.check_library(f"--weights {weights}")
         return
     if model not in torchvision_names():
         raise UsageError(f"--weights {weights}: torchvision has weights for its own models only, not for {model}")
     names = _names(model)
-    if weights != "DEFAULT" and weights not in names:
-        raise unknown_name(f"weights of {model}", weights, ["DEFAULT", *names])
+    if weights not in names:
+        raise unknown_name(f"weights of {model}", weights, names)
 
 
 def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> str:
@@ -122,7 +141,7 @@ def _from_file(path: Path) -> dict[str, Tensor]:
         state = tensors_in(path)
     except UNREADABLE as error:
         raise UsageError(f"--weights {path}: cannot be read ({why_unreadable(error)})") from None
-    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
+    if not is_state_dict(state):
         keys = f" but has {', '.join(map(str, list(state)[:5]))}" if isinstance(state, dict) else ""
         raise UsageError(f"--weights {path}: it must hold a plain state_dict (names and tensors){keys}")
     return state

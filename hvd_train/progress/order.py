@@ -6,9 +6,11 @@ set of 10^9 samples costs nothing to start or to resume in its middle. Nothing h
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -161,6 +163,10 @@ class Cut:
     global_batch: int
     micro_batch: int
 
+    def num_slots(self, num_samples: int) -> int:
+        """Return how many slots a batch of so many samples has; only the last one of an epoch is not a global batch."""
+        return math.ceil(num_samples / self.micro_batch)
+
 
 UNDECIDED = Cut(0, 0)
 """The cut of a state of which it is not known yet whether it is of a new run, or of one that has its cut already."""
@@ -182,6 +188,11 @@ class Assignment:
     num_slots: int
     slots: tuple[Slot, ...]
 
+    @property
+    def own_sizes(self) -> tuple[int, ...]:
+        """The numbers of samples in its slots."""
+        return tuple(len(slot.indices) for slot in self.slots)
+
 
 @dataclass(frozen=True)
 class Share:
@@ -193,11 +204,38 @@ class Share:
     """How many ranks compute."""
 
 
-def assignments(order: Order, cursor: int, cut: Cut, rank: int | None, size: int) -> Iterator[Assignment]:
+def dealt(num_slots: int, size: int, seconds: Sequence[float] = ()) -> Sequence[int]:
+    """Return which of `size` ranks computes each slot of a step, of the ranks that compute: by number.
+
+    They take slots in turn: rank r has slots r, r + size, ... Where `seconds` says what a slot takes on each rank, the
+    first slots are dealt in turn, one for each, and each further one goes to the rank that will be done with it first.
+    """
+    if not seconds or num_slots <= size:
+        return [number % size for number in range(num_slots)]
+    return _dealt_by_speed(num_slots, tuple(seconds))
+
+
+@lru_cache(maxsize=8)  # each step of an epoch but the last has as many slots
+def _dealt_by_speed(num_slots: int, seconds: tuple[float, ...]) -> tuple[int, ...]:
+    done = [(2 * of_slot, rank) for rank, of_slot in enumerate(seconds)]  # when each would be done with one more
+    heapq.heapify(done)
+    owners = list(range(len(seconds)))
+    counts = [1] * len(seconds)
+    while len(owners) < num_slots:
+        _, rank = done[0]
+        owners.append(rank)
+        counts[rank] += 1
+        heapq.heapreplace(done, ((counts[rank] + 1) * seconds[rank], rank))
+    return tuple(owners)
+
+
+def assignments(
+    order: Order, cursor: int, cut: Cut, rank: int | None, size: int, seconds: Sequence[float] = ()
+) -> Iterator[Assignment]:
     """Yield what rank `rank` of `size` does in each step of an epoch, from position `cursor` to the epoch's end.
 
-    Rank r computes slots r, r + size, ... of each global batch; the last batch is smaller, and a rank may
-    have no slot in it. A rank of None has none in any batch. Nothing is padded and nothing dropped.
+    The slots of each global batch are `dealt` over the ranks; the last batch is smaller, and a rank may have no slot in
+    it. A rank of None has none in any batch. Nothing is padded and nothing dropped.
     """
     # Only this rank's positions are looked up, and those of some steps at once: a numpy call per slot would cost more
     # than the slot's samples, and the whole batch on each rank as many times more as there are ranks.
@@ -208,7 +246,7 @@ def assignments(order: Order, cursor: int, cut: Cut, rank: int | None, size: int
         batches = [
             range(order.num_samples)[start : start + cut.global_batch] for start in steps[first : first + at_once]
         ]
-        spans = [_spans(batch, cut.micro_batch, rank, size) for batch in batches]
+        spans = [_spans(batch, cut.micro_batch, rank, size, seconds) for batch in batches]
         positions = (np.arange(span.start, span.stop, dtype=np.int64) for mine in spans for span in mine.values())
         numbers = order.at(np.concatenate([_NONE, *positions]))
         end = 0
@@ -217,15 +255,21 @@ def assignments(order: Order, cursor: int, cut: Cut, rank: int | None, size: int
             for number, span in mine.items():
                 slots.append(Slot(number, numbers[end : end + len(span)]))
                 end += len(span)
-            yield Assignment(len(batch), math.ceil(len(batch) / cut.micro_batch), tuple(slots))
+            yield Assignment(len(batch), cut.num_slots(len(batch)), tuple(slots))
 
 
-def _spans(batch: range, micro_batch: int, rank: int | None, size: int) -> dict[int, range]:
+def _spans(batch: range, micro_batch: int, rank: int | None, size: int, seconds: Sequence[float]) -> dict[int, range]:
     """Return the positions that each slot of this rank holds, by the slot's number within the global batch."""
     if rank is None:
         return {}
     starts = range(0, len(batch), micro_batch)
-    return {number: batch[starts[number] :][:micro_batch] for number in range(rank, len(starts), size)}
+    in_turn = not seconds or len(starts) <= size
+    own = range(rank, len(starts), size) if in_turn else _slots_of(rank, dealt(len(starts), size, seconds))
+    return {number: batch[starts[number] :][:micro_batch] for number in own}
+
+
+def _slots_of(rank: int, owners: Sequence[int]) -> list[int]:
+    return [number for number, owner in enumerate(owners) if owner == rank]
 
 
 def choose_cut(batch: BatchConfig, size: int, num_samples: int) -> Cut:

@@ -5,12 +5,18 @@ No chart needs colour to be read: lines differ in dashes and markers too, and be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hvd_train.progress.clock import duration
+
 NumberFormat = Literal["number", "share", "duration"]
 """How an axis writes its numbers: plainly, as per cent (a share of 1), or as a duration (seconds)."""
+
+Vertices = list[tuple[float, float]]
+"""The points (x, y) of a line as it is drawn; NaN as y is a gap."""
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (8, 2, 1.5, 2), (3, 3))
 MARKERS = "os^DvXP*"
@@ -79,6 +85,16 @@ class Chart:
         return f"{self.title}: {self.y} over {self.x}" + (f", of {names}" if names else "")
 
 
+def vertices_of(series: Series, chart: Chart) -> Vertices:
+    """Return the points of a series with NaN as y in its gaps, and none at all where every point is a gap."""
+    vertices = []
+    for x, y in zip(series.x, series.y, strict=True):
+        if x is not None and math.isfinite(x) and (x > 0 or not chart.x.log):
+            known = y is not None and math.isfinite(y) and (y > 0 or not chart.y.log)
+            vertices.append((x, y if known and y is not None else math.nan))
+    return vertices if any(y == y for _, y in vertices) else []
+
+
 def styled(number: int, name: str, x: Sequence[float | None], y: Sequence[float | None]) -> Series:
     """Return line `number` of a chart, counted from 0: the first 40 differ in dashes, marker or tone."""
     dash, marker = DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
@@ -94,3 +110,11 @@ def compact(value: float) -> str:
         mantissa, _, exponent = f"{value:.3g}".partition("e")
         return f"{mantissa}e{int(exponent)}" if exponent else mantissa
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+WRITERS: dict[NumberFormat, Callable[[float], str]] = {
+    "number": compact,
+    "share": lambda value: f"{value * 100:.3g}%",
+    "duration": duration,
+}
+"""Write a value as the numbers at an axis of this format are written."""

@@ -48,7 +48,28 @@ class Predictions:
     worst: tuple[MisclassifiedImage, ...]
 
 
-def section(runs: Sequence[History], names: Sequence[str], predictions: Mapping[Path, Predictions | str]) -> Markup:
+@dataclass(frozen=True)
+class WorstSample:
+    """A sample of the validation set: its number, its loss, and its picture (PNG) where it is an image."""
+
+    sample: int
+    loss: float
+    png: bytes | None
+
+
+@dataclass(frozen=True)
+class WorstSamples:
+    """Of `count` validation samples, those with the largest loss under a run's best weights, in falling order."""
+
+    count: int
+    samples: tuple[WorstSample, ...]
+
+
+Outcome = Predictions | WorstSamples | str
+"""What there is to show of a run; a text says why there is nothing."""
+
+
+def section(runs: Sequence[History], names: Sequence[str], predictions: Mapping[Path, Outcome]) -> Markup:
     """Return the predictions of each run, or the text that says why it has none."""
     pieces = []
     for run, name in zip(runs, names, strict=True):
@@ -56,10 +77,14 @@ def section(runs: Sequence[History], names: Sequence[str], predictions: Mapping[
         if isinstance(outcome, str):
             pieces.append(page.gap(f"{name}: {outcome}" if len(runs) > 1 else outcome))
             continue
-        body = _confused_classes(outcome) + _worst_images(outcome.worst)
+        if isinstance(outcome, WorstSamples):
+            title, body = "worst samples", _worst_samples(outcome)
+        else:
+            title = "confusion matrix and worst images"
+            body = _confused_classes(outcome) + _worst_images(outcome.worst)
         if len(runs) > 1:
             pieces.append(page.heading(name))
-        pieces.append(page.details("confusion matrix and worst images", body) if len(runs) > _MOST_OPEN else body)
+        pieces.append(page.details(title, body) if len(runs) > _MOST_OPEN else body)
     return Markup().join(pieces)
 
 
@@ -90,3 +115,11 @@ def _worst_images(images: Iterable[MisclassifiedImage]) -> Markup:
     ]
     none = "None: every validation image was right."
     return page.heading("Worst-classified images") + (page.pictures(captioned) if captioned else page.paragraph(none))
+
+
+def _worst_samples(outcome: WorstSamples) -> Markup:
+    text = page.paragraph(f"Of {outcome.count:,} validation samples, those with the largest loss, by the best weights.")
+    pictures = [(one.png, f"loss {one.loss:.4g}, no. {one.sample}") for one in outcome.samples if one.png is not None]
+    if pictures:
+        return text + page.pictures(pictures)
+    return text + page.table(["sample", "loss"], [[f"{one.sample:,}", f"{one.loss:.4g}"] for one in outcome.samples])

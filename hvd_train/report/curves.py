@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvd_train.progress.figures import OF_CLASSES
 from hvd_train.report.charts import Axis, Chart, Event, NumberFormat, Series, compact, styled
-from hvd_train.run_files.history import Curve, History, Record, number, speeds, thinned
+from hvd_train.run_files.condensed import condensed
+from hvd_train.run_files.history import Curve, History, speeds, thinned
+from hvd_train.run_files.metrics_file import Record, better_epoch, number
 
 AXES = {"epochs": Axis("epochs"), "samples": Axis("samples"), "time": Axis("time", number_format="duration")}
 """The x axes over which a page can show learning curves; `over` is one of these names."""
-METRICS: tuple[tuple[str, str, str, NumberFormat], ...] = (
-    ("loss", "Loss", "cross entropy", "number"),
-    ("top1", "Top-1", "right at once", "share"),
-    ("top5", "Top-5", "among the first five", "share"),
-)
-"""The metrics of a record: key, title of the chart, label and number format of its y axis."""
-SPEED = Axis("images/s, all workers", zero=True)
+_OF_CLASSES = {"loss": "cross entropy", "top1": "right at once", "top5": "among the first five"}
+"""What the y axes of classification are called; of another task that is the title of the figure."""
+_MOST_MARKS = 100  # of events in a chart
+_MOST_EVALUATIONS = 120  # twice as many are points of a line, and of more the best among neighbours
 _SPEEDS = 60  # points of a line of throughput: from one step to the next it is noise
 _STEEP = 50.0  # a loss whose largest value is so many times its smallest gets a logarithmic axis
 
 
 def learning(runs: Sequence[History], names: Sequence[str], over: str) -> list[Chart]:
-    """Return charts of loss, top-1, top-5 and learning rate over one of AXES.
+    """Return charts of what the runs measure, and of the learning rate, over one of AXES.
 
     One run has training and validation in one chart; of several runs each of the two has a chart of its own.
     """
     charts = []
-    for metric, title, label, number_format in METRICS:
+    for figure in dict.fromkeys(figure for run in runs for figure in run.figures):
+        metric, title = figure.name, figure.title[:1].upper() + figure.title[1:]
+        label = _OF_CLASSES.get(metric, figure.title) if runs[0].figures == OF_CLASSES else figure.title
+        number_format: NumberFormat = "share" if figure.form.endswith("%") else "number"
         training = [_training(run, metric, over) for run in runs]
         validation = [_validation(run, metric, over) for run in runs]
         if len(runs) == 1:
@@ -42,15 +45,17 @@ def learning(runs: Sequence[History], names: Sequence[str], over: str) -> list[C
 
 
 def throughput(runs: Sequence[History], names: Sequence[str]) -> list[Chart]:
-    """Return a chart of images/s over time of all runs, and one of each run with events, which marks them."""
+    """Return a chart of samples a second over time of all runs, and one of each run with events, which marks them."""
     lines = [speeds(run, _SPEEDS) for run in runs]
     series = tuple(styled(n, name, *line) for n, (name, line) in enumerate(zip(names, lines, strict=True)))
-    charts = [Chart("Throughput", AXES["time"], SPEED, series)] if len(runs) > 1 else []
+    unit = runs[0].unit if len({run.unit for run in runs}) == 1 else "samples"
+    axis = Axis(f"{unit}/s, all workers", zero=True)
+    charts = [Chart("Throughput", AXES["time"], axis, series)] if len(runs) > 1 else []
     for index, (run, name, line) in enumerate(zip(runs, names, lines, strict=True)):
         events = events_of(run, "time")
         if len(runs) == 1 or events:
             title = "Throughput" if len(runs) == 1 else f"Throughput of {name}"
-            charts.append(Chart(title, AXES["time"], SPEED, (styled(index, "", *line),), events))
+            charts.append(Chart(title, AXES["time"], axis, (styled(index, "", *line),), events))
     return charts
 
 
@@ -86,12 +91,12 @@ def events_of(run: History, over: str) -> tuple[Event, ...]:
         at = _position_of_event(run, event, over) if label else None
         if at is not None:
             marks.append(Event(at, label))
-    return tuple(marks)
+    return tuple(marks[:: len(marks) // _MOST_MARKS + 1])
 
 
 def evaluations(run: History) -> list[Record]:
     """Return the epochs that were evaluated: one whose loss is not a number still has a top-1."""
-    return [epoch for epoch in run.epochs if any(epoch.get(f"val_{metric}") is not None for metric, *_ in METRICS)]
+    return [epoch for epoch in run.epochs if any(epoch.get(f"val_{metric.name}") is not None for metric in run.figures)]
 
 
 def _position_of_event(run: History, event: Record, over: str) -> float | None:
@@ -99,8 +104,7 @@ def _position_of_event(run: History, event: Record, over: str) -> float | None:
         return number(event, "elapsed")
     step = number(event, "step")
     if step is None:
-        before = [record for record in run.steps if record["elapsed"] <= event["elapsed"]]
-        step = number(before[-1], "step") if before else None
+        step = run.step_at(event["elapsed"])
     samples, per_epoch = run.samples_at(step) if step is not None else None, run.samples_per_epoch
     if over == "samples" or samples is None:
         return samples
@@ -139,7 +143,7 @@ def _training(run: History, metric: str, over: str) -> Curve:
 
 
 def _validation(run: History, metric: str, over: str) -> Curve:
-    records = evaluations(run)
+    records = condensed(evaluations(run), lambda one, other: better_epoch(one, other, run.best), _MOST_EVALUATIONS)
     return [_position(run, r, over) for r in records], [number(r, f"val_{metric}") for r in records]
 
 

@@ -15,11 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from hvd_train.report import ticks
-from hvd_train.report.charts import LIGHT, Chart, Event, Series
+from hvd_train.report import hover, ticks
+from hvd_train.report.charts import LIGHT, Chart, Event, Series, Vertices, vertices_of
 
-Vertices = list[tuple[float, float]]
-"""The points (x, y) of a line as it is drawn; NaN as y is a gap."""
 Line = tuple[Series, Vertices]
 _ROLES = {"ink": "#222222", "muted": "#666666", "grid": "#dddddd", "paper": "#ffffff"}
 
@@ -47,7 +45,8 @@ def svg(chart: Chart) -> Markup:
     salt = f"{zlib.crc32(repr(chart).encode()):08x}"
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with mpl.rc_context({**_style(stand_in), "svg.fonttype": "none", "svg.hashsalt": salt}):
-        _draw(chart, tones, stand_in).savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
+        figure = _draw(chart, tones, stand_in)
+        figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)
@@ -64,7 +63,9 @@ def svg(chart: Chart) -> Markup:
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{}" '
         'role="img" aria-label="{}" style="stroke-linejoin: round">'
     ).format(size[1], chart.description)
-    return opening + Markup(text[text.index(">") + 1 :].strip())  # noqa: S704  # matplotlib has escaped its texts
+    body = text[text.index(">") + 1 : text.rindex("</svg>")].strip()
+    drawn = Markup(body)  # noqa: S704  # matplotlib has escaped its texts
+    return opening + drawn + hover.stripes(chart, figure) + Markup("</svg>")
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -99,7 +100,7 @@ def _style(roles: dict[str, str]) -> Any:
 
 
 def _draw(chart: Chart, tones: Sequence[str], roles: dict[str, str]) -> Figure:
-    lines = [(series, _vertices(series, chart)) for series in chart.series]
+    lines = [(series, vertices_of(series, chart)) for series in chart.series]
     labels = [_label(series, vertices) for series, vertices in lines]
     height = max(_HEIGHT, _TOP + _BOTTOM + _LINE * (len(labels) + 1))
     right = 18 + 0.62 * _TEXT * max(map(len, labels), default=0)  # a letter is about 0.6 of its height wide
@@ -126,16 +127,6 @@ def _draw(chart: Chart, tones: Sequence[str], roles: dict[str, str]) -> Figure:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center", color=roles["muted"])
     return figure
-
-
-def _vertices(series: Series, chart: Chart) -> Vertices:
-    """Return the points of a series with NaN as y in its gaps, and none at all where every point is a gap."""
-    vertices = []
-    for x, y in zip(series.x, series.y, strict=True):
-        if x is not None and math.isfinite(x) and (x > 0 or not chart.x.log):
-            known = y is not None and math.isfinite(y) and (y > 0 or not chart.y.log)
-            vertices.append((x, y if known and y is not None else math.nan))
-    return vertices if any(y == y for _, y in vertices) else []
 
 
 def _draw_line(axes: Axes, series: Series, vertices: Vertices, number: int, tones: Sequence[str]) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from markupsafe import Markup
 
 from hvd_train.config import Config
+from hvd_train.progress.figures import Shown
 from hvd_train.report import page
-from hvd_train.run_files.history import History, number, whole
+from hvd_train.run_files.history import History, whole
+from hvd_train.run_files.metrics_file import better_epoch, number
 
 _ENDINGS = {
     "broke off": "broke off (killed or failed)",
@@ -24,8 +29,15 @@ def summary(runs: Sequence[History], names: Sequence[str]) -> Markup:
     gaps = page.gaps((name if several else "", gap) for run, name in zip(runs, names, strict=True) for gap in run.gaps)
     if not several:
         return page.cards(facts[0].items()) + gaps
+    shared = Markup()
+    if len(runs) > page.MANY:  # what is the same in each row is said once
+        _, same = _compared(facts)
+        shared = (
+            page.paragraph(f"All runs: {', '.join(f'{fact} {value}' for fact, value in same)}.") if same else shared
+        )
+        facts = [{fact: value for fact, value in of_run.items() if [fact, value] not in same} for of_run in facts]
     rows = ([name, *of_run.values()] for name, of_run in zip(names, facts, strict=True))
-    return page.table(["run", *facts[0]], rows) + gaps
+    return shared + page.table(["run", *facts[0]], rows) + gaps
 
 
 def configuration(runs: Sequence[History], names: Sequence[str]) -> Markup:
@@ -43,7 +55,7 @@ def configuration(runs: Sequence[History], names: Sequence[str]) -> Markup:
     if len(runs) > 1:
         pieces += [
             page.heading("What differs between the runs"),
-            page.table(["setting", *names], differing) if differing else page.paragraph("Nothing."),
+            page.beside("setting", names, differing) if differing else page.paragraph("Nothing."),
             page.heading("What all runs share"),
         ]
     if chosen:
@@ -58,22 +70,39 @@ def environment(runs: Sequence[History], names: Sequence[str]) -> Markup:
     differing, shared = _compared(facts)
     pieces = [page.gaps((name, "not recorded") for name, of_run in zip(names, facts, strict=True) if not of_run)]
     if differing:
-        pieces.append(page.table(["fact", *names], differing))
+        pieces.append(page.beside("fact", names, differing))
     if shared:
         pieces.append(page.table(["fact of all runs" if len(runs) > 1 else "fact", "value"], shared))
     return Markup().join(pieces)
 
 
+def best_score(run: History, figure: Shown) -> float:
+    """Return a number that is higher the better a run's best evaluation by a figure is; least without one."""
+    value = number(_best(run, figure), f"val_{figure.name}")
+    if value is None:
+        return -math.inf
+    return value if figure.better == "higher" else -value
+
+
+def _best(run: History, figure: Shown) -> Mapping[str, Any]:
+    evaluated = [epoch for epoch in run.epochs if number(epoch, f"val_{figure.name}") is not None]
+    return reduce(lambda one, other: better_epoch(one, other, figure), evaluated) if evaluated else {}
+
+
 def _facts(run: History) -> dict[str, str]:
-    evaluated = (epoch for epoch in run.epochs if number(epoch, "val_top1") is not None)
-    best = max(evaluated, key=lambda epoch: epoch["val_top1"], default={})
+    figure, best = run.best, _best(run, run.best)
     last = next((epoch for epoch in reversed(run.epochs) if number(epoch, "val_loss") is not None), {})
     done = max((whole(epoch.get("epoch")) or 0 for epoch in run.epochs), default=0)
     steps = max((whole(record.get("step")) or 0 for record in (*run.steps, *run.epochs)), default=0)
     skipped = max((number(step, "skipped_steps") or 0 for step in run.steps), default=0)
+    share = number(run.summary, "epoch_share") or 0.0
+    times = [time for time in (number(epoch, "seconds") for epoch in run.epochs) if time is not None]
+    sizes = [(kind, number(run.summary, f"peak_{name}")) for kind, name in (("", "memory"), ("GPU ", "gpu_memory"))]
+    peaks = [f"{kind}{size / 1e9:.2f} GB" for kind, size in sizes if size is not None]
     speed = number(run.summary, "images_per_second") or next(
         (number(record, "images_per_second") for record in reversed((*run.steps, *run.epochs))), None
     )
+    test = number(run.summary, f"test_{figure.name}")
     why = str(run.summary.get("why") or "")
     state = (
         f"finished: {why}"
@@ -85,14 +114,21 @@ def _facts(run: History) -> dict[str, str]:
         "model": page.written(run.settings.get("model")),
         "data": page.written(run.settings.get("data")),
         "workers": str(run.world_size or "?"),
-        "epochs": f"{done} of {run.num_epochs or '?'}",
+        "epochs": f"{round(done + share, 2):g} of {run.num_epochs or '?'}",
+        "time of an epoch": page.written_duration(statistics.median(times)) if times else "unknown",
         "steps": f"{steps:,}",
-        "best val top-1": f"{best['val_top1']:.2%} (epoch {best.get('epoch', '?')})" if best else "not evaluated",
+        f"best val {figure.title}": (
+            f"{figure.written(best[f'val_{figure.name}'])} (epoch {best.get('epoch', '?')})"
+            if best
+            else "not evaluated"
+        ),
         "last val loss": f"{last['val_loss']:.4f}" if last else "none",
-        "test top-1": f"{test:.2%}" if (test := number(run.summary, "test_top1")) is not None else "no test",
-        "images/s": f"{speed:,.0f}" if speed else "unknown",
+        f"test {figure.title}": "no test" if test is None else figure.written(test),
+        f"{run.unit}/s": f"{speed:,.0f}" if speed else "unknown",
         "time": page.written_duration(run.seconds),
+        "peak memory of a rank": ", ".join(peaks) or "unknown",
         "skipped steps": f"{skipped:,.0f}",
+        "folder": run.name,
     }
 
 

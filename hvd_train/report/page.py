@@ -19,6 +19,9 @@ from hvd_train.report.drawing import svg
 GENERATOR = Markup('<meta name="generator" content="hvd-train report">')
 """Stands near the beginning of every page, so that a later report knows that it may replace the file."""
 
+MANY = 8
+"""Of more runs, a page names each by its settings, has the best first, and gives each a row rather than a column."""
+
 _MOST_NAMES = 6  # of runs that miss the same; the others are counted
 _TEMPLATES = Environment(
     loader=PackageLoader("hvd_train.report"),
@@ -76,6 +79,16 @@ def cards(facts: Iterable[tuple[str, str]]) -> Markup:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> Markup:
     """Return a table whose first column names the rows; `numbers` aligns the other columns to the right."""
     return _piece("table", head, rows, numbers)
+
+
+def beside(kind: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    """Return a table of what differs among runs, given as (name of a fact, its value of each run).
+
+    A few runs stand beside each other in columns, many below each other.
+    """
+    if len(names) <= MANY:
+        return table([kind, *names], rows)
+    return table(["run", *(row[0] for row in rows)], zip(names, *(row[1:] for row in rows), strict=True))
 
 
 def shares(head: Sequence[str], rows: Iterable[tuple[str, Sequence[tuple[str, float]]]]) -> Markup:

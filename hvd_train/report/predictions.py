@@ -1,25 +1,27 @@
-"""What a run's best weights predict on its validation set: what they confuse, and get most wrong."""
+"""What a run's best weights predict on its validation set: what they confuse, and what has the largest loss."""
 
 from __future__ import annotations
 
 import heapq
 import io
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from hvd_train.data.batches import MicroBatch
 from hvd_train.data.dataset import DataSet
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import Cut, InSequence, assignments
-from hvd_train.report.confusion import MisclassifiedImage, Predictions
+from hvd_train.parts import Parts
+from hvd_train.predict import logits_of, passes
+from hvd_train.report.confusion import MisclassifiedImage, Predictions, WorstSample, WorstSamples
 from hvd_train.run import trained_parts
-from hvd_train.step import Step
-from hvd_train.world.world import LocalWorld, Place
+from hvd_train.tasks.task import Outputs
+from hvd_train.world.world import Place
 
 _WORST = 12
 _SIDE = 96  # pixels: a larger picture is made smaller for the page
@@ -37,48 +39,55 @@ class _Mistake:
     confidence: float
 
 
-@torch.no_grad()
-def predict(run: Path, device: str, *, trust: bool = False) -> Predictions:
-    """Return what the best weights of a run folder predict for every validation image, each taken once.
+def predict(run: Path, device: str, *, trust: bool = False) -> Predictions | WorstSamples:
+    """Return what the best weights of a run folder do with every validation sample, each taken once.
 
     `trust` is as in `run.evaluate`. Raises UsageError where the weights, the data or the model cannot be had.
     """
     config, parts = trained_parts(run, Place(), device, trust=trust)
-    loader, data = parts.val_loader, parts.data
-    if loader is None:
+    if parts.val_loader is None:
         raise UsageError("its data set has no validation set")
-    model = parts.model.eval()
+    found = passes(config, parts, parts.val_loader)
+    return _of_classes(parts, found) if parts.meter.task.images_of_classes else _of_others(parts, found)
+
+
+def _of_classes(parts: Parts, found: Iterable[tuple[MicroBatch, Outputs, Tensor]]) -> Predictions:
     counts: Counter[tuple[int, int]] = Counter()
     worst: list[_Mistake] = []
-    size = config.batch.eval_batch_size
-    autocast = Step(config, LocalWorld(), model, parts.device).autocast()
-    try:
-        for batch in loader.load(0, assignments(InSequence(loader.num_samples), 0, Cut(size, size), 0, 1)):
-            for micro in batch.micro_batches:
-                with autocast:
-                    logits = model(micro.inputs).float()
-                losses = F.cross_entropy(logits, micro.targets, reduction="none").cpu()
-                confidences, predicted = (values.cpu() for values in logits.softmax(1).max(1))
-                truth = micro.targets.cpu()
-                counts.update(zip(truth.tolist(), predicted.tolist(), strict=True))
-                for index in losses.topk(min(_WORST, len(losses))).indices.tolist():
-                    if predicted[index] != truth[index]:
-                        worst.append(
-                            _Mistake(
-                                float(losses[index]),
-                                int(micro.samples[index]),
-                                micro.inputs[index].cpu(),
-                                int(truth[index]),
-                                int(predicted[index]),
-                                float(confidences[index]),
-                            )
-                        )
-                worst = heapq.nlargest(_WORST, worst, key=lambda mistake: (mistake.loss, mistake.sample))
-    finally:
-        for each in (parts.train_loader, parts.val_loader, parts.test_loader):
-            if each is not None:
-                each.close()
-    return Predictions(data.classes, counts, tuple(_shown(mistake, data) for mistake in worst))
+    for micro, outputs, losses in found:
+        confidences, predicted = (values.cpu() for values in logits_of(outputs).softmax(1).max(1))
+        truth = micro.targets.cpu()
+        counts.update(zip(truth.tolist(), predicted.tolist(), strict=True))
+        for index in losses.topk(min(_WORST, len(losses))).indices.tolist():
+            if predicted[index] != truth[index]:
+                worst.append(
+                    _Mistake(
+                        float(losses[index]),
+                        int(micro.samples[index]),
+                        micro.inputs[index].cpu(),
+                        int(truth[index]),
+                        int(predicted[index]),
+                        float(confidences[index]),
+                    )
+                )
+        worst = heapq.nlargest(_WORST, worst, key=lambda mistake: (mistake.loss, mistake.sample))
+    return Predictions(parts.data.classes, counts, tuple(_shown(mistake, parts.data) for mistake in worst))
+
+
+def _of_others(parts: Parts, found: Iterable[tuple[MicroBatch, Outputs, Tensor]]) -> WorstSamples:
+    worst: list[tuple[float, int, Tensor | None]] = []
+    count = 0
+    for micro, _, losses in found:
+        count += len(losses)
+        are_images = isinstance(micro.inputs, Tensor) and micro.inputs.ndim == 4 and micro.inputs.shape[1] in (1, 3)
+        for index in losses.topk(min(_WORST, len(losses))).indices.tolist():
+            image = micro.inputs[index].cpu() if are_images else None
+            worst.append((float(losses[index]), int(micro.samples[index]), image))
+        worst = heapq.nlargest(_WORST, worst, key=lambda sample: sample[:2])
+    samples = [
+        WorstSample(number, loss, None if image is None else _png(image, parts.data)) for loss, number, image in worst
+    ]
+    return WorstSamples(count, tuple(samples))
 
 
 def _shown(mistake: _Mistake, data: DataSet) -> MisclassifiedImage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 from hvd_train.config import Config
 from hvd_train.console import printable
 from hvd_train.data.dataset import Arrays, DataSet
-from hvd_train.data.folder import ImageFolder
+from hvd_train.data.encoded import EncodedImages
 from hvd_train.data.transforms import Items
 from hvd_train.errors import UsageError
 from hvd_train.parts import Parts, build, mixer
@@ -51,7 +52,11 @@ def show(config: Config, ranks: int, path: Path) -> Preview:
 
     Raises UsageError where the training could not start, or where `path` cannot be written as a picture.
     """
-    parts = build(config, Place(), None, None)
+    if not config.task.is_of_image_classes:
+        raise UsageError(f"show-data shows images of classes; the data of --task {config.task.task} are others")
+    config = dataclasses.replace(config, task=config.task.evaluated_as)
+    config = config.replace(cache="none", cache_dir=None)  # a look at the data writes nothing but the picture
+    parts = build(config, Place())
     num_samples = parts.train_loader.num_samples
     cut = order.choose_cut(config.batch, ranks, num_samples)
     epoch = order.order_of(config.seed, 0, num_samples, config.data.repeated_augmentation)
@@ -123,7 +128,8 @@ def _labels(data: DataSet) -> Tensor:
     if isinstance(train, Items):
         train = train.arrays
     if isinstance(train, Arrays):
-        return train.labels[torch.arange(len(train)) % len(train.labels)]
-    if isinstance(train, ImageFolder):
+        labels: Tensor = train.targets[torch.arange(len(train)) % train.rows]
+        return labels
+    if isinstance(train, EncodedImages):
         return train.labels
     return torch.tensor([int(train[number][1]) for number in range(len(train))])

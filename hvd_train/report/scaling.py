@@ -12,7 +12,7 @@ from markupsafe import Markup
 from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.report import curves, page
-from hvd_train.run_files.history import Record, number
+from hvd_train.run_files.metrics_file import Record, number
 
 RECORD = "scaling.json"
 _COLUMNS = (
@@ -26,6 +26,7 @@ _COLUMNS = (
     ("val_loss", "best val loss", ".4f"),
     ("test_loss", "test loss", ".4f"),
     ("top1", "top-1", ".2%"),
+    ("epochs", "epochs", ".2f"),
 )
 """Key of a row, title of its column, and the format of its numbers."""
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, MultipleLocator, NullLocator
 
-from hvd_train.progress.clock import duration
-from hvd_train.report.charts import Axis, NumberFormat, compact
-
-_WRITERS: dict[NumberFormat, Callable[[float], str]] = {
-    "number": compact,
-    "share": lambda value: f"{value * 100:.3g}%",
-    "duration": duration,
-}
+from hvd_train.report.charts import WRITERS, Axis
 
 
 def scale(axes: Axes, drawn: XAxis | YAxis, axis: Axis, values: Sequence[float]) -> None:
@@ -39,7 +32,7 @@ def scale(axes: Axes, drawn: XAxis | YAxis, axis: Axis, values: Sequence[float])
     else:
         whole = all(value == round(value) for value in values) and axis.number_format == "number"
         drawn.set_major_locator(MaxNLocator(5, integer=whole))
-    write = _WRITERS[axis.number_format]
+    write = WRITERS[axis.number_format]
     drawn.set_major_formatter(FuncFormatter(lambda value, _: write(value) if value >= low or value > 0 else ""))
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from hvd_train.progress.clock import PHASES
+from hvd_train.progress.clock import PHASES, WORK
 from hvd_train.report import curves, page
 from hvd_train.run_files import run_folder
-from hvd_train.run_files.history import History, number, split_of
+from hvd_train.run_files.history import History, split_of, spreads_of_ranks
+from hvd_train.run_files.metrics_file import number
 
 _MOST_EVENTS, _MOST_CHANGES = 60, 10
 
@@ -48,7 +49,26 @@ def phases(runs: Sequence[History], names: Sequence[str]) -> Markup:
         rows.append((name, [(f"{1e3 * total:.2f} ms", 0.0), *cells]))
     text = "Means of the sampled steps on rank 0: `reduction` is the part that the backward pass did not hide."
     table = page.paragraph(text) + page.shares(["run", "step", *PHASES], rows) if rows else Markup()
-    return table + page.gaps(gaps)
+    return table + _over_ranks(runs, names) + page.gaps(gaps)
+
+
+def _over_ranks(runs: Sequence[History], names: Sequence[str]) -> Markup:
+    """Return a table of how far the ranks are apart; of runs on one rank nothing."""
+    rows = []
+    for run, name in zip(runs, names, strict=True):
+        spreads = spreads_of_ranks(run)
+        if WORK in spreads:
+            cells = [
+                f"{1e3 * spreads[part].most:.2f} / {1e3 * spreads[part].median:.2f} ms" if part in spreads else ""
+                for part in (WORK, *PHASES)
+            ]
+            rows.append([name, f"rank {spreads[WORK].slowest}", *cells])
+    text = (
+        "The longest time of any rank / the median of the others, means of the logged steps. `work` is all but the "
+        "reduction, in which ranks wait for the slowest one."
+    )
+    head = ["run", "slowest", WORK, *PHASES]
+    return page.heading("Over the ranks") + page.paragraph(text) + page.table(head, rows) if rows else Markup()
 
 
 def events(runs: Sequence[History], names: Sequence[str]) -> Markup:
@@ -56,11 +76,11 @@ def events(runs: Sequence[History], names: Sequence[str]) -> Markup:
     pieces = []
     for run, name in zip(runs, names, strict=True):
         rows = [[page.written_duration(event["elapsed"]), str(event.get("message", ""))] for event in run.events]
-        more = len(rows) - _MOST_EVENTS
+        more = run.num_events - _MOST_EVENTS
         body = page.table(["after", "event"], rows[:_MOST_EVENTS]) if rows else page.gap("no events recorded")
         if more > 0:
             body += page.paragraph(f"and {more} more, in {run.path / run_folder.METRICS}")
-        pieces.append(page.details(f"{name}: {len(rows)} events", body) if len(runs) > 1 else body)
+        pieces.append(page.details(f"{name}: {run.num_events} events", body) if len(runs) > 1 else body)
     return Markup().join(pieces)
 
 

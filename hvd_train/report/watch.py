@@ -16,12 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from hvd_train.console import printable
-from hvd_train.progress.clock import duration
-from hvd_train.run_files.history import History, number, read, speeds, thinned
+from hvd_train.progress.clock import PHASES, WORK, duration
+from hvd_train.run_files.history import History, RunReader, speeds, thinned
+from hvd_train.run_files.metrics_file import number
+from hvd_train.run_files.records import spreads_of
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH, _MOST_EVENTS, _RECENT_LINES = 40, 5, 10
 _READING_SHARE = 0.1  # of the time may go into reading, however long the file has grown
+_SHORTEST_S = 5e-6  # a phase that takes less of a step is not shown
 _SILENCE_S = 60.0  # a run that has written nothing for longer is said to be silent
 _END_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _STATES = {
@@ -36,10 +39,11 @@ _STATES = {
 def watch(path: Path, *, once: bool, interval_s: float) -> None:
     """Show a run until it ends, or its present state where `once` is set.
 
-    It is read again every `interval_s` seconds at most. SIGINT and SIGTERM do what they always do, after the terminal
-    has been restored. Raises UsageError where there is no run at `path`.
+    What is new is read every `interval_s` seconds at most. SIGINT and SIGTERM do what they always do, after the
+    terminal has been restored. Raises UsageError where there is no run at `path`.
     """
-    history = read(path)
+    reader = RunReader(path)
+    history = reader.read()
     console = Console(highlight=False)
     if once:
         console.print(view(history, time.time()))
@@ -51,7 +55,7 @@ def watch(path: Path, *, once: bool, interval_s: float) -> None:
         with Live(view(history, time.time()), console=console, auto_refresh=False) as live:
             while not history.ended and received is None:
                 started = time.monotonic()
-                history = read(path)
+                history = reader.read()
                 live.update(view(history, time.time()), refresh=True)
                 took = time.monotonic() - started
                 if not history.ended:
@@ -70,16 +74,14 @@ def view(history: History, now: float) -> RenderableType:
     facts.add_row("training", _text(f"{settings.get('model', '?')} on {settings.get('data', '?')}, {_world(history)}"))
     facts.add_row("progress", _progress(history))
     facts.add_row("speed", Text(_speed(history)))
-    for name, label, form, epochs in (
-        ("loss", "loss", ".4f", False),
-        ("top1", "top-1", ".2%", False),
-        ("val_loss", "val loss", ".4f", True),
-        ("val_top1", "val top-1", ".2%", True),
-    ):
-        facts.add_row(
-            label, Text(_curve([number(r, name) for r in (history.epochs if epochs else history.steps)], form))
-        )
-    facts.add_row("images/s", Text(_curve(speeds(history, _WIDTH)[1], ",.0f")))
+    if spread := _over_ranks(history):
+        facts.add_row("ranks", Text(spread))
+    shown = list(dict.fromkeys([*history.figures[:1], history.best]))  # the loss, and what decides
+    for key, before, records in (("", "", history.steps), ("val_", "val ", history.epochs)):
+        for figure in shown:
+            values = [number(record, f"{key}{figure.name}") for record in records]
+            facts.add_row(_text(f"{before}{figure.title}"), Text(_curve(values, figure.form)))
+    facts.add_row(f"{history.unit}/s", Text(_curve(speeds(history, _WIDTH)[1], ",.0f")))
     parts: list[RenderableType] = [facts]
     parts += [_text(f"missing: {gap}", style="dim") for gap in history.gaps]
     parts += [
@@ -112,7 +114,11 @@ def seconds_left(history: History) -> float | None:
     """
     total, done = _samples(history)
     speed = _recent_speed(history)
-    return max(0.0, total - done) / speed if history.state == "running" and total and speed else None
+    if history.state != "running" or not (total and speed):
+        return None
+    left = max(0.0, total - done) / speed
+    limit = history.total_seconds
+    return left if limit is None else min(left, max(0.0, limit - history.seconds))
 
 
 def _state(history: History, now: float) -> str:
@@ -150,15 +156,32 @@ def _progress(history: History) -> RenderableType:
 
 def _recent_speed(history: History) -> float | None:
     """Return images/s over the last few lines of the run; None where they do not tell."""
-    _, recent = speeds(replace(history, steps=history.steps[-_RECENT_LINES:]), 1)
+    _, recent = speeds(replace(history, intervals=history.intervals[1 - _RECENT_LINES :]), 1)
     return recent[0] if recent else None
 
 
 def _speed(history: History) -> str:
     speed = _recent_speed(history)
-    text = f"{speed:,.0f} images/s" if speed else "not known yet"
+    text = f"{speed:,.0f} {history.unit}/s" if speed else "not known yet"
     left = seconds_left(history)
     return f"{text}, {duration(history.seconds)} so far" + (f", about {duration(round(left))} left" if left else "")
+
+
+def _over_ranks(history: History) -> str:
+    """Return how far the ranks were apart at last; empty where no record says."""
+    spreads = next((spreads for record in reversed(history.steps) if (spreads := spreads_of(record))), {})
+    if WORK not in spreads:
+        return ""
+    work = spreads.pop(WORK)
+    phases = "  ".join(
+        f"{phase} {1e3 * spreads[phase].most:.3g}/{1e3 * spreads[phase].median:.3g}"
+        for phase in PHASES
+        if phase in spreads and spreads[phase].most >= _SHORTEST_S
+    )
+    return (
+        f"rank {work.slowest} is the slowest: {1e3 * work.most:.3g} ms of own work in a step, the others "
+        f"{1e3 * work.median:.3g} ms\nslowest/median in ms: {phases}"
+    )
 
 
 def _curve(values: Sequence[float | None], form: str) -> str:

@@ -8,7 +8,8 @@ from typing import Protocol
 from typing_extensions import override
 
 from hvd_train.console import printable
-from hvd_train.run_files.records import EpochRecord, Moment
+from hvd_train.progress.clock import duration
+from hvd_train.run_files.records import EpochRecord, Moment, Plan
 
 _LINE_SECONDS = 10.0  # a LineDisplay prints a line this often within a long epoch
 
@@ -16,8 +17,8 @@ _LINE_SECONDS = 10.0  # a LineDisplay prints a line this often within a long epo
 class Display(Protocol):
     """Shows progress and messages to the user."""
 
-    def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        """Training starts and is to take this many epochs of this many samples."""
+    def begin(self, plan: Plan) -> None:
+        """Training starts, or goes on, and is to do this."""
 
     def progress(self, moment: Moment) -> None:
         """Show how far training is; called after every step."""
@@ -35,34 +36,48 @@ class Display(Protocol):
 class LineDisplay(Display):
     """Prints plain lines to standard output: one for each epoch, and one every ten seconds within a long epoch."""
 
-    def __init__(self) -> None:
-        self._epochs = self._samples = 0
+    def __init__(self, *, timestamps: bool = False) -> None:
+        """Begin each line with the date and the local time where `timestamps` says so."""
+        self._plan = Plan()
+        self._ends_at: float | None = None
         self._last_line = time.monotonic()
+        self._time = "%Y-%m-%d %H:%M:%S  " if timestamps else ""
 
     @override
-    def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        self._epochs, self._samples = epochs, samples_per_epoch
+    def begin(self, plan: Plan) -> None:
+        self._plan = plan
+        self._ends_at = None if plan.seconds_left is None else time.monotonic() + plan.seconds_left
 
     @override
     def progress(self, moment: Moment) -> None:
         if time.monotonic() - self._last_line >= _LINE_SECONDS:
-            share = f"{moment.cursor / self._samples:.0%}"
-            left = _time_left(self._epochs, self._samples, moment.epoch, moment.cursor, moment.images_per_second)
-            self.say(f"{_position(moment, self._epochs)}  {share}  {_metrics(moment)}  {left} left")
+            share = f"{moment.cursor / self._plan.samples_per_epoch:.0%}"
+            left = self._time_left(moment.epoch, moment.cursor, moment.images_per_second)
+            self.say(f"{_position(moment, self._plan)}  {share}  {_metrics(moment, self._plan)}  {left} left")
 
     @override
     def epoch(self, record: EpochRecord) -> None:
-        left = _time_left(self._epochs, self._samples, record.epoch, 0, record.images_per_second)
-        self.say(f"{epoch_line(record, self._epochs)}  {left} left")
+        left = self._time_left(record.epoch, 0, record.images_per_second)
+        self.say(f"{epoch_line(record, self._plan)}  {left} left")
 
     @override
     def say(self, message: str) -> None:
         self._last_line = time.monotonic()
-        print(printable(message, keep="\n\t"), flush=True)
+        stamp = time.strftime(self._time)
+        print("\n".join(stamp + line for line in printable(message, keep="\n\t").split("\n")), flush=True)
 
     @override
     def close(self) -> None:
         pass
+
+    def _time_left(self, epoch: int, cursor: int, images_per_second: float) -> str:
+        if not images_per_second:
+            return "?"
+        seconds = max(0, self._plan.samples - epoch * self._plan.samples_per_epoch - cursor) / images_per_second
+        if self._ends_at is not None:
+            seconds = min(seconds, max(0.0, self._ends_at - time.monotonic()))
+        hours, rest = divmod(round(seconds), 3600)
+        return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
 class TerminalDisplay(Display):
@@ -72,31 +87,31 @@ class TerminalDisplay(Display):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._epochs = self._samples = 0
+        self._plan = Plan()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-        metrics = (TextColumn("{task.fields[metrics]}"), TimeRemainingColumn())
+        metrics = (TextColumn("{task.fields[metrics]}", markup=False), TimeRemainingColumn())
         # Under a launcher stdout is a pipe that leads to the terminal: rich would take it for a file.
         self._bar = Progress(*columns, *metrics, transient=True, console=Console(force_terminal=True))
         self._task = self._bar.add_task("", total=None, metrics="", visible=False)
 
     @override
-    def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        self._epochs, self._samples = epochs, samples_per_epoch
+    def begin(self, plan: Plan) -> None:
+        self._plan = plan
         self._bar.start()
-        self._bar.update(self._task, total=epochs * samples_per_epoch, visible=True)
+        self._bar.update(self._task, total=plan.samples, visible=True)
 
     @override
     def progress(self, moment: Moment) -> None:
         self._bar.update(
             self._task,
-            completed=moment.epoch * self._samples + moment.cursor,
-            description=_position(moment, self._epochs),
-            metrics=_metrics(moment),
+            completed=moment.epoch * self._plan.samples_per_epoch + moment.cursor,
+            description=_position(moment, self._plan),
+            metrics=_metrics(moment, self._plan),
         )
 
     @override
     def epoch(self, record: EpochRecord) -> None:
-        self.say(epoch_line(record, self._epochs))
+        self.say(epoch_line(record, self._plan))
 
     @override
     def say(self, message: str) -> None:
@@ -107,25 +122,25 @@ class TerminalDisplay(Display):
         self._bar.stop()
 
 
-def epoch_line(record: EpochRecord, epochs: int) -> str:
-    """Return the line that shows an epoch; `epochs` is the number of epochs that the run is to have."""
-    line = f"epoch {record.epoch:>{len(str(epochs))}}/{epochs}  loss {record.loss:.4f}  top-1 {record.top1:7.2%}"
-    if record.val_loss is not None:
-        line += f"  val loss {record.val_loss:.4f}  val top-1 {record.val_top1:7.2%}"
-    return f"{line}  {record.images_per_second:8,.0f} images/s"
+def epoch_line(record: EpochRecord, plan: Plan) -> str:
+    """Return the line about an epoch, with the figures that the plan shows."""
+    line = f"epoch {record.epoch:>{len(str(plan.epochs))}}/{plan.epochs}"
+    for key, before in (("", ""), ("val_", "val ")):
+        for figure in plan.shown:
+            value = record.scores.get(f"{key}{figure.name}")
+            if value is not None:
+                width = 7 if figure.form.endswith("%") else 0  # 9% takes the room of 100%, so that lines are even
+                line += f"  {before}{figure.title} {figure.written(value).rjust(width)}"
+    line += f"  {record.images_per_second:8,.0f} {plan.unit}/s"
+    return line if record.seconds is None else f"{line}  {duration(record.seconds)}"
 
 
-def _position(moment: Moment, epochs: int) -> str:
-    return f"epoch {moment.epoch + 1}/{epochs}  step {moment.step}"
+def _position(moment: Moment, plan: Plan) -> str:
+    return f"epoch {moment.epoch + 1}/{plan.epochs}  step {moment.step}"
 
 
-def _metrics(moment: Moment) -> str:
-    return f"loss {moment.loss:.4f}  top-1 {moment.top1:.2%}  {moment.images_per_second:,.0f} images/s"
-
-
-def _time_left(epochs: int, samples_per_epoch: int, epoch: int, cursor: int, images_per_second: float) -> str:
-    if not images_per_second:
-        return "?"
-    seconds = round(((epochs - epoch) * samples_per_epoch - cursor) / images_per_second)
-    hours, rest = divmod(seconds, 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+def _metrics(moment: Moment, plan: Plan) -> str:
+    scores = moment.scores()
+    known = [figure for figure in plan.shown if figure.name in scores]
+    figures = [f"{figure.title} {figure.written(scores[figure.name])}" for figure in known]
+    return "  ".join([*figures, f"{moment.images_per_second:,.0f} {plan.unit}/s"])

@@ -8,23 +8,25 @@ from __future__ import annotations
 import bisect
 import json
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hvd_train import config_file, plain_file
+from hvd_train import config_file, plain_file, plain_yaml
 from hvd_train.errors import UsageError
 from hvd_train.progress.clock import PHASES
+from hvd_train.progress.figures import Shown
 from hvd_train.run_files import run_folder
-
-Record = Mapping[str, Any]
-"""A line of metrics.jsonl, or the whole of another JSON file."""
+from hvd_train.run_files.metrics_file import Interval, MetricsFile, Record, number
+from hvd_train.run_files.records import Spread, spreads_of
+from hvd_train.settings.fields import seconds_in
 
 Curve = tuple[list[float | None], list[float | None]]
 """The x and the y values of a curve, as many of each; None leaves a gap."""
-_LARGEST = 1e18  # no record of a run has a number as large
+_LARGEST = 1e18  # no run has as many of anything
 _MOST_JSON = 2**24  # bytes
 _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 
@@ -33,8 +35,8 @@ _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 class History:
     """A run as its files describe it.
 
-    Steps, epochs and events are the records of metrics.jsonl. Each has a field `elapsed` besides: the seconds that the
-    run had trained until then, without the time between its end and the moment it was resumed.
+    Steps, epochs and events are the records of metrics.jsonl, with the field `elapsed` and no more of each than some
+    thousand, as MetricsFile has them.
     """
 
     path: Path
@@ -43,6 +45,14 @@ class History:
     steps: tuple[Record, ...]
     epochs: tuple[Record, ...]
     events: tuple[Record, ...]
+    num_events: int
+    """How many there are in the file."""
+    figures: tuple[Shown, ...]
+    """What the run measures."""
+    best: Shown
+    """The figure that says which epoch is the best one."""
+    intervals: tuple[Interval, ...]
+    """The times between the records of steps, from which speeds follow."""
     summary: Record
     """The content of summary.json; empty where the run has not come to its end."""
     environment: Record
@@ -75,6 +85,21 @@ class History:
         return next((whole(e.get("num_samples")) for e in reversed(self.events) if e.get("name") == "start"), None)
 
     @property
+    def unit(self) -> str:
+        """Return what people call several samples of the run: images, or samples."""
+        said = next((e.get("unit") for e in reversed(self.events) if e.get("name") == "start"), None)
+        return "samples" if said == "samples" else "images"
+
+    @property
+    def total_seconds(self) -> float | None:
+        """Return the time of training after which the run ends in any case; None where its settings name none."""
+        text = self.settings.get("total_time")
+        try:
+            return None if text is None else seconds_in("total-time", str(text))
+        except UsageError:
+            return None
+
+    @property
     def world_size(self) -> int | None:
         """Return how many ranks the run has, or had at last; None where no event says."""
         sizes = (whole(e.get("world_size")) for e in reversed(self.events) if e.get("name") in ("start", "world"))
@@ -97,52 +122,73 @@ class History:
         (low, before), (high, after) = known[index - 1], known[index]
         return before + (after - before) * (step - low) / (high - low) if high > low else after
 
+    def step_at(self, elapsed: float) -> float | None:
+        """Return the step of the last step record until then; None where there is none, or it has no number."""
+        index = bisect.bisect_right(self._seconds_of_steps, elapsed)
+        return number(self.steps[index - 1], "step") if index else None
+
+    @cached_property
+    def _seconds_of_steps(self) -> list[float]:
+        return [record["elapsed"] for record in self.steps]
+
     @cached_property
     def _samples_of_steps(self) -> list[tuple[float, float]]:
         pairs = ((number(record, "step"), number(record, "samples")) for record in self.steps)
         return [(0.0, 0.0), *((step, samples) for step, samples in pairs if step and samples is not None)]
 
 
-def read(path: Path) -> History:
-    """Read a run folder; a damaged or missing file in it is a gap. Raises UsageError where `path` is no run folder."""
-    if not path.exists():
-        raise UsageError(f"{path}: no such run folder")
-    if not path.is_dir():
-        raise UsageError(f"{path} is a file; name a run folder")
-    if not (path / run_folder.CONFIG).exists() and not (path / run_folder.METRICS).exists():
-        inside = sorted(entry.parent for entry in path.glob(f"*/{run_folder.CONFIG}"))
-        hint = f"; its folders are: name them, as in {path}/*" if inside else ""
-        raise UsageError(f"{path} is not a run of hvd_train: it has no {run_folder.CONFIG}{hint}")
-    gaps: list[str] = []
-    settings = _settings(path / run_folder.CONFIG, gaps)
-    lines = _with_seconds(_lines(path / run_folder.METRICS, gaps))
-    summary = _json(path / run_folder.SUMMARY, gaps)
-    environment = _json(path / run_folder.ENVIRONMENT, gaps)
-    if not environment:
-        gaps.append(f"no {run_folder.ENVIRONMENT}: the run is of an earlier version, or could not write it")
-    kinds: dict[str, list[Record]] = {"step": [], "epoch": [], "event": []}
-    for line in lines:
-        kinds.get(str(line.get("kind")), []).append(line)
-    return History(
-        path=path,
-        settings=settings,
-        steps=tuple(kinds["step"]),
-        epochs=tuple(kinds["epoch"]),
-        events=tuple(kinds["event"]),
-        summary=summary,
-        environment=environment,
-        gaps=tuple(gaps),
-        state=_state(path, kinds["event"], summary, environment),
-        last_write=max((line["time"] for line in lines), default=None),
-    )
+class RunReader:
+    """Reads a run folder again and again; of metrics.jsonl only what has been added since the last time."""
+
+    def __init__(self, path: Path) -> None:
+        """Prepare to read the folder `path`. Raises UsageError where it is no run folder."""
+        if not path.exists():
+            raise UsageError(f"{path}: no such run folder")
+        if not path.is_dir():
+            raise UsageError(f"{path} is a file; name a run folder")
+        if not (path / run_folder.CONFIG).exists() and not (path / run_folder.METRICS).exists():
+            inside = sorted(entry.parent for entry in path.glob(f"*/{run_folder.CONFIG}"))
+            hint = f"; its folders are: name them, as in {path}/*" if inside else ""
+            raise UsageError(f"{path} is not a run of hvd_train: it has no {run_folder.CONFIG}{hint}")
+        self._path, self._metrics = path, MetricsFile(path / run_folder.METRICS)
+
+    def read(self) -> History:
+        """Return the run as its files describe it now; a damaged or missing file is a gap."""
+        path, metrics, gaps = self._path, self._metrics, list[str]()
+        settings = _settings(path / run_folder.CONFIG, gaps)
+        metrics.look()
+        gaps += metrics.gaps()
+        summary = _json(path / run_folder.SUMMARY, gaps)
+        environment = _json(path / run_folder.ENVIRONMENT, gaps)
+        if not environment:
+            gaps.append(f"no {run_folder.ENVIRONMENT}: the run is of an earlier version, or could not write it")
+        events = metrics.events()
+        return History(
+            path=path,
+            settings=settings,
+            steps=metrics.steps.values(),
+            epochs=metrics.epochs.values(),
+            events=events,
+            num_events=metrics.num_events,
+            figures=metrics.figures,
+            best=metrics.best,
+            intervals=metrics.intervals.values(),
+            summary=summary,
+            environment=environment,
+            gaps=tuple(gaps),
+            state=_state(path, events, summary, environment),
+            last_write=metrics.last_write,
+        )
 
 
-def number(record: Mapping[str, Any], name: str) -> float | None:
-    """Return a field of a record where it is a finite number, else None."""
-    value = record.get(name)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST:
-        return float(value)
-    return None
+def read_run(path: Path | str) -> History:
+    """Read a run folder: its settings, steps, epochs, events and summary, as plain values by their names.
+
+    Steps, epochs and events are the records of metrics.jsonl, so that `pandas.DataFrame(read_run(path).epochs)` is a
+    table of them; where there are thousands of steps or epochs, a record stands for some neighbours. A damaged or
+    missing file is a gap (`gaps`). Raises UsageError where `path` is no run folder.
+    """
+    return RunReader(Path(path)).read()
 
 
 def whole(value: object) -> int | None:
@@ -162,18 +208,32 @@ def split_of(history: History) -> dict[str, float] | None:
     return {part: total / count for part, total in sums.items()} if count else None
 
 
+def spreads_of_ranks(history: History) -> dict[str, Spread]:
+    """Return how far the ranks are apart in each phase and in their own work: means over the step records that say so.
+
+    The slowest rank of them is the one that is it most often.
+    """
+    of_names: dict[str, list[Spread]] = {}
+    for record in history.steps:
+        for name, spread in spreads_of(record).items():
+            of_names.setdefault(name, []).append(spread)
+    return {name: _mean_spread(spreads) for name, spreads in of_names.items()}
+
+
+def _mean_spread(spreads: Sequence[Spread]) -> Spread:
+    least, median, most = (
+        sum(times) / len(spreads) for times in zip(*((one.least, one.median, one.most) for one in spreads), strict=True)
+    )
+    return Spread(least, median, most, Counter(one.slowest for one in spreads).most_common(1)[0][0])
+
+
 def speeds(history: History, most: int = _MOST_POINTS) -> Curve:
     """Return images per second (y) over the seconds of training (x), in at most `most` points.
 
     A speed is measured from one step record to the next of the same epoch: evaluations lie between epochs and do not
     count, waiting for another world does.
     """
-    intervals = []
-    for before, after in zip(history.steps, history.steps[1:], strict=False):
-        samples = (number(after, "samples") or 0.0) - (number(before, "samples") or 0.0)
-        seconds = after["elapsed"] - before["elapsed"]
-        if before.get("epoch") == after.get("epoch") and samples > 0 and seconds > 0:
-            intervals.append((before["elapsed"] + seconds / 2, samples, seconds))
+    intervals = history.intervals
     size = -(-len(intervals) // most) or 1
     groups = [intervals[first : first + size] for first in range(0, len(intervals), size)]
     middles: list[float | None] = [sum(middle for middle, _, _ in group) / len(group) for group in groups]
@@ -195,7 +255,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _settings(path: Path, gaps: list[str]) -> dict[str, Any]:
     """Return the settings in config.yaml, whether or not this version still has them."""
     try:
-        values = config_file.parse(plain_file.read_text(path, config_file.MOST_BYTES))
+        values = plain_yaml.parse(plain_file.read_text(path, config_file.MOST_BYTES))
     except OSError as error:
         gaps.append(f"no settings: {path.name} cannot be read ({error.strerror})")
         return {}
@@ -226,50 +286,6 @@ def _json(path: Path, gaps: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
-    try:
-        texts = plain_file.read_bytes(path).decode(errors="replace").splitlines()
-    except OSError as error:
-        gaps.append(f"no metrics: {path.name} cannot be read ({error.strerror})")
-        return []
-    lines, bad = [], []
-    for line_number, text in enumerate(texts, 1):
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict) and number(record, "time") is not None:
-            lines.append(record)
-        else:
-            bad.append(line_number)
-    if bad == [len(texts)]:
-        gaps.append(f"the last line of {path.name} is torn: the process was ended while it wrote, or is about to go on")
-    elif bad:
-        gaps.append(f"{len(bad)} lines of {path.name} cannot be read, the first of them line {bad[0]}")
-    if not lines:
-        gaps.append(f"no metrics: {path.name} is empty")
-    return lines
-
-
-def _with_seconds(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines, each with the seconds of training until then as `elapsed`.
-
-    A run that is resumed writes its notes before the event "start": the pause ends with the first of them.
-    """
-    begins = set()
-    for index, line in enumerate(lines):
-        if line.get("kind") == "event" and line.get("name") == "start":
-            while index and lines[index - 1].get("name") in ("note", "checkpoint"):
-                index -= 1
-            begins.add(index)
-    seconds, timed = 0.0, []
-    for index, line in enumerate(lines):
-        if index and index not in begins:
-            seconds += max(0.0, line["time"] - lines[index - 1]["time"])
-        timed.append({**line, "elapsed": seconds})
-    return timed
-
-
 def _state(path: Path, events: Sequence[Record], summary: Record, environment: Record) -> str:
     last = next((event for event in reversed(events) if event.get("name") in ("start", "end", "world")), {})
     if run_folder.in_use(path) and last.get("name") != "end":
@@ -277,5 +293,5 @@ def _state(path: Path, events: Sequence[Record], summary: Record, environment: R
     if last.get("name") == "end":
         return "stopped" if str(last.get("message")).startswith("stopped") else "finished"
     if summary:
-        return "finished"
+        return "finished" if summary.get("finished") is not False else "stopped"
     return "broke off" if environment.get("host") in (None, socket.gethostname()) else "unknown"

@@ -1,4 +1,4 @@
-"""The journal of a run: everything it reports goes to the console, metrics.jsonl, TensorBoard and the ledger.
+"""The journal of a run: what it reports goes to the console, metrics.jsonl, the ledger and where `--log-to` says.
 
 Rank 0 keeps it; all other ranks have a `SilentJournal`, so that training never asks who writes.
 """
@@ -7,32 +7,43 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from typing_extensions import override
 
 from hvd_train.elastic.members import Change
-from hvd_train.plain_file import in_place
+from hvd_train.progress.clock import PHASES
+from hvd_train.run_files import destinations
 from hvd_train.run_files.appended_file import AppendedFile
 from hvd_train.run_files.display import Display, LineDisplay, TerminalDisplay
 from hvd_train.run_files.durable import Permission, always
 from hvd_train.run_files.ledger import Entry
 from hvd_train.run_files.ledger_file import LedgerFile
-from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
+from hvd_train.run_files.records import (
+    NOT_PLOTTED,
+    OF_RANKS,
+    OF_WORLD,
+    Ending,
+    EpochRecord,
+    Moment,
+    Plan,
+    StepRecord,
+    numbers_of,
+)
+from hvd_train.run_files.rewind import Mark, forget_after
 from hvd_train.run_files.run_folder import METRICS
-from hvd_train.run_files.tail import lines_backwards
 
 
 class Journal(Protocol):
     """Records what happens in a training."""
 
-    def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        """Training starts and is to take this many epochs of this many samples."""
+    def begin(self, plan: Plan) -> None:
+        """Training starts, or goes on, and is to do this."""
 
     def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
         """Write what the state of the training holds and the files lack.
@@ -61,6 +72,9 @@ class Journal(Protocol):
     def event(self, name: str, message: str, **facts: Any) -> None:
         """Show a message to the user, and write it with machine-readable facts under a name for its kind."""
 
+    def end(self, ending: Ending) -> None:
+        """Take how the training has ended, for where its numbers go; without it, it goes on in another process."""
+
     def close(self) -> None:
         """Close the files; nothing is reported after this. The ledger is complete up to the last step then."""
 
@@ -69,7 +83,7 @@ class SilentJournal(Journal):
     """Discards everything, on ranks that do not write."""
 
     @override
-    def begin(self, epochs: int, samples_per_epoch: int) -> None:
+    def begin(self, plan: Plan) -> None:
         pass
 
     @override
@@ -98,6 +112,10 @@ class SilentJournal(Journal):
 
     @override
     def event(self, name: str, message: str, **facts: Any) -> None:
+        pass
+
+    @override
+    def end(self, ending: Ending) -> None:
         pass
 
     @override
@@ -115,27 +133,33 @@ class RunJournal(Journal):
         epochs_done: int,
         *,
         live: bool,
+        timestamps: bool = False,
         ledger: bool = False,
         permission: Permission = always,
+        log_to: Sequence[str] = ("tensorboard",),
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Open the files of `folder`; a bar is shown where `live`, else lines, and a ledger is kept where `ledger`.
+        """Open the files of `folder`. A bar is shown where `live`, else lines, with the time of day where `timestamps`.
 
-        The run goes on after step `resumed_step`, with `epochs_done` epochs finished: whatever the files hold beyond
-        that did not happen and is removed. Nothing is written where `permission`, which is asked for each line, says
-        no. Raises OSError where the files cannot be read.
+        A ledger is kept where `ledger`. The run goes on after step `resumed_step`, with `epochs_done` epochs finished:
+        whatever the files hold beyond that did not happen and is removed. Nothing is written where `permission`, which
+        is asked for each line, says no. Numbers go to the destinations in `log_to`, which are told the `settings` of
+        the run. Raises OSError where the files cannot be read, and UsageError where they are none of a run.
         """
-        from hvd_train.run_files.board import Board  # slow to import, and only one rank needs it
-
-        self._display: Display = TerminalDisplay() if live else LineDisplay()
+        self._display: Display = TerminalDisplay() if live else LineDisplay(timestamps=timestamps)
         report, path = self._display.say, folder / METRICS
         self._last_step, self._last_epoch = _forget_after(path, resumed_step, epochs_done)
         self._lines = AppendedFile(path, report, permission)
-        self._board = Board(folder / "tensorboard", resumed_step, report, permission)
+        facts = destinations.Facts(folder, resumed_step, epochs_done, settings, report, permission)
+        self._destinations = [destinations.opened(name, facts) for name in log_to]
+        self._ending: Ending | None = None
         self._ledger = LedgerFile(folder, resumed_step, report, permission) if ledger else None
 
     @override
-    def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        self._display.begin(epochs, samples_per_epoch)
+    def begin(self, plan: Plan) -> None:
+        self._display.begin(plan)
+        for destination in self._destinations:
+            destination.begin(_names_of_numbers(plan.figures))
 
     @override
     def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
@@ -153,19 +177,14 @@ class RunJournal(Journal):
     @override
     def step(self, record: StepRecord) -> None:
         self._last_step = record.step
-        self._write("step", vars(record))
-        shown = {name: v for name, v in vars(record).items() if name not in ("epoch", "step", "samples", "split")}
-        seconds = {f"seconds/{phase}": value for phase, value in (record.split or {}).items()}
-        self._plot({f"train/{name}": value for name, value in shown.items()} | seconds, record.step)
+        self._write("step", record.line())
 
     @override
     def epoch(self, record: EpochRecord) -> None:
         self._last_epoch = record.epoch
         if self._ledger is not None:
             self._ledger.sync()
-        self._write("epoch", vars(record))
-        scores = {name.replace("_", "/"): getattr(record, name) for name in ("val_loss", "val_top1", "val_top5")}
-        self._plot(scores, record.step)
+        self._write("epoch", record.line())
         self._display.epoch(record)
 
     @override
@@ -182,7 +201,6 @@ class RunJournal(Journal):
             seconds=round(seconds, 3),
             steps_lost=change.steps_lost,
         )
-        self._plot({"world/size": len(change.after), "world/seconds_to_next_step": seconds}, step)
 
     @override
     def took(self, entry: Entry) -> None:
@@ -195,61 +213,50 @@ class RunJournal(Journal):
         self._write("event", {"name": name, "message": message, **facts})
 
     @override
+    def end(self, ending: Ending) -> None:
+        self._ending = ending
+
+    @override
     def close(self) -> None:
-        for file in (self._lines, self._board, self._ledger):
-            if file is not None:
-                file.close()
+        self._lines.close()
+        if self._ledger is not None:
+            self._ledger.close()
+        for destination in self._destinations:
+            destination.close(self._ending)
         self._display.close()
 
     def _write(self, kind: str, values: Mapping[str, Any]) -> None:
+        line = {"kind": kind, "time": round(time.time(), 3), **values}
         # JSON has no NaN and no infinity: strict readers refuse what json.dumps would write for them.
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self._lines.write((json.dumps({"kind": kind, "time": round(time.time(), 3), **finite}) + "\n").encode())
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        self._lines.write((json.dumps(finite) + "\n").encode())
+        numbers = numbers_of(line)
+        if numbers is not None:
+            for destination in self._destinations:
+                destination.add(numbers)
 
-    def _plot(self, values: Mapping[str, float | None], step: int) -> None:
-        known = {name: value for name, value in values.items() if value is not None}
-        if known:
-            self._board.add(known, step)
+
+def _names_of_numbers(figures: Sequence[str]) -> list[str]:
+    """Return the names that the numbers of a run can have, whose task measures these figures."""
+    of_steps = [field.name for field in fields(StepRecord) if field.name not in {*NOT_PLOTTED, "scores"}]
+    return [
+        *(f"train/{name}" for name in (*figures, *of_steps)),
+        *(f"seconds/{phase}" for phase in PHASES),
+        *(f"val/{name}" for name in figures),
+        *OF_RANKS,
+        *(f"usage/{name}" for name in ("peak_memory", "peak_gpu_memory", "gpu_utilization", "gpu_watts")),
+        *OF_WORLD,
+    ]
 
 
 def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int]:
-    """Remove from metrics.jsonl what comes after `step`, and a torn last line; return the last step and epoch in it.
+    """Remove from metrics.jsonl what comes after `step`, as `rewind.forget_after` does."""
+    return forget_after(path, step, epochs_done, _mark_of)
 
-    An epoch whose last step is done, but which a stop or a crash kept from its end, ends again and is then written
-    again: its old line goes, too. Only the end of the file is read, back to the record of an earlier step: whatever
-    stands before that is of earlier steps as well. Raises OSError where the file cannot be written at all: what is kept
-    is written in place, so that a full disk has room for it.
-    """
-    if not path.exists():
-        return step, epochs_done  # the run goes on in another folder than the one it began in
-    last_step = last_epoch = 0
-    kept = list[bytes]()  # of the lines from `begin` on, the last one first
-    with open(path, "r+b", opener=in_place) as file:
-        begin = 0
-        for offset, line in lines_backwards(file):
-            begin = offset
-            try:
-                record = json.loads(line)
-                kind, _, _ = record["kind"], int(record.get("step", 0)), int(record.get("epoch", 0))
-            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-                continue  # torn when the process was killed, or none of ours
-            ends_again = kind == "epoch" and record["epoch"] > epochs_done
-            if record.get("step", 0) <= step and not ends_again:
-                kept.append(line.rstrip(b"\n") + b"\n")
-                if kind == "step":
-                    last_step = max(last_step, record["step"])
-                if kind in ("step", "epoch"):  # the record of an epoch comes before that of a step of the next one
-                    last_epoch = max(last_epoch, record["epoch"] - (kind == "step"))
-            if kind == "step" and record["step"] < step:
-                break
-        tail = b"".join(reversed(kept))
-        file.seek(begin)
-        if file.read() != tail:
-            # In this order: whatever moment the process is killed in, no line that is kept is lost.
-            file.seek(begin)
-            file.write(tail)
-            file.flush()
-            os.ftruncate(file.fileno(), begin + len(tail))
-            with suppress(OSError):  # a full disk may say so here, too; the lines are cut off all the same
-                os.fsync(file.fileno())
-    return last_step, last_epoch
+
+def _mark_of(line: bytes) -> Mark | None:
+    try:
+        record = json.loads(line)
+        return Mark(record["kind"], int(record.get("step", 0)), int(record.get("epoch", 0)))
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return None

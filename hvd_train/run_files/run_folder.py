@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import shlex
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from hvd_train import config_file, plain_file
+from hvd_train import config_file, plain_file, remote_url, weights_file
 from hvd_train.config import Config
+from hvd_train.console import printable, say
 from hvd_train.errors import UsageError
+from hvd_train.progress import schedule
 from hvd_train.run_files import durable
 
 RUNS = Path("runs")
 CONFIG, SUMMARY, METRICS, ENVIRONMENT = "config.yaml", "summary.json", "metrics.jsonl", "environment.json"
-_LOCK = ".lock"
+TABLE = "metrics.csv"
+LOCK = ".lock"
 _MEMBERS = ".members"
-_WRITTEN_IN_PLACE = (_LOCK, _MEMBERS, METRICS, "ledger.jsonl")
+_WRITTEN_IN_PLACE = (LOCK, _MEMBERS, METRICS, TABLE, "ledger.jsonl")
 
 
 class Busy(UsageError):
@@ -46,7 +51,7 @@ class RunFolder:
     def held(self) -> bool:
         """Return whether the claim still holds: a job that has given up this process takes the folder back."""
         try:
-            return os.stat(self.path / _LOCK).st_ino == os.fstat(self._lock.fileno()).st_ino
+            return os.stat(self.path / LOCK).st_ino == os.fstat(self._lock.fileno()).st_ino
         except OSError:
             return False
 
@@ -60,12 +65,12 @@ def take_over(path: Path, owner: str = "") -> None:
 
     A new lock file replaces the one that the process holds. Raises UsageError where the folder cannot be written.
     """
-    fresh = path / f"{_LOCK}-{os.getpid()}"
+    fresh = path / f"{LOCK}-{os.getpid()}"
     try:
         fresh.unlink(missing_ok=True)
         with open(fresh, "x", encoding="ascii") as lock:
             _name_owner(lock, owner)
-        os.replace(fresh, path / _LOCK)
+        os.replace(fresh, path / LOCK)
     except OSError as error:
         raise UsageError(f"cannot take over the output folder {path}: {error.strerror}") from None
 
@@ -75,7 +80,7 @@ def belongs_to(path: Path, owner: str) -> bool:
     try:
         if not owner:
             return False
-        with open(path / _LOCK, encoding="ascii", opener=plain_file.in_place) as lock:
+        with open(path / LOCK, encoding="ascii", opener=plain_file.in_place) as lock:
             return lock.read(len(owner) + 1) == owner
     except (OSError, ValueError):
         return False
@@ -111,11 +116,61 @@ def in_use(path: Path) -> bool:
     # Taking the lock to see whether it is free would refuse the folder to a run that starts at this moment. psutil
     # does not offer the kernel's list of locks, so it is read here.
     try:
-        inode = (path / _LOCK).stat().st_ino
+        inode = (path / LOCK).stat().st_ino
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
     except OSError:
         return False
     return any(" FLOCK " in line and f":{inode} " in line for line in lines)
+
+
+def named_by_resume(config: Config) -> Config:
+    """Return the config with the folder that `--resume` names, if it names one, as the output folder to go on in.
+
+    Raises UsageError where that is no run folder, or `--output-dir` names another one.
+    """
+    folder, output = Path(config.run.resume), config.run.output_dir
+    if url := remote_url.url_of(folder):
+        if output not in (None, folder):
+            raise UsageError(
+                f"--resume {url} goes on there, and --output-dir names another folder: leave out one of them"
+            )
+        return config.replace(output_dir=folder, resume="auto")
+    if config.run.resume in ("auto", "never") or not folder.is_dir():
+        return config
+    if not (folder / CONFIG).is_file():
+        raise UsageError(f"--resume {folder} is not a run of hvd_train: it has no {CONFIG}")
+    if output is not None and output.resolve() != folder.resolve():
+        raise UsageError(
+            f"--resume {folder} goes on in that folder, and --output-dir names another: leave out one of them; to "
+            f"start {output} from a checkpoint, name its file, as in --resume {folder}/checkpoints/step-0000000100.ckpt"
+        )
+    return config.replace(output_dir=folder, resume="auto")
+
+
+def runs_in(path: Path) -> list[Path]:
+    """Return the run folders in a folder that is none itself, such as that of a sweep, in the order of their names."""
+    return [] if (path / CONFIG).exists() else sorted(config.parent for config in path.glob(f"*/{CONFIG}"))
+
+
+def newest() -> Path:
+    """Return the run folder in `runs` that was written to last, and say which one it is. Raises UsageError without any.
+
+    A run that is being trained counts: it is the one that has just been written to.
+    """
+    written = [(_last_write(run), run) for run in runs_in(RUNS)]
+    if not written:
+        raise UsageError(f"there is no run in {RUNS}/: name a run folder")
+    path = max(written)[1]
+    say(f"the newest run: {path}")
+    return path
+
+
+def _last_write(path: Path) -> float:
+    """Return when the run in a folder wrote its last record, or else began, in seconds since 1970."""
+    for name in (METRICS, CONFIG):
+        with suppress(OSError):
+            return (path / name).stat().st_mtime
+    return 0.0
 
 
 def claim(
@@ -131,7 +186,8 @@ def claim(
     """
     try:
         if config.run.output_dir:
-            return _claim_named(config.run.output_dir, config, start, owner, wait=wait)
+            path = remote_url.working_folder(config.run.output_dir)
+            return _claim_named(path, config, start, owner, wait=wait)
         return _claim_own(config, now, start, owner, wait=wait)
     except OSError as error:
         raise UsageError(
@@ -146,16 +202,16 @@ def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: s
     if not (path / CONFIG).exists():
         # A process that was killed right after it had made the folder leaves its lock and nothing of the user's.
         if path.exists() and any(
-            entry.name not in (_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}") for entry in path.iterdir()
+            entry.name not in (LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}") for entry in path.iterdir()
         ):
             raise UsageError(f"--output-dir {path} is not empty and not a run of hvd_train; name another folder")
         start()
         return _create(path, config, owner)
     if config.run.resume == "auto" or belongs_to(path, owner):
-        return _reopen(path, config, owner, wait=wait)
+        return _reopen(path, config, owner, wait=wait, named=True)
     start()
-    lock = _lock(path, "", wait=wait)  # raises Busy: a folder that is trained in is not moved away
-    aside = _free_name(path.with_name(f"{path.name}.old"))
+    lock = take_lock(path, "", wait=wait)  # raises Busy: a folder that is trained in is not moved away
+    aside = free_name(path.with_name(f"{path.name}.old"))
     path.rename(aside)
     lock.close()
     return _create(path, config, owner, f"the earlier run in {path} is now in {aside}")
@@ -164,17 +220,17 @@ def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: s
 def _claim_own(config: Config, now: datetime, start: Callable[[], None], owner: str, *, wait: bool) -> RunFolder:
     notes = list[str]()
     found = [path for path in sorted(RUNS.glob(f"{config.recipe}-*"), reverse=True) if (path / CONFIG).exists()]
-    foreign = [path for path in found if _is_foreign(path)]
+    foreign = [path for path in found if is_foreign(path)]
     found = [path for path in found if path not in foreign]
     if foreign and config.run.resume == "auto":
         notes.append(
             f"{foreign[0]} belongs to another user and is passed over; to go on in it, type --output-dir {foreign[0]}"
         )
     own = [path for path in found if belongs_to(path, owner)]
-    unfinished = [path for path in found if config.run.resume == "auto" and not (path / SUMMARY).exists()]
+    unfinished = [path for path in found if config.run.resume == "auto" and not has_ended(path)]
     for path in own or unfinished:
         try:
-            return _reopen(path, config, owner, wait=wait)
+            return _reopen(path, config, owner, wait=wait, named=False)
         except Busy:
             if own or wait:
                 raise
@@ -182,36 +238,96 @@ def _claim_own(config: Config, now: datetime, start: Callable[[], None], owner: 
         except UsageError:
             continue  # of another config
     start()
-    return _create(_free_name(RUNS / f"{config.recipe}-{now:%Y%m%d-%H%M%S}"), config, owner, *notes)
+    return _create(free_name(RUNS / f"{config.recipe}-{now:%Y%m%d-%H%M%S}"), config, owner, *notes)
 
 
 def _create(path: Path, config: Config, owner: str, *notes: str) -> RunFolder:
     path.mkdir(parents=True, exist_ok=True)
-    lock = _lock(path, owner)
+    lock = take_lock(path, owner)
     durable.write_text(path / CONFIG, config_file.dump(config))
     return RunFolder(path, earlier=False, notes=notes, _lock=lock)
 
 
-def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:
+def _reopen(path: Path, config: Config, owner: str, *, wait: bool, named: bool) -> RunFolder:
+    """Claim a folder that is there. It may go on longer than it was to where it is `named`: it is no other run then."""
     _check_no_links(path)
-    differences = config.differences(config_file.load(path / CONFIG))
-    if differences:
+    before = config_file.load(path / CONFIG)
+    longer = named and config.schedule.epochs > before.schedule.epochs
+    if config.differences(before, but=["epochs"] if longer else ()):
         raise UsageError(
-            f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never to start anew "
-            "(the old run is kept aside), or name another --output-dir"
+            f"{path} is a run with other settings ({'; '.join(config.differences(before))}): type --resume never to "
+            "start anew (the old run is kept aside), or name another --output-dir"
         )
-    lock = _lock(path, owner, wait=wait)
+    if longer and not schedule.same_until_end(before.schedule, config.schedule):
+        raise UsageError(_cannot_go_on(path, before, config))
+    if longer:
+        _check_was_not_ended(path, before, config)
+    lock = take_lock(path, owner, wait=wait)
     notes = []
     text = config_file.dump(config)
     if plain_file.read_text(path / CONFIG, config_file.MOST_BYTES) != text:
         try:
             durable.write_text(path / CONFIG, text)
-        except OSError as error:  # it differs in what any run may change: no reason not to go on
+        except OSError as error:
+            if longer:
+                raise UsageError(f"cannot write {path / CONFIG}: {error.strerror}; the run stays as it is") from None
+            # It differs in what any run may change: no reason not to go on.
             notes.append(f"cannot write {path / CONFIG}: {error.strerror}; it stays as it is")
+    if longer or not has_ended(path) or _end(config) != _end(before):
+        (path / SUMMARY).unlink(missing_ok=True)  # it says how the run has ended, and the run goes on
+    if longer:
+        notes.append(f"{path} goes on to epoch {config.schedule.epochs}, and not to {before.schedule.epochs} as before")
     return RunFolder(path, earlier=True, notes=tuple(notes), _lock=lock)
 
 
-def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
+def _end(config: Config) -> tuple[object, ...]:
+    """Return what ends a run in the middle of an epoch."""
+    return config.schedule.total_time, config.schedule.max_steps
+
+
+def summary_in(path: Path) -> dict[str, Any]:
+    """Return what the summary in a run folder says; nothing where there is none, or none that can be read."""
+    try:
+        values = json.loads(plain_file.read_text(path / SUMMARY))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def has_ended(path: Path) -> bool:
+    """Return whether the run in a folder has come to its end; one that was stopped by a time limit has a summary, too.
+
+    A summary that cannot be read is that of a run that has ended: nothing else wrote one in former versions.
+    """
+    return (path / SUMMARY).exists() and summary_in(path).get("finished") is not False
+
+
+def _check_was_not_ended(path: Path, before: Config, config: Config) -> None:
+    """Raise UsageError where an aim, which still stands, has ended the run before its last epoch."""
+    why = summary_in(path).get("why")
+    aims = ("patience", "target", "target_accuracy", "total_time", "max_steps", "best_by")
+    same = all(getattr(before.schedule, name) == getattr(config.schedule, name) for name in aims)
+    if same and isinstance(why, str) and why not in ("", "done"):
+        raise UsageError(
+            f"{path} ended before its last epoch ({printable(why)}), and would end at once again: type another "
+            "--patience, --target, --max-steps or --total-time with --epochs"
+        )
+
+
+def _cannot_go_on(path: Path, before: Config, config: Config) -> str:
+    """Return why a run cannot have more epochs than it was begun with, and what to type instead."""
+    kind, epochs, more = config.schedule.schedule, before.schedule.epochs, config.schedule.epochs
+    weights = weights_file.found_in(path, weights_file.BEST) or weights_file.found_in(path, weights_file.FINAL)
+    flags = f"--weights {shlex.quote(str(weights))} --output-dir OTHER"
+    start = f", or {flags} for a new run that starts from its weights" if weights else ""
+    return (
+        f"{path} is a run to epoch {epochs}: its learning rate followed from that number (--schedule {kind}), so going "
+        f"on to epoch {more} would not give what a run of {more} epochs gives; type --resume never to start anew (the "
+        f"old run is kept aside){start}"
+    )
+
+
+def take_lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
     """Lock the folder, and write into the lock file which job owns the folder from here on.
 
     Raises Busy where another process has it or, if the caller would rather `wait`, where one stays in it.
@@ -219,14 +335,14 @@ def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
     if wait and _has_members(path):
         raise Busy(path)
     # Held open for as long as the process lives.
-    lock = open(path / _LOCK, "a", opener=plain_file.in_place)  # noqa: SIM115
+    lock = open(path / LOCK, "a", opener=plain_file.in_place)  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
         raise Busy(path) from None
     except OSError:
-        os.utime(path / _LOCK)  # the file system has no locks: go on without one, if it can be written at all
+        os.utime(path / LOCK)  # the file system has no locks: go on without one, if it can be written at all
     if not belongs_to(path, owner):
         _name_owner(lock, owner)
     return lock
@@ -246,7 +362,10 @@ def _name_owner(lock: IO[str], owner: str) -> None:
 def _check_no_links(path: Path) -> None:
     """Raise UsageError where something in a run folder is a link: what is written there would land elsewhere."""
     for entry in sorted((*path.iterdir(), *path.glob("checkpoints/*"))):
-        status = entry.lstat()
+        try:
+            status = entry.lstat()
+        except FileNotFoundError:  # the process that had the folder has just finished or removed a file of its own
+            continue
         plain = stat.S_ISREG(status.st_mode) and (status.st_nlink == 1 or entry.name not in _WRITTEN_IN_PLACE)
         if not plain and not stat.S_ISDIR(status.st_mode):
             raise UsageError(
@@ -254,12 +373,12 @@ def _check_no_links(path: Path) -> None:
             )
 
 
-def _is_foreign(path: Path) -> bool:
+def is_foreign(path: Path) -> bool:
     """Return whether a folder, or a link to it, belongs to another user; root could do anything anyway."""
     return bool({path.stat().st_uid, path.lstat().st_uid} - {0, os.geteuid()})
 
 
-def _free_name(path: Path) -> Path:
+def free_name(path: Path) -> Path:
     """Return `path`, or the first of path-2, path-3, ... that does not exist."""
     candidate, number = path, 2
     while candidate.exists():

@@ -6,20 +6,26 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from hvd_train.errors import UsageError
+
 _BLOCK = 1 << 16
+_LONGEST_LINE = 1 << 24  # a sparse file can have one of a terabyte, and takes no disk
 
 
 def lines_backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file from the last one on, each with its line end and with the offset where it begins.
 
     What stands after the last line end comes first, without one: a process was killed while it wrote the line. Of the
-    file no more is read than what has been asked for, rounded up to blocks. Raises OSError.
+    file no more is read than what has been asked for, rounded up to blocks. Raises OSError, and UsageError where a line
+    is longer than any of ours.
     """
     begin = file.seek(0, os.SEEK_END)
     data, end = b"", 0  # what has been read from `begin` on; how much of it is not yielded yet
     while begin or end:
         line_end = data.rfind(b"\n", 0, max(0, end - 1))
         if line_end < 0 and begin:
+            if end >= _LONGEST_LINE:
+                raise UsageError(f"cannot go on with {file.name}: a line of it is longer than {_LONGEST_LINE:,} bytes")
             # As much again as there is, so that a long line is not copied once for each block of it.
             block = min(begin, max(_BLOCK, end))
             begin = file.seek(begin - block)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hvd_train.errors import UsageError
-from hvd_train.settings.fields import at_least
+from hvd_train.settings.fields import at_least, free
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,9 @@ class BatchConfig:
     """Samples per worker in one forward pass of an evaluation."""
     on_resize: Literal["global", "per-worker"] = "global"
     """When workers come or go: keep the global batch, or the batch per worker (the learning rate follows)."""
+
+    balance: bool = free(False)
+    """Where workers are not equally fast, give faster ones more of a step's passes, as measured once a minute."""
 
     def __post_init__(self) -> None:
         at_least("batch-size", self.batch_size, 1)

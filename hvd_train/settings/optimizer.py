@@ -6,15 +6,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hvd_train.errors import UsageError
-from hvd_train.settings.fields import at_least, positive, within
+from hvd_train.settings.arguments import arguments_in
+from hvd_train.settings.fields import at_least, positive, to_known_name, within
+
+OPTIMIZERS = ("sgd", "adam", "adamw", "lars", "lamb")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """How a gradient changes the weights."""
 
-    optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
-    """Optimizer; lars and lamb, for large batches, are timm's (pip install timm)."""
+    optimizer: str = "sgd"
+    """Optimizer: sgd, adam, adamw, or lars and lamb, for large batches, which are timm's (pip install timm); any other
+    class as package.module:Class, as in torch.optim:RMSprop, or your own package.module:function, which is given the
+    model's named parameters and returns an optimizer."""
+    optimizer_args: tuple[str, ...] = ()
+    """What the optimizer is given beside, as name=value, as in --optimizer-args eps=1e-6 betas=[0.9,0.95] amsgrad=true;
+    none: nothing."""
     learning_rate: float = 0.1
     """Peak learning rate, for a global batch of `lr-base-batch` where it is scaled."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -37,7 +45,7 @@ class OptimizerConfig:
     gradient_predivide_factor: float = 1.0
     """Divide gradients by this before they are added over the workers, and multiply their sum by it."""
     fusion_groups: int | None = None
-    """Number of groups in which gradients are sent; default: groups of about 25 MB."""
+    """Number of groups in which gradients are sent; default: groups of about 25 MB, and a last one of 4."""
     clip_norm: float | None = None
     """Largest 2-norm of the whole gradient; a larger gradient is scaled down to it."""
     ema_decay: float | None = None
@@ -45,6 +53,8 @@ class OptimizerConfig:
     of the new weights. The average is what is evaluated, and what is written as best and final weights."""
 
     def __post_init__(self) -> None:
+        to_known_name(self, "optimizer", OPTIMIZERS)
+        arguments_in("optimizer-args", self.optimizer_args)
         positive("learning-rate", self.learning_rate)
         at_least("lr-base-batch", self.lr_base_batch, 1)
         at_least("weight-decay", self.weight_decay, 0)
@@ -62,4 +72,4 @@ class OptimizerConfig:
             raise UsageError("--gradient-predivide-factor does not go with --reduction adasum, which adds no gradients")
         within("ema-decay", self.ema_decay or 0.0, 0, 1)
         if self.nesterov and (self.optimizer not in ("sgd", "lars") or self.momentum == 0):
-            raise UsageError("--nesterov needs --optimizer sgd or lars with a momentum above 0")
+            raise UsageError("--nesterov needs --optimizer sgd or lars with a momentum above 0; or type --no-nesterov")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TypeVar
@@ -27,8 +27,8 @@ _ATTEMPTS = 5  # to reach the driver, which decides how often ranks that live tr
 class ElasticWorld(horovod_world.HorovodWorld):
     """The ranks of an elastic job, as they come and go.
 
-    The constructor waits for nobody; until `run` only the local rank in `place` counts, which decides the GPU. The
-    ranks meet in `run`: before it each imports and builds what it needs, alone, so that nobody waits for it.
+    The constructor waits for nobody; until `in_each_world` only the local rank in `place` counts, which decides the
+    GPU. The ranks meet there: before it each imports and builds what it needs, alone, so that nobody waits for it.
     """
 
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
@@ -49,9 +49,10 @@ class ElasticWorld(horovod_world.HorovodWorld):
         return build()
 
     @override
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+    def in_each_world(self, body: Callable[[], Iterable[T]], sync: Callable[[], None] = already_in_sync) -> Iterator[T]:
         def meet() -> None:
             try:
+                self.place = self._with_cores()
                 sync()
             except RankLost as error:
                 self._not_met = str(error)
@@ -61,7 +62,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
         self._state = horovod_world.ElasticState(meet, self._forget_step)
         try:
             self._join()
-            return horovod_world.run_elastic(self._state, body, self._join_again)
+            yield from horovod_world.in_each_elastic_world(self._state, body, self._join_again)
         except Exception:
             if not self._core_hangs:
                 horovod_world.stop()  # at once, so that the others do not wait for this rank
@@ -89,6 +90,8 @@ class ElasticWorld(horovod_world.HorovodWorld):
     def _join_again(self) -> None:
         assert self._state is not None
         self._state.hosts_changed = False  # before the ranks meet: afterwards it may be news again
+        for optimizer in self._optimizers.values():
+            optimizer.part()
         horovod_world.stop()
         self._join()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,17 +14,20 @@ from typing import Any, TypeVar
 import horovod.torch as hvd
 import torch
 from horovod.common import elastic
-from horovod.common.elastic import State, run_fn
-from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.common.elastic import State
+from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from hvd_train.errors import RankLost, UsageError
+from hvd_train.errors import GpuFailed, RankLost, UsageError
 from hvd_train.launch import addresses, launcher, mpi_roll_call, roll_call, signature, slurm
-from hvd_train.world import mpi, time_slices
+from hvd_train.progress.whereabouts import here
+from hvd_train.world import cores, mpi, time_slices
+from hvd_train.world.gradient import Gradient
 from hvd_train.world.grouped_optimizer import GroupedOptimizer, StartSums
-from hvd_train.world.wire import MOST_BYTES, InMemoryOrder, Piece, packed, pieces, unpacked
+from hvd_train.world.sharing import share
+from hvd_train.world.wire import MOST_BYTES, GroupCompression, OneByOne, Piece, Together, packed, pieces, unpacked
 from hvd_train.world.world import (
     PendingSum,
     Place,
@@ -40,6 +43,9 @@ from hvd_train.world.world import (
 
 T = TypeVar("T")
 
+_WORDS_OF_GPUS = ("GPU", "NCCL", "nccl")  # Horovod's core has text alone to tell what broke an operation
+_sum_for_stream: Callable[[Tensor, str], Tensor] | None = getattr(hvd, "sum_for_stream_", None)  # of patch C16
+_SUMS_BFLOAT16 = hasattr(hvd.Compression, "bf16")  # of patch C17
 _PIECES_UNDER_WAY = 4  # while one is on its way, the ranks agree on the next ones, which takes as long on a fast link
 
 
@@ -53,6 +59,8 @@ class RankGroup:
     """This rank's number on its host among all ranks of the job, which decides its GPU."""
     local_size: int
     """How many ranks of the job this host has."""
+    num_cores: int
+    """How many cores of this host are for this rank."""
 
 
 class HorovodWorld(World):
@@ -72,6 +80,7 @@ class HorovodWorld(World):
         # A rank that is alive but does not come is named after a minute (Horovod's default); this ends the job.
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600")
         self._optimizers: dict[Optimizer, GroupedOptimizer] = {}
+        self._kinds: dict[Optimizer, Callable[[list[dict[str, Any]]], Optimizer]] = {}
         self._rendezvous = _rendezvous_of_srun() if slurm.alone(os.environ) else None
         self.place = self._meet()
 
@@ -79,30 +88,48 @@ class HorovodWorld(World):
         if self._group is not None:
             mpi_roll_call.call(self._group.communicator, self._facts)
             place = start(self._group.communicator)
-            return replace(place, local_rank=self._group.local_rank, local_size=self._group.local_size)
+            group = self._group
+            return replace(place, local_rank=group.local_rank, local_size=group.local_size, num_cores=group.num_cores)
         if mpi_roll_call.meets_over_mpi(os.environ) and hvd.mpi_built():
             mpi.leave_quickly(os.environ)
             self._mpi = mpi.call_roll(self._facts)
         elif (board := roll_call.store(os.environ)) is not None:
             rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
             roll_call.call(board, rank, size, self._facts, os.environ)
-        return start()
+        self.place = start()
+        return self._with_cores()
+
+    def _with_cores(self) -> Place:
+        """Return this rank's place, with the cores that are for it now that all have met. Raises RankLost."""
+        own = cores.of_this_process()
+        return replace(self.place, num_cores=cores.share(own, self.gather(own)))
 
     @override
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
         with as_rank_lost():
             handle = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
-        return lambda: _wait(handle)
+        return lambda: _wait(handle, name)
 
     @override
     def sum(self, tensor: Tensor, name: str) -> Tensor:
         return self.start_sum(tensor, name)()
 
     @override
+    def sum_for_stream(self, tensor: Tensor, name: str) -> Tensor:
+        if _sum_for_stream is None:
+            return self.sum(tensor, name)
+        with as_rank_lost(), here.waiting(name):
+            return _sum_for_stream(tensor, name)
+
+    @override
+    def can_sum(self, dtype: torch.dtype) -> bool:
+        return dtype != torch.bfloat16 or _SUMS_BFLOAT16
+
+    @override
     def broadcast(self, value: T, root: int) -> T:
         is_root = self.place.rank == root
         payload = packed(value) if is_root else torch.empty(0, dtype=torch.uint8)
-        with as_rank_lost():
+        with as_rank_lost(), here.waiting("broadcast"):
             size = hvd.broadcast(torch.tensor([payload.numel()]), root, name="hvd_train.broadcast.size")
         if not is_root:
             payload = torch.empty(int(size), dtype=torch.uint8)
@@ -148,7 +175,7 @@ class HorovodWorld(World):
             handle = hvd.broadcast_async_(payload, root, name=name)
 
         def wait() -> None:
-            _wait(handle)
+            _wait(handle, "broadcast")
             if not (is_root or keep):
                 piece.arrived(payload)
 
@@ -157,7 +184,7 @@ class HorovodWorld(World):
     @override
     def gather(self, value: T) -> list[T]:
         payload = packed(value)
-        with as_rank_lost():
+        with as_rank_lost(), here.waiting("gather"):
             sizes: list[int] = hvd.allgather(torch.tensor([payload.numel()]), name="hvd_train.gather.size").tolist()
             # In rounds, to each of which every rank gives its next bytes: one, unless the values are large.
             share = MOST_BYTES // self.place.size
@@ -173,18 +200,27 @@ class HorovodWorld(World):
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
         if reduction.adasum:
             self._check_adasum()
+        if reduction.wire is not None and not self.can_sum(reduction.wire):
+            raise UsageError(
+                "--compression bf16: the Horovod that is installed was built without sums of bfloat16; type `make env` "
+                "in a checkout of hvd_train to build it anew, or --compression fp16"
+            )
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        compression = InMemoryOrder(hvd.Compression.fp16 if reduction.fp16_wire else hvd.Compression.none)
+        compression: GroupCompression = OneByOne()
+        # (Complex parameters are refused by Horovod, and would lose a part in another format.)
+        if reduction.wire is not None and all(parameter.is_floating_point() for _, parameter in named):
+            # Adasum has a factor for each parameter.
+            compression = Together(reduction.wire, as_one=not reduction.adasum)
         with as_rank_lost():
             wrapped: Any = hvd.DistributedOptimizer(
-                optimizer,
+                _handed_on(optimizer),
                 named_parameters=named,
                 compression=compression,
                 op=hvd.Sum,  # each rank's loss is already divided by the whole global batch
             )
-        wrapped.state.update(optimizer.state)  # Horovod takes the parameter groups along, but not this
         names: dict[Tensor, str] = {parameter: name for name, parameter in named}
-        self._optimizers[wrapped] = GroupedOptimizer(wrapped, names, compression, reduction, _sums_by(reduction))
+        self._optimizers[wrapped] = GroupedOptimizer(wrapped, names, compression, reduction, _sums_by(reduction), _wait)
+        self._kinds[wrapped] = type(optimizer)
         return wrapped  # type: ignore[no-any-return]
 
     def _check_adasum(self) -> None:
@@ -211,25 +247,43 @@ class HorovodWorld(World):
         return lambda: tensor  # by then it holds the sum; in a launched world of one it is the sum from the start
 
     @override
-    @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-        grouped = self._optimizers[optimizer]
+    def share_weights(self, optimizer: Optimizer, *, small: bool = False) -> bool:
+        grouped, build = self._optimizers[optimizer], self._kinds[optimizer]
         with as_rank_lost():
+            on_one_host = hvd.size() > 1 and hvd.local_size() == hvd.size()
+        if on_one_host and grouped.can_share:
+            shared = share(self, optimizer, build, small=small)
+            if shared is not None:
+                grouped.share(shared)
+                return True
+        return False
+
+    @override
+    @contextmanager
+    def reduced(self, optimizer: Optimizer) -> Iterator[Gradient]:
+        grouped = self._optimizers[optimizer]
+        with as_rank_lost(), here.waiting("the sum of gradients"):
             if grouped.reduces:
                 grouped.synchronize()
             else:
                 fill_missing_gradients(optimizer)
         with grouped.horovod.skip_synchronize():
-            yield
+            yield grouped.gradient
 
     @override
     def prepare(self, build: Callable[[], T]) -> T:
         return together(self, build)
 
     @override
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        sync()
-        return body()
+    def in_each_world(self, body: Callable[[], Iterable[T]], sync: Callable[[], None] = already_in_sync) -> Iterator[T]:
+        while True:
+            sync()
+            try:
+                yield from body()
+                return
+            except WorldChanged:
+                for optimizer in self._optimizers.values():
+                    optimizer.part()
 
     @override
     def timeline(self, path: Path | None) -> None:
@@ -264,7 +318,7 @@ def start(communicator: Any = None) -> Place:
 
     Waits for all these ranks. Raises RankLost, ValueError or OSError where they do not meet.
     """
-    with as_rank_lost(), time_slices.short():
+    with as_rank_lost(), here.waiting("the meeting of the ranks"), time_slices.short():
         hvd.init(comm=communicator)
     return Place(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank())
 
@@ -280,7 +334,9 @@ def as_rank_lost() -> Iterator[None]:
     try:
         yield
     except HorovodInternalError as error:
-        raise RankLost(str(error).splitlines()[0] if str(error) else "a collective operation failed") from error
+        text = str(error).splitlines()[0] if str(error) else "a collective operation failed"
+        lost = GpuFailed if any(word in text for word in _WORDS_OF_GPUS) else RankLost
+        raise lost(text) from error
 
 
 class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
@@ -315,11 +371,8 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
         self._forget_step()
 
     def sync(self) -> None:
-        """Bring all ranks to one state."""
-        try:
-            self._sync()
-        except RankLost as error:
-            raise HorovodInternalError(str(error)) from error
+        """Bring all ranks to one state. Raises RankLost."""
+        self._sync()
 
 
 class _Unnotified:
@@ -338,26 +391,48 @@ class _Unnotified:
         """Do nothing."""
 
 
-def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[], None]) -> T:
-    """Run `body` by the loop of `hvd.elastic`: again in each new world, after `rejoin` and the state's `sync`.
+def in_each_elastic_world(
+    state: ElasticState, body: Callable[[], Iterable[T]], rejoin: Callable[[], None]
+) -> Iterator[T]:
+    """Yield what `body` yields, again in each new world, after `rejoin` and the state's `sync`.
 
-    A RankLost or a WorldChanged of the body, on all ranks after the same step, leads into the next world; any other
-    error ends the loop. Raises RankLost where `rejoin` does.
+    This is the loop of `hvd.elastic.run`, which takes no body that yields. A RankLost of the body (an error of
+    Horovod's, where the user's own code has called it) or a WorldChanged, on all ranks after the same step, leads into
+    the next world; any other error ends the loop. Raises RankLost where `rejoin` does.
+    """
+    notifications = _Unnotified() if launcher.WORKER in os.environ else elastic.notification_manager
+    notifications.init()
+    notifications.register_listener(state)
+    try:
+        while True:
+            try:
+                state.sync()
+                yield from body()
+                return
+            except (RankLost, HorovodInternalError):
+                state.restore()
+            except WorldChanged:
+                pass
+            with as_rank_lost():
+                rejoin()
+            state.on_reset()
+    finally:
+        notifications.remove_listener(state)
+
+
+def _handed_on(optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer of whose class Horovod makes `optimizer` once more, with its state and all it knows.
+
+    Horovod constructs another one of the class from the groups of parameters alone: it would forget the state, and a
+    user's class may need more.
     """
 
-    def in_one_world(_: ElasticState) -> T:
-        try:
-            return body()
-        except RankLost as error:
-            raise HorovodInternalError(str(error)) from error
-        except WorldChanged:
-            raise HostsUpdatedInterrupt(skip_sync=False) from None
+    def take_over(self: Optimizer, groups: object) -> None:
+        self.__dict__.update(optimizer.__dict__)
 
-    if launcher.WORKER in os.environ:
-        elastic.notification_manager = _Unnotified()
-    run: Callable[[ElasticState], T] = run_fn(in_one_world, rejoin)
-    with as_rank_lost():
-        return run(state)
+    cls = type(optimizer)
+    handed_on: Optimizer = type(cls.__name__, (cls,), {"__init__": take_over})(optimizer.param_groups)
+    return handed_on
 
 
 def _sums_by(reduction: Reduction) -> StartSums:
@@ -375,8 +450,8 @@ def _sums_by(reduction: Reduction) -> StartSums:
     return start_sums
 
 
-def _wait(handle: int) -> Tensor:
-    with as_rank_lost():
+def _wait(handle: int, what: str = "a sum") -> Tensor:
+    with as_rank_lost(), here.waiting(what):
         result: Tensor = hvd.synchronize(handle)
     return result
 
@@ -401,10 +476,12 @@ def _rendezvous_of_srun() -> Any:
         # This node may know its own name by another address than the other nodes.
         server = RendezvousHTTPServer((address if addresses.is_loopback(address) else "", port), RendezvousHandler, 0)
     except OSError as error:
-        raise UsageError(
+        why = (
             f"port {port}, which follows from the job's number, cannot be had ({error.strerror}): "
             f"export {slurm.PORT}=N, a free one, before srun"
-        ) from None
+        )
+        slurm.KeyFile(os.environ).write_reason(why)
+        raise UsageError(why) from None
     if not has_key:
         slurm.KeyFile(os.environ).write(os.environ[signature.KEY])
     server.init([])

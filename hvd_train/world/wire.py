@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -99,36 +100,64 @@ def pieces(tensors: Iterable[Tensor], most_bytes: int = MOST_BYTES) -> Iterator[
         yield Piece(parts)
 
 
-class Compression(Protocol):
-    """A compression of Horovod's, as `hvd.Compression.fp16`: how a gradient is sent."""
-
-    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return what is sent in place of `tensor`, and what `decompress` needs to know."""
-
-    def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
-        """Return the gradient that arrives as `tensor`."""
-
-
-class InMemoryOrder:
-    """A compression that sends a gradient's numbers in the order in which they lie in memory, cast by another one.
+class GroupCompression(Protocol):
+    """How the gradients of a group are sent: in the order in which their numbers lie in memory.
 
     Horovod takes contiguous tensors only, and gradients of a model in `channels_last` are not.
     """
 
-    def __init__(self, cast: Compression) -> None:
-        self._cast = cast
+    def compress(self, gradients: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Any]]:
+        """Return what is sent in place of `gradients`, and for each tensor that `decompress` is given what it needs."""
 
-    def compress(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient `tensor`, flat and cast, and the gradient itself."""
-        sent, _ = self._cast.compress(as_it_lies(tensor))
-        return sent, tensor
+    def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
+        """Write what has arrived as `tensor` into the gradients that `ctx` knows, and return the first of them."""
+
+
+class OneByOne:
+    """Sends each gradient from its own memory, into which the sum comes."""
+
+    def compress(self, gradients: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Return the gradients, flat, and the gradients themselves."""
+        return [as_it_lies(gradient) for gradient in gradients], gradients
 
     def decompress(self, tensor: Tensor, ctx: Tensor) -> Tensor:
-        """Write what has arrived into the gradient `ctx`, in its own type, and return that."""
-        # Fresh memory for the sum of a large gradient would take longer than the cast.
-        if tensor.data_ptr() != ctx.data_ptr():
-            as_it_lies(ctx).copy_(tensor)
+        """Return the gradient `ctx`, which the sum is in."""
         return ctx
+
+
+class Together:
+    """Sends the gradients of a group in one piece of memory, in another number format than their own.
+
+    On a GPU each operator costs time, and so does each tensor on which the ranks have to agree.
+    """
+
+    def __init__(self, dtype: torch.dtype, *, as_one: bool = True) -> None:
+        """With `as_one` what is sent is one tensor, and else as many as there are gradients."""
+        self._as_one = as_one
+        self._dtype = dtype
+
+    def compress(self, gradients: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[_Cast]]:
+        """Return the gradients' numbers, cast, and what leads back to the gradients."""
+        flat = [as_it_lies(gradient) for gradient in gradients]
+        sizes = [len(numbers) for numbers in flat]
+        whole = torch.empty(sum(sizes), dtype=self._dtype, device=flat[0].device)
+        parts = torch.split(whole, sizes)
+        torch._foreach_copy_(parts, flat)
+        return [whole] if self._as_one else parts, [_Cast(gradients[0], flat, parts)]
+
+    def decompress(self, tensor: Tensor, ctx: _Cast) -> Tensor:
+        """Write what has arrived, all of it, into the gradients, and return the first of them."""
+        torch._foreach_copy_(ctx.gradients, ctx.parts)
+        return ctx.first
+
+
+@dataclass(frozen=True)
+class _Cast:
+    """Gradients that travel together: the first one, all of them as they lie in memory, and what is sent for each."""
+
+    first: Tensor
+    gradients: list[Tensor]
+    parts: tuple[Tensor, ...]
 
 
 def has_no_gaps(tensor: Tensor) -> bool:

@@ -5,7 +5,7 @@ Everything above this room is written against `World`; what Horovod adds is in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from hvd_train.errors import HvdTrainError, RankLost
 from hvd_train.travel import may_travel
+from hvd_train.world.gradient import Gradient, OwnGradient
 
 T = TypeVar("T")
 PendingSum = Callable[[], Tensor]
@@ -44,14 +45,16 @@ class Place:
     """How many ranks its host has."""
     cross_rank: int = 0
     """The number of its host, among the hosts that have a rank with this local rank."""
+    num_cores: int | None = None
+    """How many cores of its host are for this rank; None where the ranks have not met yet."""
 
 
 @dataclass(frozen=True)
 class Reduction:
     """How the gradients of all ranks become one."""
 
-    fp16_wire: bool = False
-    """Gradients travel as fp16."""
+    wire: torch.dtype | None = None
+    """The number format in which gradients travel, and are summed; None: their own."""
     adasum: bool = False
     """Gradients are not summed but combined by Adasum (Maleki et al., arXiv 2006.02924)."""
     predivide: float = 1.0
@@ -65,11 +68,11 @@ class DriverLost(RankLost):
 
 
 class WorldChanged(Exception):
-    """Raised by all ranks after the same step, to leave the body of `World.run` and go on in another world."""
+    """Raised by all ranks after the same step, to leave the body of `in_each_world` and go on in another world."""
 
 
 def already_in_sync() -> None:
-    """Do nothing: what `World.run` calls where ranks have no state to bring together."""
+    """Do nothing: what `World.in_each_world` calls where ranks have no state to bring together."""
 
 
 def unwatched(num_bytes: int) -> None:
@@ -98,6 +101,17 @@ class World(Protocol):
 
     def sum(self, tensor: Tensor, name: str) -> Tensor:
         """Sum `tensor` over all ranks as `start_sum` does, wait, and return the result."""
+
+    def sum_for_stream(self, tensor: Tensor, name: str) -> Tensor:
+        """Sum `tensor` over all ranks as `sum` does, for what its device is given to do next.
+
+        On a GPU the host may be told before the sum is there. Nothing is decided on the host by such a sum: where a
+        rank is lost in it, the next operation that the host waits for raises RankLost, and until then it is nonsense.
+        """
+        return self.sum(tensor, name)
+
+    def can_sum(self, dtype: torch.dtype) -> bool:
+        """Return whether these ranks can sum tensors of this floating-point type: not every build of Horovod can."""
 
     def broadcast(self, value: T, root: int) -> T:
         """Return on every rank the `value` that rank `root` has passed; what the others pass is ignored.
@@ -144,10 +158,19 @@ class World(Protocol):
         only, and may share memory with `tensor`.
         """
 
-    def reduced(self, optimizer: Optimizer) -> AbstractContextManager[None]:
-        """Wait for the gradients of all ranks. Inside the block each gradient is their sum, and a step may be taken.
+    def reduced(self, optimizer: Optimizer) -> AbstractContextManager[Gradient]:
+        """Wait for the gradients of all ranks. Inside the block there is their sum, and a step may be taken.
 
-        A trained parameter that has no gradient on this rank counts as zeros, and has a gradient inside the block.
+        A trained parameter that has no gradient on this rank counts as zeros, and has a gradient inside the block. Each
+        gradient is the sum there, unless the weights are shared (`share_weights`).
+        """
+
+    def share_weights(self, optimizer: Optimizer, *, small: bool = False) -> bool:
+        """Have the ranks of one host work on one copy of weights and optimizer state, and return whether they do.
+
+        Where these are so small that it does not pay it is done only if `small` says so. All ranks call it with equal
+        states, and from then on nothing changes these but `Gradient.take_step`. When `run` goes on in another world
+        each rank has a copy of its own again, of the same step on all ranks of a host. Raises RankLost.
         """
 
     def prepare(self, build: Callable[[], T]) -> T:
@@ -157,12 +180,17 @@ class World(Protocol):
         rank raises only its own, so that a newcomer's error does not end the others.
         """
 
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        """Call `sync`, in which all ranks come to one state, then `body`, and return the value of `body`.
+    def in_each_world(self, body: Callable[[], Iterable[T]], sync: Callable[[], None] = already_in_sync) -> Iterator[T]:
+        """Call `sync`, in which all ranks come to one state, then `body`, and yield what it yields.
 
-        In an elastic job both are called again in each new world: after a RankLost, and after a WorldChanged that all
-        ranks have raised after the same step. `place` is another by then.
+        Both are called again after a WorldChanged that all ranks have raised in `body` after the same step, in an
+        elastic job after a RankLost there, too. There `place` is another by then, elsewhere the world is the same.
         """
+
+    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+        """Call `sync` and `body` as `in_each_world` does, and return the value of `body`."""
+        (value,) = self.in_each_world(lambda: [body()], sync)
+        return value
 
     def timeline(self, path: Path | None) -> None:
         """Start recording on rank 0 which tensors travel and when, in a file of Horovod's; with None, stop it.
@@ -200,6 +228,10 @@ class LocalWorld(World):
         return tensor
 
     @override
+    def can_sum(self, dtype: torch.dtype) -> bool:
+        return True
+
+    @override
     def broadcast(self, value: T, root: int) -> T:
         return value
 
@@ -235,18 +267,22 @@ class LocalWorld(World):
 
     @override
     @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
+    def reduced(self, optimizer: Optimizer) -> Iterator[Gradient]:
         fill_missing_gradients(optimizer)
-        yield
+        yield OwnGradient(optimizer)
+
+    @override
+    def share_weights(self, optimizer: Optimizer, *, small: bool = False) -> bool:
+        return False
 
     @override
     def prepare(self, build: Callable[[], T]) -> T:
         return build()
 
     @override
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+    def in_each_world(self, body: Callable[[], Iterable[T]], sync: Callable[[], None] = already_in_sync) -> Iterator[T]:
         sync()
-        return body()
+        yield from body()
 
     @override
     def timeline(self, path: Path | None) -> None:

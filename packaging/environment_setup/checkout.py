@@ -105,6 +105,6 @@ def step_keys(checkout: Checkout, choice: Choice, python_version: str) -> Dict[s
     recipe += sorted(path for path in (builder / "horovod_sources").rglob("*") if "__pycache__" not in path.parts)
     packages = digest_of([python_version], requirements)
     horovod = digest_of([packages, str(choice)], [path for path in recipe if path.is_file()])
-    compiled = sorted((checkout.root / "hvd_train").rglob("*.c"))
+    compiled = sorted((checkout.root / "hvd_train").rglob("*.[ch]"))
     project = digest_of([packages], [checkout.root / "pyproject.toml", *compiled])
     return {"packages": packages, "horovod": horovod, "project": project}

@@ -2,10 +2,12 @@
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import List, Tuple
 
 from environment_setup.headers import (
@@ -21,6 +23,8 @@ from environment_setup.machine import output_of
 OLDEST_PYTHON = (3, 10)
 NEWEST_PYTHON = (3, 13)
 OLDEST_GCC = 11
+OLDEST_DRIVERS = {12: 525, 13: 580}  # NVIDIA's, for each CUDA
+DEVICE, DRIVER_VERSION = Path("/dev/nvidia0"), Path("/proc/driver/nvidia/version")
 
 
 def machine_problems(venv_needed: bool) -> Tuple[List[str], bool]:
@@ -36,6 +40,29 @@ def machine_problems(venv_needed: bool) -> Tuple[List[str], bool]:
         if not fetch:
             problems.append(headers_problem())
     return problems, fetch
+
+
+def driver_problems(constraints: Path, device: Path = DEVICE, version: Path = DRIVER_VERSION) -> List[str]:
+    """Return a line if this machine has an NVIDIA GPU whose driver is too old for the torch that is pinned.
+
+    With HVD_TRAIN_GPUS=no, for training on the CPU, or HVD_TRAIN_HASHES=no, for another torch, nothing is looked at.
+    """
+    if "no" in (os.environ.get("HVD_TRAIN_GPUS"), os.environ.get("HVD_TRAIN_HASHES")) or not device.exists():
+        return []
+    driver = cuda = None
+    with suppress(OSError):
+        driver = re.search(r"\b(\d+)\.\d+(\.\d+)?\b", version.read_text(encoding="utf-8"))
+    with suppress(OSError):
+        cuda = re.search(r"^cuda-toolkit==(\d+)\.", constraints.read_text(encoding="utf-8"), re.MULTILINE)
+    oldest = OLDEST_DRIVERS.get(int(cuda.group(1))) if cuda else None
+    if driver is None or cuda is None or oldest is None or int(driver.group(1)) >= oldest:
+        return []
+    return [
+        "the NVIDIA driver is {}, and torch for CUDA {} needs {} or newer: install one; for training on the CPU with "
+        "--device cpu type HVD_TRAIN_GPUS=no make {}; for another torch see docs/building.md".format(
+            driver.group(), cuda.group(1), oldest, os.environ.get("MAKE_GOAL", "env")
+        )
+    ]
 
 
 def python_problems(version: Tuple[int, int]) -> List[str]:

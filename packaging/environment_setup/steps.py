@@ -13,7 +13,7 @@ from typing import IO, Dict, List, Optional, Tuple
 from environment_setup.checkout import Checkout, find_choice, locks, step_keys
 from environment_setup.disk import GIB, disk_problems, has_room, pip_cache, size_of
 from environment_setup.headers import fetch_headers, fetched_headers, has_python_headers, headers_problem
-from environment_setup.preflight import compiler_command, machine_problems
+from environment_setup.preflight import compiler_command, driver_problems, machine_problems
 from environment_setup.show import first_errors, network_cause, note_command, say, step, tail_of
 from environment_setup.state import (
     Stamp,
@@ -59,6 +59,7 @@ class Setup:
         """Do all steps that are not done. Raises SetupError where one fails or something is missing on the machine."""
         reason = why_anew(self.checkout, self.chosen)
         problems, fetch = machine_problems(venv_needed=reason is not None)
+        problems += driver_problems(self.checkout.root / "requirements" / "constraints.txt")
         problems += self.disk_problems(anew=bool(reason))
         if problems:
             raise SetupError(*problems)

@@ -97,8 +97,9 @@ def find_nccl(torch: Torch, cuda_home: Path) -> tuple[str, Path, Path]:
 def cuda_archs(home: Path) -> tuple[int, ...]:
     """Return the compute capabilities to compile for, such as 80 for 8.0.
 
-    They are those of HOROVOD_BUILD_CUDA_CC_LIST, or those of today's cards that this nvcc knows. Raises BuildError
-    where the variable is not a list of numbers.
+    They are those of HOROVOD_BUILD_CUDA_CC_LIST, or those of today's cards and of the GPUs here that this nvcc knows.
+    For the newest there will be PTX as well, for newer GPUs. Raises BuildError where the variable is not a list of
+    numbers.
     """
     named = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST")
     if named:
@@ -108,4 +109,17 @@ def cuda_archs(home: Path) -> tuple[int, ...]:
     known = {
         int(number) for number in re.findall(r"compute_(\d+)", output_of(home / "bin" / "nvcc", "--list-gpu-arch"))
     }
-    return tuple(arch for arch in CUDA_ARCHS if not known or arch in known)
+    usual = [arch for arch in CUDA_ARCHS if not known or arch in known]
+    # A card of today's generation needs no code of its own, and environments with other such cards share one wheel.
+    own = [
+        gpu
+        for gpu in capabilities_here()
+        if gpu in known and not any(arch // 10 == gpu // 10 and arch <= gpu for arch in usual)
+    ]
+    return tuple(sorted({*usual, *own}))
+
+
+def capabilities_here() -> list[int]:
+    """Return the compute capabilities of the GPUs of this machine, such as 90 for 9.0."""
+    listed = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+    return sorted({int(major + minor) for major, minor in re.findall(r"^(\d+)\.(\d)$", listed, re.MULTILINE)})

@@ -10,9 +10,14 @@ import numpy as np
 
 CUDA = ctypes.CDLL(None)  # it has been preloaded
 IN_PROGRESS = 7
-FLOAT, HALF, LONG = 7, 6, 4
+FLOAT, HALF, LONG, BFLOAT = 7, 6, 4, 9
 SUM, MAX, MEAN = 0, 2, 4
-TYPES = {np.dtype(np.float32): FLOAT, np.dtype(np.float16): HALF, np.dtype(np.int64): LONG}
+TYPES = {
+    np.dtype(np.float32): FLOAT,
+    np.dtype(np.float16): HALF,
+    np.dtype(np.int64): LONG,
+    np.dtype(np.uint16): BFLOAT,  # their bits: NumPy has no bfloat16
+}
 
 
 class CudaError(Exception):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.fake_gpu.build import FakeGpu
+from tests.support.launching import finished
 
 SITE = Path(__file__).parent / "site"
 ROOT = Path(__file__).parents[2]
@@ -60,8 +63,15 @@ class OnGpu:
         return environment(self._libraries, report=self._report, **settings)  # type: ignore[arg-type]
 
     def play(self, name: str, *arguments: str, of: str = "plays") -> list[str]:
-        """Return the command that runs a play of tests/fake_gpu/plays.py or torch_plays.py."""
+        """Return the command that runs a play of tests/fake_gpu/plays.py, or of another module of plays there."""
         return [sys.executable, "-m", f"tests.fake_gpu.{of}", name, *arguments]
+
+    def played(self, name: str, *arguments: str, of: str = "plays", **settings: object) -> Any:
+        """Run a play with these settings of the stand-in, and return what it has seen."""
+        command = self.play(name, *arguments, of=of)
+        code, output = finished(command, self.folder, variables=self.variables(**settings))
+        assert code == 0, output
+        return json.loads(output.splitlines()[-1])
 
     def told(self) -> list[str]:
         """Return the mistakes that the stand-in has seen since this was last called."""

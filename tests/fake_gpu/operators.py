@@ -50,8 +50,9 @@ def _replace() -> None:
         if any(result.alias_info and not result.alias_info.is_write for result in operator._schema.returns):
             continue  # a view
         library.impl(full[6:], _kernel(operator), "CUDA", allow_override=True)
+    _decode_on_the_device()
     library.impl("copy_", _copy, "CUDA", allow_override=True)
-    library.impl("record_stream", _record_stream, "CUDA", allow_override=True)
+    library.impl("record_stream", _record_stream(), "CUDA", allow_override=True)
 
 
 def _kernel(operator: Any) -> Callable[..., Any]:
@@ -61,14 +62,24 @@ def _kernel(operator: Any) -> Callable[..., Any]:
     arguments = operator._schema.arguments
     written = {n for n, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write}
     names = {argument.name for n, argument in enumerate(arguments) if n in written}
+    takes_lists, copies = name.startswith(b"aten._foreach_"), name.startswith(b"aten._foreach_copy_")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         call = _Call(_device_of((args, kwargs)), name)
+        if takes_lists and _goes_one_by_one(args[1:] if copies else args):
+            for _ in args[0][1:]:
+                _LIBRARY.fake_gpu_note(b"o")
         inputs = [call.taken(value, n in written) for n, value in enumerate(args)]
         named = {key: call.taken(value, key in names) for key, value in kwargs.items()}
         return call.given(operator(*inputs, **named))
 
     return kernel
+
+
+def _goes_one_by_one(values: tuple[Any, ...]) -> bool:
+    """Return whether these lists have tensors of several types: torch then calls an operator for each tensor."""
+    lists = [value for value in values if isinstance(value, (list, tuple))]
+    return len({tensor.dtype for some in lists for tensor in some if isinstance(tensor, Tensor)}) > 1
 
 
 class _Call:
@@ -151,14 +162,41 @@ def _copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return self
 
 
-def _record_stream(tensor: Tensor, stream: torch.Stream) -> None:
-    _LIBRARY.fake_gpu_tell(
-        tensor.device.index,
-        torch.cuda.Stream(
+def _decode_on_the_device() -> None:
+    """Give torchvision's decoder for GPUs a host version, with the order of torchvision's and the pixels of a CPU."""
+    library = torch.library.Library("image", "IMPL")
+    _KEPT.append(library)
+    streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def decode(files: list[Tensor], mode: int, device: torch.device) -> list[Tensor]:
+        # It writes on a stream of its own, which does not wait for the current one; that one waits for it.
+        current, own = torch.cuda.current_stream(device), streams.setdefault(device, torch.cuda.Stream(device))
+        images = [torch.ops.image.decode_jpeg(file, mode, False).pin_memory() for file in files]
+        targets = [torch.empty_like(image, device=device, pin_memory=False) for image in images]
+        with torch.cuda.stream(own):
+            for target, image in zip(targets, images, strict=True):
+                target.copy_(image, non_blocking=True)
+        current.wait_stream(own)
+        for target in targets:
+            target.record_stream(current)  # whose memory it is; the stand-in takes it for that of the first to write
+        return targets
+
+    library.impl("decode_jpegs_cuda", decode, "CPU")
+
+
+def _record_stream() -> Callable[[Tensor, torch.Stream], None]:
+    """Return what tells the stand-in of a stream that uses a tensor, and torch's cache as well."""
+    tell_cache = torch.library.get_kernel("aten::record_stream", "CUDA")
+
+    def record_stream(tensor: Tensor, stream: torch.Stream) -> None:
+        tell_cache.call_boxed(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), tensor, stream)
+        of_cuda = torch.cuda.Stream(
             stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
-        ).cuda_stream,
-        tensor.untyped_storage().data_ptr(),
-    )
+        )
+        memory = tensor.untyped_storage().data_ptr()
+        _LIBRARY.fake_gpu_tell(tensor.device.index, of_cuda.cuda_stream, memory)
+
+    return record_stream
 
 
 _COPY_ON_DEVICE = _kernel(torch.ops.aten.copy_.default)
@@ -228,6 +266,7 @@ def _library() -> ctypes.CDLL:
         *(count, pointers, pointers, sizes),
     ]
     library.fake_gpu_effects.restype = None
+    library.fake_gpu_note.argtypes = [ctypes.c_char]
     library.fake_gpu_tell.argtypes = [device, stream, ctypes.c_void_p]
     library.fake_gpu_tell.restype = None
     library.cudaGetErrorString.restype = ctypes.c_char_p

@@ -151,12 +151,12 @@ def collective(name: str, rank: str, size: str) -> Any:
     """All that NCCL sums, on every rank; numbers over several pieces."""
     communicator, stream = Communicator(name, int(size), int(rank)), new_stream()
     results = []
-    for kind in (np.float32, np.float16, np.int64):
-        memory = Memory.holding((np.arange(700_000) % 7 * (int(rank) + 1)).astype(kind))
+    for kind in (np.float32, np.float16, np.int64, np.uint16):
+        memory = Memory.holding(_as(kind, np.arange(700_000) % 7 * (int(rank) + 1)))
         assert communicator.all_reduce(memory, stream) == 0
         cuda("cudaStreamSynchronize", stream)
         total = int(size) * (int(size) + 1) // 2
-        results.append(bool((memory.values() == np.arange(700_000) % 7 * total).all()))
+        results.append(bool((memory.values() == _as(kind, np.arange(700_000) % 7 * total)).all()))
     others = []
     for operation in (MAX, MEAN):
         memory = Memory.holding(np.array([int(rank), -int(rank)], dtype=np.float32))
@@ -164,6 +164,11 @@ def collective(name: str, rank: str, size: str) -> Any:
         cuda("cudaStreamSynchronize", stream)
         others.append(memory.values().tolist())
     return results, others, communicator.destroy(), CUDA.fake_gpu_communicators()
+
+
+def _as(kind: type, numbers: np.ndarray) -> np.ndarray:
+    """These numbers, which 8 bits can hold, in a type; uint16: the bits of bfloat16."""
+    return (numbers.astype(np.float32).view(np.uint32) >> 16 if kind is np.uint16 else numbers).astype(kind)
 
 
 def abort(name: str, rank: str) -> Any:

@@ -91,7 +91,7 @@ def stream(kind: str) -> Any:
 def copies() -> Any:
     """A late copy from pinned memory takes what is in it by then, and its memory is not given to others before."""
     pinned = torch.ones(1000).pin_memory()
-    ctypes.CDLL(None).fake_gpu_busy(None, 200)
+    ctypes.CDLL(None).fake_gpu_busy(None, 2000)  # the host, on a busy machine, needs a moment to change the memory
     device = pinned.to("cuda", non_blocking=True)
     pinned[:500] = 2
     address = pinned.data_ptr()

@@ -42,8 +42,7 @@ def command(hosts: Hosts, folder: Path, way: str, listed: str, *arguments: str) 
     """Return the command that starts a training from h1 in one of the `WAYS`."""
     (folder / "hostfile").write_text(listed)
     script, *options = (WAYS | ELASTIC)[way]
-    environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
-    return hosts.inside("h1", folder, *environment, str(SCRIPTS / script), *options, "--", *arguments)
+    return hosts.typed("h1", folder, str(SCRIPTS / script), *options, "--", *arguments)
 
 
 def nobody_left(hosts: Hosts) -> bool:
@@ -79,16 +78,15 @@ def test_blanks_in_the_paths(hosts: Hosts, tmp_path: Path) -> None:
     horovodrun = [str(tmp_path / "an environment/bin/python"), "-m", "horovod.runner.launch", "--gloo"]
     code, output = finished(hosts.inside("h1", folder, *horovodrun, "-np", "2", "-H", "h1:1,h2:1", "pwd"), folder)
     assert code == 0, output
-    assert sorted(output.splitlines()) == [f"[{rank}]<stdout>:{folder}" for rank in range(2)]
+    assert [line.rpartition("<stdout>:")[2] for line in output.splitlines()] == [str(folder)] * 2
 
 
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
 def test_scaling_over_three_hosts(controller: str, hosts: Hosts, tmp_path: Path) -> None:
     """One worker runs on the first host and three on all; each is a row, and a fourth has no slot."""
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\nh3 slots=1\n")
-    environment = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
     line = f"bench scaling --hosts hostfile --controller {controller} digits --epochs 1 --device cpu --output-dir out"
-    begin = hosts.inside("h1", tmp_path, *environment, str(PROGRAMS / "hvd-train"), *line.split(), "--np")
+    begin = hosts.typed("h1", tmp_path, str(PROGRAMS / "hvd-train"), *line.split(), "--np")
     code, output = finished([*begin, "1,3,4"], tmp_path)
     assert code == 2
     assert "4" in output and "hostfile" in output and not (tmp_path / "out").exists()
@@ -122,8 +120,9 @@ def test_other_mpis(listed: str, programs: Path, hosts: Hosts, tmp_path: Path) -
 def refused(hosts: Hosts, folder: Path, way: str, listed: str, words: str = "") -> str:
     """Return the output of a training that does not start.
 
-    It ends within 15 s, without a traceback, and no process stays. With `words`, these must come within that time, and
-    the end may come later: Open MPI gives ranks time to commit.
+    It ends within 45 s, without a traceback, and no process stays. That leaves three processes time to import torch on
+    one core, and is before anything gives up waiting for the others (a minute). With `words`, these must come within
+    that time, and the end may come later: Open MPI gives ranks time to commit.
     """
     log = folder / "output.txt"
     begun = time.monotonic()
@@ -134,7 +133,7 @@ def refused(hosts: Hosts, folder: Path, way: str, listed: str, words: str = "") 
     output = log.read_text()
     assert code != 0
     assert "Traceback" not in output
-    assert took < 15, output
+    assert took < 45, output
     wait_for("all workers to be gone", lambda: nobody_left(hosts), limit_s=10)
     return output
 
@@ -232,8 +231,7 @@ def test_a_documented_command(line: str, hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     # Root may not call mpirun unasked, nor anybody start more ranks than there are cores.
     mpirun = ["OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1"]
-    environment = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}", *mpirun]
-    command = hosts.inside("h1", tmp_path, "env", *environment, "bash", "-c", line)
+    command = hosts.typed("h1", tmp_path, *mpirun, "bash", "-c", line)
     code, output = finished(command, tmp_path, limit_s=240)
     assert code == 0, output
     if "-- digits" in line:

@@ -15,7 +15,7 @@ from hvd_train import checkpoint
 from tests.support import hosts as cluster
 from tests.support import on_demand
 from tests.support.elastic_hosts import ALL, OBEDIENT, ON_HOSTS, STEPS_PER_EPOCH, Job, arguments, job, undisturbed
-from tests.support.hosts import Hosts
+from tests.support.hosts import PROGRAM, Hosts
 from tests.support.launching import wait_for
 from tests.support.runs import Weights
 
@@ -122,6 +122,33 @@ def goes_on(
     with job(hosts, folder, listed=listed) as running:
         running.completes(expected)
     assert f"step {steps}" in running.output.split("going on at", 1)[1].splitlines()[0]
+
+
+def survives_two_losses(hosts: Hosts, folder: Path, training: list[str]) -> None:
+    """Assert that a training loses a worker, then the one of rank 0, and ends as the undisturbed one does."""
+    undisturbed_weights = undisturbed(folder / "undisturbed", training=training)
+    with job(hosts, folder, training=training) as running:
+        running.after(20)
+        kill_at_once("h2")(running)
+        running.reaches(2)
+        running.after(running.steps + 10)
+        kill_at_once("h1")(running)
+        running.completes(undisturbed_weights)
+
+
+def test_a_language_model(hosts: Hosts, tmp_path: Path) -> None:
+    """A task of another kind survives its workers, rank 0 among them, as classification does."""
+    text = "tests.support.small_text"
+    (tmp_path / "undisturbed").mkdir()
+    survives_two_losses(hosts, tmp_path, arguments(model=f"{text}:model", data=f"{text}:text --task language-model"))
+
+
+def test_two_optimizers_in_a_loop_of_its_own(hosts: Hosts, tmp_path: Path) -> None:
+    """A program with a session survives its workers, rank 0 among them; the step that they break is undone."""
+    for folder in (tmp_path, tmp_path / "undisturbed"):
+        folder.mkdir(exist_ok=True)
+        (folder / PROGRAM).write_text("from tests.support import own_loops\n\nown_loops.main()\n")
+    survives_two_losses(hosts, tmp_path, ["python", PROGRAM, "8"])
 
 
 def test_below_the_fewest_and_back(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:

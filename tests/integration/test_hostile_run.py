@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hvd_train.network.models import digits_convnet
+from hvd_train.network.small import digits_convnet
 from tests.support.launching import HVD_TRAIN, finished
 from tests.support.run_folders import whole_run, write
 
@@ -20,7 +20,7 @@ def planted(tmp_path: Path) -> Path:
     """Return a run folder below the current folder whose config names code that it brings along."""
     run = write(tmp_path / "runs" / "evil", whole_run(), summary=True, model="runs.evil.payload:net")
     (run / "payload.py").write_text(
-        "import pathlib\npathlib.Path('owned').touch()\nfrom hvd_train.network.models import digits_convnet as net\n"
+        "import pathlib\npathlib.Path('owned').touch()\nfrom hvd_train.network.small import digits_convnet as net\n"
     )
     torch.save(digits_convnet(10).state_dict(), run / "model-best.pt")
     return run
@@ -53,7 +53,7 @@ def test_code_of_a_run_is_imported_where_the_user_trusts_it(planted: Path, tmp_p
     code, output = finished([HVD_TRAIN, "evaluate", "runs/evil", "--trust"], tmp_path)
     assert code == 0, output
     assert (tmp_path / "owned").exists()
-    assert "(360 images)" in output
+    assert "(360 samples)" in output
 
 
 IS_NONE = "it is no file, but a pipe or a device"

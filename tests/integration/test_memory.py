@@ -11,7 +11,7 @@ import pytest
 from tests.support.launching import HVD_TRAIN, finished, launch_line
 from tests.support.memory import EVERY
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 STEPS_PER_EPOCH = 19

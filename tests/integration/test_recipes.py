@@ -74,6 +74,7 @@ def test_cifar10_resnet50(with_cifar: Path) -> None:
     assert (summary["epochs"], summary["world_size"]) == (1, 2)
 
 
+@pytest.mark.long
 def test_imagenet20_vgg19(tmp_path: Path) -> None:
     """The recipe trains 20 classes at a rate of 1.41e-4 on two workers, and tests the best weights at the end."""
     jpegs.digits(tmp_path / "data", range(20), most=2, test=True)
@@ -88,7 +89,9 @@ def test_imagenet20_vgg19(tmp_path: Path) -> None:
     assert load(tmp_path / "run/config.yaml").schedule.best_by == "loss"
 
 
-@pytest.mark.parametrize("recipe", ["imagenet-resnet50", "imagenet-resnet50-modern"])
+@pytest.mark.parametrize(
+    "recipe", ["imagenet-resnet50", pytest.param("imagenet-resnet50-modern", marks=pytest.mark.long)]
+)
 def test_imagenet_resnet50(recipe: str, tmp_path: Path) -> None:
     """The recipe trains in mixed precision with fp16 on the wire, and records top-1 and top-5 on both sets."""
     jpegs.digits(tmp_path / "data", most=2)  # fp16 is slow on a CPU
@@ -107,6 +110,7 @@ def test_imagenet_resnet50(recipe: str, tmp_path: Path) -> None:
     assert (config.precision.precision, config.precision.compression) == ("fp16", "fp16")
 
 
+@pytest.mark.long
 def test_real_images_reach_97_percent(tmp_path: Path) -> None:
     """ResNet-18 on JPEG files of handwritten digits at 32 pixels reaches 97% on two ranks."""
     jpegs.digits(tmp_path / "data")
@@ -116,6 +120,7 @@ def test_real_images_reach_97_percent(tmp_path: Path) -> None:
     assert summary["top1"] >= 0.97, output
 
 
+@pytest.mark.long
 def test_transfer_beats_training_from_scratch(tmp_path: Path) -> None:
     """Weights from digits 0 to 4 beat random ones after as many epochs on digits 5 to 9."""
     jpegs.digits(tmp_path / "first", range(5))

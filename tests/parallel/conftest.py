@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from hvd_train.launch import launcher
 from hvd_train.world.world import World
+from tests.support.device import DEVICE
 
 if launcher.launched(os.environ) is None:
     collect_ignore_glob = ["test_*.py"]
+
+
+_exit_codes: list[int] = []
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep the exit code."""
+    _exit_codes.append(int(session.exitstatus))
+
+
+def pytest_unconfigure() -> None:
+    """End as `hvd-train` does, at once: Horovod lets go of memory of a GPU only when torch has already gone."""
+    if DEVICE.type == "cuda" and _exit_codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_codes[0])
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +48,13 @@ def world() -> Iterator[World]:
     ranks = Stays()
     yield ranks
     HorovodWorld.close(ranks)
+
+
+@pytest.fixture(autouse=True)
+def _own_device(world: World) -> None:
+    """Tensors that name no GPU are on this rank's own: a training in the world of one takes the first one instead."""
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(world.place.local_rank)
 
 
 @pytest.fixture

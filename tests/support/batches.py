@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hvd_train.data.batches import Batch
+from hvd_train.data.batches import Batch, MicroBatch
 from hvd_train.data.dataset import DataSet
 from hvd_train.data.prepare import Prepare
 
@@ -26,6 +26,11 @@ class RandomItems:
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         drawn = [torch.rand(()).item(), random.random(), float(np.random.rand())]
         return torch.tensor([index, *drawn]).view(1, 2, 2), index % 3
+
+
+def batch_of(size: int, num_slots: int, *own: MicroBatch) -> Batch:
+    """Return a rank's part of a step with these micro-batches of its own."""
+    return Batch(size, num_slots, tuple(len(micro.targets) for micro in own), own)
 
 
 def flat(batches: list[Batch]) -> Tensor:

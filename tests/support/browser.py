@@ -64,9 +64,13 @@ class Browser:
         """Write a picture of the whole page."""
         height = self.value("document.documentElement.scrollHeight")
         width = self.value("document.documentElement.clientWidth")
-        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        path.write_bytes(self.picture(width, height))
+
+    def picture(self, width: int, height: int, scale: float = 1.0) -> bytes:
+        """Return the left upper part of the page as a PNG, with `scale` pixels for each of its own."""
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": scale}
         data = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
-        path.write_bytes(base64.b64decode(data))
+        return base64.b64decode(data)
 
     def complaints(self) -> list[str]:
         """Return what was written to the console since the page was opened."""

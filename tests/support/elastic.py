@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from typing_extensions import override
 from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Start
 from hvd_train.elastic.worker import Stage, Worker
 from hvd_train.errors import RankLost
+from hvd_train.world.gradient import Gradient
 from hvd_train.world.world import Place, Reduction, Request, WorldChanged, already_in_sync
 from tests.support.worlds import DEADLINE_S, Killed, Meeting, ThreadWorld
 
@@ -192,12 +193,13 @@ class ElasticThreadWorld(ThreadWorld):
         return build()
 
     @override
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+    def in_each_world(self, body: Callable[[], Iterable[T]], sync: Callable[[], None] = already_in_sync) -> Iterator[T]:
         while True:
             self._join()
             try:
                 sync()
-                return body()
+                yield from body()
+                return
             except RankLost as error:
                 self.leave(str(error))
             except WorldChanged:
@@ -214,11 +216,11 @@ class ElasticThreadWorld(ThreadWorld):
 
     @override
     @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
+    def reduced(self, optimizer: Optimizer) -> Iterator[Gradient]:
         self._job.begun(self.place.rank, self._step)
-        with super().reduced(optimizer):
+        with super().reduced(optimizer) as gradient:
             self._job.heard(Unheard(self._step, self.place.rank))
-            yield
+            yield gradient
         with self._job.changed:
             self._job.steps = max(self._job.steps, self._step)
         self._step += 1

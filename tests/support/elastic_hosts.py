@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from hvd_train.run_files.ledger import audit
-from tests.support.hosts import Hosts, missing
-from tests.support.launching import HVD_TRAIN, PROGRAMS, finished, started, wait_for
+from tests.support.hosts import ROOT, Hosts, missing
+from tests.support.launching import HVD_TRAIN, finished, started, wait_for
 from tests.support.runs import Weights, largest_difference
 
 NO_HOSTS = missing()
@@ -29,7 +29,6 @@ ON_HOSTS = [
 ]
 """Marks of tests that need hosts of `tests.support.hosts`."""
 
-ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "horovodrun_scripts"
 ALL = ("h1", "h2", "h3")
 STEPS_PER_EPOCH = 24
@@ -37,17 +36,24 @@ TOLERANCE = 1e-5
 OBEDIENT = "tests.support.on_demand:obedient"
 
 
-def arguments(epochs: int = 8, model: str = "tests.support.runs:smooth", more: str = "--output-dir run") -> list[str]:
+def arguments(
+    epochs: int = 8,
+    model: str = "tests.support.runs:smooth",
+    more: str = "--output-dir run",
+    data: str = "digits --augment none",
+) -> list[str]:
     """Return the arguments of a training of `STEPS_PER_EPOCH * epochs` steps in 3 slots, with a ledger."""
-    line = f"--data digits --model {model} --epochs {epochs} --global-batch-size 60 --batch-size 20 --ledger "
-    line += f"--learning-rate 0.02 --augment none --log-steps 1 --device cpu --commit-steps 10 {more}"
+    line = f"--data {data} --model {model} --epochs {epochs} --global-batch-size 60 --batch-size 20 --ledger "
+    line += f"--learning-rate 0.02 --log-steps 1 --device cpu --commit-steps 10 {more}"
     return line.split()
 
 
 def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = None, limit_s: float = 150) -> Weights:
     """Return the weights of the same training in one process that nothing disturbs."""
     own = ["env", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
-    code, output = finished([*own, HVD_TRAIN, "train", *(training or arguments(epochs))], folder, limit_s)
+    training = training or arguments(epochs)
+    line = training if training[0] == "python" else [HVD_TRAIN, "train", *training]
+    code, output = finished([*own, *line], folder, limit_s)
     assert code == 0, output
     weights: Weights = torch.load(run_below(folder) / "model-final.pt", weights_only=True)
     return weights
@@ -184,8 +190,7 @@ def command(
 ) -> list[str]:
     """Return the command that trains on the hosts of the job's list, typed on the host `start_on` as it is now."""
     script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *training]
-    own = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", "PYTHONFAULTHANDLER=1"]
-    return hosts.inside(start_on, folder, "env", *own, f"PYTHONPATH={ROOT}", *environment, *script)
+    return hosts.typed(start_on, folder, "PYTHONFAULTHANDLER=1", *environment, *script)
 
 
 def check(running: Job, expected: Weights, epochs: int = 8, tolerance: float = TOLERANCE) -> float:

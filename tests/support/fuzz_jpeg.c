@@ -16,7 +16,7 @@
 
 #include <sanitizer/common_interface_defs.h>
 
-enum { MOST_BYTES = 1 << 16, MOST_PIXELS = 1 << 20, MOST_SECONDS = 20 };
+enum { MOST_BYTES = 1 << 16, MOST_PIXELS = 1 << 20, MOST_SIDE = 99, MOST_SECONDS = 20 };
 
 static unsigned char input[MOST_BYTES];
 static size_t length;
@@ -30,6 +30,8 @@ static unsigned below(unsigned limit) {
     return (unsigned)(random_state >> 32) % limit;
 }
 
+static int pick(int most) { return 1 + (int)below((unsigned)most); }
+
 static void keep_input(void) {
     FILE *file = fopen(report, "wb");
     if (!file) return;
@@ -37,18 +39,26 @@ static void keep_input(void) {
     fclose(file);
 }
 
-/* Decodes some parts of the input as Python would: into memory that ends where the part ends. */
-static void decode(void) {
+/* Decodes some parts of the input as Python would, resized or not: into memory that ends where the window ends. */
+static void try_input(void) {
     int size[2];
     unsigned char *data = malloc(length ? length : 1); /* so that a read behind its end is seen */
     memcpy(data, input, length);
     alarm(MOST_SECONDS);
     if (!region_size(data, length, size) && (long)size[0] * size[1] <= MOST_PIXELS) {
         for (int n = 0; n < 3; n++) {
-            unsigned width = 1 + below((unsigned)size[0]), height = 1 + below((unsigned)size[1]);
-            unsigned left = below((unsigned)size[0] - width + 1), top = below((unsigned)size[1] - height + 1);
-            unsigned char *out = malloc((size_t)width * height * 3);
-            region_decode(data, length, left, top, width, height, out);
+            frame f = {.width = pick(size[0]), .height = pick(size[1]), .is_mirrored = n == 1};
+            f.left = pick(size[0] - f.width + 1) - 1;
+            f.top = pick(size[1] - f.height + 1) - 1;
+            f.resized_width = n ? pick(MOST_SIDE) : f.width;
+            f.resized_height = n ? pick(MOST_SIDE) : f.height;
+            f.window_width = pick(f.resized_width);
+            f.window_height = pick(f.resized_height);
+            f.window_left = pick(f.resized_width - f.window_width + 1) - 1;
+            f.window_top = pick(f.resized_height - f.window_height + 1) - 1;
+            if (below(8) == 0) *(&f.left + below(8)) += pick(3) - 2; /* perhaps not in the image, or in the part */
+            unsigned char *out = malloc((size_t)f.window_width * (size_t)f.window_height * 3);
+            region_decode(data, length, &f, out);
             free(out);
         }
     }
@@ -93,12 +103,12 @@ int main(int count, char **arguments) {
     unsigned long inputs = 0;
     for (int n = 5; n < count; n++, inputs++) {
         if (!take(arguments[n])) return fprintf(stderr, "cannot read %s\n", arguments[n]), 2;
-        decode();
+        try_input();
     }
     for (; time(NULL) < end; inputs++) {
         take(arguments[5 + below((unsigned)(count - 5))]);
         change();
-        decode();
+        try_input();
     }
     printf("%lu inputs\n", inputs);
     return 0;

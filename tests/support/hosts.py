@@ -14,11 +14,18 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
 
-from tests.support.launching import wait_for
+from tests.support.launching import PROGRAMS, wait_for
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "program.py"
+"""What a test calls a program of its own that workers run."""
+PATH = f"{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where a host looks for programs: in the environment of the tests first."""
 
 SUBNET = "10.91.0"
 _NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc")
@@ -93,6 +100,14 @@ class Hosts:
         """Return a command that runs another one on a host, in this folder."""
         return ["nsenter", "-t", str(self.init(name)), "-n", "-u", "-m", "-i", "-p", f"--wd={folder}", *command]
 
+    def typed(self, name: str, folder: Path, *words: str) -> list[str]:
+        """Return the command that types words on a host, as `inside` does, in the environment of the tests.
+
+        The first of them may be variables, NAME=VALUE.
+        """
+        own = [f"PATH={PATH}", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
+        return self.inside(name, folder, "env", *own, *words)
+
     def processes(self, name: str) -> Iterator[tuple[psutil.Process, list[str]]]:
         """Yield all processes of a host with their command lines."""
         here = os.readlink(f"/proc/{self.init(name)}/ns/pid")
@@ -102,11 +117,12 @@ class Hosts:
                     yield process, process.cmdline()
 
     def workers(self, name: str) -> list[psutil.Process]:
-        """Return the training processes of a host, without their children."""
+        """Return the training processes of a host, without their children: of hvd-train, or of a program `PROGRAM`."""
         return [
             process
             for process, words in self.processes(name)
-            if len(words) > 2 and Path(words[1]).name == "hvd-train" and words[2] == "train"
+            if (len(words) > 2 and Path(words[1]).name == "hvd-train" and words[2] == "train")
+            or (len(words) > 1 and Path(words[1]).name == PROGRAM)
         ]
 
     def signal_all(self, name: str, number: int) -> None:
@@ -205,8 +221,9 @@ def hosts(folder: Path, count: int, names: int) -> Iterator[Hosts]:
 
 
 def named(address: str) -> str:
-    """Return "interface" for the address of a host, and any other one as it is."""
-    return "interface" if address.startswith(f"{SUBNET}.") else address
+    """Return "interface" for the address of one, and any other (all addresses, or the loopback's) as it is."""
+    found = ip_address(address)
+    return address if found.is_unspecified or found.is_loopback else "interface"
 
 
 def _program(name: str) -> str | None:

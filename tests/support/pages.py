@@ -18,7 +18,7 @@ def composed(*paths: Path) -> str:
 
 
 def section(text: str, heading: str) -> str:
-    """One section of a page."""
+    """One section of a page, without the heads that cells repeat for phones."""
     found = re.search(rf"<section[^>]*>\s*<h2>{heading}</h2>(.*?)</section>", text, re.DOTALL)
     assert found is not None, heading
-    return found.group(1)
+    return re.sub(r' data-head="[^"]*"', "", found.group(1))

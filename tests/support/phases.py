@@ -23,7 +23,7 @@ POINTS = {
     "read": "hvd_train.checkpoint:read",
     "transfer": "hvd_train.transfer:_fill",
     "open": "hvd_train.output:Output.open",
-    "step": "hvd_train.step:Step.take",
+    "step": "hvd_train.step:Step.finish",
     "commit": "hvd_train.checkpoint:DiskStore.commit",
     "write": "hvd_train.checkpoint:write",
     "last commit": "hvd_train.checkpoint:DiskStore.commit_last",

@@ -30,4 +30,5 @@ def unharmed(job: str, siege: Siege, run: Path, code: int, printed: str) -> None
     assert audit(run).faults == ()
     assert siege.growth < BODY, "what a stranger sends is kept"
     found = {(port.process, hosts.named(port.address)) for port in siege.ports}
-    assert found <= named().get(job, set())
+    unnamed = found - named().get(job, set())
+    assert not unnamed, f"SECURITY.md does not name {sorted(unnamed)}"

@@ -22,8 +22,9 @@ BEGIN, END = "<!-- rooms: begin -->", "<!-- rooms: end -->"
 # at the top level; any other one is a folder. What a room is for is said in its __init__.py.
 ROOMS: dict[str, tuple[str, ...]] = {
     "vocabulary": (
-        *("_version", "travel", "errors", "console", "numerals", "plain_file"),
-        *("settings", "config", "config_file", "recipes", "flags", "plugin"),
+        *("_version", "travel", "errors", "console", "numerals", "other_flags", "plain_file", "plain_yaml"),
+        *("remote_url", "settings", "config", "config_file", "recipes", "flag_values", "flags", "help_page"),
+        *("plugin", "user_code", "weights_file"),
     ),
     "progress": (),
     "launch": (),
@@ -32,16 +33,33 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "doctor": (),
     "data": (),
     "network": (),
+    "tasks": (),
     "run_files": (),
     "profiling": (),
     "the story": (
-        *("state", "handover", "transfer", "checkpoint", "step", "validate", "parts", "output", "job", "goals", "loop"),
-        *("membership", "last_commit", "result", "training", "run", "export"),
+        *(
+            "suspicions",
+            "state",
+            "handover",
+            "transfer",
+            "checkpoint",
+            "rank_times",
+            "step",
+            "by_task",
+            "validate",
+            "parts",
+            "output",
+            "job",
+            "goals",
+            "recheck",
+        ),
+        "loop",
+        *("membership", "last_commit", "result", "training", "run", "own_loop", "export", "predict"),
     ),
     "report": (),
     "bench": (),
     "commands": (),
-    "the front door": ("cli",),
+    "the front door": ("cli", "__main__"),
 }
 AT_THE_TOP = {
     "vocabulary": "What a run can be, and what can go wrong: the config, its recipes and flags, the errors. No torch.",

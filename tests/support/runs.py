@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from hvd_train.run import train
 from hvd_train.settings.data import DataConfig
 from hvd_train.state import to_host
 from hvd_train.world.world import World
+from tests.support.device import DEVICE
 from tests.support.worlds import own_generator
 
 Weights = dict[str, Tensor]
@@ -36,8 +38,8 @@ def _few(count: int) -> DataSet:
     assert isinstance(digits.train, Arrays)
     assert isinstance(digits.val, Arrays)
     return DataSet(
-        train=Arrays(digits.train.images[:count], digits.train.labels[:count], count),
-        val=Arrays(digits.val.images[:NUM_VAL], digits.val.labels[:NUM_VAL], NUM_VAL),
+        train=Arrays(digits.train.inputs[:count], digits.train.targets[:count], count),
+        val=Arrays(digits.val.inputs[:NUM_VAL], digits.val.targets[:NUM_VAL], NUM_VAL),
         classes=digits.classes,
         channels=1,
         image_size=8,
@@ -56,7 +58,7 @@ class Jittered:
     def __init__(self, count: int, *, jitter: bool) -> None:
         data = _few(NUM_SAMPLES).train
         assert isinstance(data, Arrays)
-        self.images, self.labels, self.jitter = data.images[:count].float() / 255, data.labels[:count], jitter
+        self.images, self.labels, self.jitter = data.inputs[:count].float() / 255, data.targets[:count], jitter
 
     def __len__(self) -> int:
         return len(self.images)
@@ -96,6 +98,25 @@ def batch_norm(num_classes: int) -> nn.Module:
     )
 
 
+class Residual(nn.Module):
+    """Adds to images [n, channels, h, w] what a convolution and batch norm make of them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, kernel_size=3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images of the same shape."""
+        return images + torch.relu(self.norm(self.conv(images)))
+
+
+def residual(num_classes: int) -> nn.Module:
+    """Return a network whose layers repeat, with batch norm."""
+    stem, head = nn.Conv2d(1, 8, kernel_size=3, padding=1), nn.Linear(128, num_classes)
+    return nn.Sequential(stem, Residual(8), Residual(8), nn.AdaptiveAvgPool2d(4), nn.Flatten(), head)
+
+
 def dropout(num_classes: int) -> nn.Module:
     """Return a network with dropout, not for ranks that are threads, which share torch's default generator."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, num_classes))
@@ -127,9 +148,9 @@ class Remembers(nn.Module):
         """Return images of the same shape; in training each buffer but one changes, each in another way."""
         if self.training:
             generator = torch.Generator()
-            generator.set_state(self.numbers)
-            noise = torch.randn(8, generator=generator)
-            self.numbers = generator.get_state()  # a new tensor
+            generator.set_state(self.numbers.cpu())
+            noise = torch.randn(8, generator=generator).to(images.device)
+            self.numbers = generator.get_state().to(images.device)  # a new tensor
             self.mean = 0.9 * self.mean + 0.1 * images.mean(0)
             self.spread.lerp_(images.double().var(), 0.1)  # in place
             self.unsaved.mul_(0.9).add_(images.mean((0, 1, 2)))
@@ -175,6 +196,9 @@ def late(make: Callable[[int], nn.Module], num_classes: int, *, seed: int) -> nn
     return model
 
 
+SHARED_WEIGHTS = "HVD_TRAIN_TEST_SHARED_WEIGHTS"  # the variable that has "off" where ranks keep weights of their own
+
+
 def small_config(**changes: object) -> Config:
     """Return a config of five epochs of ten steps, the last of them smaller; slots do not divide over the ranks."""
     base: dict[str, object] = {
@@ -184,11 +208,14 @@ def small_config(**changes: object) -> Config:
         "batch_size": 4,
         "learning_rate": 0.05,
         "warmup_epochs": 1.0,
-        "device": "cpu",
+        "device": DEVICE.type,
+        "compression": "none",
         "workers": 0,
         "commit_seconds": None,
+        "recheck_steps": "none",  # tests count passes, and ranks that are threads share torch's generator
         "log_steps": 1,
         "output_dir": Path("run"),
+        "shared_weights": os.environ.get(SHARED_WEIGHTS, "on"),
     }
     return Config().replace(**{**base, **changes})
 

@@ -18,6 +18,7 @@ PROGRAMS = {
     "ssh": "openssh-client",
     "sshd": "openssh-server",
     "unshare": "util-linux",
+    "zsh": "zsh",
 }
 STRICT = "HVD_TRAIN_NO_SKIPS"  # "1": a test that is skipped for want of one of them is a failure
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import hosts as cluster
-from tests.support.elastic_hosts import ROOT
-from tests.support.hosts import Hosts
-from tests.support.launching import PROGRAMS, wait_for
+from tests.support.hosts import PATH, Hosts
+from tests.support.launching import wait_for
 
-PATH = f"{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin"
 MISSING = [name for name in ("slurmctld", "slurmd", "munged") if shutil.which(name, path=PATH) is None]
 NO_SLURM = f"{', '.join(MISSING)} not on this machine: apt install slurmctld slurmd munge" if MISSING else ""
 NO_HOSTS = cluster.missing() or NO_SLURM
@@ -67,14 +65,8 @@ class Slurm:
 
     def words(self, *words: str) -> list[str]:
         """Return the command that runs another one on h1 as a user would."""
-        environment = [
-            f"PATH={PATH}",
-            f"SLURM_CONF={self.folder}/slurm.conf",
-            f"HOME={self.folder}",  # nodes share it: rank 0 of a plain srun leaves the key there
-            f"PYTHONPATH={ROOT}",
-            "OMP_NUM_THREADS=1",
-        ]
-        return self.hosts.inside("h1", self.folder, "env", *environment, *words)
+        home = f"HOME={self.folder}"  # nodes share it: rank 0 of a plain srun leaves the key there
+        return self.hosts.typed("h1", self.folder, f"SLURM_CONF={self.folder}/slurm.conf", home, *words)
 
     def command(self, *words: str) -> str:
         """Run a command on h1 and return its output."""

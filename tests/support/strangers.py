@@ -166,7 +166,7 @@ def kind_of(process: psutil.Process) -> str:
     if not line:
         raise psutil.NoSuchProcess(process.pid)
     names = {Path(word).name for word in line}
-    if names & {"mpirun", "orterun", "prterun", "orted", "hydra_pmi_proxy", "mpiexec"}:
+    if names & {"mpirun", "orterun", "prterun", "orted", "prted", "hydra_pmi_proxy", "mpiexec"}:
         return "mpirun"
     if names & {"srun", "slurmstepd", "slurmd", "slurmctld"} or line[0].startswith("slurmstepd"):
         return "Slurm"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train.errors import RankLost
-from hvd_train.progress.metrics import NUM_SUMS
+from hvd_train.world.gradient import Gradient, OwnGradient
 from hvd_train.world.wire import MOST_BYTES, packed, pieces, unpacked
 from hvd_train.world.world import (
     LocalWorld,
@@ -30,11 +30,13 @@ from hvd_train.world.world import (
     Reduction,
     Request,
     World,
+    WorldChanged,
     already_in_sync,
     fill_missing_gradients,
     together,
     unwatched,
 )
+from tests.support.tasks import NUM_SUMS
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -103,7 +105,7 @@ class ThreadWorld(World):
         self.place = Place(rank, meeting.size, rank, meeting.size, 0)
         self._meeting = meeting
         self._turns: Counter[str] = Counter()
-        self._fp16_wire = False
+        self._wire: torch.dtype | None = None
         self._steps = 0
 
     @override
@@ -122,6 +124,10 @@ class ThreadWorld(World):
     @override
     def sum(self, tensor: Tensor, name: str) -> Tensor:
         return self.start_sum(tensor, name)()
+
+    @override
+    def can_sum(self, dtype: torch.dtype) -> bool:
+        return True
 
     @override
     def broadcast(self, value: T, root: int) -> T:
@@ -159,7 +165,7 @@ class ThreadWorld(World):
 
     @override
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
-        self._fp16_wire = reduction.fp16_wire
+        self._wire = reduction.wire
         return optimizer
 
     @override
@@ -176,7 +182,7 @@ class ThreadWorld(World):
 
     @override
     @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
+    def reduced(self, optimizer: Optimizer) -> Iterator[Gradient]:
         self._steps += 1
         fill_missing_gradients(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -185,16 +191,23 @@ class ThreadWorld(World):
             raise Killed(f"rank {self.place.rank} in step {self._steps}")
         for parameter, wait in zip(parameters, pending, strict=True):
             parameter.grad.copy_(wait())
-        yield
+        yield OwnGradient(optimizer)
+
+    @override
+    def share_weights(self, optimizer: Optimizer, *, small: bool = False) -> bool:
+        return False  # threads have their memory in common, and their weights apart
 
     @override
     def prepare(self, build: Callable[[], T]) -> T:
         return together(self, build)
 
     @override
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        sync()
-        return body()
+    def in_each_world(self, body: Callable[[], Iterable[T]], sync: Callable[[], None] = already_in_sync) -> Iterator[T]:
+        while True:
+            sync()
+            with suppress(WorldChanged):
+                yield from body()
+                return
 
     @override
     def timeline(self, path: Path | None) -> None:
@@ -213,7 +226,7 @@ class ThreadWorld(World):
         pass
 
     def _to_wire(self, gradient: Tensor) -> Tensor:
-        return gradient.half() if self._fp16_wire else gradient
+        return gradient if self._wire is None else gradient.to(self._wire)
 
     def _give(self, name: str, value: Any) -> tuple[str, int]:
         key = (name, self._turns[name])

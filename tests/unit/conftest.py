@@ -56,4 +56,5 @@ def checkout(tmp_path: Path) -> Checkout:
         (root / "packaging" / name).write_text(name)
     (root / "pyproject.toml").write_text("[project]\n")
     (root / "hvd_train" / "data" / "jpeg_region.c").write_text("int region;\n")
+    (root / "hvd_train" / "data" / "jpeg_resize.h").write_text("int axis;\n")
     return Checkout(root)

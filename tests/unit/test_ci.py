@@ -56,3 +56,13 @@ def test_what_cannot_be_installed_is_said_first_and_last(failing: str, program: 
     assert lines[: lines.index(said)] == (tried if os.geteuid() == 0 else [])
     assert (code, lines[-1]) == (3 if failing else 0, said)
     assert "made test, no skips: " in lines
+
+
+def test_what_is_left_out_of_ci_is_there() -> None:
+    """Each line of long.txt names a test by its file and its function; one that was renamed would be forgotten."""
+    root = RUN.parents[1]
+    lines = [line for line in (root / "tests/long.txt").read_text().splitlines() if not line.startswith("#")]
+    assert lines == sorted(set(lines))
+    for line in lines:
+        file, _, name = line.partition("::")
+        assert f"\ndef {name.partition('[')[0]}(" in (root / file).read_text(), line

@@ -2,22 +2,30 @@
 // were done, as on a GPU.
 #include "communicators.h"
 #include "errors.h"
+#include "notes.h"
 #include "numbers.h"
 #include "settings.h"
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <thread>
+#include <unistd.h>
 
 namespace fake {
 namespace {
 
 // What all operations have in common: they come in the order of their calls, and may go wrong as ordered.
-void run(const std::shared_ptr<Communicator> &shared, uint64_t number, long stall, bool is_error,
+void run(const std::shared_ptr<Communicator> &shared, uint64_t number, long stall, bool dies, bool is_error,
          const std::function<void(Meeting &)> &rounds) {
     auto &meeting = shared->meeting;
     if (shared->wait_for_turn(number)) {
+        if (dies) {
+            fprintf(stderr, "fake_gpu: rank %d dies in an operation of NCCL, as ordered\n", meeting.rank);
+            kill(getpid(), SIGKILL);
+        }
         if (stall > 0) std::this_thread::sleep_for(std::chrono::milliseconds(stall));
         if (is_error) shared->state = ncclRemoteError;
         while (is_error && !meeting.aborted) // it hangs until somebody has looked for the error
@@ -35,9 +43,11 @@ ncclResult_t queue(const char *name, ncclComm_t handle, cudaStream_t stream, std
     if (broken() != cudaSuccess) return ncclUnhandledCudaError;
     if (shared->state != ncclSuccess) return shared->state == ncclInProgress ? ncclInvalidUsage : shared->state.load();
     int rank = shared->meeting.rank;
-    long stall = 0;
-    bool is_error = due("async-error", rank);
+    if (due("call-error", rank)) return ncclSystemError;
+    long stall = 0, slow = 0;
+    bool is_error = due("async-error", rank), dies = due("die-in-operation", rank);
     due("stall", rank, &stall);
+    note(SUM);
     ++shared->waiting;
     uint64_t number;
     {
@@ -45,9 +55,19 @@ ncclResult_t queue(const char *name, ncclComm_t handle, cudaStream_t stream, std
         std::lock_guard<std::mutex> guard(mutex);
         number = shared->issued++;
     }
-    auto work = [=, rounds = std::move(rounds)] { run(shared, number, stall, is_error, rounds); };
-    stream_of(stream).push({name, std::move(accesses), std::move(work)});
-    return ncclSuccess;
+    auto work = [=, rounds = std::move(rounds)] { run(shared, number, stall, dies, is_error, rounds); };
+    Task task{name, std::move(accesses), std::move(work)};
+    if (!due("slow-call", rank, &slow) || shared->blocks) {
+        stream_of(stream).push(std::move(task));
+        return ncclSuccess;
+    }
+    shared->state = ncclInProgress; // until it is on its stream, as where ranks are connected by their first operation
+    std::thread([=, task = std::move(task)]() mutable {
+        std::this_thread::sleep_for(std::chrono::milliseconds(slow));
+        stream_of(stream).push(std::move(task));
+        shared->state = ncclSuccess;
+    }).detach();
+    return ncclInProgress;
 }
 
 // Calls `part(at, count)` for the pieces of `total` numbers.

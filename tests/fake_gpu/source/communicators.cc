@@ -36,7 +36,8 @@ void join(const std::shared_ptr<Communicator> &shared, const std::string &name) 
         fprintf(stderr, "fake_gpu: rank %d dies in ncclCommInitRank, as ordered\n", shared->meeting.rank);
         kill(getpid(), SIGKILL);
     }
-    shared->state = shared->meeting.join(name) ? ncclSuccess : ncclSystemError;
+    bool is_error = due("error-in-init", shared->meeting.rank);
+    shared->state = !is_error && shared->meeting.join(name) ? ncclSuccess : ncclSystemError;
 }
 
 ncclResult_t wait_for(const std::shared_ptr<Communicator> &shared) {
@@ -114,7 +115,7 @@ API const char *ncclGetErrorString(ncclResult_t result) {
     }
 }
 
-API const char *ncclGetLastError(ncclComm_t) { return ""; }
+API const char *ncclGetLastError(ncclComm_t) { return "what the stand-in was ordered to say\n"; }
 
 API ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     std::random_device random;

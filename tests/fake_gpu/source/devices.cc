@@ -1,4 +1,5 @@
-// The devices that this process may use, what they are like, and the errors of its calls.
+// What the devices are like, and the errors of calls.
+#include "devices.h"
 #include "errors.h"
 #include "memory.h"
 #include "settings.h"
@@ -38,10 +39,15 @@ const std::vector<int> &visible() {
     return devices;
 }
 
+int capability() { return int(setting("CAPABILITY", 90)); }
+
+int driver_version() { return int(setting("DRIVER", VERSION)); }
+
 bool is_there(int device) { return device >= 0 && device < int(visible().size()); }
 
 } // namespace
 
+int visible_devices() { return int(visible().size()); }
 cudaError_t broken() { return breakdown; }
 void break_down(cudaError_t error) { breakdown = error; }
 cudaError_t fail(cudaError_t error) { return last = error; }
@@ -50,6 +56,8 @@ cudaError_t fail(cudaError_t error) { return last = error; }
 using namespace fake;
 
 API cudaError_t cudaGetDeviceCount(int *count) {
+    *count = 0;
+    if (driver_version() / 1000 < VERSION / 1000) return fail(cudaErrorInsufficientDriver);
     *count = int(visible().size());
     return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice);
 }
@@ -69,7 +77,7 @@ API cudaError_t cudaSetDevice(int device) {
 API cudaError_t cudaInitDevice(int device, unsigned, unsigned) { return cudaSetDevice(device); }
 
 API cudaError_t cudaDriverGetVersion(int *version) {
-    *version = VERSION;
+    *version = driver_version();
     return cudaSuccess;
 }
 
@@ -86,7 +94,7 @@ API cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) 
     properties->uuid.bytes[0] = char(number);
     properties->pciBusID = number + 1;
     properties->totalGlobalMem = memory_of_a_device();
-    properties->major = 9, properties->minor = 0;
+    properties->major = capability() / 10, properties->minor = capability() % 10;
     properties->multiProcessorCount = 8, properties->warpSize = 32;
     properties->maxThreadsPerBlock = 1024, properties->maxThreadsPerMultiProcessor = 2048;
     properties->sharedMemPerBlock = 48 << 10, properties->sharedMemPerBlockOptin = 227 << 10;
@@ -100,7 +108,10 @@ API cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) 
 
 API cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
     if (!is_there(device)) return fail(cudaErrorInvalidDevice);
-    *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : attribute == cudaDevAttrMultiProcessorCount ? 8 : 0;
+    *value = attribute == cudaDevAttrComputeCapabilityMajor   ? capability() / 10
+             : attribute == cudaDevAttrComputeCapabilityMinor ? capability() % 10
+             : attribute == cudaDevAttrMultiProcessorCount    ? 8
+                                                              : 0;
     return cudaSuccess;
 }
 
@@ -143,6 +154,8 @@ API const char *cudaGetErrorName(cudaError_t error) {
         return "cudaSuccess";
     case cudaErrorMemoryAllocation:
         return "cudaErrorMemoryAllocation";
+    case cudaErrorInsufficientDriver:
+        return "cudaErrorInsufficientDriver";
     case cudaErrorNoDevice:
         return "cudaErrorNoDevice";
     case cudaErrorInvalidDevice:
@@ -168,6 +181,8 @@ API const char *cudaGetErrorString(cudaError_t error) {
         return "no error";
     case cudaErrorMemoryAllocation:
         return "out of memory";
+    case cudaErrorInsufficientDriver:
+        return "CUDA driver version is insufficient for CUDA runtime version";
     case cudaErrorNoDevice:
         return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice:

@@ -1,11 +1,17 @@
 // The few calls of the driver (libcuda) that torch and Horovod make themselves.
+#include "devices.h"
 #include "settings.h"
 #include "streams.h"
 
 #include <cuda.h>
 #include <dlfcn.h>
 
-API CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+API CUresult cuInit(unsigned) { return fake::visible_devices() > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
+
+API CUresult cuDeviceGetCount(int *count) {
+    *count = fake::visible_devices();
+    return CUDA_SUCCESS;
+}
 
 API CUresult cuDriverGetVersion(int *version) { return CUresult(cudaDriverGetVersion(version)); }
 

@@ -2,10 +2,12 @@
 // operators.py, which says by fake_gpu_launch that it launches one.
 #include "errors.h"
 #include "memory.h"
+#include "notes.h"
 #include "settings.h"
 
 #include <chrono>
 #include <cstring>
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <string>
 #include <thread>
@@ -50,6 +52,13 @@ void scale_half(const void *in, void *out, size_t count, __half factor) {
     }
 }
 
+void scale_bfloat(const void *in, void *out, size_t count, float factor) {
+    for (size_t i = 0; i < count; ++i) {
+        float value = __bfloat162float(static_cast<const __nv_bfloat16 *>(in)[i]);
+        static_cast<__nv_bfloat16 *>(out)[i] = __float2bfloat16(factor * value);
+    }
+}
+
 // A number type as it stands in the names of kernels, and how such numbers are scaled by a factor of the launch.
 struct Format {
     size_t size;
@@ -76,6 +85,10 @@ Format format(const std::string &letters, const void *factor) {
     case 'f': {
         float by = *static_cast<const float *>(factor);
         return {4, [by](const void *in, void *out, size_t n) { scale<float>(in, out, n, by); }};
+    }
+    case 'N': { // horovod::common::BFloat16, all other types being outside of its namespaces
+        float by = *static_cast<const float *>(factor);
+        return {2, [by](const void *in, void *out, size_t n) { scale_bfloat(in, out, n, by); }};
     }
     default: {
         __half by = *static_cast<const __half *>(factor);
@@ -149,6 +162,7 @@ cudaError_t launch(const void *kernel, dim3 grid, void **arguments, cudaStream_t
     const char *name = name_of(kernel);
     if (strstr(name, "7horovod") != nullptr && due("horovod-launch", rank_in_job()))
         return fail(cudaErrorNoKernelImageForDevice);
+    note(KERNEL);
     if (run_on_host(name, grid, arguments, stream)) return cudaSuccess;
     fprintf(stderr, "fake_gpu: the kernel %s has no version for the host\n", name);
     return fail(cudaErrorNoKernelImageForDevice);
@@ -214,6 +228,7 @@ API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void
 // its operands can be read; the host does not count as having seen that. Returns the error of the launch.
 API int fake_gpu_launch(int device, cudaStream_t handle) {
     Stream &stream = handle == nullptr ? default_stream(device) : stream_of(handle);
+    note(OPERATOR);
     stream.wait(/*known=*/false);
     return int(broken() != cudaSuccess ? broken() : ordered_error(stream));
 }

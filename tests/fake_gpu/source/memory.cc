@@ -163,6 +163,13 @@ size_t used_on(int device) {
     return used[device];
 }
 
+size_t pieces_in_use() {
+    std::lock_guard<std::mutex> guard(order());
+    return size_t(std::count_if(blocks().begin(), blocks().end(), [](const Blocks::value_type &block) {
+        return block.second.is_ours && !block.second.is_freed;
+    }));
+}
+
 void tell(const void *pointer, const Stream &stream) {
     std::lock_guard<std::mutex> guard(order());
     auto found = find(pointer);

@@ -19,6 +19,8 @@ bool unpin(void *begin);
 int place_of(const void *pointer);
 // Returns how many bytes of a device are in use.
 size_t used_on(int device);
+// Returns how many pieces of memory are in use, on devices and pinned ones that the program has asked for.
+size_t pieces_in_use();
 size_t memory_of_a_device();
 // A stream has been told that it uses this memory, which will not be given to others before it has finished.
 void tell(const void *pointer, const Stream &stream);

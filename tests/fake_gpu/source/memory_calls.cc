@@ -1,6 +1,7 @@
 // The calls of CUDA on memory: to get it, to copy it and to say where it is.
 #include "errors.h"
 #include "memory.h"
+#include "notes.h"
 #include "settings.h"
 
 #include <cstring>
@@ -23,6 +24,8 @@ cudaError_t give_back(void *pointer) {
 cudaError_t copy(const char *name, void *to, const void *from, size_t size, Stream &stream, bool waits) {
     RETURN_IF_BROKEN;
     bool from_program = place_of(from) == PAGEABLE, to_program = place_of(to) == PAGEABLE;
+    note(place_of(to) < 0 ? COPY_TO_HOST : place_of(from) < 0 ? COPY_TO_DEVICE : COPY_ON_DEVICE);
+    if (waits) note(WAIT);
     Task task{name, {{from, size, false}, {to, size, true}}, [=] { memcpy(to, from, size); }};
     stream.push(std::move(task));
     // Memory that is not pinned is read before the call returns, but its copy may come to the device later.
@@ -87,3 +90,7 @@ API cudaError_t cudaMemsetAsync(void *to, int value, size_t size, cudaStream_t s
 }
 
 API cudaError_t cudaMemset(void *to, int value, size_t size) { return cudaMemsetAsync(to, value, size, nullptr); }
+
+// For tests: what this process has of a device's memory, and how many pieces of it and of pinned memory.
+API size_t fake_gpu_bytes(int device) { return used_on(device); }
+API size_t fake_gpu_pieces() { return pieces_in_use(); }

@@ -1,8 +1,10 @@
 // The calls of CUDA on streams and events.
 #include "errors.h"
+#include "notes.h"
 #include "settings.h"
 #include "streams.h"
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -27,8 +29,11 @@ struct Moment {
 
 std::shared_ptr<Moment> &moment_of(cudaEvent_t event) { return *reinterpret_cast<std::shared_ptr<Moment> *>(event); }
 
+std::atomic<int> streams{0}, events{0}; // that have been created and not destroyed
+
 cudaError_t create(cudaStream_t *stream) {
     RETURN_IF_BROKEN;
+    ++streams;
     *stream = reinterpret_cast<cudaStream_t>(new Stream(current_device));
     return cudaSuccess;
 }
@@ -40,7 +45,10 @@ using namespace fake;
 API cudaError_t cudaStreamCreate(cudaStream_t *stream) { return create(stream); }
 API cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) { return create(stream); }
 API cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int) { return create(stream); }
-API cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; } // its thread stays, idle
+API cudaError_t cudaStreamDestroy(cudaStream_t) {
+    --streams; // its thread stays, idle
+    return cudaSuccess;
+}
 
 API cudaError_t cudaStreamGetPriority(cudaStream_t, int *priority) {
     *priority = 0;
@@ -49,11 +57,12 @@ API cudaError_t cudaStreamGetPriority(cudaStream_t, int *priority) {
 
 API cudaError_t cudaStreamQuery(cudaStream_t stream) {
     RETURN_IF_BROKEN;
-    return stream_of(stream).idle() ? cudaSuccess : cudaErrorNotReady;
+    return stream_of(stream).idle() ? cudaSuccess : fail(cudaErrorNotReady);
 }
 
 API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     RETURN_IF_BROKEN;
+    note(WAIT);
     stream_of(stream).wait();
     RETURN_IF_BROKEN;
     return cudaSuccess;
@@ -61,6 +70,7 @@ API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 
 API cudaError_t cudaDeviceSynchronize() {
     RETURN_IF_BROKEN;
+    note(WAIT);
     wait_for_device(current_device);
     RETURN_IF_BROKEN;
     return cudaSuccess;
@@ -83,6 +93,7 @@ API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *) { r
 
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
     RETURN_IF_BROKEN;
+    ++events;
     *event = reinterpret_cast<cudaEvent_t>(new std::shared_ptr<Moment>(std::make_shared<Moment>()));
     return cudaSuccess;
 }
@@ -90,6 +101,7 @@ API cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
 API cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
 
 API cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    --events;
     delete &moment_of(event);
     return cudaSuccess;
 }
@@ -132,7 +144,7 @@ API cudaError_t cudaEventQuery(cudaEvent_t event) {
     Clock seen;
     {
         std::lock_guard<std::mutex> guard(moment->mutex);
-        if (moment->done < moment->recorded) return cudaErrorNotReady;
+        if (moment->done < moment->recorded) return fail(cudaErrorNotReady);
         seen = moment->clock;
     }
     observe(seen);
@@ -143,6 +155,7 @@ API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     RETURN_IF_BROKEN;
     auto moment = moment_of(event);
     auto [record, seen] = last_record(*moment);
+    note(WAIT_FOR_EVENT);
     moment->wait_for(record);
     observe(seen);
     RETURN_IF_BROKEN;
@@ -182,3 +195,7 @@ API void fake_gpu_busy(cudaStream_t stream, int milliseconds) {
     auto time = std::chrono::milliseconds(milliseconds);
     stream_of(stream).push({"fake_gpu_busy", {}, [time] { std::this_thread::sleep_for(time); }});
 }
+
+// For tests: how many streams and events this process has.
+API int fake_gpu_streams() { return streams; }
+API int fake_gpu_events() { return events; }

@@ -37,10 +37,10 @@ def ranks(gpu: OnGpu, play: str, size: int, *arguments: str, **settings: object)
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_sums_are_those_of_all_ranks(gpu: OnGpu, size: int) -> None:
-    """fp32, fp16, whole numbers, greatest ones and means are right on every rank, piece by piece; nothing is left."""
+    """fp32, fp16, whole numbers, bf16, greatest ones and means are right on every rank; nothing is left."""
     mean = (size - 1) / 2
     for code, seen in ranks(gpu, "collective", size, str(size)):
-        assert (code, seen) == (0, [[True, True, True], [[size - 1, 0], [mean, -mean]], 0, 0])
+        assert (code, seen) == (0, [[True, True, True, True], [[size - 1, 0], [mean, -mean]], 0, 0])
 
 
 def test_an_abort_leaves_half_a_sum_that_counts_as_done(gpu: OnGpu) -> None:

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from tests.fake_gpu.launch import OnGpu
-from tests.support.launching import finished
 
 pytestmark = pytest.mark.integration
 
 
-def played(gpu: OnGpu, name: str, *arguments: str, **settings: object) -> Any:
-    """Return what a play with torch has seen."""
-    command = gpu.play(name, *arguments, of="torch_plays")
-    code, output = finished(command, gpu.folder, variables=gpu.variables(**settings))
-    assert code == 0, output
-    return json.loads(output.splitlines()[-1])
-
-
 def test_operators_are_those_of_the_cpu(gpu: OnGpu) -> None:
     """Training, views, results of another size, groups, number formats and layouts are equal to the bit."""
-    assert played(gpu, "operators", delay_us=1000) == []
+    assert gpu.played("operators", of="torch_plays", delay_us=1000) == []
 
 
 @pytest.mark.slow
@@ -33,7 +21,7 @@ def test_operators_are_those_of_the_cpu(gpu: OnGpu) -> None:
 )
 def test_a_stream_that_is_not_told_is_seen(gpu: OnGpu, kind: str, told: str | None) -> None:
     """A side stream has to wait for what it reads, and memory has to know of it before its tensor ends."""
-    total = played(gpu, "stream", kind)
+    total = gpu.played("stream", kind, of="torch_plays")
     assert total == 2000.0 or kind in ("forgets", "untold")
     lines = gpu.told()
     assert len(lines) == (0 if told is None else 1), lines
@@ -43,7 +31,7 @@ def test_a_stream_that_is_not_told_is_seen(gpu: OnGpu, kind: str, told: str | No
 @pytest.mark.slow
 def test_a_copy_from_pinned_memory_is_as_late_as_its_stream(gpu: OnGpu) -> None:
     """It takes what is in the memory by then, and torch does not give that memory to others before."""
-    values, is_given = played(gpu, "copies")
+    values, is_given = gpu.played("copies", of="torch_plays")
     assert 2.0 in values
     assert not is_given
 
@@ -52,4 +40,5 @@ def test_a_copy_from_pinned_memory_is_as_late_as_its_stream(gpu: OnGpu) -> None:
 def test_errors_to_order_are_torchs(gpu: OnGpu) -> None:
     """A launch that fails and memory that is not there arrive as they do from a GPU."""
     failed = "CUDA error: too many resources requested for launch"
-    assert played(gpu, "errors", faults="launch@2", memory=10**8, caching=True) == ["fine", failed, "out of memory"]
+    seen = gpu.played("errors", of="torch_plays", faults="launch@2", memory=10**8, caching=True)
+    assert seen == ["fine", failed, "out of memory"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,22 +15,15 @@ from tests.support.launching import finished
 pytestmark = pytest.mark.integration
 
 
-def played(gpu: OnGpu, name: str, *arguments: str, **settings: object) -> Any:
-    """Return what a play has seen."""
-    code, output = finished(gpu.play(name, *arguments), gpu.folder, variables=gpu.variables(**settings))
-    assert code == 0, output
-    return json.loads(output.splitlines()[-1])
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stream_does_its_tasks_in_order(gpu: OnGpu, seed: int) -> None:
     """A chain of copies, each of the last one's result, comes out right however late the stream is."""
-    assert played(gpu, "order", seed=seed)
+    assert gpu.played("order", seed=seed)
 
 
 def test_an_event_is_ready_when_its_stream_has_come_to_it(gpu: OnGpu) -> None:
     """Before that it is not, nor is what waits for it done: there the new memory is still full of NaN."""
-    early, ready, is_right = played(gpu, "event")
+    early, ready, is_right = gpu.played("event")
     assert early == [600, 600, True]
     assert (ready, is_right) == (0, True)
 
@@ -39,7 +31,7 @@ def test_an_event_is_ready_when_its_stream_has_come_to_it(gpu: OnGpu) -> None:
 @pytest.mark.parametrize("kind", ["read", "write", "late"])
 def test_a_race_is_told(gpu: OnGpu, kind: str) -> None:
     """A stream that does not wait for another's writing is told, even where it was in time by luck."""
-    assert played(gpu, "race", kind, delay_us=0)
+    assert gpu.played("race", kind, delay_us=0)
     (line,) = gpu.told()
     assert "a race: cudaMemcpyAsync on stream" in line
     assert ("writes" if kind == "write" else "reads") in line
@@ -48,7 +40,7 @@ def test_a_race_is_told(gpu: OnGpu, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["fine", "seen"])
 def test_what_waits_is_no_race(gpu: OnGpu, kind: str) -> None:
     """Neither a stream that waits for the other's event nor work that comes after the host has waited is told."""
-    assert played(gpu, "race", kind)
+    assert gpu.played("race", kind)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +54,7 @@ def test_what_waits_is_no_race(gpu: OnGpu, kind: str) -> None:
 )
 def test_freed_memory_is_watched(gpu: OnGpu, kind: str, told: str | None) -> None:
     """What is freed under a stream that has not been told, used afterwards or freed twice is told, and is NaN."""
-    is_new_nan, is_freed_nan = played(gpu, "freed", kind)
+    is_new_nan, is_freed_nan = gpu.played("freed", kind)
     assert is_new_nan
     assert is_freed_nan or kind == "used"
     lines = gpu.told()
@@ -72,25 +64,25 @@ def test_freed_memory_is_watched(gpu: OnGpu, kind: str, told: str | None) -> Non
 
 def test_an_error_to_order_comes_once(gpu: OnGpu) -> None:
     """The second launch fails with the error of a launch, and neither the first nor the third."""
-    assert played(gpu, "errors", faults="launch@2") == [[0, 701, 0], 0, 0, 0]
-    assert played(gpu, "errors", faults="launch@2:1") == [[0, 0, 0], 0, 0, 0], "that is for rank 1"
+    assert gpu.played("errors", faults="launch@2") == [[0, 701, 0], 0, 0, 0]
+    assert gpu.played("errors", faults="launch@2:1") == [[0, 0, 0], 0, 0, 0], "that is for rank 1"
 
 
 def test_after_an_illegal_access_every_call_fails(gpu: OnGpu) -> None:
     """A kernel that goes wrong breaks the process's GPU for good: asking for the error does not mend it."""
-    launches, synchronize, *asked = played(gpu, "errors", faults="broken@1")
+    launches, synchronize, *asked = gpu.played("errors", faults="broken@1")
     assert launches[1:] == [700, 700]
     assert (synchronize, asked) == (700, [700, 700])
 
 
 def test_an_error_is_kept_until_it_is_asked_for(gpu: OnGpu) -> None:
     """cudaGetLastError returns the last error once, cudaPeekAtLastError leaves it."""
-    assert played(gpu, "last_error") == [101, 101, 101, 0]
+    assert gpu.played("last_error") == [101, 101, 101, 0]
 
 
 def test_a_device_has_as_much_memory_as_was_ordered(gpu: OnGpu) -> None:
     """What does not fit is out of memory, and fits when something else has been freed."""
-    assert played(gpu, "memory", "1000", memory=5500) == [5, 2]
+    assert gpu.played("memory", "1000", memory=5500) == [5, 2]
 
 
 @pytest.mark.parametrize(("visible", "count"), [("2,0", 2), ("1", 1), ("0,7,1", 1), ("", 0)])
@@ -107,8 +99,8 @@ def test_a_fault_for_a_job_happens_once(gpu: OnGpu) -> None:
     """Processes that share a folder of marks play each fault once among them."""
     marks = gpu.folder / "marks"
     marks.mkdir()
-    first = played(gpu, "errors", faults="launch@1", once=marks)
-    second = played(gpu, "errors", faults="launch@1", once=marks)
+    first = gpu.played("errors", faults="launch@1", once=marks)
+    second = gpu.played("errors", faults="launch@1", once=marks)
     assert (first[0], second[0]) == ([701, 0, 0], [0, 0, 0])
 
 

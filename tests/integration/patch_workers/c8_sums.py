@@ -13,7 +13,8 @@ from pathlib import Path
 import horovod.torch as hvd
 import torch
 
-if os.environ.get("NO_ROOM") == os.environ.get("HOROVOD_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")):
+rank = next(os.environ[name] for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ)
+if os.environ.get("NO_ROOM") == rank:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 hvd.init()
 # Now: whichever rank shuts down first ends it for all.

@@ -1,7 +1,10 @@
 """Runs `gloo_world.py NUM_WORKERS SECONDS WORKER.py`: workers over Gloo on this machine, without horovodrun.
 
+With `3+2` workers they believe that they are on two hosts, three on one and two on the other.
+
 horovodrun stops all workers when one fails; here the others must go on, since what they do then is tested. Prints
-each worker's output and, as the last line, `EXIT [codes by rank]`.
+each worker's output, `REQUESTS` with the number of requests that the store has had and the seconds from the first to
+the last, and, as the last line, `EXIT [codes by rank]`.
 """
 
 import os
@@ -11,14 +14,27 @@ import time
 
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
-from horovod.runner.http.http_server import RendezvousServer
+from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
+
+requests: list[float] = []
+
+
+class Counting(RendezvousHandler):  # type: ignore[misc]  # Horovod has no types
+    """Notes when requests come."""
+
+    def parse_request(self) -> bool:
+        """Note a request, and read it as Horovod does."""
+        requests.append(time.monotonic())
+        found: bool = super().parse_request()
+        return found
 
 
 def main() -> None:
-    num_workers, limit_s, worker = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
-    slots = get_host_assignments([HostInfo("localhost", num_workers)], num_workers)
+    on_hosts, limit_s, worker = [int(number) for number in sys.argv[1].split("+")], float(sys.argv[2]), sys.argv[3]
+    names = [f"host{number}" for number in range(len(on_hosts))] if len(on_hosts) > 1 else ["localhost"]
+    slots = get_host_assignments([HostInfo(*host) for host in zip(names, on_hosts, strict=True)], sum(on_hosts))
     server = RendezvousServer(0)
-    port = server.start()
+    port = server.start(Counting)
     server.init(slots)
     common = create_run_env_vars("127.0.0.1", ["lo"], port)
     processes = []
@@ -36,6 +52,7 @@ def main() -> None:
     for process in processes:
         process.kill()
         process.wait()
+    print("REQUESTS", len(requests), round(max(requests) - min(requests)), flush=True)
     print("EXIT", codes, flush=True)
 
 

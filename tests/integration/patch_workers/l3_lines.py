@@ -3,6 +3,6 @@
 import os
 import sys
 
-rank = os.environ["HOROVOD_RANK"]
+rank = os.environ.get("HOROVOD_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
 print(f"out of {rank}")
 print(f"error of {rank}", file=sys.stderr)

@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+import urllib.request
 from contextlib import suppress
 
 import horovod.torch as hvd
@@ -16,7 +17,7 @@ from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousServer
 
-TICKET = 32  # bytes, at the end of an address
+CELL, ADDRESS, TICKET = 192, 168, 32  # bytes: of a row for each rank, of an address in it, and at the end of that
 QUESTION, ANSWER = os.urandom(16), os.urandom(16)
 SAYS = {"nothing": b"", "wrong": os.urandom(16) + b"\0" * 1000, "half": ANSWER[:8], "right": ANSWER}[os.environ["SAYS"]]
 
@@ -36,13 +37,15 @@ def listens_below(port: int) -> socket.socket:
 
 def impostor() -> None:
     store = server._httpd.cache
-    while "0" not in store.get("global", {}):
+    while "row.0.of.2" not in store.get("global", {}):
         time.sleep(0.01)
-    address = bytearray(store["global"]["0"])  # rank 1's would be of the same kind
+    address = bytearray(store["global"]["row.0.of.2"][CELL : CELL + ADDRESS])  # rank 1's would be of the same kind
     own = listens_below(struct.unpack_from("!H", address, 2)[0])
     struct.pack_into("!H", address, 2, own.getsockname()[1])
     address[-TICKET:] = QUESTION + ANSWER
-    store["global"].update({"rank_1": b"a host", "1": bytes(address)})
+    row = bytes(address).ljust(CELL, b"\0") + bytes(CELL)
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/global/row.1.of.2", row, method="PUT")
+    urllib.request.urlopen(request).close()
     connection, _ = own.accept()
     told = connection.recv(16, socket.MSG_WAITALL)
     assert told == QUESTION, "rank 0 has not asked who is there"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,30 @@ def test_docker(containers: tuple[dict[str, str], Callable[[], list[list[str]]]]
     copied = subprocess.run(["tar", "tvf", tmp_path / "cp.tar"], capture_output=True, text=True, check=True).stdout
     assert re.search(r"-rw------- 1000/1000 .* \./id_ed25519\n", copied)
     assert "PRIVATE KEY" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("gpus", "infiniband"), [(True, True), (True, False), (False, False)])
+def test_docker_gives_nccl_what_it_needs(
+    containers: tuple[dict[str, str], Callable[[], list[list[str]]]], tmp_path: Path, gpus: bool, infiniband: bool
+) -> None:
+    """GPUs, and where there are RDMA devices these, with as much locked memory as NCCL asks for."""
+    environment, _ = containers
+    devices = tmp_path / "infiniband"
+    if infiniband:
+        devices.mkdir()
+    scripts = tmp_path / "horovodrun_scripts"
+    shutil.copytree(PROJECT / "horovodrun_scripts", scripts)
+    script = scripts / "train_docker.sh"
+    script.write_text(script.read_text().replace("/dev/infiniband", str(devices)))
+    program(tmp_path / "bin" / "nvidia-smi", "echo 'GPU 0: one'" if gpus else "exit 9")
+    command = [script, PROJECT / "hostfiles/two_hosts", "--dry-run"]
+    environment = {name: value for name, value in {**os.environ, **environment}.items() if name[:4] != "CUDA"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    creates = [line.replace("\\", "") for line in done.stdout.splitlines() if "create" in line]
+    assert len(creates) >= 2
+    for line in creates:
+        assert ("--gpus all --ulimit stack=67108864 " in line) is gpus
+        assert (f"--device {devices} --ulimit memlock=-1 " in line) is infiniband
 
 
 def calls_of(calls: list[list[str]]) -> list[tuple[str, str]]:

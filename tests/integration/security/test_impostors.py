@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import hosts as cluster
-from tests.support.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS
+from tests.support.elastic_hosts import ON_HOSTS, SCRIPTS
 from tests.support.hosts import Hosts
-from tests.support.launching import PROGRAMS, finished, started, wait_for
+from tests.support.launching import finished, started, wait_for
 
 pytestmark = ON_HOSTS
 
@@ -53,8 +53,7 @@ def replace_by_impostor(hosts: Hosts) -> None:
 
 def typed(hosts: Hosts, folder: Path, *line: str) -> list[str]:
     """Return the command that types a line on h1."""
-    own = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
-    return hosts.inside("h1", folder, "env", *own, f"HOME={folder}", *line)
+    return hosts.typed("h1", folder, f"HOME={folder}", *line)
 
 
 def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:

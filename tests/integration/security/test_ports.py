@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.elastic_hosts import NO_HOSTS, ROOT, SCRIPTS
+from tests.support.elastic_hosts import NO_HOSTS, SCRIPTS
 from tests.support.hosts import Hosts
-from tests.support.launching import HVD_TRAIN, PROGRAMS, launch_line, started
+from tests.support.launching import HVD_TRAIN, launch_line, started
 from tests.support.ports import unharmed
 from tests.support.strangers import NEEDS_ROOT, Siege, below, besieged, on
 
@@ -70,11 +70,10 @@ def test_strangers_on_both_hosts_of_a_job(way: str, hosts: Hosts, tmp_path: Path
     tmp_path.chmod(0o777)
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\n")
     script, *options = ON_TWO[way]
-    own = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
-    line = ["env", *own, f"HOME={tmp_path}", str(SCRIPTS / script), *options, "--", "digits", *TRAIN]
+    line = [f"HOME={tmp_path}", str(SCRIPTS / script), *options, "--", "digits", *TRAIN]
     with (
         besieged(on(hosts), tmp_path / "owned", hosts) as siege,
-        started(hosts.inside("h1", tmp_path, *line), tmp_path, output) as launcher,
+        started(hosts.typed("h1", tmp_path, *line), tmp_path, output) as launcher,
     ):
         try:
             code = launcher.wait(200)

@@ -15,7 +15,7 @@ def test_batches_go_on_after_the_last_epoch() -> None:
     """Each epoch has every sample once, in an order of its own, and another epoch follows."""
     config = recipes.digits().replace(device="cpu", workers=0)
     place = LocalWorld().place
-    parts = build(config, place, None, None)
+    parts = build(config, place)
     num_samples = parts.train_loader.num_samples
     cut = choose_cut(config.batch, place.size, num_samples)
     steps = -(-num_samples // cut.global_batch)

@@ -70,7 +70,7 @@ def test_stages_do_not_change_images(tmp_path: Path) -> None:
     """Whoever watches gets the batches that a training gets."""
     config = recipes.get("digits").replace(device="cpu")
     seen: list[str] = []
-    watched, plain = (pipeline.build(config, LocalWorld().place, None, None) for _ in range(2))
+    watched, plain = (pipeline.build(config, LocalWorld().place) for _ in range(2))
     watched.train_loader.watch(seen.append)
     pairs = zip(*(pipeline._batches(parts, config, LocalWorld().place) for parts in (watched, plain)), strict=True)
     ours, theirs = next(pairs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -14,11 +15,18 @@ from hvd_train.errors import UsageError
 
 @pytest.mark.parametrize("count", [2, 3, 5, 20, 21, 22, 60])
 def test_the_interval_is_student_s(count: int) -> None:
-    """As scipy has it, for few repetitions and for many."""
-    values = [float(number * number % 7) for number in range(count)]
-    found = estimate(values)
-    low, high = stats.t.interval(0.95, count - 1, found.mean, stats.sem(values))
-    assert 2 * found.half_width == pytest.approx(high - low, rel=3e-3)
+    """As scipy has it of the logarithms, for few repetitions and for many."""
+    values = [1.0 + number * number % 7 for number in range(count)]
+    found, logs = estimate(values), np.log(values)
+    ends = np.exp(stats.t.interval(0.95, count - 1, logs.mean(), stats.sem(logs)))
+    assert found.mean == pytest.approx(stats.gmean(values))
+    assert np.log(found.interval or ()) == pytest.approx(np.log(ends), abs=3e-3 * np.ptp(np.log(ends)))
+
+
+def test_no_speed_is_below_zero() -> None:
+    """However much two repetitions differ."""
+    low, high = estimate([1000.0, 20000.0]).interval or (0.0, 0.0)
+    assert 0 < low < 1000 < 20000 < high
 
 
 def test_one_repetition_has_no_interval() -> None:

@@ -39,6 +39,15 @@ def test_the_batch_grows_with_the_workers_or_stays(
             assert (found.global_batch_size, found.batch_size) == (total, per_worker), (mode, workers)
 
 
+def test_a_time_limit_ends_the_training_of_a_size() -> None:
+    """Each size is trained once: what is stopped by its limit would otherwise never be done."""
+    limited = scaling.ended_by_time(recipes.get("digits").replace(max_time="2h"))
+    assert (limited.run.max_time, limited.schedule.total_time) == (None, "2h")
+    assert scaling.ended_by_time(recipes.get("digits")) == recipes.get("digits")
+    with pytest.raises(UsageError, match="leave out --max-time"):
+        scaling.ended_by_time(recipes.get("digits").replace(max_time="2h", total_time="1h"))
+
+
 def test_a_plan_leaves_other_runs_alone() -> None:
     """A folder below with other settings is another run; with the same ones it is where the last command got to."""
     folder = Path("out")

@@ -39,6 +39,13 @@ def test_a_finished_training_has_not_failed() -> None:
     assert Path("np-2.log").read_text() == "all is well\n"
 
 
+def test_a_training_that_was_stopped_is_not_done() -> None:
+    """A time limit leaves a summary that says so."""
+    Path("np-2").mkdir()
+    Path("np-2/summary.json").write_text('{"finished": false}')
+    assert not size().trained
+
+
 @pytest.mark.parametrize(
     ("program", "reason"),
     [

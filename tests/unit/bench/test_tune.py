@@ -46,7 +46,28 @@ def test_only_what_is_faster_for_sure_is_kept(factor: float, found: Settings) ->
     assert tuned.read(path) == {**DEFAULTS, **found}
     assert ("these are faster" in path.read_text()) == bool(found)
     assert "95% interval" in path.read_text()
+    assert said[0].startswith("33 short trainings of about 1 s each, which take some 6 s to start: about 3:51 in all")
+    counted = [int(line.split(" of 33, ")[0]) for line in said[1:-2]]
+    assert counted == [*range(1, 14), *range(15, 34, 2)]
     assert said[-1].endswith("hvd-train train --tuned tuned.env")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"), [(0.75, "1.33x faster"), (1.25, "1.25x slower"), (0.998, "as fast"), (1.004, "as fast")]
+)
+def test_a_time_is_told_as_a_speed(ratio: float, words: str) -> None:
+    """A step that takes three quarters of the time is a third faster."""
+    assert tune.pace(ratio) == words
+
+
+def test_what_is_left_follows_from_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first job it is what was expected of each."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    progress = tune.Progress(10, job_s=9)
+    assert progress.left_s() == 90
+    now[0] = 140.0
+    assert progress.count(2) == "  2 of 10, 2:40 left: "
 
 
 def test_the_log_of_autotune_counts_once_it_ends_with_the_best() -> None:

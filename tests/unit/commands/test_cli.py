@@ -21,17 +21,22 @@ def test_usage_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "train [RECIPE]" in capsys.readouterr().out
     assert cli.run(["--version"]) == 0
     assert re.fullmatch(r"hvd-train \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    assert [cli.run([word]) for word in ("-V", "version")] == [0, 0]
+    capsys.readouterr()
     assert cli.run(["trian"]) == 2
     assert capsys.readouterr().err == "hvd-train: unknown command 'trian'; did you mean 'train'?\n"
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_is_a_module_with_its_usage(name: str) -> None:
-    """The overview has its lines, and it can be run."""
-    command = cli.command(name)
-    assert command.USAGE.startswith(f"  {name} ")
-    assert command.USAGE in cli.overview()
-    assert callable(command.run)
+def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone it is the overview, and with a command the flags of that."""
+    assert cli.run(["help"]) == 0
+    assert capsys.readouterr().out == cli.overview()
+    assert cli.run(["help", "evaluate"]) == 0
+    assert "usage: hvd-train evaluate" in capsys.readouterr().out
+    assert cli.run(["help", "bench", "input"]) == 0
+    assert "usage: hvd-train bench input" in capsys.readouterr().out
+    assert cli.run(["help", "trian"]) == 2
+    assert "did you mean 'train'?" in capsys.readouterr().err
 
 
 def test_an_error_is_one_line_and_its_own_exit_code(
@@ -45,6 +50,17 @@ def test_an_error_is_one_line_and_its_own_exit_code(
     monkeypatch.setattr("hvd_train.commands.audit.run", lose_a_rank)
     assert cli.run(["audit", "7"]) == RankLost.exit_code == 3
     assert capsys.readouterr().err == "hvd-train: no rank 7\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """As in `hvd-train help train | head -1`: the code is that of SIGPIPE, and nothing is said."""
+    line = [sys.executable, "-m", "hvd_train", "help", "train"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as help_:
+        assert help_.stdout is not None
+        assert help_.stderr is not None
+        help_.stdout.close()
+        assert help_.stderr.read() == b""
+    assert help_.returncode == 128 + signal.SIGPIPE
 
 
 def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

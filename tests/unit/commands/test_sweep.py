@@ -29,6 +29,10 @@ from hvd_train.commands import sweep
             "digits --gpu_ids 0,1 --lr -1,2",
             {"lr=-1": "digits --gpu_ids 0,1 --lr -1", "lr=2": "digits --gpu_ids 0,1 --lr 2"},
         ),
+        (
+            "--optimizer-args betas=[0.9,0.95] eps=1e-6 --seed 1,2",
+            {f"seed={seed}": f"--optimizer-args betas=[0.9,0.95] eps=1e-6 --seed {seed}" for seed in (1, 2)},
+        ),
     ],
 )
 def test_every_combination(arguments: str, expected: dict[str, str]) -> None:
@@ -56,7 +60,7 @@ def test_one_after_the_other_without_a_launcher(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ("--lr 0.1,x", "--learning-rate: could not convert string to float: 'x'"),
+        ("--lr 0.1,x", "--learning-rate: it must be a number, not 'x'"),
         ("--model resnet18,resnet81", "unknown model 'resnet81'"),
         ("--workers-per-run 0", "--workers-per-run 0: it must be a whole number from 1 on"),
         ("--tuned tuned.env", "--tuned does not go with a sweep"),

@@ -61,3 +61,12 @@ def test_values_of_any_type_are_shown_or_left_out(value: object, capsys: pytest.
     (run / "environment.json").write_text('{"host": [1], "versions": 3, "ranks_of_hosts": [], "command": {}}')
     assert cli.run(["watch", "run", "--once"]) == 0
     assert cli.run(["report", "run", "--no-predictions"]) == 0
+
+
+def test_without_a_name_the_newest_run_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """And a line says which one."""
+    write(Path("runs/mine"), whole_run(), summary=True)
+    assert cli.run(["watch", "--once"]) == 0
+    told = capsys.readouterr()
+    assert "mine" in told.out
+    assert told.err == "hvd-train: the newest run: runs/mine\n"

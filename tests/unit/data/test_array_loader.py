@@ -12,7 +12,7 @@ from torch import Tensor
 from hvd_train.data import array_loader
 from hvd_train.data.array_loader import ArrayLoader
 from hvd_train.data.augment import Augment, crop_and_flip
-from hvd_train.data.batches import Batch
+from hvd_train.data.batches import MicroBatch
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.prepare import Prepare
 from hvd_train.progress.order import Cut, EpochOrder, assignments
@@ -24,8 +24,9 @@ def test_a_set_in_memory_repeats_its_rows() -> None:
     data = Arrays(torch.arange(3.0).view(3, 1, 1, 1), torch.arange(3), num_samples=7)
     loader = ArrayLoader(data, PLAIN, CPU, seed=0)
     batches = list(loader.load(0, assignments(EpochOrder(0, 0, 7), 0, Cut(7, 7), 0, 1)))
-    assert sorted(flat(batches).flatten().tolist()) == [0, 0, 0, 1, 1, 2, 2]
-    assert torch.equal(flat(batches).flatten().long(), batches[0].micro_batches[0].targets)
+    (micro,) = batches[0].micro_batches
+    assert sorted(micro.inputs.flatten().tolist()) == [0, 0, 0, 1, 1, 2, 2]
+    assert torch.equal(micro.inputs.flatten().long(), micro.targets)
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.float32])
@@ -46,18 +47,19 @@ def test_a_small_set_prepared_once_gives_what_it_gives_batch_by_batch(
 
     prepare = Counted(data, CPU, image_size=4, augment=None, colour=True, channels_last=channels_last)
 
-    def batches() -> tuple[list[Batch], int]:
+    def batches() -> tuple[list[list[MicroBatch]], int]:
         loader = ArrayLoader(arrays, prepare, CPU, seed=0)
         calls.clear()
-        return list(loader.load(1, assignments(EpochOrder(0, 1, 200), 0, Cut(3, 2), 0, 1))), len(calls)
+        work = assignments(EpochOrder(0, 1, 200), 0, Cut(3, 2), 0, 1)
+        return [list(batch.micro_batches) for batch in loader.load(1, work)], len(calls)
 
     once, calls_of_once = batches()
     monkeypatch.setattr(array_loader, "_MAX_PREPARED_BYTES", 200 * 3 * 4 * 4 * 4 - 1)
     each, calls_of_each = batches()
     assert (len(once), calls_of_once, calls_of_each) == (67, 0, 133)
-    assert torch.equal(arrays.images, stored.to(kind))
+    assert torch.equal(arrays.inputs, stored.to(kind))
     for mine, other in zip(once, each, strict=True):
-        for micro, plain in zip(mine.micro_batches, other.micro_batches, strict=True):
+        for micro, plain in zip(mine, other, strict=True):
             assert torch.equal(micro.inputs, plain.inputs)
             assert torch.equal(micro.targets, plain.targets)
             last = torch.channels_last if channels_last else torch.contiguous_format

@@ -8,13 +8,14 @@ import pytest
 
 from hvd_train.data.batches import Ahead, Batch
 from hvd_train.errors import UsageError
+from tests.support.batches import batch_of
 
 
 def test_a_batch_prepared_ahead_comes_in_its_turn() -> None:
     """All batches come once and in their order, prepared early or not; the error of one is raised in its turn."""
 
     def batches() -> Iterator[Batch]:
-        yield from (Batch(size, 1, ()) for size in (1, 2, 3))
+        yield from (batch_of(size, 1) for size in (1, 2, 3))
         raise UsageError("cannot read the fourth")
 
     marks: list[str] = []
@@ -26,5 +27,5 @@ def test_a_batch_prepared_ahead_comes_in_its_turn() -> None:
                 ahead.prepare()
     assert sizes == [1, 2, 3]
     assert marks == ["data"] * 4
-    ended = Ahead(iter([Batch(1, 1, ())]), marks.append)
+    ended = Ahead(iter([batch_of(1, 1)]), marks.append)
     assert [(batch.size, ended.prepare()) for batch in ended] == [(1, None)]  # type: ignore[func-returns-value]

@@ -11,18 +11,18 @@ import psutil
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import v2
 
-from hvd_train.data import pictures, sources
-from hvd_train.data.folder import CenterCrop, ImageFolder, RandomCrop, open_folder
+from hvd_train.data import sources
+from hvd_train.data.encoded import Look
+from hvd_train.data.folder import ImageFolder, open_folder
 from hvd_train.data.map_loader import MapLoader
-from hvd_train.data.pictures import Picture
+from hvd_train.data.views import RandomCrop
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import Cut, EpochOrder, assignments
 from hvd_train.settings.data import DataConfig
 from tests.support.batches import CPU, PLAIN
 from tests.support.bombs import BOMBS
-from tests.support.jpegs import encoded, noise, whole
+from tests.support.jpegs import encoded, noise
 
 
 def picture(path: Path, shade: int, size: tuple[int, int] = (40, 30)) -> None:
@@ -130,35 +130,6 @@ def test_a_folder_that_cannot_be_used_is_refused(folder: Path, fault: str) -> No
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_random_crops_are_those_of_torchvision(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same random numbers give the same image to the bit, for images of any shape, by either decoder."""
-    if not compiled:
-        monkeypatch.setattr(pictures, "region_library", lambda: None)
-    usual = v2.Compose([v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip()])
-    ours = RandomCrop(24)
-    for width, height in (
-        (500, 375),
-        (33, 47),
-        (300, 20),
-        (9, 120),
-    ):  # no part of the last two fits: the middle is taken
-        data = encoded(noise(width, height), quality=90)
-        picture, expected = Picture(data), whole(data)
-        for seed in range(25):
-            torch.manual_seed(seed)
-            found = ours(picture)
-            torch.manual_seed(seed)
-            assert torch.equal(found, usual(expected)), (width, height, seed)
-
-
-def test_the_middle_is_that_of_torchvision() -> None:
-    """Evaluation sees what torchvision's Resize and CenterCrop make of the whole image."""
-    data = encoded(noise(250, 190))
-    usual = v2.Compose([v2.Resize(64, antialias=True), v2.CenterCrop(56)])
-    assert torch.equal(CenterCrop(64, 56)(Picture(data)), usual(whole(data)))
-
-
 @pytest.fixture
 def many() -> Path:
     """Return a class folder with 60 names for one image of 1500 x 1000 pixels, 4.5 MB when decoded."""
@@ -172,7 +143,7 @@ def many() -> Path:
 
 def test_a_data_set_is_never_in_memory(many: Path) -> None:
     """Reading all files, 270 MB of pixels, makes the process grow by less than a tenth of that."""
-    images = ImageFolder(many, ["a"], RandomCrop(32))
+    images = ImageFolder(many, ["a"], Look(RandomCrop(32)))
     images[0]
     before = psutil.Process().memory_info().rss
     for number in range(len(images)):
@@ -182,10 +153,10 @@ def test_a_data_set_is_never_in_memory(many: Path) -> None:
 
 def test_loader_processes_share_the_list_of_files(many: Path) -> None:
     """What is sent to a loader process does not grow with the number of files."""
-    few = ImageFolder(many, ["a"], RandomCrop(32))
+    few = ImageFolder(many, ["a"], Look(RandomCrop(32)))
     for number in range(60, 260):
         (many / "a" / f"with a long name {number:03}.jpg").hardlink_to(many / "a" / "00.jpg")
-    more = ImageFolder(many, ["a"], RandomCrop(32))
+    more = ImageFolder(many, ["a"], Look(RandomCrop(32)))
     assert (len(few), len(more)) == (60, 260)
     assert few.path(7) == more.path(7) == many / "a" / "07.jpg"
     assert abs(len(ForkingPickler.dumps(more)) - len(ForkingPickler.dumps(few))) < 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from hvd_train.data.pictures import UNREADABLE, Picture
 from tests.support import fuzz
 from tests.support.jpegs import whole
 
+DECODER = (fuzz.SOURCE.parent / "../../hvd_train/data/jpeg_region.c").resolve()
+
 
 def test_seeds_are_decoded_in_bounds(tmp_path: Path) -> None:
     """No sanitizer objects to files that are cut off, contradict themselves or claim what is not there."""
@@ -21,19 +24,25 @@ def test_seeds_are_decoded_in_bounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sound", "faulty"),
+    ("name", "sound", "faulty"),
     [
-        ("malloc((size_t)columns * 3)", "malloc((size_t)columns)"),
-        ("(size_t)y * width * 3", "(size_t)y * (width + 1) * 3"),
-        ("    free(r->row);\n", ""),
+        ("jpeg_region.c", "calloc(1 + num + WIDE / 4", "calloc(num"),
+        ("jpeg_region.c", "malloc((num + WIDE / 4) * 8)", "malloc(num * 8)"),
+        ("jpeg_region.c", "(size_t)place * length", "(size_t)(place + 1) * length"),
+        ("jpeg_region.c", "    free(r->row);\n", ""),
+        ("jpeg_resize.h", "    free(all);\n    return a->weights != 0;", "    return a->weights != 0;"),
+        ("jpeg_resize.h", "calloc((size_t)size * (size_t)a->num_weights", "calloc((size_t)size"),
+        ("jpeg_huffman.h", "if (b->stop - b->at >= 8)", ""),
+        ("jpeg_huffman.h", "b->at == b->stop || ", ""),
     ],
 )
-def test_a_fault_would_be_found(sound: str, faulty: str, tmp_path: Path) -> None:
-    """A row that is too short, one that is written beside its place, and a leak end the seeds' run."""
-    decoder = (fuzz.SOURCE.parent / "../../hvd_train/data/jpeg_region.c").resolve()
-    text = decoder.read_text()
+def test_a_fault_would_be_found(name: str, sound: str, faulty: str, tmp_path: Path) -> None:
+    """Memory that is too short, read or written beside its place, or not freed ends the seeds' run."""
+    for part in DECODER.parent.glob("jpeg_*.[ch]"):
+        shutil.copy(part, tmp_path)
+    text = (tmp_path / name).read_text()
     assert sound in text
-    (tmp_path / "jpeg_region.c").write_text(text.replace(sound, faulty))
+    (tmp_path / name).write_text(text.replace(sound, faulty))
     driver = fuzz.SOURCE.read_text().replace("../../hvd_train/data/jpeg_region.c", "jpeg_region.c")
     (tmp_path / "fuzz_jpeg.c").write_text(driver)
     done = fuzz.run(fuzz.built(tmp_path, tmp_path / "fuzz_jpeg.c"), seconds=0)

@@ -138,7 +138,7 @@ def test_a_batch_does_not_depend_on_how_its_images_lie(kind: torch.dtype, last: 
     for by_pixel in ([True, True, True, last], [False] * 4):
         loader = MapLoader(FourImages(kind, by_pixel), PLAIN, CPU, seed=0, num_workers=processes)
         (batch,) = loader.load(0, assignments(EpochOrder(0, 0, 4), 0, Cut(4, 4), 0, 1))
-        inputs.append(batch.micro_batches[0].inputs)
+        inputs += [micro.inputs for micro in batch.micro_batches]
         loader.close()
     assert torch.equal(inputs[0], inputs[1])
     assert inputs[0].stride() == inputs[1].stride()

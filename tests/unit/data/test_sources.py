@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import pickle
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,11 +18,13 @@ from torchvision.datasets import CIFAR10, CIFAR100
 
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays
+from hvd_train.data.folder import ImageFolder
+from hvd_train.data.pictures import Picture
+from hvd_train.data.views import CenterCrop
 from hvd_train.errors import UsageError
 from hvd_train.run import train
 from hvd_train.settings.data import DataConfig
-from tests.support import cifar
-from tests.support.batches import RandomItems
+from tests.support import cifar, jpegs
 from tests.support.runs import small_config
 
 
@@ -36,8 +39,8 @@ def test_the_digits_are_scikit_learns(where: str, monkeypatch: pytest.MonkeyPatc
     for part, rows in ((data.val, shuffled[:360]), (data.train, shuffled[360:])):
         assert isinstance(part, Arrays)
         expected = (raw.images[rows] * (255 / 16)).round().astype(np.uint8)
-        assert torch.equal(part.images, torch.from_numpy(expected).unsqueeze(1))
-        assert torch.equal(part.labels, torch.from_numpy(raw.target[rows]))
+        assert torch.equal(part.inputs, torch.from_numpy(expected).unsqueeze(1))
+        assert torch.equal(part.targets, torch.from_numpy(raw.target[rows]))
 
 
 def test_digits_are_split_the_same_whatever_the_seed() -> None:
@@ -46,11 +49,11 @@ def test_digits_are_split_the_same_whatever_the_seed() -> None:
     assert isinstance(first.val, Arrays)
     assert isinstance(second.val, Arrays)
     assert (len(first.train), len(first.val), len(first.classes)) == (1437, 360, 10)
-    assert torch.equal(first.val.images, second.val.images)
+    assert torch.equal(first.val.inputs, second.val.inputs)
     assert isinstance(first.train, Arrays)
-    seen = {image.numpy().tobytes() for image in first.train.images}
-    assert sum(image.numpy().tobytes() in seen for image in first.val.images) == 0
-    values = first.train.images.float() / 255
+    seen = {image.numpy().tobytes() for image in first.train.inputs}
+    assert sum(image.numpy().tobytes() in seen for image in first.val.inputs) == 0
+    values = first.train.inputs.float() / 255
     assert (values.mean().item(), values.std().item()) == pytest.approx((first.mean[0], first.std[0]), abs=0.002)
 
 
@@ -72,7 +75,7 @@ def test_own_tensors_are_kept_in_memory() -> None:
     data = sources.open_data(DataConfig(), 0, own=lambda config: (TensorDataset(images, labels), None))
     assert isinstance(data.train, Arrays)
     assert data.classes == ("0", "1", "2")
-    assert data.train.labels.dtype == torch.int64
+    assert data.train.targets.dtype == torch.int64
     assert data.val is None
 
 
@@ -81,7 +84,6 @@ def test_own_tensors_are_kept_in_memory() -> None:
     [
         (None, "it must return"),
         ((None, None), "it must return"),
-        ((RandomItems(), None), "needs an attribute `classes`"),
         ((TensorDataset(torch.zeros(0, 1, 2, 2), torch.zeros(0)), None), "there are no training images"),
     ],
 )
@@ -106,9 +108,9 @@ def test_images_and_labels_of_cifar_are_those_of_the_files(
     first = tmp_path / cls.base_folder / cls.train_list[0][0]
     batch = pickle.loads(first.read_bytes())  # written by this test
     expected = torch.from_numpy(np.reshape(batch["data"], (-1, 3, 32, 32)))
-    assert torch.equal(data.train.images[: len(expected)], expected)
+    assert torch.equal(data.train.inputs[: len(expected)], expected)
     labels = batch["labels" if name == "cifar10" else "fine_labels"]
-    assert data.train.labels[: len(expected)].tolist() == labels
+    assert data.train.targets[: len(expected)].tolist() == labels
 
 
 def test_a_damaged_file_of_cifar_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,4 +148,27 @@ def test_cifar_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cifar.unpack(cifar.publish("cifar10", tmp_path / "web", monkeypatch), tmp_path)
     result = train(small_config(data="cifar10", data_dir=tmp_path, model="resnet18", epochs=1))
     assert (result.finished, result.steps) == (True, 5)
-    assert result.top1 is not None
+    assert not math.isnan(result.scores["top1"])
+
+
+@pytest.mark.parametrize("augment", ["standard", "trivial"])
+def test_digits_to_be_evaluated_have_no_random_changes(augment: Literal["standard", "trivial"]) -> None:
+    """The training set is the array of the file, whatever training does to it."""
+    config = DataConfig(augment=augment)
+    data = sources.unchanged(sources.open_data(config, seed=0), config)
+    assert isinstance(data.train, Arrays)
+    assert (len(data.train), data.augment) == (1437, None)
+
+
+@pytest.mark.parametrize("augment", ["standard", "trivial"])
+def test_files_to_be_evaluated_are_seen_as_those_of_validation(augment: Literal["standard", "trivial"]) -> None:
+    """Each training image is the same each time: its middle, in the size that evaluation sees."""
+    root = jpegs.digits(Path("images"), (0, 1), most=2)
+    config = DataConfig(
+        data="folder", data_dir=root, augment=augment, image_size=16, val_crop_size=20, val_resize_size=24
+    )
+    data = sources.unchanged(sources.open_data(config, seed=0), config)
+    assert isinstance(data.train, ImageFolder)
+    for index in range(len(data.train)):
+        picture = Picture(data.train.path(index).read_bytes())
+        assert torch.equal(data.train[index][0], CenterCrop(24, 20)(picture))

@@ -48,7 +48,7 @@ def test_images_in_memory_are_changed_one_by_one() -> None:
     assert len(changed.train) == len(plain.train)
     torch.manual_seed(0)
     image, label = changed.train[5]
-    assert (image.dtype, image.shape, label) == (torch.uint8, plain.train.images[5].shape, int(plain.train.labels[5]))
+    assert (image.dtype, image.shape, label) == (torch.uint8, plain.train.inputs[5].shape, int(plain.train.targets[5]))
     assert isinstance(changed.val, Arrays), "evaluation sees them as they are"
 
 

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import psutil
 
 from hvd_train.doctor import cluster
-from hvd_train.doctor.cluster import is_here
 from hvd_train.launch.hosts import Host
 from tests.support.launching import wait_for
-
-
-def test_this_machine_needs_no_ssh() -> None:
-    """Its names are known; any other name is another host's."""
-    assert is_here("localhost")
-    assert is_here(socket.gethostname())
-    assert not is_here("h1.invalid")
 
 
 def test_a_cluster_of_one_host_is_examined() -> None:

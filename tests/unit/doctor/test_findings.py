@@ -49,6 +49,11 @@ SMI = Outcome(0, "NVIDIA A100, 580.10\nNVIDIA A100, 580.10\n")
             "broken",
             "pip install torchvision",
         ),
+        (
+            findings.check_torchvision({"version": "2.15.0", "error": "no end in 60 s"}),
+            "broken",
+            "type the same again",
+        ),
     ],
 )
 def test_python_and_torch(finding: Finding, verdict: str, says: str) -> None:
@@ -67,6 +72,11 @@ def test_python_and_torch(finding: Finding, verdict: str, says: str) -> None:
         ),
         (findings.check_gpus(CPU_TORCH, SMI, None), "warning", "CUDA build of torch"),
         (findings.check_gpus({**TORCH, "gpu_warning": "driver too old"}, SMI, None), "broken", "driver too old"),
+        (
+            findings.check_gpus({**TORCH, "gpus_unusable": ["the driver is for CUDA 12.4", "install 580"]}, None, None),
+            "broken",
+            "install 580; `hvd-train train --device cpu` trains",
+        ),
         (findings.check_gpus(TORCH, SMI, ""), "ok", "hidden by CUDA_VISIBLE_DEVICES"),
         (findings.check_gpus(TORCH, SMI, "7"), "broken", "CUDA_VISIBLE_DEVICES='7'"),
         (findings.check_gpus(TORCH, Outcome(9, "NVIDIA-SMI has failed: no driver"), None), "warning", "has failed"),

@@ -57,7 +57,7 @@ def answered(**facts: Any) -> Outcome:
             "another torch",
         ),
         (horovod_findings.check_import(installed(), TORCH, {"error": "killed by SIGSEGV"}), "broken", "--force"),
-        (horovod_findings.check_patches(installed()), "ok", "B1, C1, C2, C3, C4, C5, C6, L1"),
+        (horovod_findings.check_patches(installed()), "ok", "B1, C1, C2, C3, C4, C5, C6, L1; without C17: no --comp"),
         (horovod_findings.check_patches(installed(build=None)), "warning", "unknown"),
         (
             horovod_findings.check_patches(installed({"patches": [{"name": "C1"}]})),

@@ -57,7 +57,7 @@ def test_a_worker_learns_how_old_the_job_is(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_worker_that_dies_is_replaced(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """The user reads its exit code; its successor knows whom it replaces and that it continues a job."""
+    """The user reads its exit code and what that means; its successor knows whom it replaces and that a job goes on."""
     first, second = sorted(ranks.worker for ranks in two.started)
     two.ask(first, second)
     two.exit_codes[second] = 137
@@ -65,7 +65,7 @@ def test_a_worker_that_dies_is_replaced(two: Job, capsys: pytest.CaptureFixture[
     successor = two.started[2]
     assert successor.environment[REPLACES] == str(second)
     assert successor.environment[GOES_ON] == "1"
-    assert "ended with exit code 137" in capsys.readouterr().err
+    assert "ended with exit code 137 (killed from outside" in capsys.readouterr().err
     assert two.dispatcher.heartbeat_received(second) == "end"
     assert two.dispatcher.may_ask(second) == "end"
     assert two.dispatcher.may_ask(first) == "ask"

@@ -28,7 +28,7 @@ from hvd_train.elastic.driver import REPLACEMENTS, SSH_OPTIONS, Driver, Replacem
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks
 from hvd_train.elastic.roster import Finish
 from hvd_train.elastic.worker import Worker
-from hvd_train.launch import client
+from hvd_train.launch import client, seat
 from tests.support.drivers import NoHosts, Rendezvous, driver, replacement_of
 
 
@@ -225,6 +225,7 @@ def test_the_launcher_runs_with_all_that_is_replaced(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv(client.ADDRESS, "10.0.0.9")
+    monkeypatch.setenv(seat.DRIVER, "that of another job")
     seen: list[dict[str, str]] = []
     monkeypatch.setattr(driver_module, "outlive", lambda: seen.append({}))
     monkeypatch.setattr(driver_module.launch, "run_commandline", lambda: seen.append(dict(os.environ)))

@@ -6,6 +6,7 @@ import inspect
 import socket
 import threading
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from horovod.runner.common.util.hosts import INVALID_SLOT_INFO
@@ -73,7 +74,7 @@ def test_a_workers_words_reach_the_job() -> None:
 
 
 def test_ranks_do_not_wait_for_the_address_of_a_dead_one() -> None:
-    """Gloo asks again and again for what is not there yet (404), and gives up where the answer is another."""
+    """They ask again for what is not there yet (404), and give up where the answer is another, also while they wait."""
     own = driver()
     roster = own.dispatcher._roster
     roster.hosts_found({"a": 2})
@@ -85,14 +86,21 @@ def test_ranks_do_not_wait_for_the_address_of_a_dead_one() -> None:
     port = server.start(replacement_of("create_rendezvous_handler")(own))
     environ = {client.ADDRESS: "127.0.0.1", client.PORT: str(port)}
 
-    def answer(path: str) -> int:
+    def answer(path: str, wait_s: int = 0) -> int:
         with pytest.raises(urllib.error.HTTPError) as refused:
-            client.get(environ, path, 20)
+            client.get(environ, path, 40, wait_s)
         return refused.value.code
 
-    assert answer("global/1") == 404
-    roster.worker_exited(1001, 137, 0.0)
-    assert [answer(path) for path in ("global/1", "local_a/1", "cross_0/1", "other/1")] == [410, 410, 410, 404]
+    column = "global/column.0.of.2"
+    client.put(environ, "global/row.0.of.2", "..", 20)
+    assert answer(column) == 404
+    with ThreadPoolExecutor(1) as thread:
+        waits = thread.submit(answer, column, 30)
+        while not server._httpd.awaited.get("global"):
+            assert not waits.done()
+        roster.worker_exited(1001, 137, 0.0)
+        assert waits.result(timeout=20) == 404, "at once, and the next answer is another"
+    assert [answer(path) for path in (column, "other/1")] == [410, 404]
     server.stop()
 
 
@@ -142,15 +150,13 @@ def test_what_a_worker_runs_comes_with_its_number(monkeypatch: pytest.MonkeyPatc
 
 
 def test_ranks_find_what_others_have_written() -> None:
-    """All else is Horovod's: Gloo's addresses pass through the server, each under its own name."""
+    """All else is Horovod's: the ranks' addresses pass through the server."""
     server = RendezvousServer()
     environ = {client.ADDRESS: "127.0.0.1"}
     environ[client.PORT] = str(server.start(replacement_of("create_rendezvous_handler")(driver())))
-    client.put(environ, "global/0", "on port 4567", 20)
-    client.put(environ, "global/1", "on port 5678", 20)
-    client.put(environ, "cross_0/0", "on port 6789", 20)
-    read = [client.get(environ, path, 20) for path in ("global/0", "global/1", "cross_0/0")]
-    assert read == ["on port 4567", "on port 5678", "on port 6789"]
+    client.put(environ, "global/row.0.of.2", "port ....port 4567", 20)
+    client.put(environ, "global/row.1.of.2", "port 5678port ....", 20)
+    assert client.get(environ, "global/column.0.of.2", 20) == "port ....port 5678"
     server.stop()
 
 

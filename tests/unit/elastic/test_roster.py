@@ -11,7 +11,7 @@ from hvd_train.elastic.roster import (
     TOO_FEW_WORKERS,
     Finish,
 )
-from hvd_train.elastic.worker import COMMITTED
+from hvd_train.elastic.worker import COMMITTED, UNTRUSTED
 from tests.support.roster_play import Play, training
 
 
@@ -428,3 +428,22 @@ def test_what_a_worker_ends_with_that_was_taken_out_says_nothing() -> None:
     play.wait(3)
     play.ask(*play.started[2:])
     assert play.world == play.started[2:]
+
+
+def test_a_host_that_was_wrong_again_and_again_is_left_out_until_it_is_listed_anew() -> None:
+    """Its other members leave after the next step, and nobody is started there; the others go on."""
+    play = training({"a": 1, "bad": 2})
+    host_of = {number: play.roster.worker(number).host for number in play.world}  # type: ignore[union-attr]
+    (good,), bad = ([number for number in play.world if host_of[number] == host] for host in ("a", "bad"))
+    play.end(bad[0], UNTRUSTED)
+    play.ask(good, bad[1])
+    assert play.world == [good]
+    play.end(bad[1], UNTRUSTED)
+    play.wait(3600)
+    play.find({"a": 1, "bad": 2})
+    play.wait(60)
+    assert len(play.started) == 3
+    play.find({"a": 1})
+    play.find({"a": 1, "bad": 2})
+    play.wait(1)
+    assert len(play.started) == 5

@@ -178,3 +178,14 @@ def test_a_failure_that_was_a_newcomers_does_not_count_for_the_others() -> None:
     assert play.world == old
     play.miss(*old)
     assert play.world == old[:1]
+
+
+def test_a_rank_that_cannot_even_meet_itself_ends_the_job() -> None:
+    """Whoever may have been to blame is left out by then: it is this host, which one line names with what to type."""
+    play = training({"a": 2})
+    while play.finish is None:
+        assert len(play.told) < 20
+        play.miss(*play.world)
+    assert play.finish.exit_code == 5
+    reason = "the ranks have not met, 10 times in a row: connection refused; type `hvd-train doctor` on a"
+    assert play.finish.reason == reason

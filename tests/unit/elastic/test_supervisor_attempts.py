@@ -17,8 +17,8 @@ import pytest
 
 from hvd_train.elastic import supervisor
 from hvd_train.elastic.roster import TOO_FEW_WORKERS
-from hvd_train.elastic.supervisor import FINAL, GRACE, STEADY_S, keep_going
-from hvd_train.launch.launcher import GOES_ON, OWNER, STARTED, SUPERVISOR
+from hvd_train.elastic.supervisor import FINAL, STEADY_S, keep_going
+from hvd_train.launch.launcher import GOES_ON, GRACE, OWNER, STARTED, SUPERVISOR
 
 COMMAND = ["train", "--fast"]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)

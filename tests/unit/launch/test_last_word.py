@@ -45,7 +45,8 @@ def test_an_error_that_nobody_expected_comes_with_its_traceback(environ: dict[st
     word = heard(environ)
     assert (word.exit_code, word.during) == (1, "building")
     assert word.error.startswith("Traceback")
-    assert word.error.endswith("KeyError: 'missing'")
+    assert "KeyError: 'missing'\n" in word.error
+    assert word.error.endswith(", in test_an_error_that_nobody_expected_comes_with_its_traceback)")
 
 
 def test_an_error_is_told_once(environ: dict[str, str]) -> None:
@@ -76,7 +77,7 @@ def test_the_front_door_leaves_errors_to_the_driver(
     assert "unknown command 'nonsense'" in heard(environ).error
     monkeypatch.setattr(cli, "command", lambda name: 1 / 0)
     assert cli.run(["train"]) == 1
-    assert heard(environ).error.endswith("ZeroDivisionError: division by zero")
+    assert "ZeroDivisionError: division by zero" in heard(environ).error
     assert capsys.readouterr().err == ""
     with log:
         log.seek(0)
@@ -84,8 +85,8 @@ def test_the_front_door_leaves_errors_to_the_driver(
     assert "nonsense" in told
     assert "ZeroDivisionError" in told
     monkeypatch.delenv(WORKER)
-    with pytest.raises(ZeroDivisionError):
-        cli.run(["train"])
+    assert cli.run(["train"]) == 1
+    assert "ZeroDivisionError: division by zero" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from hvd_train.errors import UsageError
+from hvd_train.launch import launcher
 from hvd_train.launch.launcher import GOES_ON, SLOT, SPENT, Launch, elastic, goes_on, launched, running_for, slot
 
 
@@ -47,3 +51,57 @@ def test_what_the_driver_and_the_supervisor_say() -> None:
     assert not elastic({"HOROVOD_RANK": "0"})
     assert goes_on({GOES_ON: "1"})
     assert not goes_on({})
+
+
+DEEPSPEED = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+TORCHRUN = DEEPSPEED | {"TORCHELASTIC_RUN_ID": "none"}
+IN_SRUN = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}  # as in `srun --pty bash`
+
+
+@pytest.mark.parametrize(
+    ("environ", "command", "line"),
+    [
+        (TORCHRUN, ["/usr/bin/hvd-train", "train", "digits"], "horovodrun -np 2 hvd-train train digits"),
+        (TORCHRUN, ["mine.py", "--a b"], "horovodrun -np 2 python mine.py '--a b'"),
+        ({"RANK": "0", "WORLD_SIZE": "4"}, ["hvd-train", "evaluate", "r"], "horovodrun -np 4 hvd-train evaluate r"),
+        (TORCHRUN, ["mine/__main__.py", "--a"], "horovodrun -np 2 python mine/__main__.py --a"),
+        (TORCHRUN | IN_SRUN, ["mine.py"], "horovodrun -np 2 python mine.py"),
+        (DEEPSPEED | IN_SRUN, ["mine.py"], "horovodrun -np 2 python mine.py"),
+    ],
+)
+def test_ranks_of_another_launcher_are_refused(environ: dict[str, str], command: list[str], line: str) -> None:
+    """Each would work alone; the error is the line to type."""
+    with pytest.raises(UsageError, match=re.escape(f"and each would work alone: type `{line}`")):
+        launcher.check(environ, command)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
+        {"WORLD_SIZE": "4", "MASTER_ADDR": "h1"},
+        TORCHRUN | {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"},
+        TORCHRUN | {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+        TORCHRUN | {"PMI_RANK": "1", "PMI_SIZE": "2"},
+        TORCHRUN | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+        {"RANK": "0", "WORLD_SIZE": "2"} | IN_SRUN,
+    ],
+)
+def test_one_process_and_ranks_of_our_launchers_are_not(environ: dict[str, str]) -> None:
+    """Whatever variables of other launchers their jobs have as well."""
+    launcher.check(environ, ["hvd-train", "train"])
+
+
+@pytest.mark.parametrize(
+    ("environ", "may"),
+    [
+        ({}, True),
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, True),
+        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}, False),
+        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_ELASTIC": "1"}, True),
+    ],
+)
+def test_who_may_write(environ: dict[str, str], may: bool) -> None:
+    """Rank 0, and in an elastic job any worker, which may be rank 0 of the next world."""
+    assert launcher.may_write(environ) is may

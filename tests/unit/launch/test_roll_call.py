@@ -25,7 +25,7 @@ class Blackboard:
         with self._lock:
             self.written[name] = text
 
-    def get(self, name: str) -> str | None:
+    def get(self, name: str, wait_s: int = 0) -> str | None:
         with self._lock:
             return self.written.get(name)
 
@@ -54,8 +54,9 @@ def call(of_ranks: Mapping[int, Mapping[str, str]], size: int, **environ: str) -
         return list(ranks.map(one, of_ranks)), said
 
 
-def test_ranks_that_are_the_same_go_on() -> None:
-    """All of them, and nothing is said."""
+def test_ranks_that_are_the_same_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, and nothing is said, however busy the machine is."""
+    monkeypatch.setattr(roll_call, "_FIRST_NOTICE_S", 60.0)
     assert call({rank: {"torch": "2.15.0"} for rank in range(3)}, 3) == (["", "", ""], {})
 
 
@@ -82,7 +83,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     patience = {roll_call.PATIENCE: "0.1", roll_call.HOSTS: "h1:2,h2:1"}
     results, _ = call({0: {}, 1: {}}, 3, **patience)
     assert results[0].startswith(
-        f"{RankLost.__name__}: rank 2 on h2 (nothing heard of it) did not come within 0 s: look at"
+        f"{RankLost.__name__}: rank 2 on h2 (nothing heard of it) did not come within 0.1 s: look at"
     )
     assert results[1] == results[0]
 

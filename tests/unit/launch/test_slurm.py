@@ -140,6 +140,16 @@ def test_tasks_find_rank_0_by_the_key_that_it_has_left(task: dict[str, str], mon
     assert task[signature.KEY] == key
 
 
+@pytest.mark.parametrize("exported", [{}, {signature.KEY: "of the job"}], ids=["key in the file", "key exported"])
+def test_rank_0_that_will_not_come_has_told_why(task: dict[str, str], exported: dict[str, str]) -> None:
+    """Its reason ends the other tasks at once and silently; the same job, queued again, knows nothing of it."""
+    slurm.KeyFile(task).write_reason("port 23456 cannot be had")
+    with pytest.raises(UsageError, match=r"^port 23456 cannot be had$") as ended:
+        slurm.find_rank_0({**task, **exported})
+    assert ended.value.reported
+    assert slurm.KeyFile({**task, "SLURM_RESTART_COUNT": "1"}).read() is None
+
+
 def test_a_process_without_the_key_is_not_rank_0(task: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever listens first at the port, which follows from the job's number, is not believed."""
     monkeypatch.setenv(signature.KEY, "of somebody else")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from hvd_train.network import compiled
-from hvd_train.network.compiled import any_size, compile_model, slot_sizes
+from hvd_train.network import trial_passes
+from hvd_train.network.compiled import any_size, blocks_of, compile_blocks, slot_sizes
 from hvd_train.progress.order import Cut, InSequence, assignments
 from hvd_train.run import train
-from hvd_train.step import Step
+from hvd_train.step import Steps
 from tests.support import runs
+from tests.support.tasks import trial_of
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_any_size_takes_two() -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile without generating code, which takes ten times as long and decides nothing here."""
     plain: Callable[..., Any] = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda model: plain(model, backend="aot_eager"))
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **how: plain(module, backend="aot_eager", **how))
     torch.compiler.reset()
 
 
@@ -50,7 +50,8 @@ def test_nothing_but_speed_changes(quick: None) -> None:
     model[0][0].weight.requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     modes, numbers = [module.training for module in model.modules()], torch.get_rng_state()
-    compile_model(model, example, nullcontext(), train_sizes=[4, 3], eval_sizes=[5])
+    compile_blocks(blocks_of(model), for_any_size=False)
+    trial_passes.pass_through(trial_of(model, example), train_sizes=[4, 3], eval_sizes=[5])
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), numbers)
@@ -61,13 +62,13 @@ def test_nothing_but_speed_changes(quick: None) -> None:
 def test_an_epoch_compiles_nothing(changes: dict[str, Any], quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """All is compiled before the first step: also for the last, smaller batch, and for the evaluation."""
     compiled_before: list[int] = []
-    plain = Step.take
+    plain = Steps.begin
 
-    def take(*args: Any, **kwargs: Any) -> Any:
+    def begin(*args: Any, **kwargs: Any) -> Any:
         compiled_before.append(counters["stats"]["unique_graphs"])
         return plain(*args, **kwargs)
 
-    monkeypatch.setattr(Step, "take", take)
+    monkeypatch.setattr(Steps, "begin", begin)
     counters.clear()
     config = runs.small_config(epochs=2, **changes, compile=True)
     result = train(config, model=runs.batch_norm, data=runs.few_digits)
@@ -76,14 +77,16 @@ def test_an_epoch_compiles_nothing(changes: dict[str, Any], quick: None, monkeyp
     assert counters["stats"]["unique_graphs"] == compiled_before[0]
 
 
-def test_a_newcomer_has_a_program_for_any_cut(quick: None) -> None:
+@pytest.mark.parametrize("make", [runs.batch_norm, runs.residual])
+def test_a_newcomer_has_a_program_for_any_cut(make: Callable[[int], nn.Module], quick: None) -> None:
     """It learns the size of a slot when it meets the others, who would wait while it compiled."""
-    model, example = runs.batch_norm(10), torch.randn(2, 1, 8, 8)
+    model, example = make(10), torch.randn(2, 1, 8, 8)
     counters.clear()
-    compile_model(model, example, nullcontext(), train_sizes=any_size([32]), eval_sizes=[])
+    compile_blocks(blocks_of(model), for_any_size=True)
+    trial_passes.pass_through(trial_of(model, example), train_sizes=any_size([32]), eval_sizes=[])
     known = counters["stats"]["unique_graphs"]
     for size in (32, 16, 50):
-        model(compiled._images(example, size)).sum().backward()
+        model(trial_passes._samples(example, size)).sum().backward()
     assert counters["stats"]["unique_graphs"] == known > 0
 
 
@@ -95,10 +98,6 @@ class Seen(nn.Module):
         self.linear, self.unused = nn.Linear(4, 3), nn.Parameter(torch.ones(2))
         self.passes: list[tuple[list[list[float]], bool, bool]] = []
         self.backward_passes: list[int] = []
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Stay as it is."""
-        self.passes.clear()
 
     def forward(self, images: Tensor) -> Tensor:
         """The logits."""
@@ -112,8 +111,9 @@ class Seen(nn.Module):
 def test_passes_are_those_of_training_and_then_of_evaluation() -> None:
     """Each size once, the images again and again to fill it; a weight that no pass uses is no error."""
     model, example = Seen(), torch.tensor([[1.0] * 4, [2.0] * 4])
+    trial = trial_of(model, example)
     with torch.device("meta"):  # the default, which is not where the model is
-        compile_model(model, example, nullcontext(), train_sizes=[3, 1], eval_sizes=[5])
+        trial_passes.pass_through(trial, train_sizes=[3, 1], eval_sizes=[5])
     one, two = example.tolist()
     assert model.passes == [
         ([one, two, one], True, True),
@@ -127,7 +127,7 @@ def test_passes_are_those_of_training_and_then_of_evaluation() -> None:
 def test_images_have_memory_of_their_own() -> None:
     """As a loader's have: a view of a larger tensor would be another kind of input to a program."""
     example = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
-    images = compiled._images(example, 3)
+    images = trial_passes._samples(example, 3)
     assert images.shape == (3, 3, 4, 4)
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert images.untyped_storage().nbytes() == images.nbytes

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
 from hvd_train.config import Config
+from hvd_train.doctor.nvidia import Unusable
 from hvd_train.errors import UsageError
 from hvd_train.network import device
+from hvd_train.world import cores
+from hvd_train.world.cores import Cores
 from hvd_train.world.world import Place
 
 PROGRAM = """
@@ -72,9 +79,31 @@ def test_another_allocator_than_glibcs_is_left_alone(monkeypatch: pytest.MonkeyP
     assert device.choose_device(Config().replace(device="cpu"), Place()) == torch.device("cpu")
 
 
+def has_malloc_of_glibc() -> bool:
+    """Return whether malloc is glibc's, as nobody has configured it, and not one that was loaded before it."""
+    configured = any(name.startswith(("MALLOC_", "GLIBC_")) for name in os.environ)
+    # (The address of malloc does not tell: in some builds of Python it is one of the program's own.)
+    loaded = Path("/proc/self/maps").read_text(encoding="utf-8")
+    others = any(f"lib{name}malloc" in loaded for name in ("je", "tc", "mi"))
+    return hasattr(ctypes.CDLL(None), "malloc_trim") and not configured and not others
+
+
+@pytest.mark.skipif(not has_malloc_of_glibc(), reason="malloc is not that of glibc, or has been configured")
+def test_freed_memory_goes_back_to_the_kernel() -> None:
+    """Between pieces that stay, malloc keeps what was freed: here, what were a rank's own weights."""
+    process, piece = psutil.Process(), 100_000  # bytes, of which malloc asks for no mapping of its own
+    freed = [bytearray(b"1" * piece) for _ in range(1000)]
+    stays = bytearray(b"1" * piece)
+    freed.clear()
+    before = process.memory_info().rss
+    device.return_freed_memory()
+    assert before - process.memory_info().rss > 800 * piece
+    assert len(stays) == piece
+
+
 def test_torch_computes_with_as_many_threads_as_the_rank_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of one host that each took all cores would wait for each other."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    monkeypatch.setattr(cores, "of_this_process", lambda: Cores("host", tuple(range(6))))
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     device.choose_device(Config().replace(device="cpu"), Place(0, 2, 0, 2))
@@ -87,6 +116,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # what `choose_device` changes is put back
 
 
@@ -101,13 +131,58 @@ def test_each_rank_of_a_host_has_a_gpu_of_its_own(gpus: None) -> None:
 
 def test_gpus_that_are_not_there_are_an_error_of_use(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer than ranks, one that is named and missing, or none at all."""
-    with pytest.raises(UsageError, match="3 ranks on this host but 2 GPUs"):
-        device.choose_device(Config(), Place(0, 3, 0, 3))
+    with monkeypatch.context() as elastic:
+        elastic.setenv("HOROVOD_ELASTIC", "1")
+        with pytest.raises(UsageError, match="3 ranks on this host but 2 GPUs"):
+            device.choose_device(Config(), Place(0, 3, 0, 3))
     with pytest.raises(UsageError, match="--gpu-ids: there is no GPU 2 on this host; they are 0 to 1"):
         device.choose_device(Config().replace(gpu_ids=(2,)), Place())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(device.nvidia, "unusable", lambda cuda: None)
     with pytest.raises(UsageError, match="--device cuda: torch sees no GPU here"):
         device.choose_device(Config().replace(device="cuda"), Place())
+    with pytest.raises(UsageError, match="--decode gpu: torch sees no GPU here; type --decode cpu"):
+        device.choose_device(Config().replace(data="folder", data_dir=Path(), decode="gpu"), Place())
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_launcher_may_give_each_rank_a_gpu_of_its_own(
+    gpus: None, monkeypatch: pytest.MonkeyPatch, elastic: bool
+) -> None:
+    """Each sees but its own then; where NCCL lets ranks share GPUs, they take the GPUs in turn."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", str(int(elastic)))
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", str(int(elastic)))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert [device.choose_device(Config(), Place(n, 4, n, 4)).index for n in range(4)] == [0, 0, 0, 0]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [device.choose_device(Config(), Place(n, 4, n, 4)).index for n in range(4)] == [0, 1, 0, 1]
+
+
+def test_ranks_with_one_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless NCCL is told that ranks share GPUs; and all ranks compute on GPUs, or all on CPUs."""
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "0")
+    for identities in (["a", "b", "c"], ["", ""], ["a"], [""]):
+        device.check_own_gpus(identities)
+    with pytest.raises(UsageError, match="ranks 1 and 3 have the same GPU: start one rank per GPU"):
+        device.check_own_gpus(["a", "b", "c", "b"])
+    with pytest.raises(UsageError, match="rank 1 sees no GPU, and others do: type --device cpu"):
+        device.check_own_gpus(["a", "", "c"])
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    device.check_own_gpus(["a", "b", "c", "b"])
+
+
+def test_a_gpu_for_which_horovod_has_no_code_is_an_error_of_use(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where ranks reduce by Horovod, and where its build says for what it is compiled."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "V100")
+    monkeypatch.setattr(device.gpu_code, "compiled_for", lambda: [80, 90])
+    monkeypatch.setattr(device.launcher, "launched", lambda environ: None)
+    device.choose_device(Config(), Place())
+    monkeypatch.setattr(device.launcher, "launched", lambda environ: "horovodrun" if environ is os.environ else None)
+    with pytest.raises(UsageError, match=r"not compiled for V100 \(compute capability 7.0\): .*CC_LIST=70,80,90 "):
+        device.choose_device(Config(), Place())
+    monkeypatch.setattr(device.gpu_code, "compiled_for", lambda: None)
+    device.choose_device(Config(), Place())
 
 
 def test_a_gpu_repeats_itself_where_that_is_asked_for(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,15 +205,19 @@ def test_a_gpu_repeats_itself_where_that_is_asked_for(gpus: None, monkeypatch: p
 
 def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only those that this process may use count, and each rank has at least one."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    monkeypatch.setattr(cores, "of_this_process", lambda: Cores("host", tuple(range(6))))
     assert [device.num_cores(Place(local_size=ranks)) for ranks in (1, 2, 4, 8)] == [6, 3, 1, 1]
+    assert device.num_cores(Place(local_size=4, num_cores=6)) == 6, "what the ranks have found out counts"
 
 
 def test_formats_follow_the_device_unless_they_are_chosen() -> None:
     """fp16 travels from GPUs only, and channels are last where a GPU computes with few bits."""
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
-    assert [device.uses_fp16_wire(Config(), one) for one in (cpu, gpu)] == [False, True]
-    assert device.uses_fp16_wire(Config().replace(compression="fp16"), cpu)
+    assert [device.wire_format(Config(), one) for one in (cpu, gpu)] == ["none", "fp16"]
+    assert [device.wire_dtype(Config(), one) for one in (cpu, gpu)] == [None, torch.float16]
+    for chosen, dtype in (("none", None), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        config = Config().replace(compression=chosen)
+        assert [device.wire_dtype(config, one) for one in (cpu, gpu)] == [dtype] * 2
     mixed = Config().replace(precision="bf16")
     assert [device.uses_channels_last(config, gpu) for config in (Config(), mixed)] == [False, True]
     assert not device.uses_channels_last(mixed, cpu)
@@ -146,11 +225,14 @@ def test_formats_follow_the_device_unless_they_are_chosen() -> None:
 
 
 def test_the_loss_scale_is_there_where_something_is_fp16() -> None:
-    """The first one for fp16 arithmetic is torch's own, that for the wire alone one that loses no step."""
+    """The first one for fp16 arithmetic is torch's own, for the wire alone one that loses no step; for bf16 none."""
     cpu = torch.device("cpu")
-    assert device.loss_scaler(Config().replace(precision="fp16"), cpu, fp16_wire=True).get_scale() == 65536
-    assert device.loss_scaler(Config(), cpu, fp16_wire=True).get_scale() == 1024
-    assert not device.loss_scaler(Config(), cpu, fp16_wire=False).is_enabled()
+    fp16 = Config().replace(precision="fp16", compression="fp16")
+    assert device.loss_scaler(fp16, cpu).get_scale() == 65536
+    assert device.loss_scaler(fp16.replace(compression="bf16"), cpu).get_scale() == 65536
+    assert device.loss_scaler(Config().replace(compression="fp16"), cpu).get_scale() == 1024
+    for without in (Config(), Config().replace(compression="bf16"), Config().replace(precision="bf16")):
+        assert not device.loss_scaler(without, cpu).is_enabled()
 
 
 def test_the_seed_decides_random_numbers() -> None:
@@ -234,13 +316,11 @@ def test_phases_on_a_gpu_are_timed_in_its_own_queue(monkeypatch: pytest.MonkeyPa
     assert Event.recorded == 5, "none of them for a CPU"
 
 
-@pytest.mark.parametrize(("precision", "fp16_wire", "scale"), [("fp16", False, 65536.0), ("fp32", True, 1024.0)])
-def test_a_rank_without_a_slot_in_the_first_step_has_a_loss_scale(
-    precision: str, fp16_wire: bool, scale: float
-) -> None:
+@pytest.mark.parametrize(("precision", "wire", "scale"), [("fp16", "none", 65536.0), ("fp32", "fp16", 1024.0)])
+def test_a_rank_without_a_slot_in_the_first_step_has_a_loss_scale(precision: str, wire: str, scale: float) -> None:
     """It divides the gradients that the other ranks have sent it by the scale, though it has scaled no loss itself."""
     with torch.device("meta"):  # the default, which is not where the model is
-        scaler = device.loss_scaler(Config().replace(precision=precision), torch.device("cpu"), fp16_wire=fp16_wire)
+        scaler = device.loss_scaler(Config().replace(precision=precision, compression=wire), torch.device("cpu"))
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.full((2,), 3.0 * scale)
     optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -255,13 +335,28 @@ def test_a_rank_without_a_slot_in_the_first_step_has_a_loss_scale(
 def test_without_a_gpu_that_works_a_rank_computes_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, available: bool, count: int
 ) -> None:
-    """Unless GPUs are asked for: a driver that is too old shows GPUs that cannot be used."""
+    """Unless GPUs are asked for."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setattr(device.nvidia, "unusable", lambda cuda: None)
     assert device.choose_device(Config(), Place()) == torch.device("cpu")
     with pytest.raises(UsageError, match="--device cuda: torch sees no GPU here"):
         device.choose_device(Config().replace(device="cuda"), Place())
+
+
+def test_a_gpu_that_cannot_be_used_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody who has GPUs trains on the CPU unasked; whoever asks for it does."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setattr(device.nvidia, "unusable", lambda cuda: Unusable(f"no driver for {cuda}", "install one"))
+    for config in (Config(), Config().replace(device="cuda")):
+        with pytest.raises(UsageError, match=r"no driver for 13.2; install one, or type --device cpu"):
+            device.choose_device(config, Place())
+    assert device.choose_device(Config().replace(device="cpu"), Place()) == torch.device("cpu")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert device.choose_device(Config(), Place()) == torch.device("cpu"), "this torch is for CPUs"
 
 
 def test_one_gpu_is_enough_for_one_rank(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,3 +364,14 @@ def test_one_gpu_is_enough_for_one_rank(gpus: None, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for config in (Config(), Config().replace(device="cuda")):
         assert device.choose_device(config, Place()) == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_the_arithmetic_is_the_one_that_is_asked_for(precision: str, dtype: torch.dtype) -> None:
+    """On the device of the rank; plain numbers need no context at all."""
+    cpu = torch.device("cpu")
+    assert isinstance(device.autocast("fp32", cpu), nullcontext)
+    with device.autocast(precision, cpu):
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") == dtype
+    assert not torch.is_autocast_enabled("cpu")

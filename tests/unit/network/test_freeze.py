@@ -205,5 +205,5 @@ def test_what_cannot_be_frozen_is_told_with_what_there_is() -> None:
     with pytest.raises(UsageError) as told:
         freeze.frozen(ModelConfig(freeze="x*"), runs.batch_norm(10), 0)
     assert str(told.value) == (
-        "no parameter of the model is called x*; they are called 0.weight, 1.weight, 1.bias, 5.weight, ..."
+        "--freeze x*: no parameter of the model is called x*; they are called 0.weight, 1.weight, 1.bias, 5.weight, ..."
     )

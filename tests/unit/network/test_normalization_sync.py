@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train.network.models import Builder
-from hvd_train.network.normalization import SyncBatchNorm, synchronised
+from hvd_train.network.normalization import SyncBatchNorm, alone, synchronised
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
@@ -67,6 +67,22 @@ def test_outputs_gradients_and_statistics(ranks: int) -> None:
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         for of_rank in found:
             torch.testing.assert_close(of_rank[name], expected[name], atol=1e-5, rtol=1e-5)
+
+
+def test_a_rank_may_pass_samples_by_itself() -> None:
+    """While the other ones do nothing: nobody waits, and afterwards all take part again."""
+    slope = torch.randn(12, 3, 4, 4, generator=torch.Generator().manual_seed(2))
+    expected = passed(layer(), images(), slope)
+
+    def on_rank(world: ThreadWorld) -> None:
+        module = synchronised(layer(), world)
+        if world.place.rank == 0:
+            with alone(module):
+                found = passed(module, images(), slope)
+            assert all(torch.allclose(found[name], value, atol=1e-4) for name, value in expected.items())
+        module(images())
+
+    run_ranks(2, on_rank)
 
 
 def test_the_gradient_is_that_of_the_function() -> None:

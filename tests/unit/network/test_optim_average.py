@@ -59,10 +59,10 @@ def test_the_average_is_what_is_evaluated() -> None:
     result, _ = trained(LocalWorld(), config, runs.batch_norm)
 
     def scores(path: str) -> float:
-        return evaluate(Path(path), model=runs.batch_norm, data=runs.few_digits, world=LocalWorld()).loss
+        return evaluate(Path(path), model=runs.batch_norm, data=runs.few_digits, world=LocalWorld())["loss"]
 
     newest = checkpoint.committed(Path("run"))[0]
-    assert scores(str(newest)) == pytest.approx(result.loss, abs=1e-6)
+    assert scores(str(newest)) == pytest.approx(result.scores["loss"], abs=1e-6)
 
 
 def test_ranks_and_one() -> None:

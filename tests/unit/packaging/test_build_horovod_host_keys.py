@@ -10,7 +10,7 @@ import pytest
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.util import host_keys, remote
 
-from hvd_train.doctor import cluster
+from hvd_train.launch import ssh
 from tests.support.programs import write_program
 
 SCRIPT = Path(__file__).parents[3] / "horovodrun_scripts/_launch.sh"
@@ -47,7 +47,7 @@ def test_the_users_word_counts(
     write_program(tmp_path, "ssh", f'[ "$*" = "-G -- h2" ] || exit 9; {says}')
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert host_keys.option("h2") == option
-    assert " ".join(cluster.new_keys("h2")) == option
+    assert " ".join(ssh.new_keys("h2")) == option
     ours = subprocess.run(["bash", "-c", f'source "{SCRIPT}"; new_keys h2'], capture_output=True, text=True, check=True)
     assert ours.stdout.strip() == option
     words = remote.get_ssh_command("true", "h2").split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sysconfig
 from pathlib import Path
 
@@ -101,6 +102,20 @@ def test_cuda_home_counts_where_its_major_version_is_torchs(tmp_path: Path, monk
     monkeypatch.setattr(cuda, "cuda_homes", lambda torch: [(wrong, False)])
     with pytest.raises(BuildError, match=r"no nvcc 13\.x \(but 12\.4 in .*cuda-toolkit\[nvcc,cccl\].*--without-cuda"):
         cuda.find_cuda(torch)
+
+
+@pytest.mark.parametrize(
+    ("here", "archs"), [("9.0", (80, 90)), ("8.9\n8.9", (80, 90)), ("11.0\n9.0", (80, 90, 110)), ("7.0", (80, 90))]
+)
+def test_the_gpus_of_this_machine_are_compiled_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, archs: tuple[int, ...]
+) -> None:
+    """Beside the usual ones, where no code for these runs on them; what this nvcc does not know it cannot make."""
+    monkeypatch.delenv("HOROVOD_BUILD_CUDA_CC_LIST", raising=False)
+    write_program(tmp_path / "bin", "nvcc", "echo compute_80; echo compute_90; echo compute_110")
+    write_program(tmp_path / "driver", "nvidia-smi", f"printf '{here}\n'")
+    monkeypatch.setenv("PATH", str(tmp_path / "driver"), prepend=os.pathsep)
+    assert cuda.cuda_archs(tmp_path) == archs
 
 
 def test_cuda_archs_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

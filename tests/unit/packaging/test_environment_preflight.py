@@ -12,7 +12,13 @@ from types import SimpleNamespace
 import pytest
 from environment_setup import headers
 from environment_setup.disk import GIB, disk_problems
-from environment_setup.preflight import compiler_command, compiler_problems, machine_problems, python_problems
+from environment_setup.preflight import (
+    compiler_command,
+    compiler_problems,
+    driver_problems,
+    machine_problems,
+    python_problems,
+)
 
 from tests.support.programs import Program
 
@@ -128,3 +134,31 @@ def test_too_little_disk_space_is_reported_for_a_whole_file_system(
     (line,) = disk_problems({tmp_path / "a": 5.0, tmp_path / "b" / "c": 4.0})
     assert "8.0 GB free" in line
     assert "up to 9 GB" in line
+
+
+@pytest.mark.parametrize(
+    ("driver", "variables", "says"),
+    [
+        ("550.54.14", {}, "the NVIDIA driver is 550.54.14, and torch for CUDA 13 needs 580 or newer"),
+        ("550.54.14", {"HVD_TRAIN_GPUS": "no"}, None),
+        ("550.54.14", {"HVD_TRAIN_HASHES": "no"}, None),
+        ("580.65.06", {}, None),
+        (None, {}, None),
+    ],
+)
+def test_a_driver_that_is_too_old_is_told_before_anything_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str | None, variables: dict[str, str], says: str | None
+) -> None:
+    """With what to type for training on the CPU; another torch, or no GPU at all, is no problem."""
+    monkeypatch.delenv("HVD_TRAIN_GPUS", raising=False)
+    monkeypatch.delenv("HVD_TRAIN_HASHES", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    device, version = tmp_path / "nvidia0", tmp_path / "version"
+    constraints = Path(__file__).parents[3] / "requirements" / "constraints.txt"
+    version.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Thu Feb 22 01:44:30 UTC 2024\n")
+    assert driver_problems(constraints, device, version) == [], "without a device"
+    device.touch()
+    problems = driver_problems(constraints, device, version)
+    assert len(problems) == (says is not None)
+    assert all(line.startswith(says or "") and "HVD_TRAIN_GPUS=no make" in line for line in problems)

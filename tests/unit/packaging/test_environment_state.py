@@ -68,6 +68,7 @@ def test_an_mpi_of_the_environment_is_not_the_machines(
         ("packaging/hook.cmake", {"horovod"}),
         ("pyproject.toml", {"project"}),
         ("hvd_train/data/jpeg_region.c", {"project"}),
+        ("hvd_train/data/jpeg_resize.h", {"project"}),
         ("README.md", set()),
     ],
 )

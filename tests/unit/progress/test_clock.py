@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from hvd_train.progress.clock import PHASES, Split, Stopwatch, Timer, duration
+from hvd_train.progress.clock import PHASES, Lap, Split, Stopwatch, Timer, duration
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import convnet, small_config, trained
 
@@ -22,6 +22,16 @@ class Clock:
 
     def __call__(self) -> float:
         return self.time
+
+
+def test_a_lap_ends_where_the_next_one_begins() -> None:
+    """Looking ends none, so that no time is counted twice and none is lost."""
+    clock = Clock()
+    lap = Lap(clock)
+    clock.time += 2.0
+    assert (lap.look(), lap.take(), lap.look()) == (2.0, 2.0, 0.0)
+    clock.time += 1.0
+    assert lap.take() == 1.0
 
 
 def test_each_phase_has_its_mean_seconds_per_step() -> None:

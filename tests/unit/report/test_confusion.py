@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hvd_train.report.confusion import MisclassifiedImage, Predictions
 from hvd_train.report.report import compose
-from hvd_train.run_files.history import read
+from hvd_train.run_files.history import read_run
 from tests.support.pages import NOW, section
 from tests.support.run_folders import whole_run, write
 
@@ -21,11 +21,11 @@ def test_predictions_and_their_absence() -> None:
     """The matrix, or for many classes the pairs confused most; the worst images; or why there are none."""
     path = write(Path("run"), whole_run())
     few, many = (
-        section(compose([read(path)], [], {path: predictions(count)}, NOW), "Predictions") for count in (3, 40)
+        section(compose([read_run(path)], [], {path: predictions(count)}, NOW), "Predictions") for count in (3, 40)
     )
     assert few.count('class="right"') == 3
     assert "is one, predicted two (75% sure), loss 2.50, no. 17" in few
     assert "matrix" not in many
     assert '<th scope="row">class 39</th><td>class 38</td><td>39</td>' in many
-    none = compose([read(path)], [], {path: "no predictions: no weights"}, NOW)
+    none = compose([read_run(path)], [], {path: "no predictions: no weights"}, NOW)
     assert "no predictions: no weights" in section(none, "Predictions")

@@ -49,7 +49,7 @@ def test_a_hostile_name_stays_inside_its_attribute() -> None:
         page.heading(HOSTILE),
         page.cards([(HOSTILE, HOSTILE)]),
         page.table([HOSTILE], [[HOSTILE, HOSTILE]]),
-        page.shares([HOSTILE], [(HOSTILE, [(HOSTILE, 0.5)])]),
+        page.shares([HOSTILE] * 2, [(HOSTILE, [(HOSTILE, 0.5)])]),
         page.pictures([(b"", HOSTILE)]),
         page.details(HOSTILE, page.paragraph(HOSTILE)),
         page.tabs([(HOSTILE, [])]),

@@ -27,7 +27,7 @@ def test_every_validation_image_is_counted_once() -> None:
     total = sum(predictions.counts.values())
     right = sum(count for (truth, predicted), count in predictions.counts.items() if truth == predicted)
     assert total == 360
-    assert right / total == pytest.approx(result.best_top1)
+    assert right / total == pytest.approx(result.best)
     assert len(predictions.worst) == 12
     assert [image.loss for image in predictions.worst] == sorted((one.loss for one in predictions.worst), reverse=True)
     for image in predictions.worst:

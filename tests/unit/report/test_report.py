@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from hvd_train import cli
 from hvd_train.report import report
-from hvd_train.run_files.history import read
+from hvd_train.run_files.history import read_run
 from tests.support.pages import composed, section
 from tests.support.run_folders import elastic_run, epoch, event, start, step, whole_run, write
 
@@ -74,11 +75,37 @@ def test_all_of_them_together() -> None:
 def test_names_of_runs() -> None:
     """Short where they begin alike, and never the same for two of them."""
     paths = [write(Path(name), []) for name in ("a/digits-20260101", "a/digits-20260202", "b/digits-20260101")]
-    runs = [read(path) for path in paths]
+    runs = [read_run(path) for path in paths]
     assert report.labels(runs[:1]) == ["digits-20260101"]
     assert report.labels(runs[:2]) == ["…20260101", "…20260202"]
     assert len(set(report.labels(runs))) == 3
     assert report.labels([runs[0], runs[0]]) == ["1 a/digits-20260101", "2 a/digits-20260101"]
+
+
+def test_many_runs_are_named_by_their_settings_best_first() -> None:
+    """Folders of a sweep say little; what all runs share is said once, and each run has one row in each table."""
+    for number in range(9):
+        rate, model = (0.1, 0.05, 0.01)[number % 3], ("resnet18", "resnet34", "resnet50")[number // 3]
+        lines = [start(), step(1), epoch(1, val_top1=number / 10)]
+        write(Path(f"sweep/{number:03}"), lines, learning_rate=rate, model=model, log_steps=number + 1)
+    text = composed(*(Path(f"sweep/{number:03}") for number in range(9)))
+    summary, configuration = section(text, "Summary"), section(text, "Configuration")
+    names = [name.partition("  ")[2] for name in re.findall(r'<th scope="row">(.*?)</th>', summary)]
+    assert names[:4] == ["resnet50, lr 0.01", "resnet50, lr 0.05", "resnet50, lr 0.1", "resnet34, lr 0.01"]
+    assert "All runs: state broke off" in summary
+    assert "008</td>" in summary
+    differing = configuration.partition("What all runs share")[0]
+    assert len(re.findall(r'<th scope="row">', differing)) == 9
+    of_sweep = report.ordered([read_run(Path("sweep/001")), read_run(Path("sweep/008"))])
+    assert [run.name for run in of_sweep] == ["001", "008"]
+
+
+def test_many_runs_that_differ_in_nothing_have_the_names_of_their_folders() -> None:
+    """Or of their settings and a number, where these are not enough."""
+    same = [read_run(write(Path(f"runs/run-{number}"), whole_run(1))) for number in range(9)]
+    assert report.by_settings(same) == report.labels(same)
+    pairs = [read_run(write(Path(f"pairs/{number}"), whole_run(1), seed=number // 2)) for number in range(4)]
+    assert report.by_settings(pairs) == ["1 seed 0", "2 seed 0", "3 seed 1", "4 seed 1"]
 
 
 def test_what_a_run_says_is_not_taken_for_html() -> None:
@@ -126,7 +153,6 @@ def test_a_pipe_is_no_report_to_be_replaced(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ([], "which runs?"),
         (["nothing"], "nothing: no such run folder"),
         (["bad"], "bad/scaling.json is not a record of hvd-train bench scaling"),
     ],

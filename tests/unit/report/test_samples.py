@@ -31,7 +31,7 @@ def test_the_first_images_in_their_order() -> None:
     for number in (0, 1, 8):
         left, top = number % 8 * 96, number // 8 * 110
         middle = picture[top + 6 : top + 94 : 12, left + 6 : left + 94 : 12][:8, :8]
-        expected = train.images[first[number], 0].float().numpy()
+        expected = train.inputs[first[number], 0].float().numpy()
         assert np.abs(middle - expected).max() <= 1.0
 
 
@@ -41,7 +41,7 @@ def test_each_rank_has_its_share() -> None:
     shown = show(config, 3, Path("seen.png"))
     train = sources.open_data(config.data, config.seed).train
     assert isinstance(train, Arrays)
-    assert sum(shown.rank_counts, Counter()) == Counter(train.labels.tolist())
+    assert sum(shown.rank_counts, Counter()) == Counter(train.targets.tolist())
     assert min(counts.total() for counts in shown.rank_counts) > 300
     assert [line.split()[0] for line in str(shown).splitlines()[1:-1]] == list(train_classes())
 

@@ -18,6 +18,16 @@ def test_worlds_and_recoveries_are_marked() -> None:
     assert "<td>3.5</td>" in section(text, "Throughput")
 
 
+def test_the_spread_over_ranks() -> None:
+    """The slowest rank, and its times beside those of the others; nothing of a run on one rank."""
+    ranks = {"work": [0.01, 0.02, 0.09, 3], "forward": [0.005, 0.006, 0.07, 3]}
+    several = write(Path("several"), [start(), step(1, split={"data": 0.1}, ranks=ranks)])
+    part = section(composed(several, write(Path("alone"), whole_run())), "Where the time goes")
+    for text in ("Over the ranks", "rank 3", "90.00 / 20.00 ms", "70.00 / 6.00 ms"):
+        assert text in part
+    assert "Over the ranks" not in composed(write(Path("one"), [start(), step(1, split={"data": 0.1}, ranks=None)]))
+
+
 def test_the_time_split() -> None:
     """Milliseconds and shares of each part; a run without one is a gap beside one that has it."""
     parts = ("data", "forward", "backward", "reduction", "optimizer", "other")

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,26 @@ from rich.console import Console
 
 from hvd_train import cli
 from hvd_train.report.watch import seconds_left, sparkline, view
-from hvd_train.run_files.history import read
+from hvd_train.run_files.history import read_run
 from hvd_train.run_files.run_folder import in_use
 from tests.support.run_folders import START, event, start, step, whole_run, write
 
 
 def shown(path: Path, now: float = START + 30) -> str:
     console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115  # nobody reads it
-    console.print(view(read(path), now))
+    console.print(view(read_run(path), now))
     console.file.close()
     return console.export_text()
+
+
+def test_the_spread_over_ranks() -> None:
+    """The slowest rank of the last record and its phases beside those of the others; nothing of one rank."""
+    ranks = {"work": [0.01, 0.02, 0.09, 3], "forward": [0.005, 0.006, 0.07, 3], "data": [0.0, 0.0, 0.0, 0]}
+    told = shown(write(Path("run"), [start(), step(1, ranks=ranks)]))
+    assert "rank 3 is the slowest: 90 ms of own work in a step, the others 20 ms" in told
+    assert "forward 70/6" in told
+    assert "data" not in told
+    assert "slowest" not in shown(write(Path("one"), [start(), step(1)]))
 
 
 def test_a_finished_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,11 +56,21 @@ def test_a_running_run_says_when_it_will_end(monkeypatch: pytest.MonkeyPatch) ->
     """By its speed of the last lines: 100 samples a second, 2,000 of 3,000 to go."""
     write(Path("run"), [start(), *(step(number) for number in range(1, 11))])
     monkeypatch.setattr("hvd_train.run_files.run_folder.in_use", lambda path: True)
-    run = read(Path("run"))
+    run = read_run(Path("run"))
     assert seconds_left(run) == pytest.approx(20)
     assert "33%, epoch 1 of 3, step 10" in shown(Path("run"))
     assert "about 20 s left" in shown(Path("run"))
     assert "last heard of 5:00 ago" in shown(Path("run"), START + 310)
+
+
+@pytest.mark.parametrize(("limit", "left"), [("15", 5), ("1h", 20), ("-", 20), (None, 20)])
+def test_a_total_time_ends_a_run_sooner(limit: str | None, left: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten steps took ten seconds, and the other epochs take twenty; what is no time is none."""
+    write(Path("run"), [start(), *(step(number) for number in range(1, 11))])
+    monkeypatch.setattr("hvd_train.run_files.run_folder.in_use", lambda path: True)
+    run = read_run(Path("run"))
+    run = replace(run, settings={**run.settings, "total_time": limit})
+    assert seconds_left(run) == pytest.approx(left)
 
 
 def test_gaps_and_changes_are_shown() -> None:
@@ -84,7 +105,7 @@ def test_sparklines() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
-    [(["none"], "none: no such run folder"), ([".", "--interval", "0"], "--interval 0")],
+    [(["gone"], "gone: no such run folder"), ([".", "--interval", "0"], "--interval 0")],
 )
 def test_what_cannot_be_watched(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line, exit code 2."""

@@ -10,22 +10,25 @@ from typing import Any
 
 import pytest
 
+from hvd_train.progress.figures import OF_CLASSES
 from hvd_train.run_files import appended_file
 from hvd_train.run_files import journal as journals
 from hvd_train.run_files.journal import RunJournal, SilentJournal
 from hvd_train.run_files.ledger import Entry, read
-from hvd_train.run_files.records import EpochRecord, StepRecord
+from hvd_train.run_files.records import EpochRecord, Plan, StepRecord
 from tests.support.full_disk import no_room
 
 
 def step_record(step: int, loss: float = 0.5) -> StepRecord:
     """Return the record of a step of the first epoch."""
-    return StepRecord(1, step, 10 * step, loss, 0.1, 0.2, 0.01, None, None, 0, 100.0, {"data": 0.25, "forward": 0.5})
+    scores = {"loss": loss, "top1": 0.1, "top5": 0.2}
+    return StepRecord(1, step, 10 * step, scores, 0.01, None, None, 0, 100.0, {"data": 0.25, "forward": 0.5})
 
 
 def epoch_record(epoch: int, step: int) -> EpochRecord:
     """Return the record of an epoch that was evaluated."""
-    return EpochRecord(epoch, step, 0.5, 0.1, 0.2, 0.25, 0.75, 1.0, 100.0)
+    training = {"loss": 0.5, "top1": 0.1, "top5": 0.2}
+    return EpochRecord(epoch, step, {**training, "val_loss": 0.25, "val_top1": 0.75, "val_top5": 1.0}, 100.0)
 
 
 def lines() -> list[dict[str, Any]]:
@@ -195,7 +198,7 @@ def test_what_the_files_lack_comes_from_the_state() -> None:
 def test_only_ranks_that_write_leave_files() -> None:
     """The journal of all other ranks takes everything and leaves the folder empty."""
     journal = SilentJournal()
-    journal.begin(1, 10)
+    journal.begin(Plan(1, 10, OF_CLASSES, "images"))
     journal.step(step_record(1))
     journal.epoch(epoch_record(1, 1))
     journal.took(Entry(0, (1, 1), 1, (0, 1), 7))

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from hvd_train.elastic.members import Change, Member
+from hvd_train.progress.figures import OF_CLASSES
 from hvd_train.run_files import display
 from hvd_train.run_files.display import epoch_line
 from hvd_train.run_files.journal import RunJournal
 from hvd_train.run_files.ledger import Entry
-from hvd_train.run_files.records import Moment, StepRecord
+from hvd_train.run_files.records import Moment, Plan, StepRecord
 from tests.unit.run_files.test_journal import epoch_record, lines, step_record
 from tests.unit.run_files.test_journal_resumed import shown
 
@@ -26,15 +27,15 @@ def test_progress_epochs_and_messages_are_shown(
     """With how many epochs and samples there are, by which the time left is known."""
     monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
     journal = RunJournal(Path(), 0, 0, live=False)
-    journal.begin(5, 1000)
-    journal.progress(Moment(epoch=1, cursor=500, step=15, loss=0.5, top1=0.25, images_per_second=10.0))
+    journal.begin(Plan(5, 1000, OF_CLASSES[:2], "images"))
+    journal.progress(Moment(1, 500, 15, lambda: {"loss": 0.5, "top1": 0.25}, images_per_second=10.0))
     journal.epoch(epoch_record(2, 20))
     journal.event("note", "hello")
     journal.world(CHANGE, 8, 1.25)
     journal.close()
     assert capsys.readouterr().out.splitlines() == [
         "epoch 2/5  step 15  50%  loss 0.5000  top-1 25.00%  10 images/s  5:50 left",
-        f"{epoch_line(epoch_record(2, 20), 5)}  0:30 left",
+        f"{epoch_line(epoch_record(2, 20), Plan(5, 1000, OF_CLASSES[:2]))}  0:30 left",
         "hello",
         *CHANGE.describe(1.25).splitlines(),
     ]
@@ -43,7 +44,7 @@ def test_progress_epochs_and_messages_are_shown(
 def test_a_bar_is_drawn_where_one_is_asked_for_and_gone_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     """The cursor is shown again: whoever types next sees what they type."""
     journal = RunJournal(Path(), 0, 0, live=True)
-    journal.begin(5, 1000)
+    journal.begin(Plan(5, 1000, OF_CLASSES[:2], "images"))
     journal.close()
     output = capsys.readouterr().out
     assert output.rfind("\x1b[?25h") > output.find("\x1b[?25l") >= 0
@@ -71,24 +72,27 @@ def test_a_line_has_its_time_to_the_millisecond(monkeypatch: pytest.MonkeyPatch)
 def test_curves_have_their_names() -> None:
     """All numbers of a step but its number, and the three scores of an epoch."""
     journal = RunJournal(Path(), 0, 0, live=False)
-    journal.step(StepRecord(1, 4, 40, 0.5, 0.25, 0.75, 0.125, 2.0, 1024.0, 3, 100.0, None))
+    scores = {"loss": 0.5, "top1": 0.25, "top5": 0.75}
+    journal.step(StepRecord(1, 4, 40, scores, 0.125, 2.0, 1024.0, 3, 100.0, None))
     journal.epoch(epoch_record(1, 4))
     journal.close()
     values = {"loss": 0.5, "top1": 0.25, "top5": 0.75, "learning_rate": 0.125, "gradient_norm": 2.0}
     values |= {"loss_scale": 1024.0, "skipped_steps": 3.0, "images_per_second": 100.0}
     assert {name: shown(f"train/{name}") for name in values} == {name: [(4, v)] for name, v in values.items()}
-    scores = {"loss": 0.25, "top1": 0.75, "top5": 1.0}
-    assert {name: shown(f"val/{name}") for name in scores} == {name: [(4, v)] for name, v in scores.items()}
+    evaluated = {"loss": 0.25, "top1": 0.75, "top5": 1.0}
+    assert {name: shown(f"val/{name}") for name in evaluated} == {name: [(4, v)] for name, v in evaluated.items()}
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tags = EventAccumulator("tensorboard").Reload().Tags()["scalars"]
-    assert sorted(tags) == sorted([f"train/{name}" for name in values] + [f"val/{name}" for name in scores])
+    assert sorted(tags) == sorted([f"train/{name}" for name in values] + [f"val/{name}" for name in evaluated])
 
 
 def test_an_epoch_that_was_not_evaluated_has_no_scores() -> None:
     """Neither a curve nor a number in their place."""
     journal = RunJournal(Path(), 0, 0, live=False)
-    journal.epoch(replace(epoch_record(1, 4), val_loss=None, val_top1=None, val_top5=math.nan))
+    record = epoch_record(1, 4)
+    scores = {**record.scores, "val_loss": None, "val_top1": None, "val_top5": math.nan}
+    journal.epoch(replace(record, scores=scores))
     journal.close()
     (line,) = lines()
     assert [line[name] for name in ("val_loss", "val_top1", "val_top5")] == [None, None, None]
@@ -125,7 +129,7 @@ def test_records_of_an_evaluation_alone_are_found_again() -> None:
         journal.step(step_record(10))
         journal.epoch(epoch_record(1, 10))
         for step in after:
-            journal.step(StepRecord(2, step, 10 * step, 0.5, 0.1, 0.2, 0.01, None, None, 0, 100.0, None))
+            journal.step(replace(step_record(step), epoch=2))
         journal.close()
         journal = RunJournal(Path(), 11, 1, live=False)
         journal.catch_up([], None, epoch_record(1, 10))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -276,6 +277,22 @@ def test_a_run_folder_with_a_link_is_not_taken(name: str) -> None:
     assert Path("outside").read_text() == "precious"
 
 
+def test_a_file_that_goes_while_it_is_looked_at_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that had the folder before may still be ending a commit: the job goes on all the same."""
+    released(claim(named(), NOON))
+    Path("mine/step.ckpt.partial").write_text("half")
+    look = Path.lstat
+
+    def look_late(path: Path) -> os.stat_result:
+        if path.name == "step.ckpt.partial":
+            path.unlink()
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", look_late)
+    assert released(claim(named(), LATER)).earlier
+    assert not Path("mine/step.ckpt.partial").exists()
+
+
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "ledger.jsonl"])
 def test_a_file_with_two_names_is_not_written(name: str) -> None:
     """A hard link is as good as a link to somebody who wants another file to be emptied."""
@@ -344,3 +361,134 @@ def test_a_link_of_another_user_is_passed_over() -> None:
     assert released(claim(mine, LATER)).path == link
     os.chown(link, 65534, 65534, follow_symlinks=False)
     assert released(claim(mine, LATER)).path != link
+
+
+def test_a_run_goes_on_longer() -> None:
+    """Its config has the new number of epochs, and no summary says any more that it has come to its end."""
+    constant = named(schedule="constant", epochs=10)
+    released(claim(constant, NOON))
+    Path("mine/summary.json").write_text("{}")
+    longer = constant.replace(epochs=20)
+    again = released(claim(longer, LATER))
+    assert (again.earlier, again.notes) == (True, ("mine goes on to epoch 20, and not to 10 as before",))
+    assert config_file.load(Path("mine/config.yaml")) == longer
+    assert not Path("mine/summary.json").exists()
+    assert released(claim(longer, LATER)).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("summary", "ended"),
+    [
+        (None, False),
+        ('{"finished": false}', False),
+        ('{"finished": true}', True),
+        ("{}", True),
+        ("[]", True),
+        ("{", True),
+    ],
+)
+def test_a_run_that_a_time_limit_has_stopped_goes_on(summary: str | None, ended: bool) -> None:
+    """Its summary says that it has not ended: the same command finds it, and a summary of no end is taken away."""
+    config = Config().replace(recipe="digits")
+    path = released(claim(config, NOON)).path
+    if summary is not None:
+        (path / "summary.json").write_text(summary)
+    assert run_folder.has_ended(path) == ended
+    assert (released(claim(config, LATER)).path == path) == (not ended)
+    assert (path / "summary.json").exists() == ended
+
+
+def test_a_run_with_more_time_has_not_ended() -> None:
+    """Its summary goes, so that the run is found again should it be killed."""
+    released(claim(named(total_time="1h"), NOON))
+    Path("mine/summary.json").write_text('{"finished": true}')
+    released(claim(named(total_time="1h"), LATER))
+    assert Path("mine/summary.json").exists()
+    released(claim(named(total_time="2h"), LATER))
+    assert not Path("mine/summary.json").exists()
+
+
+def test_an_unfinished_run_of_fewer_epochs_is_another_run() -> None:
+    """Nobody has named it: the command that began another run is still to find that one, and not to change this one."""
+    constant = Config().replace(recipe="digits", schedule="constant", epochs=20)
+    mine = released(claim(constant, NOON)).path
+    shorter = released(claim(constant.replace(epochs=5), LATER)).path
+    assert shorter != mine
+    before = (shorter / "config.yaml").read_bytes()
+    assert released(claim(constant, LATER)).path == mine
+    assert (shorter / "config.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize("change", [{}, {"patience": 2}])
+def test_a_run_that_an_aim_has_ended_goes_on_with_another_aim_only(change: dict[str, Any]) -> None:
+    """It would end at once again; what is refused leaves the folder as it was."""
+    patient = named(schedule="constant", epochs=10, patience=1)
+    released(claim(patient, NOON))
+    Path("mine/summary.json").write_text('{"why": "nothing better since epoch 3"}')
+    before = Path("mine/config.yaml").read_bytes()
+    if not change:
+        with pytest.raises(UsageError, match=r"mine ended before its last epoch \(nothing better since epoch 3\)"):
+            claim(patient.replace(epochs=20), LATER)
+        assert (Path("mine/config.yaml").read_bytes(), Path("mine/summary.json").exists()) == (before, True)
+    else:
+        assert released(claim(patient.replace(epochs=20, **change), LATER)).earlier
+
+
+@pytest.mark.parametrize("weights", ["", "model-best.pt", "model-final.pt"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "one-cycle"])
+def test_a_run_whose_learning_rate_follows_its_epochs_does_not_go_on_longer(schedule: str, weights: str) -> None:
+    """It would not be what a run of as many epochs is. The error has two lines to type, and nothing is changed."""
+    released(claim(named(schedule=schedule, epochs=10), NOON))
+    Path("mine/summary.json").write_text("{}")
+    if weights:
+        Path("mine", weights).write_text("weights")
+    before = Path("mine/config.yaml").read_bytes()
+    with pytest.raises(UsageError) as refused:
+        claim(named(schedule=schedule, epochs=20), LATER)
+    assert f"mine is a run to epoch 10: its learning rate followed from that number (--schedule {schedule})" in str(
+        refused.value
+    )
+    assert "type --resume never" in str(refused.value)
+    assert (f"or --weights mine/{weights} --output-dir OTHER" in str(refused.value)) == bool(weights)
+    assert Path("mine/config.yaml").read_bytes() == before
+    assert Path("mine/summary.json").exists()
+
+
+@pytest.mark.parametrize("changes", [{"epochs": 9}, {"epochs": 20, "seed": 1}])
+def test_a_shorter_or_another_run_is_not_a_longer_one(changes: dict[str, int]) -> None:
+    """Fewer epochs may be done already, and another seed is another run: all that differs is named."""
+    released(claim(named(schedule="constant", epochs=10), NOON))
+    with pytest.raises(UsageError, match="mine is a run with other settings") as refused:
+        claim(named(schedule="constant", **changes), LATER)
+    assert f"epochs: {changes['epochs']}, not 10" in str(refused.value)
+
+
+def test_the_folder_that_resume_names_is_the_output_folder() -> None:
+    """Whatever it is called now. A folder that is no run, and two folders, are refused."""
+    released(claim(named(), NOON))
+    Path("mine").rename("moved")
+    meant = Config().replace(resume="moved")
+    assert run_folder.named_by_resume(meant) == Config().replace(output_dir=Path("moved"))
+    assert run_folder.named_by_resume(meant.replace(output_dir=Path.cwd() / "moved")).run.resume == "auto"
+    for unchanged in (Config(), Config().replace(resume="never"), Config().replace(resume="a/file.ckpt")):
+        assert run_folder.named_by_resume(unchanged) == unchanged
+    with pytest.raises(UsageError, match="--resume moved goes on in that folder, and --output-dir names another"):
+        run_folder.named_by_resume(meant.replace(output_dir=Path("other")))
+    Path("empty").mkdir()
+    with pytest.raises(UsageError, match=r"--resume empty is not a run of hvd_train: it has no config\.yaml"):
+        run_folder.named_by_resume(Config().replace(resume="empty"))
+
+
+def test_the_newest_run_is_the_one_that_was_written_to_last(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not the one with the last name; which one it is is said. Without a run that is a mistake."""
+    with pytest.raises(UsageError, match="there is no run in runs/: name a run folder"):
+        run_folder.newest()
+    for number, name in enumerate(("b", "c", "a", "d")):
+        Path("runs", name).mkdir(parents=True)
+        for file in ("config.yaml", "metrics.jsonl") if name != "d" else ("notes.txt",):
+            Path("runs", name, file).touch()
+            os.utime(Path("runs", name, file), (number, number))
+    assert run_folder.newest() == Path("runs/a")
+    os.utime("runs/b/metrics.jsonl", (7, 7))
+    assert run_folder.newest() == Path("runs/b")
+    assert capsys.readouterr().err == "hvd-train: the newest run: runs/a\nhvd-train: the newest run: runs/b\n"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvd_train.errors import UsageError
 from hvd_train.run_files import tail
 from hvd_train.run_files.tail import lines_backwards
 
@@ -40,3 +42,12 @@ def test_no_more_is_read_than_asked_for() -> None:
     file = Counting(b"0123456789\n" * 10_000_000)
     assert len(list(islice(lines_backwards(file), 100))) == 100
     assert file.count <= 1 << 16
+
+
+def test_a_line_that_is_none_of_ours_is_not_read_to_its_beginning(tmp_path: Path) -> None:
+    """A sparse file takes no disk, and would take all memory."""
+    with open(tmp_path / "metrics.jsonl", "w+b") as file:
+        file.truncate(1 << 28)
+        with pytest.raises(UsageError, match=r"^cannot go on with .*metrics\.jsonl: a line of it is longer than"):
+            next(lines_backwards(file))
+        assert file.tell() >= (1 << 28) - (1 << 25)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvd_train import checkpoint
-from hvd_train.parts import fresh_state, warm_parts
+from hvd_train.parts import Own, fresh_state, warm_parts
 from hvd_train.progress.metrics import Totals
 from hvd_train.run_files.durable import Permission
 from hvd_train.state import Snapshot, TrainState
@@ -21,10 +21,10 @@ from tests.support.runs import convnet, few_digits, small_config
 def state() -> Iterator[TrainState]:
     """A state after seven steps."""
     config, world = small_config(), LocalWorld()
-    parts, optimizer = warm_parts(config, world, convnet, few_digits)
+    parts, optimizer = warm_parts(config, world, Own(convnet, few_digits))
     state = fresh_state(config, world, parts, optimizer)
     for _ in range(7):
-        state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
+        state.count_step(Totals((1.0, 2.0, 1.0), 20), skipped=False)
     yield state
     parts.train_loader.close()
 

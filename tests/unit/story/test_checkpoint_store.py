@@ -47,10 +47,10 @@ def test_a_damaged_newer_file_does_not_push_out_the_good_ones() -> None:
 
 
 @contextmanager
-def no_room() -> Iterator[None]:
-    """No file of this process grows beyond 500 bytes: a real error in the middle of a write, as of a full disk."""
+def no_room(most_bytes: int = 500) -> Iterator[None]:
+    """No file of this process grows beyond so many bytes: a real error in the middle of a write, as of a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
     try:
         yield
     finally:
@@ -184,6 +184,27 @@ def test_weights_load_without_this_package() -> None:
     weights = torch.load("run/model-best.pt", weights_only=True)
     assert weights["bias"].tolist() == [2.0, 2.0]
     torch.nn.Linear(3, 2).load_state_dict(weights)
+
+
+def test_a_run_that_goes_on_in_the_other_format_leaves_one_file_of_each_kind() -> None:
+    """An old file must not be taken for the newest weights; it goes only when the new one is on disk."""
+    run = Path("run")
+    for number, kind in enumerate(("pt", "safetensors", "pt"), 1):
+        run.mkdir(exist_ok=True)
+        disk = DiskStore(run, 3, {}, pytest.fail, weights_format=kind)
+        disk.save_weights("model-best.pt", state_at(number))
+        assert [path.name for path in run.glob("model-best*")] == [f"model-best.{kind}"]
+        assert (checkpoint.read_weights(run / f"model-best.{kind}") or {})["bias"].tolist() == [number, number]
+        assert disk.commit_last(state_at(number), final_weights=True).result()
+        assert sorted(path.name for path in run.glob("model-*")) == [f"model-best.{kind}", f"model-final.{kind}"]
+        disk.close()
+    told: list[str] = []
+    disk = DiskStore(run, 3, {}, told.append, weights_format="safetensors")
+    with no_room(50):
+        disk.save_weights("model-best.pt", state_at(4))
+    assert [path.name for path in run.glob("model-best*")] == ["model-best.pt"]
+    assert told == ["cannot write run/model-best.safetensors: File too large; it is kept in memory until it fits"]
+    disk.close()
 
 
 def in_child(code: str) -> subprocess.CompletedProcess[str]:

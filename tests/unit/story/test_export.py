@@ -45,7 +45,7 @@ def test_the_program_runs_without_us_and_scores_the_same(trained_run: Path) -> N
         "assert 'hvd_train' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
-    assert float(done.stdout.splitlines()[-1]) == pytest.approx(evaluate(trained_run).top1)
+    assert float(done.stdout.splitlines()[-1]) == pytest.approx(evaluate(trained_run)["top1"])
 
 
 def test_the_weights_are_the_best_ones(trained_run: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_program_that_computes_something_else_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["nothing"], "nothing: no such run folder or checkpoint"),
+        (["nothing"], "nothing: no such run folder, checkpoint or file of weights"),
         (["run", "--onnx"], "--onnx needs onnxruntime: pip install onnx onnxscript onnxruntime"),
     ],
 )

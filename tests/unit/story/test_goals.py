@@ -12,10 +12,10 @@ import pytest
 from hvd_train import goals
 from hvd_train.errors import UsageError
 from hvd_train.settings.schedule import ScheduleConfig
-from hvd_train.state import Evaluation
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.runs import equal, small_config, trained
+from tests.support.tasks import meter_of_classes
 
 
 def records(kind: str, run: str = "run") -> list[dict[str, Any]]:
@@ -62,6 +62,13 @@ def test_aims_need_an_evaluation() -> None:
 )  # fmt: skip
 def test_what_the_best_evaluation_is(by: str, loss: float, top1: float, better: bool) -> None:
     """By top-1 or by loss; equal is not better, and what is not a number never is."""
-    schedule = ScheduleConfig(best_by=by)  # type: ignore[arg-type]
-    assert goals.better(schedule, Evaluation(2, loss, top1, 1.0), Evaluation(1, 1.0, 0.5, 1.0)) == better
-    assert goals.better(schedule, Evaluation(2, 5.0, 0.9, 1.0), Evaluation(1, math.nan, 0.5, 1.0))
+    figure = goals.deciding(ScheduleConfig(best_by=by), meter_of_classes().task)
+    value, of_bad, best, unknown = (
+        evaluation[figure.name]
+        for evaluation in (
+            {"loss": loss, "top1": top1}, {"loss": 5.0, "top1": 0.9}, {"loss": 1.0, "top1": 0.5},
+            {"loss": math.nan, "top1": 0.5},
+        )
+    )  # fmt: skip
+    assert figure.is_better(value, best) == better
+    assert figure.is_better(of_bad, unknown)

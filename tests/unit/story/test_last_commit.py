@@ -11,8 +11,9 @@ import pytest
 
 from hvd_train import checkpoint, last_commit
 from hvd_train.last_commit import commit_for_all
+from hvd_train.launch import launcher
 from hvd_train.output import Output
-from hvd_train.parts import fresh_state, warm_parts
+from hvd_train.parts import Own, fresh_state, warm_parts
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
 from hvd_train.run_files import run_folder
@@ -29,7 +30,7 @@ RUN, CONFIG = Path("run"), small_config(ledger=True)
 def state() -> Iterator[TrainState]:
     """The state of a survivor after seven steps, of which rank 0 has committed and written down the first five."""
     world = LocalWorld()
-    parts, optimizer = warm_parts(CONFIG, world, convnet, few_digits)
+    parts, optimizer = warm_parts(CONFIG, world, Own(convnet, few_digits))
     state = fresh_state(CONFIG, world, parts, optimizer)
     rank_0 = Output(CONFIG)
     rank_0.open(rank_0.claim(state, None, lambda: Cut(20, 20), from_disk=True), state, Place())
@@ -46,7 +47,7 @@ def state() -> Iterator[TrainState]:
 
 def step_done(state: TrainState) -> Entry:
     """Count one more step, and return the entry of the ledger that it is part of."""
-    state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
+    state.count_step(Totals((1.0, 2.0, 1.0), 20), skipped=False)
     step, cursor = state.progress.step, state.progress.cursor
     return state.took(Entry(0, (step, step), 3, (cursor - 20, cursor), fingerprint=step), num_samples=190)
 
@@ -193,7 +194,7 @@ def test_the_folder_is_claimed_for_the_job_that_this_process_is_of(
         owners.append(named["owner"])
         return claim(*given, **named)
 
-    monkeypatch.setattr(last_commit.launcher, "owner", lambda environment: "this job")
+    monkeypatch.setattr(launcher, "owner", lambda environment: "this job")
     monkeypatch.setattr(run_folder, "claim", noted)
     commit(state)
     assert owners == ["this job"]

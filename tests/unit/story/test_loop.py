@@ -7,6 +7,7 @@ import json
 import math
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,8 @@ from hvd_train.data.array_loader import ArrayLoader
 from hvd_train.data.batches import Batch
 from hvd_train.errors import Diverged, UsageError
 from hvd_train.loop import wishes
+from hvd_train.output import Output
+from hvd_train.progress.clock import Timer
 from hvd_train.progress.order import Assignment, Cut, Order, assignments, order_of
 from hvd_train.run_files.ledger import audit
 from hvd_train.step import Votes
@@ -160,10 +163,11 @@ class Deviates(ArrayLoader):
     @override
     def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
         for number, batch in enumerate(super().load(epoch, work)):
-            for micro in batch.micro_batches:
+            own = tuple(batch.micro_batches)
+            for micro in own:
                 if (epoch, number) == (1, 3) and micro.number == 1:
                     micro.samples[2] = (micro.samples[2] + 1) % 190
-            yield batch
+            yield replace(batch, micro_batches=own)
 
 
 @pytest.mark.parametrize("epochs", [2, 3])
@@ -178,7 +182,7 @@ def test_a_loader_that_delivers_another_sample_is_found(epochs: int, monkeypatch
 def test_ranks_that_take_the_same_slots_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples that count twice, and others that do not at all, whatever the number of samples says."""
 
-    def same_for_all(order: Order, cursor: int, cut: Cut, rank: int, size: int) -> Iterator[Assignment]:
+    def same_for_all(order: Order, cursor: int, cut: Cut, rank: int, size: int, *_: object) -> Iterator[Assignment]:
         for number, assignment in enumerate(assignments(order, cursor, cut, 0, size)):
             mine = next(itertools.islice(assignments(order, cursor, cut, rank, size), number, None))
             yield assignment if number == 5 else mine
@@ -232,7 +236,8 @@ def test_the_job_says_what_comes_of_a_signal(answer: Request, votes: Votes) -> N
     job: Any = SimpleNamespace(
         config=small_config(commit_steps=100),
         state=SimpleNamespace(progress=SimpleNamespace(step=7)),
-        clocks=SimpleNamespace(time_limit=SimpleNamespace(due=False), commit_timer=SimpleNamespace(due=False)),
+        clocks=SimpleNamespace(**dict.fromkeys(("time_limit", "commit_timer", "check_timer"), Timer(None))),
+        output=Output(small_config()),
         stop=SimpleNamespace(received=None),
         world=Answering(answer),
         handover=SimpleNamespace(is_done=False),

@@ -26,6 +26,7 @@ from hvd_train.validate import Scores, evaluate
 from hvd_train.world.world import LocalWorld, PendingSum
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
+from tests.support.tasks import meter_of_classes
 from tests.support.worlds import Killed, StoppingWorld, ThreadWorld, own_generator, run_ranks
 
 pytestmark = pytest.mark.numeric
@@ -44,8 +45,8 @@ def test_ranks_and_one(make: Callable[[int], nn.Module], size: int) -> None:
     (result, weights), *others = outcomes
     assert largest_difference(weights, expected) <= TOLERANCE
     assert all(equal(weights, other) for _, other in others), "ranks hold different bits"
-    assert (result.steps, result.top1) == (alone.steps, alone.top1)
-    assert result.loss == pytest.approx(alone.loss, abs=TOLERANCE)
+    assert (result.steps, result.scores["top1"]) == (alone.steps, alone.scores["top1"])
+    assert result.scores["loss"] == pytest.approx(alone.scores["loss"], abs=TOLERANCE)
 
 
 def test_a_global_batch_alone_is_the_same_training_on_any_number_of_ranks() -> None:
@@ -126,7 +127,7 @@ def test_stopped_and_resumed(kind: str, stops: tuple[int, ...]) -> None:
     result, weights = trained(LocalWorld(), config, make, data)
     assert result.finished
     assert equal(weights, expected)
-    same = ("steps", "epochs", "loss", "top1", "top5", "best_top1", "best_epoch")
+    same = ("steps", "epochs", "scores", "best", "best_epoch")
     assert [getattr(result, name) for name in same] == [getattr(undisturbed, name) for name in same]
     assert written(Path("stopped")) == written(Path("undisturbed"))
     for name in ("model-final.pt", "model-best.pt"):
@@ -165,7 +166,7 @@ def test_crashed_and_resumed(crash: int) -> None:
 def written(folder: Path) -> list[dict[str, object]]:
     """The steps and epochs in metrics.jsonl, without what depends on the clock."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clock = ("time", "images_per_second", "split")
+    clock = ("time", "images_per_second", "split", "ranks", "seconds", "usage")
     return [{k: v for k, v in line.items() if k not in clock} for line in lines if line["kind"] != "event"]
 
 
@@ -217,7 +218,7 @@ def test_evaluation(count: int) -> None:
     """Evaluation gives the same number for every world size."""
     few = runs.few_digits(small_config().data)
     assert isinstance(few.val, Arrays)
-    val = Arrays(few.val.images, few.val.labels, count)
+    val = Arrays(few.val.inputs, few.val.targets, count)
     data = DataSet(few.train, val, few.classes, 1, 8, few.mean, few.std)
     device = torch.device("cpu")
 
@@ -225,15 +226,16 @@ def test_evaluation(count: int) -> None:
         prepare = Prepare(data, device, image_size=None, augment=None, colour=False)
         loader = ArrayLoader(val, prepare, device, seed=0)
         model = own_generator(runs.batch_norm(10))
+        meter = meter_of_classes(data.classes)
         return evaluate(
-            model, loader, world, micro_batch=5, classes=data.classes, device=device, autocast=contextlib.nullcontext()
+            model, loader, world, micro_batch=5, meter=meter, device=device, autocast=contextlib.nullcontext()
         )
 
     alone = scores(LocalWorld())
     for size in (1, 2, 3, 4):
         for each in run_ranks(size, scores):
-            assert (each.count, each.top1, each.top5) == (alone.count, alone.top1, alone.top5)
-            assert each.loss == pytest.approx(alone.loss, rel=1e-12)
+            assert (each.count, each["top1"], each["top5"]) == (alone.count, alone["top1"], alone["top5"])
+            assert each["loss"] == pytest.approx(alone["loss"], rel=1e-12)
             np.testing.assert_equal(each.per_class, alone.per_class)
     assert alone.count == count
 

@@ -20,7 +20,7 @@ from hvd_train.output import Output
 from hvd_train.progress.clock import PHASES, Split
 from hvd_train.progress.order import Assignment, order_of
 from hvd_train.run_files.journal import RunJournal
-from hvd_train.run_files.records import Moment
+from hvd_train.run_files.records import Moment, Plan
 from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import NUM_SAMPLES, small_config, trained
@@ -38,8 +38,8 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     class Heard(RunJournal):
         @override
-        def begin(self, epochs: int, samples_per_epoch: int) -> None:
-            heard.append((epochs, samples_per_epoch))
+        def begin(self, plan: Plan) -> None:
+            heard.append((plan.epochs, plan.samples_per_epoch, [figure.name for figure in plan.shown], plan.unit))
 
         @override
         def progress(self, moment: Moment) -> None:
@@ -53,7 +53,7 @@ def test_each_step_is_shown_with_the_means_of_its_epoch_so_far(shown: list[Any],
     """Its number counts through the run; epoch and samples are those that are behind it, and the speed is known."""
     trained(LocalWorld(), small_config(epochs=2, batch_size=20), lambda _: ticking)
     (begun, *moments), steps = shown, records("step")
-    assert begun == (2, NUM_SAMPLES)
+    assert begun == (2, NUM_SAMPLES, ["loss", "top1"], "images")
     assert [moment.step for moment in moments] == [*range(1, 21)]
     assert [moment.epoch for moment in moments] == [0] * 10 + [1] * 10
     assert [moment.cursor for moment in moments] == 2 * [*range(20, 190, 20), 190]
@@ -63,9 +63,9 @@ def test_each_step_is_shown_with_the_means_of_its_epoch_so_far(shown: list[Any],
     assert moments[6].images_per_second == 20
     of_epoch = steps[10:13]
     for name in ("loss", "top1"):
-        assert getattr(moments[10], name) == of_epoch[0][name]
-        assert getattr(moments[12], name) == pytest.approx(sum(step[name] for step in of_epoch) / 3, rel=1e-12)
-    assert {moment.loss == moment.top1 for moment in moments} == {False}
+        assert moments[10].scores()[name] == of_epoch[0][name]
+        assert moments[12].scores()[name] == pytest.approx(sum(step[name] for step in of_epoch) / 3, rel=1e-12)
+    assert {moment.scores()["loss"] == moment.scores()["top1"] for moment in moments} == {False}
 
 
 def test_a_run_that_goes_on_is_shown_from_there(shown: list[Any]) -> None:
@@ -74,9 +74,9 @@ def test_a_run_that_goes_on_is_shown_from_there(shown: list[Any]) -> None:
     shown.clear()
     trained(LocalWorld(), small_config(epochs=2), linear)
     (begun, first, *_), steps = shown, records("step")
-    assert begun == (2, NUM_SAMPLES)
+    assert begun == (2, NUM_SAMPLES, ["loss", "top1"], "images")
     assert (first.epoch, first.cursor, first.step) == (0, 80, 4)
-    assert first.loss == pytest.approx(sum(step["loss"] for step in steps[:4]) / 4, rel=1e-12)
+    assert first.scores()["loss"] == pytest.approx(sum(step["loss"] for step in steps[:4]) / 4, rel=1e-12)
 
 
 def test_the_record_of_an_epoch_has_all_its_scores() -> None:
@@ -85,10 +85,10 @@ def test_the_record_of_an_epoch_has_all_its_scores() -> None:
     first, last = records("epoch")
     assert [first[name] for name in ("epoch", "step", "val_loss", "val_top1", "val_top5")] == [1, 10, None, None, None]
     assert (last["epoch"], last["step"]) == (2, 20)
-    assert [last[name] for name in ("val_loss", "val_top1", "val_top5")] == [result.loss, result.top1, result.top5]
+    assert [last[name] for name in ("val_loss", "val_top1", "val_top5")] == [*result.scores.values()]
     assert 0 < last["val_top1"] < last["val_top5"] < 1
     assert last["val_loss"] > 1
-    assert (result.best_epoch, result.best_top1) == (2, result.top1)
+    assert (result.best_epoch, result.best) == (2, result.scores["top1"])
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_the_phases_of_steps_leave_out_what_is_no_step(timed: Ticking, monkeypat
 
 
 def test_the_time_of_a_loader_is_that_of_the_data(timed: Ticking, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And that of a commit is in the rest, in the record of the step after it."""
+    """And that of a commit is a phase of its own, in the record of the step after it."""
 
     class Slow(ArrayLoader):
         @override
@@ -130,7 +130,7 @@ def test_the_time_of_a_loader_is_that_of_the_data(timed: Ticking, monkeypatch: p
     monkeypatch.setattr(DiskStore, "commit", slow_commit)
     trained(LocalWorld(), small_config(epochs=1, batch_size=20, commit_steps=5), lambda _: timed)
     splits = [record["split"] for record in records("step")]
-    assert [split["other"] for split in splits] == [0, 0, 0, 0, 0, 8, 0, 0, 0, 0]
+    assert [split["commit"] for split in splits] == [0, 0, 0, 0, 0, 8, 0, 0, 0, 0]
     assert [split["data"] for split in splits] == [4, 0, 4, 0, 0, 0, 0, 0, 0, 0]
 
 

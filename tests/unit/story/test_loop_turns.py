@@ -203,14 +203,14 @@ class Moves(LocalWorld):
         return "change" if self._left == 0 else "train"
 
     @override
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+    def in_each_world(self, body: Callable[[], Iterable[T]], sync: Callable[[], None] = already_in_sync) -> Iterator[T]:
         sync()
         try:
-            return body()
+            yield from body()
         except WorldChanged:
             self._model.now += LONG_S
             sync()
-            return body()
+            yield from body()
 
 
 def test_a_change_of_world_costs_neither_a_commit_nor_training_time(ticking: Ticking, committed: list[int]) -> None:

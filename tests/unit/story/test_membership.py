@@ -14,7 +14,7 @@ from hvd_train.elastic.members import Member, RankReport
 from hvd_train.errors import FaultRepeats, RankLost
 from hvd_train.handover import Handover, nothing_to_hand_over
 from hvd_train.membership import Membership
-from hvd_train.parts import fresh_state, warm_parts
+from hvd_train.parts import Own, fresh_state, warm_parts
 from hvd_train.run_files import run_folder
 from hvd_train.state import TrainState
 from hvd_train.world.world import LocalWorld
@@ -26,7 +26,7 @@ NOTHING = nothing_to_hand_over(LocalWorld())
 @pytest.fixture
 def state() -> TrainState:
     """The state before the first step."""
-    parts, optimizer = warm_parts(small_config(), LocalWorld(), convnet, few_digits)
+    parts, optimizer = warm_parts(small_config(), LocalWorld(), Own(convnet, few_digits))
     return fresh_state(small_config(), LocalWorld(), parts, optimizer)
 
 

@@ -17,6 +17,7 @@ from hvd_train.launch import launcher
 from hvd_train.output import Output, shows_bar
 from hvd_train.progress.order import Cut
 from hvd_train.run_files import durable, run_folder
+from hvd_train.run_files.journal import SilentJournal
 from hvd_train.run_files.ledger import Entry
 from hvd_train.state import Progress, TrainState
 from hvd_train.world.world import Place
@@ -199,3 +200,18 @@ def test_a_rank_of_mpirun_prints_lines(environment: dict[str, str], bar: bool, m
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert shows_bar(Config(), Place()) == bar
+
+
+def test_what_the_journal_begins_to_write_is_no_leftover(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads write files of their own from the first moment on; those of killed processes are gone by then."""
+
+    class Begins(SilentJournal):
+        def __init__(self, folder: Path, *_: object, **__: object) -> None:
+            assert not (folder / "theirs.partial").exists()
+            (folder / "mine.partial").write_text("under way")
+
+    monkeypatch.setattr("hvd_train.output.RunJournal", Begins)
+    opened(small_config(), state).close()
+    Path("run/theirs.partial").write_text("of a killed process")
+    opened(small_config(), state).close()
+    assert Path("run/mine.partial").exists()

@@ -68,7 +68,7 @@ def test_rank_0_whose_weights_are_not_trusted_goes_back_to_its_last_commit(state
     output = opened(small_config(), state)
     assert output.commit_last(state)
     for _ in range(2):
-        state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
+        state.count_step(Totals((1.0, 2.0, 1.0), 20), skipped=False)
     claim = output.claim(state, RUN, first_cut, from_disk=False)
     assert (claim.loaded, state.progress.step) == (False, 9)
     claim = output.claim(state, RUN, first_cut, from_disk=True)
@@ -89,7 +89,7 @@ def test_a_rank_that_is_no_longer_the_first_gives_the_folder_up(state: TrainStat
     assert [entry.steps for entry in read(RUN / "ledger.jsonl")] == [(1, 7)]
     latter = opened(small_config(ledger=True), state)
     former.journal.took(Entry(0, (1, 8), 2, (0, 160), 1))
-    state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
+    state.count_step(Totals((1.0, 2.0, 1.0), 20), skipped=False)
     former.store.save_weights(checkpoint.BEST, state)
     assert former.store.commit_last(state).result()
     assert not former.commit_last(state)
@@ -115,7 +115,7 @@ def test_as_many_checkpoints_are_kept_as_the_user_wants(state: TrainState) -> No
     """The newest ones."""
     output = opened(small_config(keep_checkpoints=2), state)
     for _ in range(4):
-        state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
+        state.count_step(Totals((1.0, 2.0, 1.0), 20), skipped=False)
         assert output.store.commit_last(state).result()
     output.close()
     assert steps_on_disk() == [11, 10]
@@ -171,7 +171,7 @@ def test_best_weights_of_the_epoch_that_has_just_ended_are_written_again(
 ) -> None:
     """Rank 0 may have died while it wrote them; a step later the weights are others, and must not be called so."""
     state.progress = Progress(epoch, cursor, 10)
-    state.best = Evaluation(1, 0.5, 0.5, 1.0)
+    state.best = Evaluation(1, {"loss": 0.5, "top1": 0.5, "top5": 1.0})
     output = opened(small_config(), state)
     output.close()
     assert (RUN / checkpoint.BEST).exists() == written

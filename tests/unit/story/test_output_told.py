@@ -31,7 +31,7 @@ def test_a_damaged_checkpoint_is_named(state: TrainState) -> None:
     output = opened(small_config(), state)
     for _ in range(2):
         assert output.store.commit_last(state).result()
-        state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
+        state.count_step(Totals((1.0, 2.0, 1.0), 20), skipped=False)
     output.close()
     newest, *_ = checkpoint.committed(Path("run"))
     newest.write_bytes(newest.read_bytes()[:100])

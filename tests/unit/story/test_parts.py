@@ -9,15 +9,17 @@ import torch
 
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
-from hvd_train.parts import build, loader_processes
+from hvd_train.parts import Own, build, loader_processes
 from hvd_train.world.world import Place
 from tests.support.runs import convnet, few_digits, small_config
 
 
 def test_the_parts_fit_one_another() -> None:
     """The example has the shape of the model's input, the loaders have the sets, and each rank builds the same."""
-    first, second = (build(small_config(), Place(rank, 2, rank, 2), None, few_digits) for rank in range(2))
-    assert first.model(first.example).shape == (2, 10)
+    first, second = (build(small_config(), Place(rank, 2, rank, 2), Own(data=few_digits)) for rank in range(2))
+    inputs, targets = first.example
+    assert first.model(inputs).shape == (2, 10)
+    assert first.meter.losses(first.model(inputs), targets, 2).shape == (2,)
     assert (first.train_loader.num_samples, first.test_loader) == (190, None)
     assert first.val_loader is not None
     assert first.val_loader.num_samples == 60
@@ -28,8 +30,8 @@ def test_the_parts_fit_one_another() -> None:
 def test_a_model_for_other_images_is_refused_before_anything_starts() -> None:
     """One line that names the shape of the images."""
     with pytest.raises(UsageError, match="cannot take images of 1 x 8 x 8"):
-        build(small_config(), Place(), lambda num_classes: torch.nn.Conv2d(3, num_classes, 1), few_digits)
-    build(small_config(), Place(), convnet, few_digits)
+        build(small_config(), Place(), Own(lambda num_classes: torch.nn.Conv2d(3, num_classes, 1), few_digits))
+    build(small_config(), Place(), Own(convnet, few_digits))
 
 
 @pytest.mark.parametrize(

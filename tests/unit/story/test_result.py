@@ -14,16 +14,19 @@ import pytest
 import torch
 
 from hvd_train import recipes
+from hvd_train.progress.figures import OF_CLASSES
 from hvd_train.progress.order import Cut
-from hvd_train.result import Result, describe, ending, ranks, summary
+from hvd_train.result import Result, describe, ending, last_numbers, ranks, summary
+from hvd_train.run_files.records import Ending
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 
 DIGITS = recipes.get("digits")
 DONE = Result(
-    run_dir=Path("runs/my run"), finished=True, saved=True, stopped_by=None, epochs=20, steps=460, loss=0.03,
-    top1=0.991, top5=1.0, best_top1=0.997, best_epoch=11, test_loss=math.nan, test_top1=math.nan, test_top5=math.nan,
-    why="done", images_per_second=2306.4, world_size=2, seconds=18.2,
+    run_dir=Path("runs/my run"), finished=True, saved=True, stopped_by=None, epochs=20, epoch_share=0.0, steps=460,
+    scores={"loss": 0.03, "top1": 0.991, "top5": 1.0}, best=0.997, best_epoch=11,
+    test=dict.fromkeys(("loss", "top1", "top5"), math.nan), headline=OF_CLASSES[:2], unit="images",
+    why="done", images_per_second=2306.4, world_size=2, seconds=18.2, total_seconds=17.0, peaks={"peak_memory": 5e8},
 )  # fmt: skip
 
 
@@ -42,7 +45,7 @@ DONE = Result(
 )
 def test_the_first_line_says_how_a_step_is_cut(cut: Cut, size: int, said: str) -> None:
     """And when that leaves ranks without work."""
-    parts = SimpleNamespace(train_loader=SimpleNamespace(num_samples=1437), device=torch.device("cpu"))
+    parts = SimpleNamespace(train_loader=SimpleNamespace(num_samples=1437), device=torch.device("cpu"), unit="images")
     state = TrainState(torch.nn.Linear(2, 2), Mock(), Mock(), cut)
     job = Mock(config=recipes.get("digits"), state=state, world=Mock(place=Place(size=size)), parts=parts)
     assert describe(job).endswith(said)
@@ -55,9 +58,13 @@ def test_a_finished_run_says_what_to_type_next() -> None:
         "files: runs/my run",
         "next:  hvd-train evaluate 'runs/my run'",
     ]
-    tested = replace(DONE, test_loss=0.25, test_top1=0.9, test_top5=1.0)
+    tested = replace(DONE, test={"loss": 0.25, "top1": 0.9, "top5": 1.0})
     assert "epoch 11), test loss 0.2500, test top-1 90.00%, 2,306" in ending(tested, DIGITS)
-    assert ending(replace(DONE, top1=math.nan), DIGITS).startswith("done: 2,306 images/s")
+    assert ending(replace(DONE, scores={**DONE.scores, "top1": math.nan}), DIGITS).startswith("done: 2,306 images/s")
+    part = replace(DONE, why="its total time (--total-time 2h) is over", epochs=3, epoch_share=0.256, best_epoch=None)
+    assert ending(part, DIGITS).startswith(
+        "its total time (--total-time 2h) is over after 3.26 epochs: top-1 99.10%, 2,306"
+    )
     assert ending(replace(DONE, saved=False), DIGITS).endswith("NOT all files could be written (see above)")
 
 
@@ -69,11 +76,15 @@ def test_what_to_type_next_trusts_code_of_your_own(own: dict[str, str]) -> None:
 
 
 def test_a_stopped_run_says_by_what_and_whether_it_is_committed() -> None:
-    """A signal by its name; without one, a time limit or the launcher."""
+    """A signal by its name; without one, the time limit with its value where it was over, or else the launcher."""
     stopped = replace(DONE, finished=False, stopped_by=signal.SIGTERM)
     assert ending(stopped, DIGITS) == "stopped by SIGTERM at step 460, committed; the same command goes on from there"
-    by_time = ending(replace(stopped, stopped_by=None), DIGITS)
-    assert by_time.startswith("stopped by its time limit or its launcher at step 460")
+    silent = replace(stopped, stopped_by=None)
+    by_time = ending(silent, DIGITS.replace(max_time="2h"), stopped="its time limit (--max-time 2h)")
+    assert by_time.startswith("stopped by its time limit (--max-time 2h) at step 460, committed")
+    assert ending(silent, DIGITS.replace(max_time="2h")).startswith("stopped by its launcher at step 460, committed")
+    so_far = replace(silent, test={"loss": 0.25, "top1": 0.9, "top5": 1.0})
+    assert ending(so_far, DIGITS).endswith("\nthe best weights so far: test loss 0.2500, test top-1 90.00%")
     assert ending(replace(stopped, saved=False), DIGITS) == "stopped by SIGTERM at step 460, NOT committed (see above)"
 
 
@@ -82,8 +93,18 @@ def test_the_summary_is_json_without_nan() -> None:
     values = summary(DONE, recipes.get("digits"))
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert (values["test_loss"], values["recipe"], values["run_dir"]) == (None, "digits", "runs/my run")
+    assert [values[name] for name in ("loss", "top1", "top5", "best_top1")] == [0.03, 0.991, 1.0, 0.997]
+    assert values["peak_memory"] == 5e8
 
 
 def test_a_number_of_ranks_in_words() -> None:
     """One rank is no plural."""
     assert [ranks(count) for count in (1, 2)] == ["1 rank", "2 ranks"]
+
+
+def test_the_last_numbers_are_those_that_are_known() -> None:
+    """The best score with its epoch, and the test where there was one; a run that is to go on has none yet."""
+    assert last_numbers(DONE) == Ending("finished", {"best/top1": 0.997, "best/epoch": 11})
+    tested = replace(DONE, test={"loss": 0.5, "top1": 0.9, "top5": math.nan})
+    assert last_numbers(tested).scores == {"best/top1": 0.997, "best/epoch": 11, "test/loss": 0.5, "test/top1": 0.9}
+    assert last_numbers(replace(DONE, finished=False)) == Ending("stopped")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,13 +123,13 @@ def reference(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, cl
     """The loop that a textbook has."""
     few = runs.few_digits(small_config().data)
     assert isinstance(few.train, Arrays)
-    images = (few.train.images.float() / 255 - few.mean[0]) / few.std[0]
+    images = (few.train.inputs.float() / 255 - few.mean[0]) / few.std[0]
     step = 0
     for epoch in range(EPOCHS):
         shuffled = torch.from_numpy(EpochOrder(0, epoch, runs.NUM_SAMPLES)[:])
         for batch in shuffled.split(GLOBAL_BATCH):
             optimizer.zero_grad()
-            loss(model, images[batch], few.train.labels[batch], step).backward()
+            loss(model, images[batch], few.train.targets[batch], step).backward()
             if clip_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
             optimizer.step()
@@ -162,6 +163,14 @@ def test_everything_at_once_stopped_and_resumed(after: int) -> None:
     assert not result.finished
     _, weights = trained(LocalWorld(), config, runs.batch_norm)
     assert equal(weights, expected)
+
+
+def test_results_and_scores_can_be_pickled() -> None:
+    """For a notebook whose ranks are other processes, though figures are computed by functions of their tasks."""
+    result, _ = trained(LocalWorld(), small_config(epochs=1))
+    assert result.headline[-1].written(0.5) == "50.00%"
+    again = pickle.loads(pickle.dumps(result))
+    assert (again.scores, again.headline) == (result.scores, result.headline)
 
 
 def test_the_file_to_begin_from_need_not_outlive_the_first_commit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from hvd_train.run_files.ledger import Entry
 from hvd_train.run_files.records import EpochRecord, StepRecord
 from hvd_train.state import Progress, TrainState
 
+SCORES = {"loss": 0.5, "top1": 0.1}
+
 
 def state() -> TrainState:
     """A state before its first step."""
@@ -39,8 +41,8 @@ def test_what_is_not_on_disk_yet_comes_with_the_state() -> None:
     """A newcomer or a resumed run that keeps the journal from now on can write it."""
     mine, other = state(), state()
     mine.took(entry(3, 7, 60), 100)
-    mine.last_step = StepRecord(4, 7, 370, 0.5, 0.1, 0.2, 0.01, None, 64.0, 1, 100.0, {"data": 0.25})
-    mine.last_epoch = EpochRecord(3, 6, 0.5, 0.1, 0.2, None, None, None, 100.0)
+    mine.last_step = StepRecord(4, 7, 370, SCORES, 0.01, None, 64.0, 1, 100.0, {"data": 0.25})
+    mine.last_epoch = EpochRecord(3, 6, {**SCORES, "val_loss": None, "val_top1": None}, 100.0)
     mine.progress = Progress(3, 70, 7, 1, 0)
     other.load(mine.snapshot())
     assert (other.recent, other.last_step, other.last_epoch) == (mine.recent, mine.last_step, mine.last_epoch)

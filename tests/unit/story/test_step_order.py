@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from hvd_train import Config
-from hvd_train.data.batches import Batch
 from hvd_train.progress.clock import Split
 from hvd_train.state import Progress, to_host
-from hvd_train.step import Step, Votes
+from hvd_train.step import Votes
 from hvd_train.world.world import LocalWorld
+from tests.support.batches import batch_of
 from tests.support.runs import equal
+from tests.support.steps import TaskSteps
+from tests.support.tasks import meter_of_classes
 from tests.unit.story.test_step import CLIPPED, ROUNDINGS, InDoublePrecision, batch, by_hand, state_of, take
 
 pytestmark = pytest.mark.numeric
@@ -80,10 +81,10 @@ def test_adasum_gets_the_mean_gradient_of_each_rank() -> None:
     """It combines means; half of a global batch gives the mean over that half, and no half of it."""
     config = Config().replace(reduction="adasum")
     alone = take(config, LocalWorld(), state_of(LocalWorld(), InDoublePrecision()), batch(4, 4), norm=True)
-    half = dataclasses.replace(batch(8, 4), micro_batches=batch(8, 4).micro_batches[:1])
+    micro, _ = batch(8, 4).micro_batches
+    half = batch_of(8, 2, micro)
     model = InDoublePrecision()
-    inputs, targets = half.micro_batches[0].inputs, half.micro_batches[0].targets
-    nn.functional.cross_entropy(model(inputs), targets).backward()
+    nn.functional.cross_entropy(model(micro.inputs), micro.targets).backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     found = take(config, LocalWorld(), state_of(LocalWorld(), InDoublePrecision()), half, norm=True)
     assert alone.gradient_norm is not None
@@ -95,8 +96,8 @@ def test_a_loss_that_is_not_finite_skips_the_step_though_its_gradient_is_finite(
     model = OneLogit()
     state = state_of(LocalWorld(), model)
     before = to_host(model.state_dict())
-    part = batch(4, 4)
-    part = Batch(4, 1, (dataclasses.replace(part.micro_batches[0], targets=torch.tensor([0, 1, 0, 0])),))
+    (micro,) = batch(4, 4).micro_batches
+    part = batch_of(4, 1, dataclasses.replace(micro, targets=torch.tensor([0, 1, 0, 0])))
     result = take(Config(), LocalWorld(), state, part)
     assert result.skipped
     assert result.not_finite == (1,)
@@ -109,7 +110,7 @@ def test_the_time_of_a_step_is_given_to_the_phases_it_belongs_to(slots: int) -> 
     events: list[str | None] = []
     split, model = Split(), InDoublePrecision()
     split.listener = events.append
-    step = Step(Config(), LocalWorld(), model, torch.device("cpu"), split=split)
+    step = TaskSteps(Config(), LocalWorld(), model, torch.device("cpu"), meter_of_classes(), split=split)
     part = batch(8, 8 // slots)
     step.take(
         state_of(LocalWorld(), model), part, Votes(), want_norm=False, meanwhile=lambda: events.append("meanwhile")
@@ -117,40 +118,29 @@ def test_the_time_of_a_step_is_given_to_the_phases_it_belongs_to(slots: int) -> 
     assert events == ["forward", "backward"] * slots + ["meanwhile", "reduction", "optimizer"]
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_the_arithmetic_is_the_one_that_is_asked_for(precision: str, dtype: torch.dtype) -> None:
-    """On the device of the rank; plain numbers need no context at all."""
-    model = nn.Linear(1, 1)
-    plain = Step(Config(), LocalWorld(), model, torch.device("cpu")).autocast()
-    assert isinstance(plain, nullcontext)
-    with Step(Config().replace(precision=precision), LocalWorld(), model, torch.device("cpu")).autocast():
-        assert torch.is_autocast_enabled("cpu")
-        assert torch.get_autocast_dtype("cpu") == dtype
-    assert not torch.is_autocast_enabled("cpu")
-
-
 def test_samples_whose_loss_is_not_finite_are_named_by_their_own_numbers() -> None:
     """Those of any slot of the rank, by their numbers in the data set rather than their places in the batch."""
     model = OneLogit()
     first, second = batch(8, 4).micro_batches
-    part = Batch(
+    part = batch_of(
         8,
         2,
-        (
-            dataclasses.replace(first, targets=torch.tensor([0, 0, 0, 1]), samples=np.array([70, 61, 52, 43])),
-            dataclasses.replace(second, targets=torch.tensor([1, 0, 1, 0]), samples=np.array([34, 25, 16, 7])),
-        ),
+        dataclasses.replace(first, targets=torch.tensor([0, 0, 0, 1]), samples=np.array([70, 61, 52, 43])),
+        dataclasses.replace(second, targets=torch.tensor([1, 0, 1, 0]), samples=np.array([34, 25, 16, 7])),
     )
     result = take(Config(), LocalWorld(), state_of(LocalWorld(), model), part)
     assert result.not_finite == (43, 34, 16)
 
 
-def test_the_norm_of_a_gradient_is_that_of_the_weights_that_have_one() -> None:
-    """A weight that no pass uses has no gradient, and is neither moved nor in the way of clipping."""
-    model = nn.Module()
-    model.used, model.unused = nn.Parameter(torch.tensor([1.0, 1.0])), nn.Parameter(torch.ones(3))
-    model.used.grad = torch.tensor([3.0, 4.0])
-    step = Step(Config().replace(clip_norm=2.5), LocalWorld(), model, torch.device("cpu"))
-    assert step._clip(list(model.parameters())) == 5.0
-    assert model.unused.grad is None
-    torch.testing.assert_close(model.used.grad, torch.tensor([1.5, 2.0]), rtol=4 * 2**-23 + 1e-6 / 5, atol=0)
+def test_a_weight_that_no_pass_uses_stays_and_is_not_in_the_way_of_clipping() -> None:
+    """The norm of the gradient is that of the other weights, which are clipped as if they were all."""
+    model = InDoublePrecision()
+    unused = torch.tensor([0.3, 0.7], dtype=torch.float64)
+    model.unused = nn.Parameter(unused.clone())
+    state = state_of(LocalWorld(), model)
+    result = take(Config().replace(clip_norm=0.1), LocalWorld(), state, batch(8, 4), norm=True)
+    expected, norm = by_hand(8, 0.1)
+    assert result.gradient_norm == pytest.approx(norm, rel=ROUNDINGS)
+    assert torch.equal(model.unused, unused)
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor, rtol=0, atol=CLIPPED)

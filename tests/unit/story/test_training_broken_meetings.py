@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from hvd_train.errors import RankLost, StateLost
 from hvd_train.run_files.ledger import audit
+from hvd_train.world.gradient import Gradient
 from tests.support.elastic import ElasticThreadWorld, Hosts, Kill, KillMeeting, run_elastic
 from tests.support.fault_plays import ONE, THREE, TOLERANCE, TWO, check, events_of, play, undisturbed
 from tests.support.runs import largest_difference, small_config, trained
@@ -50,11 +51,11 @@ def test_a_rank_that_is_ahead_dies_while_it_sends_its_state() -> None:
         """The reductions of step 7 are done on rank 0 alone."""
 
         @contextmanager
-        def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-            with super().reduced(optimizer):
+        def reduced(self, optimizer: Optimizer) -> Iterator[Gradient]:
+            with super().reduced(optimizer) as gradient:
                 if self._job.sizes == [3] and self.place.rank > 0 and self._steps == 7:
                     raise RankLost("unheard")
-                yield
+                yield gradient
 
     job, folder = play([KillMeeting(2, 0, HALF_WAY)], ONE, TWO, THREE, kind=OnlyRank0Hears)
     check(job, folder, undisturbed())
@@ -69,9 +70,9 @@ def test_distrust_outlives_a_fault_while_the_last_commit_is_loaded() -> None:
         """The eighth step gives rank 1 false weights."""
 
         @contextmanager
-        def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-            with super().reduced(optimizer):
-                yield
+        def reduced(self, optimizer: Optimizer) -> Iterator[Gradient]:
+            with super().reduced(optimizer) as gradient:
+                yield gradient
             if self._job.sizes == [4] and self.place.rank == 1 and self._steps == 8:
                 for parameter in optimizer.param_groups[0]["params"]:
                     parameter.data += 0.01

@@ -6,18 +6,19 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import pytest
-import torch
-from torch import nn
 
-from hvd_train import checkpoint, run
+from hvd_train import checkpoint, loop, run
 from hvd_train.data.dataset import DataSet
 from hvd_train.errors import RankLost, ReplicasDiffer
 from hvd_train.progress.stop import StopSignal
+from hvd_train.run_files.journal import RunJournal
+from hvd_train.run_files.records import Ending
 from hvd_train.settings.data import DataConfig
 from hvd_train.state import TrainState
 from hvd_train.world.world import DriverLost, LocalWorld, already_in_sync
@@ -53,8 +54,8 @@ def test_the_best_weights_are_tested_at_the_end(ranks: int, capsys: pytest.Captu
     assert best is not epochs[-1], "this cannot tell the best weights from the last"
     for result, _ in results:
         assert result.best_epoch == best["epoch"]
-        assert result.test_loss == pytest.approx(best["val_loss"], abs=1e-6)
-        assert result.test_top1 == pytest.approx(best["val_top1"])
+        assert result.test["loss"] == pytest.approx(best["val_loss"], abs=1e-6)
+        assert result.test["top1"] == pytest.approx(best["val_top1"])
     assert f"test loss {best['val_loss']:.4f}, test top-1" in capsys.readouterr().out
     assert json.loads(Path("run/summary.json").read_text())["test_top1"] == pytest.approx(best["val_top1"])
 
@@ -74,15 +75,15 @@ def test_a_lost_rank_ends_what_is_not_elastic(victim: int, told: str) -> None:
 
 def test_a_survivor_of_rank_0_commits_where_nobody_else_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an elastic job whose driver is gone as well the last step is on disk, and the same command goes on from it."""
-    run = ThreadWorld.run
+    in_each_world = ThreadWorld.in_each_world
 
-    def runs_without_driver(world: ThreadWorld, body: Callable[[], T], sync: Callable[[], None]) -> T:
+    def without_driver(world: ThreadWorld, body: Callable[[], Iterable[T]], sync: Callable[[], None]) -> Iterator[T]:
         try:
-            return run(world, body, sync)
+            yield from in_each_world(world, body, sync)
         except RankLost as error:
             raise DriverLost(str(error)) from error
 
-    monkeypatch.setattr(ThreadWorld, "run", runs_without_driver)
+    monkeypatch.setattr(ThreadWorld, "in_each_world", without_driver)
     config = small_config(commit_steps=100)
 
     def body(world: ThreadWorld) -> None:
@@ -99,7 +100,7 @@ def test_a_survivor_of_rank_0_commits_where_nobody_else_can(monkeypatch: pytest.
 class Unwanted(LocalWorld):
     """A world that goes on without this process, which a signal has told to end."""
 
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+    def in_each_world(self, body: Callable[[], Iterable[T]], sync: Callable[[], None] = already_in_sync) -> Iterator[T]:
         """Come to one state, and leave."""
         sync()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -112,35 +113,6 @@ def test_a_rank_that_leaves_by_a_signal_commits_and_says_so_in_its_exit_code() -
         trained(Unwanted(), small_config())
     assert left.value.code == 128 + signal.SIGTERM
     assert len(checkpoint.committed(Path("run"))) == 1
-
-
-def test_what_is_trained_is_saved_where_ranks_have_come_apart() -> None:
-    """All ranks say which of them differs from rank 0 in what; rank 0 leaves its weights and a last checkpoint."""
-
-    def body(world: ThreadWorld) -> dict[str, Any]:
-        def make(num_classes: int) -> nn.Module:
-            model = runs.convnet(num_classes)
-
-            def come_apart(module: nn.Module, *_: object) -> None:
-                if world.place.rank == 1 and module.training:
-                    module.weight.data[0, 0] += 1  # type: ignore[index, operator]
-
-            model[4].register_forward_hook(come_apart)
-            built.append(model)
-            return model
-
-        built: list[nn.Module] = []
-        with pytest.raises(
-            ReplicasDiffer, match=r"ranks 1 hold .* at step 10; .* They differ: rank 1 in 4\.weight.* comm"
-        ):
-            trained(world, small_config(epochs=1), make)
-        return dict(built[0].state_dict())
-
-    of_rank_0, of_rank_1 = run_ranks(2, body)
-    assert not runs.equal(of_rank_0, of_rank_1)
-    assert runs.equal(torch.load("run/model-final.pt", weights_only=True), of_rank_0)
-    (newest, *_) = checkpoint.committed(Path("run"))
-    assert runs.equal(checkpoint.read(newest)["model"], of_rank_0)
 
 
 def test_what_is_trained_is_saved_where_a_newcomer_comes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,3 +168,19 @@ def test_all_ranks_know_that_the_final_files_are_not_on_disk(monkeypatch: pytest
     monkeypatch.setattr(checkpoint, "write_weights", fails)
     results = run_ranks(2, lambda world: trained(world, small_config(epochs=1))[0])
     assert [(result.finished, result.saved) for result in results] == [(True, False)] * 2
+
+
+@pytest.mark.parametrize("error", [None, OSError("broken"), SystemExit(0)])
+def test_the_journal_hears_how_the_training_ends(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finished, failed, or stopped where the process is told to end: services show the state of a run."""
+    heard = list[Ending]()
+    monkeypatch.setattr(RunJournal, "end", lambda self, ending: heard.append(ending))
+    if error is None:
+        trained(LocalWorld(), small_config(epochs=1))
+    else:
+        monkeypatch.setattr(loop, "finish_epoch", Mock(side_effect=error))
+        with pytest.raises(type(error)):
+            trained(LocalWorld(), small_config(epochs=1))
+    assert [ending.how for ending in heard] == [
+        "finished" if error is None else "failed" if isinstance(error, OSError) else "stopped"
+    ]

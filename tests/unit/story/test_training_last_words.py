@@ -26,6 +26,7 @@ from hvd_train.progress.order import order_of
 from hvd_train.progress.stop import StopSignal
 from hvd_train.run_files import durable, run_folder
 from hvd_train.run_files.durable import Permission
+from hvd_train.world.gradient import Gradient
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.elastic import ElasticThreadWorld, run_elastic
@@ -95,11 +96,11 @@ def test_a_step_that_breaks_for_ever_ends_the_job_with_all_other_steps_committed
 
         @override
         @contextmanager
-        def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-            with super().reduced(optimizer):
+        def reduced(self, optimizer: Optimizer) -> Iterator[Gradient]:
+            with super().reduced(optimizer) as gradient:
                 if self._step == 3:
                     raise RankLost("switch on fire")
-                yield
+                yield gradient
 
     with pytest.raises(FaultRepeats, match="step 3 has failed 5 times in a row; the last time: switch on fire"):
         run_elastic(lambda world: trained(world, small_config(epochs=1)), {"h1": 1}, first=1, most=1, kind=Breaks)
@@ -182,7 +183,7 @@ def test_the_test_of_the_best_weights_leaves_the_last_ones() -> None:
     config = small_config(best_by="loss", learning_rate=0.5, schedule="constant", epochs=4)
     result, weights = trained(LocalWorld(), config, data=with_a_test_set)
     assert result.best_epoch != 4, "this cannot tell the best weights from the last"
-    assert result.test_loss == pytest.approx(min(record["val_loss"] for record in records("epoch")), abs=1e-6)
+    assert result.test["loss"] == pytest.approx(min(record["val_loss"] for record in records("epoch")), abs=1e-6)
     assert equal(weights, torch.load("run/model-final.pt", weights_only=True))
 
 
@@ -197,7 +198,7 @@ def test_a_training_that_is_stopped_is_not_tested(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(run, "StopSignal", Signalled)
     result, _ = trained(LocalWorld(), small_config(), data=with_a_test_set)
-    assert np.isnan(result.test_top1)
+    assert np.isnan(result.test["top1"])
     assert not Path("run/model-final.pt").exists()
     assert not Path("run/summary.json").exists()
 

@@ -108,7 +108,7 @@ def test_the_folder_is_free_when_a_training_is_closed(monkeypatch: pytest.Monkey
     close = Training.close
 
     def noted(training: Training) -> None:
-        parts = training._parts
+        parts = training.parts
         loaders.extend((parts.train_loader, parts.val_loader, parts.test_loader))
         close(training)
 

@@ -14,6 +14,7 @@ from typing_extensions import override
 from hvd_train import checkpoint
 from hvd_train.errors import ReplicasDiffer
 from hvd_train.state import TrainState
+from hvd_train.world.gradient import Gradient
 from hvd_train.world.world import LocalWorld
 from tests.support.elastic import ElasticThreadWorld, Kill, Unheard, run_elastic
 from tests.support.fault_plays import TOLERANCE
@@ -25,9 +26,9 @@ class HalfASum(ElasticThreadWorld):
 
     @override
     @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-        with super().reduced(optimizer):
-            yield
+    def reduced(self, optimizer: Optimizer) -> Iterator[Gradient]:
+        with super().reduced(optimizer) as gradient:
+            yield gradient
         if self._job.sizes == [3] and self.place.rank == 1 and self._steps == 3:
             for parameter in optimizer.param_groups[0]["params"]:
                 parameter.data += 0.01
@@ -36,7 +37,7 @@ class HalfASum(ElasticThreadWorld):
 def test_survivors_that_differ_have_nothing_to_go_on_from_before_the_first_commit() -> None:
     """The job ends and says why; none of the two states is committed as if it were the right one."""
     config = small_config(epochs=1)
-    with pytest.raises(ReplicasDiffer, match="the survivors of a fault hold different weights, and there is no check"):
+    with pytest.raises(ReplicasDiffer, match=r"hold different weights \(a rank was lost\), and there is no check"):
         run_elastic(lambda world: trained(world, config), {"h1": 3}, [Kill(4, rank=2)], first=3, most=3, kind=HalfASum)
     assert checkpoint.committed(Path("run")) == []
 

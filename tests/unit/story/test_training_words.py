@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 from typing_extensions import override
 
-from hvd_train import checkpoint, training
+from hvd_train import checkpoint, run, training
 from hvd_train.errors import Diverged, RankLost, UsageError
 from hvd_train.launch import last_word
 from hvd_train.profiling.profile import Profile
@@ -55,22 +55,22 @@ def test_what_a_run_runs_on_is_written_at_its_start() -> None:
 
 
 def test_the_end_is_told_as_the_last_thing() -> None:
-    """Why nothing more is trained, and where the files are."""
+    """Why nothing more is trained, and where the files are; of what a script alone knows there is nothing to type."""
     trained(LocalWorld(), small_config(epochs=1))
     last = records("event")[-1]
     assert last["name"] == "end"
-    assert "files: run\n" in last["message"]
+    assert str(last["message"]).endswith("\nfiles: run")
 
 
 def test_notes_on_the_parts_are_told_once_in_the_life_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """When it starts, and not when it goes on."""
-    warm_parts = training.warm_parts
+    warm_parts = run.warm_parts
 
     def noted(*parts: object) -> object:
         made, optimizer = warm_parts(*parts)  # type: ignore[arg-type]
         return replace(made, notes=("the first", "the second")), optimizer
 
-    monkeypatch.setattr(training, "warm_parts", noted)
+    monkeypatch.setattr(run, "warm_parts", noted)
     for steps in (3, 4):
         trained(StoppingWorld(steps), small_config())
         assert [event["message"] for event in events("note")] == ["the first", "the second"]
@@ -135,7 +135,9 @@ def test_an_error_before_the_ranks_meet_is_told_as_one_of_building(monkeypatch: 
 
     class Broken(LocalWorld):
         @override
-        def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+        def in_each_world(
+            self, body: Callable[[], Iterable[T]], sync: Callable[[], None] = already_in_sync
+        ) -> Iterator[T]:
             raise UsageError("no network")
 
     monkeypatch.setattr(last_word, "tell", tell)
@@ -149,7 +151,9 @@ def test_a_process_that_leaves_before_the_ranks_meet_leaves_no_folder() -> None:
 
     class Unwanted(LocalWorld):
         @override
-        def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
+        def in_each_world(
+            self, body: Callable[[], Iterable[T]], sync: Callable[[], None] = already_in_sync
+        ) -> Iterator[T]:
             raise SystemExit(7)
 
     with pytest.raises(SystemExit) as left:

@@ -34,7 +34,7 @@ def test_all_ranks_take_the_state_of_any_one_of_them(ahead: int, keep: bool) -> 
     def body(world: ThreadWorld) -> tuple[str, int, str]:
         rank = world.place.rank
         state = state_after(4 if rank == ahead else rank % 2, seed=rank)
-        state.best = Evaluation(rank, 0.5, 0.5, 0.5)
+        state.best = Evaluation(rank, {"loss": 0.5, "top1": 0.5})
         synchronize(state, world, ahead, keep=keep)
         taken = state.digest(), state.progress.step
         step(state, 9)
@@ -42,7 +42,7 @@ def test_all_ranks_take_the_state_of_any_one_of_them(ahead: int, keep: bool) -> 
 
     ((digest, steps, after),) = set(run_ranks(3, body, kind=SmallPieces))
     expected = state_after(4, seed=ahead)
-    expected.best = Evaluation(ahead, 0.5, 0.5, 0.5)
+    expected.best = Evaluation(ahead, {"loss": 0.5, "top1": 0.5})
     assert (digest, steps) == (expected.digest(), 4)
     step(expected, 9)
     assert after == expected.digest()
@@ -313,3 +313,24 @@ def test_what_belongs_to_a_weight_is_handed_over_with_it() -> None:
         tensors = (parameter, moments["exp_avg"], moments["exp_avg_sq"], averages[name])
         expected.append([(tensor.data_ptr(), tensor.numel()) for tensor in tensors])
     assert [[(tensor.data_ptr(), len(tensor)) for tensor in unit] for unit in units] == expected
+
+
+def test_all_ranks_have_copies_that_lie_alike_in_memory() -> None:
+    """Of tensors in any layout, those with gaps too; and the sender's own stay as they are."""
+    images = torch.arange(2.0 * 3 * 4 * 4).view(2, 3, 4, 4)
+    sent = [images.to(memory_format=torch.channels_last), images[:1, :1].expand(5, 3, 4, 4), torch.arange(3), images.mT]
+
+    def body(world: ThreadWorld) -> list[tuple[bool, tuple[int, ...]]]:
+        mine = sent if world.place.rank == 1 else None
+        received = transfer.copies(mine, world, 1, torch.device("cpu"))
+        assert received is not None
+        assert transfer.copies(None, world, 0, torch.device("cpu")) is None
+        found = [(torch.equal(one, other), one.stride()) for one, other in zip(received, sent, strict=True)]
+        received[0].zero_()
+        return found
+
+    of_ranks = run_ranks(3, body)
+    assert of_ranks[0] == of_ranks[1] == of_ranks[2]
+    assert all(equal for equal, _ in of_ranks[0])
+    assert of_ranks[0][0][1] == sent[0].stride()
+    assert sent[0].abs().sum() > 0

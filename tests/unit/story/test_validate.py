@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from contextlib import AbstractContextManager, nullcontext
 
 import pytest
@@ -15,6 +16,7 @@ from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.prepare import Prepare
 from hvd_train.validate import Scores, evaluate
 from hvd_train.world.world import LocalWorld
+from tests.support.tasks import meter_of_classes
 
 pytestmark = pytest.mark.numeric
 
@@ -36,9 +38,8 @@ def scores(logits: Tensor, labels: list[int], classes: int, micro: int = 2) -> S
     whole = DataSet(data, data, tuple("abcdefgh"[:classes]), channels=1)
     loader = ArrayLoader(data, Prepare(whole, CPU, image_size=None, augment=None, colour=False), CPU, seed=0)
     model = Table().train()
-    result = evaluate(
-        model, loader, LocalWorld(), micro_batch=micro, classes=whole.classes, device=CPU, autocast=nullcontext()
-    )
+    meter = meter_of_classes(whole.classes)
+    result = evaluate(model, loader, LocalWorld(), micro_batch=micro, meter=meter, device=CPU, autocast=nullcontext())
     assert model.training, "evaluation must leave the model in the mode it found it in"
     return result
 
@@ -52,11 +53,12 @@ def test_scores_are_those_worked_out_by_hand(micro: int) -> None:
         logits[row, column] = big  # the share of a sample's answer: 7 of 10, of the others 1 of 10 each
     result = scores(logits, [0, 0, 0, 1, 2], 4, micro)
     assert result.count == 5
-    assert result.top1 == 3 / 5
-    assert result.top5 == 1.0
-    assert result.loss == pytest.approx((3 * math.log(10 / 7) + 2 * math.log(10)) / 5, rel=1e-6)
-    assert result.per_class[:3] == (2 / 3, 0.0, 1.0)
-    assert math.isnan(result.per_class[3])
+    assert result["top1"] == 3 / 5
+    assert result["top5"] == 1.0
+    assert pickle.loads(pickle.dumps(result)).shown == result.shown
+    assert result["loss"] == pytest.approx((3 * math.log(10 / 7) + 2 * math.log(10)) / 5, rel=1e-6)
+    assert math.isnan(result.per_class["d"])
+    assert {**result.per_class, "d": None} == {"a": 2 / 3, "b": 0.0, "c": 1.0, "d": None}
 
 
 def test_scores_as_json_have_no_nan() -> None:
@@ -71,7 +73,8 @@ def evaluated(model: nn.Module, images: Tensor, labels: Tensor, autocast: Abstra
     data = Arrays(images, labels, len(labels))
     whole = DataSet(data, data, ("a", "b"), channels=1)
     loader = ArrayLoader(data, Prepare(whole, CPU, image_size=None, augment=None, colour=False), CPU, seed=0)
-    return evaluate(model, loader, LocalWorld(), micro_batch=1, classes=("a", "b"), device=CPU, autocast=autocast)
+    meter = meter_of_classes(whole.classes)
+    return evaluate(model, loader, LocalWorld(), micro_batch=1, meter=meter, device=CPU, autocast=autocast)
 
 
 def test_layers_that_were_in_evaluation_mode_stay_there() -> None:
@@ -88,7 +91,7 @@ def test_small_losses_count_beside_a_large_one() -> None:
     logits = torch.zeros(1 + count, 1, 1, 2)
     logits[0, 0, 0, 1] = large
     found = evaluated(Table(), logits, torch.zeros(1 + count, dtype=torch.long), nullcontext())
-    assert found.loss * (1 + count) - large == pytest.approx(count * math.log(2.0), rel=1e-6)
+    assert found["loss"] * (1 + count) - large == pytest.approx(count * math.log(2.0), rel=1e-6)
 
 
 def test_evaluation_has_the_arithmetic_that_it_is_given() -> None:

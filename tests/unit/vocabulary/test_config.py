@@ -58,6 +58,10 @@ def test_differences_name_what_decides_the_result_and_nothing_else() -> None:
     ("changes", "message"),
     [
         ({"seed": -1}, "--seed is -1"),
+        (
+            {"device": "cpu", "data": "folder", "data_dir": Path(), "decode": "gpu"},
+            "--decode gpu needs a GPU: leave out --device cpu, or type --decode cpu",
+        ),
         ({"on_resize": "per-worker"}, "add --lr-scaling linear or sqrt"),
     ],
 )
@@ -78,5 +82,17 @@ def test_what_may_differ_when_a_run_goes_on() -> None:
         commit_steps=7, log_steps=3, epochs=Config().schedule.epochs + 1, patience=4, workers=3, device="cpu"
     )
     assert [line.split()[0] for line in changed.differences(Config())] == ["epochs:"]
+    folder = Config().replace(data="folder", data_dir=Path())
+    assert folder.replace(decode="gpu").differences(folder) == ["decode: gpu, not cpu"]
+    kept = folder.replace(cache="disk")
+    assert kept.differences(folder) == ["cache: disk, not none"]
+    assert kept.differences(folder.replace(cache="memory", cache_dir=Path("elsewhere"))) == []
     for settings in ({"seed": 1}, {"clip_norm": 1.0}, {"precision": "bf16"}, {"learning_rate": 0.5}):
         assert len(Config().replace(**settings).differences(Config())) == 1, settings
+
+
+@pytest.mark.parametrize("name", ["output_dir", "log_dir", "tuned", "data_dir"])
+def test_a_program_may_give_a_path_as_text(name: str) -> None:
+    """`replace(output_dir="run")` is the run folder that `Path("run")` is."""
+    assert Config().replace(**{name: "run"}) == Config().replace(**{name: Path("run")})
+    assert isinstance(Config().replace(**{name: "run"}).settings()[name], Path)

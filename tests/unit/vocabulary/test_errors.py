@@ -9,9 +9,11 @@ from hvd_train.errors import HvdTrainError, unknown_name
 
 
 def test_every_kind_of_error_has_an_exit_code_of_its_own() -> None:
-    """Scripts can tell them apart, and none of them looks like success."""
+    """Scripts can tell them apart, and none of them looks like success; a broken GPU ends a job like a lost rank."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HvdTrainError)]
-    assert sorted(kind.exit_code for kind in kinds) == [1, 2, 3, 4, 5, 6, 7]
+    codes = sorted(kind.exit_code for kind in kinds if kind is not errors.GpuFailed)
+    assert codes == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert errors.GpuFailed.exit_code == errors.RankLost.exit_code
 
 
 @pytest.mark.parametrize(

@@ -46,14 +46,6 @@ def test_what_cannot_be_read_is_one_line(
     assert capsys.readouterr().err == ""
 
 
-def test_help_is_printed_and_ends_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    """The text below a field is the help of its flag."""
-    with pytest.raises(SystemExit) as ended:
-        parse_flags(Options, ["--help"], "table")
-    assert ended.value.code == 0
-    assert "How many rows." in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("typed", [["--np", "4"], ["--np=4"]])
 def test_a_flag_is_taken_out_of_the_arguments(typed: list[str]) -> None:
     """What is left is for another parser; the arguments themselves stay as they were."""

@@ -10,19 +10,23 @@ import pytest
 from horovod.common.elastic import notification_manager
 
 from hvd_train.errors import RankLost
-from hvd_train.world import elastic_world, heartbeat, horovod_world
+from hvd_train.world import cores, elastic_world, heartbeat, horovod_world
+from hvd_train.world.cores import Cores
 from hvd_train.world.elastic_world import ElasticWorld
 from hvd_train.world.horovod_world import HorovodInternalError
 from hvd_train.world.world import DriverLost, Place, WorldChanged
 
 
 class Optimizer:
-    """Counts the broken steps that it forgets."""
+    """Counts the broken steps that it forgets, and how often its weights have become this rank's own again."""
 
-    forgotten = 0
+    forgotten = parted = 0
 
     def forget_step(self) -> None:
         self.forgotten += 1
+
+    def part(self) -> None:
+        self.parted += 1
 
 
 @pytest.fixture
@@ -41,6 +45,8 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Place | Exception]]
     monkeypatch.setenv("HVD_TRAIN_SLOT", "1")
     monkeypatch.setattr(horovod_world, "start", start)
     monkeypatch.setattr(horovod_world, "stop", lambda: None)
+    monkeypatch.setattr(cores, "of_this_process", lambda: Cores("host", tuple(range(12))))
+    monkeypatch.setattr(ElasticWorld, "gather", lambda world, value: [value] * world.place.size)
     slept: list[float] = []
     monkeypatch.setattr(elastic_world.time, "sleep", slept.append)
     yield places
@@ -58,11 +64,19 @@ def test_before_the_ranks_meet_a_worker_knows_its_slot(
     monkeypatch.setenv("HOROVOD_LOCAL_SIZE", "4")
     assert ElasticWorld().place.local_size == 4
     starts.append(Place(2, 3, 0, 1, 2))
-    assert world.run(lambda: world.place) == Place(2, 3, 1, 1, 2)
+    assert world.run(lambda: world.place) == Place(2, 3, 1, 1, 2, num_cores=4)
+
+
+def test_in_each_world_the_ranks_share_the_cores_anew(starts: list[Place | Exception]) -> None:
+    """Before they come to one state: with fewer ranks on its host there are more cores for each."""
+    world, faults, seen = ElasticWorld(), [RankLost("gone")], []
+    starts += [Place(0, 4), Place(0, 2)]
+    world.run(lambda: faults and (_ for _ in ()).throw(faults.pop()), lambda: seen.append(world.place.num_cores))
+    assert seen == [3, 6]
 
 
 def test_a_fault_and_a_change_lead_into_the_next_world(starts: list[Place | Exception]) -> None:
-    """In each the ranks come to one state first; only a fault leaves a broken step behind, be it ours or Horovod's."""
+    """In each the ranks first come to one state, with weights of their own; only a fault leaves a broken step."""
     world, optimizer, synced = ElasticWorld(), Optimizer(), []
     world._optimizers[None] = optimizer  # type: ignore[index, assignment]
     errors: list[Exception] = [RankLost("gone"), HorovodInternalError("gone"), WorldChanged()]
@@ -74,7 +88,7 @@ def test_a_fault_and_a_change_lead_into_the_next_world(starts: list[Place | Exce
         return "trained"
 
     assert world.run(body, lambda: synced.append(world.place.size)) == "trained"
-    assert (synced, optimizer.forgotten) == ([4, 3, 2, 3], 2)
+    assert (synced, optimizer.forgotten, optimizer.parted) == ([4, 3, 2, 3], 2, 3)
 
 
 def test_a_worker_finds_its_driver_and_then_its_way_to_the_others(

@@ -45,7 +45,7 @@ def private_attributes(module: Path) -> set[str]:
     """The attributes with one leading underscore that a module touches of objects other than its own."""
     attributes = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.Attribute)]
     private = [node for node in attributes if node.attr.startswith("_") and not node.attr.startswith("__")]
-    return {node.attr for node in private if ast.unparse(node.value) not in ("self", "os")}
+    return {node.attr for node in private if ast.unparse(node.value) not in ("self", "os", "torch")}
 
 
 def test_one_module_touches_private_attributes_of_horovod() -> None:
@@ -80,11 +80,19 @@ assert optimizer._requires_update == set(model.parameters())
 
 
 @pytest.mark.timeout(120)
-def test_the_hooks_of_the_installed_horovod_send_whole_groups() -> None:
-    """After the last expected pass, with the piggybacked tensor; what the pass did not reach is sent as zeros."""
+@pytest.mark.parametrize(("wire", "tensors"), [("None", 2), ("torch.float16", 1), ("torch.bfloat16", 1)])
+def test_the_hooks_of_the_installed_horovod_send_whole_groups(wire: str, tensors: int) -> None:
+    """After the last expected pass, with the piggybacked tensor; what the pass did not reach is sent as zeros.
+
+    Two gradients of a group that travel in another format are one tensor, and so are those of any other group.
+    """
     program = """
 sent = []
-grouped = world.wrap(plain, model, Reduction(groups=2))
+
+def as_sent(gradient):
+    return gradient.clone() if wire is None else gradient.to(wire).float()
+
+grouped = world.wrap(plain, model, Reduction(groups=2, wire=wire))
 own = world._optimizers[grouped]
 start = own._start_sums
 own._start_sums = lambda tensors, name: (sent.append((name, len(tensors))), start(tensors, name))[1]
@@ -97,10 +105,10 @@ model(torch.ones(1, 3)).sum().backward()
 assert sent == [], sent
 wait = world.sum_with_gradients(grouped, carried)
 model[1](torch.ones(1, 4)).sum().backward()
-assert sent == [("1.bias", 3)], sent
-expected = [parameter.grad.clone() for parameter in model.parameters()]
+assert sent == [("1.bias", tensors + 1)], sent
+expected = [as_sent(parameter.grad) for parameter in model.parameters()]
 with world.reduced(grouped):
-    assert sent == [("1.bias", 3), ("0.bias", 2)], sent
+    assert sent == [("1.bias", tensors + 1), ("0.bias", tensors)], sent
     assert wait().tolist() == [1.0, 2.0]
     assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected))
     grouped.step()
@@ -123,7 +131,7 @@ model[0].bias.sum().backward()
 assert sent == [], sent
 model[1](model[0].weight.sum().expand(1, 4)).sum().backward()
 assert [name for name, _ in sent] == ["1.bias", "0.bias"], sent
-expected = [parameter.grad.clone() for parameter in model.parameters()]
+expected = [as_sent(parameter.grad) for parameter in model.parameters()]
 with world.reduced(grouped):
     assert len(sent) == 2, sent
     assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected))
@@ -160,12 +168,12 @@ sent.clear()
 model(torch.ones(1, 3)).sum().backward()
 with world.reduced(grouped):
     pass
-assert sent == [("1.bias", 2)], sent
+assert sent == [("1.bias", tensors)], sent
 assert model[0].weight.grad is None
 world.close()
 print("done")
 """
-    assert in_a_world_of_one(program) == "done\n"
+    assert in_a_world_of_one(f"wire, tensors = {wire}, {tensors}\n{program}") == "done\n"
 
 
 def test_groups_come_in_the_order_of_a_backward_pass() -> None:
@@ -184,3 +192,13 @@ def test_many_groups_are_one_for_each_parameter_and_small_models_are_one_group()
     large = [torch.empty(15 * 2**18) for _ in range(4)]  # 15 MiB each
     assert [len(group) for group in fusion_groups(large)] == [2, 2]
     assert fusion_groups([]) == []
+
+
+def test_the_last_group_is_small() -> None:
+    """Nothing is left to compute while it travels: 4 MB at most, unless a parameter is larger, or a number is asked."""
+    million = 2**18  # numbers in 1 MiB
+    network = [torch.empty(size * million) for size in (1, 1, 3, 9, 16, 25)]  # in MiB
+    assert [len(group) for group in fusion_groups(network)] == [1, 2, 1, 2]
+    assert [len(group) for group in fusion_groups(network, 2)] == [2, 4]
+    large_first = [torch.empty(size * million) for size in (5, 1, 25)]
+    assert [len(group) for group in fusion_groups(large_first)] == [1, 2]

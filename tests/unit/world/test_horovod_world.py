@@ -205,19 +205,23 @@ def test_mpi_is_finished_by_the_world_that_has_started_it(world: FourRanks, monk
 
 
 class Wrapped:
-    """What `hvd.DistributedOptimizer` makes of an optimizer; it keeps its hooks and state to itself."""
+    """What `hvd.DistributedOptimizer` makes of an optimizer: another one of its class, of its groups alone."""
 
     backward_passes_per_step = 1
 
     def __init__(self, optimizer: Optimizer, **options: Any) -> None:
-        self.param_groups, self.options = optimizer.param_groups, options
-        self.state: dict[torch.Tensor, Any] = {}
+        made: Any = type(optimizer)(optimizer.param_groups)
+        self.param_groups, self.options, self.state = made.param_groups, options, made.state
         self._requires_update = {parameter for _, parameter in options["named_parameters"]}
         self.calls: list[str] = []
 
     def synchronize(self) -> None:
         """Note the call."""
         self.calls.append("synchronize")
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Note that they are counted from here."""
+        self.calls.append(f"{passes} to come")
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -227,23 +231,50 @@ class Wrapped:
         self.calls.append("no longer")
 
 
-@pytest.mark.parametrize("fp16_wire", [False, True])
+@pytest.mark.parametrize("wire", [None, torch.float16, torch.bfloat16])
 def test_an_optimizer_is_wrapped_with_what_it_has_learned(
-    world: FourRanks, monkeypatch: pytest.MonkeyPatch, fp16_wire: bool
+    world: FourRanks, monkeypatch: pytest.MonkeyPatch, wire: torch.dtype | None
 ) -> None:
     """Momenta come along, which Horovod forgets; only what is trained is reduced, and it is summed."""
     monkeypatch.setattr(hvd, "DistributedOptimizer", Wrapped)
+    monkeypatch.setattr(horovod_world, "_SUMS_BFLOAT16", True)
     model = nn.Linear(2, 1)
     model.bias.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     momentum = torch.ones_like(model.weight)
     optimizer.state[model.weight]["momentum_buffer"] = momentum
-    wrapped: Any = world.wrap(optimizer, model, Reduction(fp16_wire=fp16_wire))
+    wrapped: Any = world.wrap(optimizer, model, Reduction(wire=wire))
     assert wrapped.state[model.weight]["momentum_buffer"] is momentum
     assert wrapped.options["named_parameters"] == [("weight", model.weight)]
     assert wrapped.options["op"] is hvd.Sum
-    sent, _ = wrapped.options["compression"].compress(torch.ones(2, 2))
-    assert sent.dtype == (torch.float16 if fp16_wire else torch.float32)
+    (sent,), _ = wrapped.options["compression"].compress([torch.ones(2, 2)])
+    assert sent.dtype == (wire or torch.float32)
+
+
+def test_what_no_wire_can_hold_travels_as_it_is(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A complex parameter would lose its imaginary part in another format; Horovod says what it makes of it."""
+    monkeypatch.setattr(hvd, "DistributedOptimizer", Wrapped)
+    monkeypatch.setattr(horovod_world, "_SUMS_BFLOAT16", True)
+    model = nn.Linear(2, 1, dtype=torch.complex64)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped: Any = world.wrap(plain, model, Reduction(wire=torch.bfloat16))
+    (sent,), _ = wrapped.options["compression"].compress([torch.ones(2, 2, dtype=torch.complex64)])
+    assert sent.dtype == torch.complex64
+
+
+def test_a_build_without_bfloat16_says_what_to_type(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is wrapped, and so before a step; other formats work with it."""
+    monkeypatch.setattr(horovod_world, "_SUMS_BFLOAT16", False)
+    assert [world.can_sum(dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)] == [True, True, False]
+    model = nn.Linear(2, 1)
+    with pytest.raises(UsageError, match=r"--compression bf16: .* type `make env` .*, or --compression fp16$"):
+        world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction(wire=torch.bfloat16))
+    assert not world._optimizers
+
+
+def test_the_installed_horovod_sums_bfloat16() -> None:
+    """Where it does not, it was built before patch C17: type `make env`."""
+    assert horovod_world._SUMS_BFLOAT16
 
 
 def test_a_wrapped_optimizer_reduces_as_its_settings_say(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,13 +288,13 @@ def test_a_wrapped_optimizer_reduces_as_its_settings_say(world: FourRanks, monke
     monkeypatch.setattr(hvd, "DistributedOptimizer", Wrapped)
     monkeypatch.setattr(hvd, "grouped_allreduce_async_", begin)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    reduction = Reduction(fp16_wire=True, predivide=8.0, groups=2)
+    reduction = Reduction(wire=torch.float16, predivide=8.0, groups=2)
     wrapped: Any = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, reduction)
     wrapped._handles = {}
     with world.reduced(wrapped):
         pass
     scaled = {"op": hvd.Sum, "prescale_factor": 0.125, "postscale_factor": 8.0}
-    assert sums == [([torch.float16] * 2, {"name": name, **scaled}) for name in ("1.bias", "0.bias")]
+    assert sums == [([torch.float16], {"name": name, **scaled}) for name in ("1.bias", "0.bias")]
     model[0].requires_grad_(False)
     world.regroup(wrapped)
     assert wrapped._groups == [(model[1].bias, model[1].weight)]
@@ -293,7 +324,7 @@ def test_a_launched_world_of_one_has_all_gradients_too(
     with world.reduced(wrapped):
         assert model.weight.grad is not None
         assert model.weight.grad.tolist() == [[0.0, 0.0]]
-    assert wrapped.calls == [*(["synchronize"] if reduces else []), "skip", "no longer"]
+    assert wrapped.calls == [*(["synchronize", "1 to come"] if reduces else []), "skip", "no longer"]
 
 
 @pytest.mark.parametrize(

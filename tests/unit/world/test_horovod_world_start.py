@@ -12,7 +12,8 @@ import pytest
 
 from hvd_train.errors import UsageError
 from hvd_train.launch import client, mpi_roll_call, roll_call, signature, slurm
-from hvd_train.world import horovod_world, mpi
+from hvd_train.world import cores, horovod_world, mpi
+from hvd_train.world.cores import Cores
 from hvd_train.world.horovod_world import HorovodWorld, RankGroup, hvd
 from hvd_train.world.world import Place
 from tests.unit.world.test_horovod_world import FourRanks
@@ -35,12 +36,15 @@ def under_srun(monkeypatch: pytest.MonkeyPatch, address: str, port: int, rank: i
 
 
 def test_a_port_that_is_in_use_under_srun_is_said_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two jobs on a node may come to one port."""
+    """Two jobs on a node may come to one port; the other ranks of this one need not wait until their patience ends."""
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
         under_srun(monkeypatch, "localhost", port, rank=0)
+        with pytest.raises(UsageError, match=rf"port {port}, .* export {slurm.PORT}=N"):
+            horovod_world._rendezvous_of_srun()
+        under_srun(monkeypatch, "localhost", port, rank=1)
         with pytest.raises(UsageError, match=rf"port {port}, .* export {slurm.PORT}=N"):
             horovod_world._rendezvous_of_srun()
 
@@ -91,6 +95,8 @@ def meets(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(mpi, "leave_quickly", lambda environ: noted.append("quickly" if environ is os.environ else ""))
     monkeypatch.setattr(mpi, "call_roll", lambda facts: noted.append(facts) or "MPI")
     monkeypatch.setattr(horovod_world, "start", lambda: noted.append("start") or Place(1, 2, 1, 2, 0))
+    monkeypatch.setattr(cores, "of_this_process", lambda: Cores("host", tuple(range(6))))
+    monkeypatch.setattr(HorovodWorld, "gather", lambda world, value: [value] * world.place.size)
     return noted
 
 
@@ -104,7 +110,7 @@ def test_ranks_call_the_roll_before_horovod_starts(
     world = HorovodWorld(facts={"torch": "2.15"})
     by_mpi = ["quickly", {"torch": "2.15"}]
     assert meets == [*(by_mpi if built else [("the store", 1, 2, {"torch": "2.15"}, os.environ)]), "start"]
-    assert world.place == Place(1, 2, 1, 2, 0)
+    assert world.place == Place(1, 2, 1, 2, 0, num_cores=3)
     assert world._mpi == ("MPI" if built else None)
 
 
@@ -112,7 +118,7 @@ def test_the_parts_of_a_job_compare_what_they_run(meets: list[Any], monkeypatch:
     """By the communicator that they share, before Horovod starts among them."""
     monkeypatch.setattr(mpi_roll_call, "call", lambda *told: meets.append(told))
     monkeypatch.setattr(horovod_world, "start", lambda communicator: meets.append(communicator) or Place(0, 2, 0, 2, 0))
-    HorovodWorld(RankGroup("half of them", local_rank=2, local_size=4), {"torch": "2.15"})
+    HorovodWorld(RankGroup("half of them", local_rank=2, local_size=4, num_cores=3), {"torch": "2.15"})
     assert meets == [("half of them", {"torch": "2.15"}), "half of them"]
 
 
@@ -172,5 +178,5 @@ def test_a_part_of_a_job_keeps_the_places_of_the_whole_job_on_its_host(monkeypat
         monkeypatch.setenv(name, "set by a test")
     monkeypatch.setattr(mpi_roll_call, "call", lambda communicator, facts: None)
     monkeypatch.setattr(horovod_world, "start", lambda communicator: Place(0, 2, 0, 2, 0))
-    place = HorovodWorld(RankGroup(None, local_rank=2, local_size=4)).place
-    assert place == Place(0, 2, 2, 4, 0)
+    place = HorovodWorld(RankGroup(None, local_rank=2, local_size=4, num_cores=3)).place
+    assert place == Place(0, 2, 2, 4, 0, num_cores=3)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import io
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from hvd_train.elastic.members import Member, RankReport
 from hvd_train.errors import UsageError
-from hvd_train.world.wire import MOST_BYTES, InMemoryOrder, has_no_gaps, packed, pieces, unpacked
+from hvd_train.world.wire import MOST_BYTES, GroupCompression, OneByOne, Together, has_no_gaps, packed, pieces, unpacked
 from tests.support.malicious import Malicious
 
 
@@ -27,32 +25,32 @@ def test_a_value_comes_back_as_it_was() -> None:
     assert torch.equal(got["tensor"], value["tensor"])
 
 
-class Cast:
-    """Horovod's compressions, without Horovod."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        return tensor.to(self.dtype), tensor.dtype
-
-    def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
-        raise AssertionError("not asked: the sum is written into the gradient")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_gradient_in_channels_last_travels_in_one_piece(dtype: torch.dtype) -> None:
-    """What is sent is contiguous, whatever order the gradient has; the sum arrives in the gradient's own order."""
-    gradient = torch.arange(48.0).view(2, 3, 2, 4).to(memory_format=torch.channels_last)
-    expected = 2 * gradient
-    compression = InMemoryOrder(Cast(dtype))
-    sent, context = compression.compress(gradient)
-    assert (sent.is_contiguous(), sent.dtype, sent.shape) == (True, dtype, (48,))
-    sent += sent.clone()
-    result = compression.decompress(sent, context)
-    assert result is gradient
-    assert torch.equal(gradient, expected)
-    assert gradient.is_contiguous(memory_format=torch.channels_last)
+@pytest.mark.parametrize(
+    ("compression", "sizes", "dtype"),
+    [
+        pytest.param(OneByOne(), [48, 5], torch.float32, id="one by one"),
+        pytest.param(Together(torch.float16), [53], torch.float16, id="together"),
+        pytest.param(Together(torch.bfloat16), [53], torch.bfloat16, id="together as bf16"),
+        pytest.param(Together(torch.float16, as_one=False), [48, 5], torch.float16, id="together, for Adasum"),
+    ],
+)
+def test_gradients_travel_as_they_lie_in_memory(
+    compression: GroupCompression, sizes: list[int], dtype: torch.dtype
+) -> None:
+    """What is sent is contiguous, whatever order a gradient has; the sum arrives in the gradient's own order."""
+    gradients = [torch.arange(48.0).view(2, 3, 2, 4).to(memory_format=torch.channels_last), torch.arange(5.0)]
+    places, expected = [gradient.data_ptr() for gradient in gradients], [2 * gradient for gradient in gradients]
+    sent, contexts = compression.compress(gradients)
+    assert [tuple(tensor.shape) for tensor in sent] == [(size,) for size in sizes]
+    assert all(tensor.is_contiguous() and tensor.dtype == dtype for tensor in sent)
+    for tensor in sent:
+        tensor *= 2
+    # As Horovod does it: parameter by parameter, as long as there are sums and contexts.
+    results = [compression.decompress(tensor, context) for tensor, context in zip(sent, contexts, strict=False)]
+    assert all(result is gradient for result, gradient in zip(results, gradients, strict=False))
+    assert all(torch.equal(*pair) for pair in zip(gradients, expected, strict=True))
+    assert [gradient.data_ptr() for gradient in gradients] == places
+    assert gradients[0].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_large_tensor_is_split_and_small_ones_travel_together() -> None:

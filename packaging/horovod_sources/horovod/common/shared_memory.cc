@@ -30,6 +30,8 @@ constexpr size_t SMALL = 8 * 1024;
 constexpr int SPINS = 1000;
 // How often a sleeping rank checks that the others are still there.
 constexpr long LOOK_AROUND_NS = 5 * 1000 * 1000;
+// How often it looks whether they are at work, which takes reading a file.
+constexpr auto LOOK_CLOSER = std::chrono::milliseconds(100);
 
 // Each rank locks one byte of the file for as long as it takes part. The kernel
 // releases the lock when the process ends, in whatever way, so the locks show
@@ -41,6 +43,35 @@ struct flock LockOf(int rank) {
   lock.l_start = rank;
   lock.l_len = 1;
   return lock;
+}
+
+struct Activity {
+  bool runs; // or waits for a processor
+  long used; // clock ticks
+};
+
+// What a thread does; nothing, for what cannot be known.
+Activity ActivityOf(int pid, int thread) {
+  auto path = "/proc/" + std::to_string(pid) + "/task/" +
+              std::to_string(thread) + "/stat";
+  char text[512] = {};
+  int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file >= 0) {
+    if (read(file, text, sizeof(text) - 1) < 0) {
+      text[0] = 0;
+    }
+    close(file);
+  }
+  // The name of the thread, in parentheses, may hold anything.
+  const char* rest = strrchr(text, ')');
+  char state;
+  long user, system;
+  if (rest == nullptr ||
+      sscanf(rest, ") %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %ld %ld",
+             &state, &user, &system) != 3) {
+    return {false, -1};
+  }
+  return {state == 'R', user + system};
 }
 } // namespace
 
@@ -77,8 +108,12 @@ SharedMemory::~SharedMemory() {
   }
 }
 
+size_t SharedMemory::HeaderBytes() const {
+  return (sizeof(Header) + size_ * sizeof(Seat) + PAGE - 1) / PAGE * PAGE;
+}
+
 size_t SharedMemory::Bytes() const {
-  return PAGE + 2 * size_ * SMALL + 2 * (size_ + 1) * CHUNK;
+  return HeaderBytes() + 2 * size_ * SMALL + 2 * (size_ + 1) * CHUNK;
 }
 
 SharedMemory::Origin SharedMemory::Create() {
@@ -122,19 +157,28 @@ bool SharedMemory::Join(const Origin& origin) {
   void* memory =
       mmap(nullptr, Bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
   memory_ = memory == MAP_FAILED ? nullptr : static_cast<uint8_t*>(memory);
-  return memory_ != nullptr;
+  if (memory_ == nullptr) {
+    return false;
+  }
+  SeatOf(rank_).pid = (int32_t)getpid();
+  SeatOf(rank_).thread = (int32_t)syscall(SYS_gettid);
+  return true;
 }
 
 SharedMemory::Header& SharedMemory::header() const {
   return *reinterpret_cast<Header*>(memory_);
 }
 
+SharedMemory::Seat& SharedMemory::SeatOf(int rank) const {
+  return reinterpret_cast<Seat*>(memory_ + sizeof(Header))[rank];
+}
+
 uint8_t* SharedMemory::Small(int rank) const {
-  return memory_ + PAGE + ((small_ones_ % 2) * size_ + rank) * SMALL;
+  return memory_ + HeaderBytes() + ((small_ones_ % 2) * size_ + rank) * SMALL;
 }
 
 uint8_t* SharedMemory::Chunk(int rank, size_t k) const {
-  return memory_ + PAGE + 2 * size_ * SMALL +
+  return memory_ + HeaderBytes() + 2 * size_ * SMALL +
          ((k % 2) * (size_ + 1) + rank) * CHUNK;
 }
 
@@ -224,7 +268,9 @@ void SharedMemory::Barrier() {
     Break();
   }
   uint32_t generation = header().generation;
-  if (++header().arrived == (uint32_t)size_) {
+  bool is_last = ++header().arrived == (uint32_t)size_;
+  SeatOf(rank_).barriers = generation + 1;
+  if (is_last) {
     header().arrived = 0;
     header().generation = generation + 1;
     if (header().sleepers > 0) {
@@ -245,16 +291,20 @@ void SharedMemory::Barrier() {
 }
 
 void SharedMemory::Sleep(uint32_t generation) {
-  auto begin = std::chrono::steady_clock::now();
+  auto look_closer = std::chrono::steady_clock::now() + LOOK_CLOSER;
+  std::vector<Heard> heard;
   struct timespec a_while{0, LOOK_AROUND_NS};
   bool hopeless = false;
   ++header().sleepers;
   while (header().generation == generation && !hopeless) {
     syscall(SYS_futex, &header().generation, FUTEX_WAIT, generation, &a_while,
             nullptr, 0);
-    auto waited = std::chrono::steady_clock::now() - begin;
-    hopeless = header().broken || SomebodyLeft() ||
-               (timeout_.count() > 0 && waited > timeout_);
+    hopeless = header().broken || SomebodyLeft(generation);
+    auto now = std::chrono::steady_clock::now();
+    if (timeout_.count() > 0 && now >= look_closer) {
+      look_closer = now + LOOK_CLOSER;
+      hopeless = hopeless || SomebodyIsSilent(generation, heard);
+    }
   }
   --header().sleepers;
   // A rank may leave as soon as all have arrived, so a rank that has left is a
@@ -264,15 +314,36 @@ void SharedMemory::Sleep(uint32_t generation) {
   }
 }
 
-bool SharedMemory::SomebodyLeft() const {
+bool SharedMemory::IsMissing(int rank, uint32_t generation) const {
+  return rank != rank_ && SeatOf(rank).barriers != generation + 1;
+}
+
+bool SharedMemory::SomebodyLeft(uint32_t generation) const {
   for (int rank = 0; rank < size_; ++rank) {
     struct flock lock = LockOf(rank);
-    if (rank != rank_ && fcntl(fd_, F_GETLK, &lock) == 0 &&
+    if (IsMissing(rank, generation) && fcntl(fd_, F_GETLK, &lock) == 0 &&
         lock.l_type == F_UNLCK) {
       return true;
     }
   }
   return false;
+}
+
+bool SharedMemory::SomebodyIsSilent(uint32_t generation,
+                                    std::vector<Heard>& heard) const {
+  auto now = std::chrono::steady_clock::now();
+  heard.resize(size_, Heard{now, -1});
+  bool silent = false;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (IsMissing(rank, generation)) {
+      auto activity = ActivityOf(SeatOf(rank).pid, SeatOf(rank).thread);
+      if (activity.runs || activity.used != heard[rank].used) {
+        heard[rank] = {now, activity.used};
+      }
+      silent = silent || now - heard[rank].at > timeout_;
+    }
+  }
+  return silent;
 }
 
 void SharedMemory::Break() {

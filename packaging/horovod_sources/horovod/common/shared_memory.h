@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 // With the value 0, every allreduce goes through Gloo or MPI, as in the
 // published release.
@@ -36,7 +37,7 @@ struct SharingRanks {
   std::function<void(void*, size_t)> broadcast;
   // Returns on every rank whether the argument was true on all ranks.
   std::function<bool(bool)> all;
-  // The longest wait for a rank that is alive but silent; zero means no limit.
+  // How long a rank that is alive may be silent; zero means no limit.
   std::chrono::milliseconds timeout;
 };
 
@@ -57,7 +58,9 @@ public:
 
   // Collective. Replaces the data with the reduction over all ranks. Throws
   // std::runtime_error where another rank has left, or stays silent for longer
-  // than the timeout; nothing can be reduced afterwards.
+  // than the timeout; nothing can be reduced afterwards. A rank is not silent
+  // while its thread uses a processor or waits for one: it is on its way, on a
+  // machine that is busy.
   void Allreduce(void* data, size_t elements, size_t element_size,
                  const Reduction& reduce);
 
@@ -75,6 +78,20 @@ private:
     std::atomic<uint32_t> broken;
   };
 
+  // Behind the header, for each rank: how far it is, and the thread of it that
+  // takes part.
+  struct Seat {
+    std::atomic<uint32_t> barriers; // that it has reached
+    std::atomic<int32_t> pid;
+    std::atomic<int32_t> thread;
+  };
+
+  // When a rank that is waited for was last seen to be at work.
+  struct Heard {
+    std::chrono::steady_clock::time_point at;
+    long used; // the time that its thread had used a processor until then
+  };
+
   // How the other ranks find the memory that rank 0 has created.
   struct Origin {
     int32_t pid;
@@ -84,13 +101,16 @@ private:
 
   SharedMemory(int rank, int size, std::chrono::milliseconds timeout);
 
-  // The size of the memory. Its layout: the header in a page of its own; two
-  // sets of small buffers, one buffer for each rank; two sets of chunks, one
-  // chunk for each rank and one for the result. The two sets are used in turn.
+  // The size of the memory. Its layout: the header and the seats in pages of
+  // their own; two sets of small buffers, one buffer for each rank; two sets of
+  // chunks, one chunk for each rank and one for the result. The two sets are
+  // used in turn.
   size_t Bytes() const;
+  size_t HeaderBytes() const;
   Origin Create();
   bool Join(const Origin& origin);
   Header& header() const;
+  Seat& SeatOf(int rank) const;
   uint8_t* Small(int rank) const;
   uint8_t* Chunk(int rank, size_t k) const;
   uint8_t* Sum(size_t k) const;
@@ -109,7 +129,10 @@ private:
   // Returns when all ranks have called it, or throws as Allreduce does.
   void Barrier();
   void Sleep(uint32_t generation);
-  bool SomebodyLeft() const;
+  bool IsMissing(int rank, uint32_t generation) const;
+  bool SomebodyLeft(uint32_t generation) const;
+  // Looks at the ranks that are missing, and notes who has been at work.
+  bool SomebodyIsSilent(uint32_t generation, std::vector<Heard>& heard) const;
   [[noreturn]] void Break();
 
   int rank_;

@@ -35,6 +35,7 @@ _SIGNAL = re.compile(r"process rank (\d+) .*?exited on\s+signal (\d+)", re.DOTAL
 _NOTICE = re.compile(r"<horovodrun: rank (\d+) (started|ended) (\d+)>")
 _FORWARDING = re.compile(r"(mpirun|prterun|mpiexec): Forwarding signal \d+ to job\s*")
 _TAG = re.compile(r"([^\[]*\[[^\]]*\](<stderr>)?:?)?\s*")  # what mpirun puts before a line: time, rank, stream
+_OF_RANK_0 = b"[1,0]<stdout>:"  # what Open MPI 4 puts before each piece that it reads of rank 0's standard output
 _MARGIN_S = 5.0  # for the way from horovodrun to the guards and back, and for mpirun to end
 
 
@@ -107,14 +108,33 @@ def _write_stderr(text: str) -> None:
     sys.stderr.flush()
 
 
-def _pass_on(output: IO[bytes]) -> None:
+class Untagged:
+    """Takes the tags of rank 0 out of what Open MPI prints; one may come in two pieces."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """Return what can be printed when this piece has come; an empty piece is the end."""
+        text = (self._rest + piece).replace(_OF_RANK_0, b"")
+        lengths = range(len(_OF_RANK_0) - 1, 0, -1) if piece else ()
+        begun = next((length for length in lengths if text.endswith(_OF_RANK_0[:length])), 0)
+        printed = text[: len(text) - begun]
+        self._rest = text[len(printed) :]
+        return printed
+
+
+def _pass_on(output: IO[bytes], untagged: Untagged | None) -> None:
     """Write what mpirun prints to standard output, as it comes: where nobody reads it, mpirun would end the job."""
     binary = getattr(sys.stdout, "buffer", None)  # a notebook's has none
-    while chunk := os.read(output.fileno(), 65536):
+    piece = b"a piece"
+    while piece:
+        piece = os.read(output.fileno(), 65536)
+        printed = untagged.feed(piece) if untagged else piece
         if binary is None:
-            sys.stdout.write(chunk.decode("utf-8", "replace"))
+            sys.stdout.write(printed.decode("utf-8", "replace"))
         else:
-            binary.write(chunk)
+            binary.write(printed)
         sys.stdout.flush()
 
 
@@ -180,7 +200,9 @@ def run_mpirun(command: str, env: Mapping[str, str], settings: Any) -> None:
 
     assert mpirun.stdout is not None
     readers = [threading.Thread(target=read, daemon=True)]
-    readers += [threading.Thread(target=_pass_on, args=(mpirun.stdout,), daemon=True)]
+    plain = env.get("HVD_TRAIN_OUTPUT_PREFIX", "errors") == "errors" and not settings.prefix_output_with_timestamp
+    of_stdout = (mpirun.stdout, Untagged() if plain else None)
+    readers += [threading.Thread(target=_pass_on, args=of_stdout, daemon=True)]
     for reader in readers:
         reader.start()
     threading.Thread(target=wait, daemon=True).start()

@@ -22,6 +22,13 @@ from tests.support.refused import assert_refused
         ({"target_accuracy": 1.5}, "--target-accuracy is 1.5; it must be at least 0 and at most 1"),
         ({"target_accuracy": 0.0}, "--target-accuracy is 0; it must be a number above 0"),
         ({"patience": 0}, "--patience is 0"),
+        ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'?"),
+        ({"min_learning_rate": -0.1}, "--min-learning-rate is -0.1"),
+        ({"min_learning_rate": 0.2}, "--min-learning-rate 0.2 is above --learning-rate 0.1"),
+        (
+            {"min_learning_rate": 0.01, "schedule": "step"},
+            "--min-learning-rate needs --schedule cosine, linear or one-cycle",
+        ),
     ],
 )
 def test_values_that_cannot_be_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:

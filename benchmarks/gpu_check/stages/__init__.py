@@ -1,0 +1,1 @@
+"""The stages: each module has `checks(site)`, which yields findings as it makes them."""
