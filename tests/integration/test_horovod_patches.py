@@ -278,9 +278,11 @@ def test_l3_output_of_rank_0_can_stay_plain() -> None:
 
 def test_l5_the_launcher_does_not_import_torch_to_know_its_build(tmp_path: Path) -> None:
     """The record of a build says what it has, as the library does, without an import of torch."""
-    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    folder = tmp_path / "instead of torch"  # not the test's own folder, where `python -c` would always find it
+    folder.mkdir()
+    (folder / "torch.py").write_text("raise SystemExit('torch was imported')\n")
     code = "from horovod.common import util; print(util.gloo_built(), util.mpi_built())"
-    assert succeeds("-c", code, PYTHONPATH=tmp_path) == f"True {has('mpi')}\n"
+    assert succeeds("-c", code, PYTHONPATH=folder) == f"True {has('mpi')}\n"
 
 
 def test_l7_ranks_whose_output_has_no_reader_continue(tmp_path: Path, controller: str) -> None:
