@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _MOST_BYTES = 2**30  # of a file that is read whole, unless the caller knows better
-_LONGEST_LINE = 2**24
+LONGEST_LINE = 2**24
 _IS_NONE = "it is no file, but a pipe or a device"
 
 
@@ -58,9 +58,9 @@ def read_text(path: str | Path, most_bytes: int = _MOST_BYTES) -> str:
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a file, each with its line end. Raises OSError where one is longer than any of ours."""
-    while line := file.readline(_LONGEST_LINE):
-        if len(line) == _LONGEST_LINE:
-            raise OSError(errno.EFBIG, f"a line of it is longer than {_LONGEST_LINE:,} bytes", str(file.name))
+    while line := file.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            raise OSError(errno.EFBIG, f"a line of it is longer than {LONGEST_LINE:,} bytes", str(file.name))
         yield line
 
 

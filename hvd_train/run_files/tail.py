@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from hvd_train.errors import UsageError
+from hvd_train.plain_file import LONGEST_LINE
 
 _BLOCK = 1 << 16
-_LONGEST_LINE = 1 << 24
 
 
 def lines_backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -27,8 +27,8 @@ def lines_backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     while begin or end:
         line_end = data.rfind(b"\n", 0, max(0, end - 1))
         if line_end < 0 and begin:
-            if end >= _LONGEST_LINE:
-                raise UsageError(f"{file.name} has a line of more than {_LONGEST_LINE >> 20} MB: not a file of a run")
+            if end >= LONGEST_LINE:
+                raise UsageError(f"{file.name} has a line of more than {LONGEST_LINE >> 20} MB: not a file of a run")
             # As much again as there is, so that a long line is not copied once for each block of it.
             block = min(begin, max(_BLOCK, end))
             begin = file.seek(begin - block)
