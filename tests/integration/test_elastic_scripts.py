@@ -145,7 +145,9 @@ def workers_of(script: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return [process for process in ranks_of(script, "train") if process.cmdline()[1].endswith("hvd-train")]
 
 
-ENDLESS = [str(SCRIPTS / "train_elastic.sh"), "-np", "2", "--", "digits", "--epochs", "4000", "--ledger"]
+# The host file has two slots. Without one, a machine with a single core has one.
+JOB = [str(SCRIPTS / "train_elastic.sh"), "--hosts", str(scripts.LOCALHOST), "--"]
+ENDLESS = [*JOB, "digits", "--epochs", "4000", "--ledger"]
 
 
 def crash(script: subprocess.Popen[bytes], folder: Path) -> None:
