@@ -33,9 +33,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Run h1, h2 and h3; h4 is a name without a machine."""
-    with cluster.hosts(tmp_path / "cluster", 3, names=4) as found:
+def hosts(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hosts]:
+    """Run h1, h2 and h3 in the subnet of the parameter, if any; h4 is a name without a machine."""
+    subnet = getattr(request, "param", cluster.SUBNET)
+    with cluster.hosts(tmp_path / "cluster", 3, names=4, subnet=subnet) as found:
         yield found
 
 
@@ -158,6 +159,8 @@ def test_a_newcomer_that_a_member_cannot_reach(hosts: Hosts, tmp_path: Path, exp
     assert "Traceback" not in running.output
 
 
+# Of two ranks the one with the greater address connects: 127.0.1.1 lies between those of the subnets.
+@pytest.mark.parametrize("hosts", ["10.91.0", "172.16.91", "192.168.91"], indirect=True)
 def test_a_job_that_begins_on_the_launchers_host_alone(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Other hosts join it though its name leads to 127.0.1.1, interfaces differ, and a network leads nowhere."""
     on_demand.pace(tmp_path, 0.3)

@@ -1,4 +1,4 @@
-"""The changes that patches C1 to C5, C7 to C11, L1, L2, L3, L5, L7 and S3 of Horovod make, shown by real processes.
+"""The changes that patches C1 to C5, C7 to C12, L1, L2, L3, L5, L7 and S3 of Horovod make, shown by real processes.
 
 HVD_TRAIN_TEST_PYTHON names the Python of another environment; with a build of `--without-patches` there, the tests
 must fail. C6 needs several GPUs and has no test.
@@ -12,17 +12,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.support.hosts import missing
 from tests.support.launching import started, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PYTHON = os.environ.get("HVD_TRAIN_TEST_PYTHON", sys.executable)
 RANKS = str(Path(__file__).parent / "patch_workers" / "ranks.py")
+NO_HOSTS = missing()
 
 
 def has(what: str) -> bool:
@@ -52,15 +55,15 @@ def environment(**changes: object) -> dict[str, str]:
     return {**env, **{name: str(value) for name, value in changes.items()}}
 
 
-def run(*command: str, **env: object) -> subprocess.CompletedProcess[str]:
-    """Run the Python under test, and return its exit code and output."""
-    line = [PYTHON, *command]
+def run(*command: str, before: Sequence[str] = (), **env: object) -> subprocess.CompletedProcess[str]:
+    """Run the Python under test, by the command `before` if any, and return its exit code and output."""
+    line = [*before, PYTHON, *command]
     return subprocess.run(line, env=environment(**env), capture_output=True, text=True, check=False, timeout=240)
 
 
-def run_world(size: int, worker: str, **env: object) -> tuple[list[int], str]:
+def run_world(size: int, worker: str, before: Sequence[str] = (), **env: object) -> tuple[list[int], str]:
     """Run ranks over Gloo without horovodrun, and return their exit codes and all that they printed."""
-    result = run(RANKS, "world", str(size), worker, **env)
+    result = run(RANKS, "world", str(size), worker, before=before, **env)
     printed = result.stdout + result.stderr
     codes = re.search(r"^EXIT \[(.*)\]$", result.stdout, re.MULTILINE)
     assert codes, printed
@@ -179,6 +182,19 @@ def test_c9_a_sum_does_not_wait_for_the_clock(controller: str, tmp_path: Path) -
 def test_c10_a_rank_that_waits_for_a_result_sleeps(controller: str) -> None:
     """A rank that waits for others leaves its core to them."""
     succeeds(*horovodrun(controller, "c10_waits"))
+
+
+@pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-")
+@pytest.mark.parametrize("interface", ["lo", ""])
+@pytest.mark.parametrize("known", ["", "127.0.1.1 h.invalid", "0.0.0.0 h.invalid", "192.0.2.1 h.invalid"])
+def test_c12_the_name_of_the_host_need_not_lead_to_it(tmp_path: Path, known: str, interface: str) -> None:
+    """Ranks connect by the chosen interface only; without one, a name without a use is as good as none."""
+    (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n{known}\n")
+    script = 'mount --bind "$0" /etc/hosts; hostname h.invalid; exec "$@"'
+    host = ["unshare", "--uts", "--mount", "sh", "-ec", script, str(tmp_path / "hosts")]
+    codes, printed = run_world(2, "c12_addresses", before=host, INTERFACE=interface)
+    assert codes == [0, 0], printed
+    assert not interface or printed.count("AT ['127.0.0.1']") == 2, printed
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,17 @@ def c11_half_a_message() -> None:
     os._exit(code)
 
 
+def c12_addresses() -> None:
+    """Print the addresses at which this rank is connected to its peers."""
+    os.environ["HOROVOD_GLOO_IFACE"] = os.environ["INTERFACE"]
+    hvd.init()
+    hvd.allreduce(torch.ones(1), name="all are connected")
+    connections = psutil.Process().net_connections("tcp")
+    addresses = {address.ip for c in connections if c.status == "ESTABLISHED" for address in (c.laddr, c.raddr)}
+    os.write(1, f"AT {sorted(addresses)}\n".encode())
+    hvd.allreduce(torch.ones(1), name="all have looked")
+
+
 def l1_job() -> None:
     """Train until a SIGTERM; WHAT says what rank 1 does to itself.
 
