@@ -15,6 +15,7 @@ import torch
 from hvd_train.config import Config
 from hvd_train.goals import reason_to_end
 from hvd_train.job import Job
+from hvd_train.network.compiled import slot_sizes
 from hvd_train.plugin import is_reference
 from hvd_train.validate import Scores
 
@@ -51,11 +52,12 @@ def describe(job: Job) -> str:
     """Return one line about what is going to be trained, on what, and how a step is cut."""
     config, training, place = job.config, job.state, job.world.place
     cut, parameters = training.cut, sum(p.numel() for p in training.model.parameters())
-    slots = math.ceil(cut.global_batch / cut.micro_batch)
+    slots = len(cut.slots(range(cut.global_batch)))
+    sizes = slot_sizes(cut, cut.global_batch)
     line = (
         f"{config.model.model} ({parameters / 1e6:.2f} M parameters) on {config.data.data} "
         f"({job.parts.train_loader.num_samples:,} images), {ranks(place.size)} on {job.parts.device.type}, "
-        f"{cut.global_batch} images a step in {counted(slots, 'slot')} of {cut.micro_batch}"
+        f"{cut.global_batch} images a step in {counted(slots, 'slot')} of {'up to ' * (len(sizes) > 1)}{max(sizes)}"
     )
     if slots < place.size:
         line += f"; {ranks(place.size - slots)} of {place.size} idle (a new run may have smaller slots: --batch-size)"

@@ -19,7 +19,7 @@ from hvd_train.data.batches import Batch, MicroBatch
 from hvd_train.errors import RankLost
 from hvd_train.handover import Handover, nothing_to_hand_over
 from hvd_train.network.device import seed
-from hvd_train.network.normalization import sums_in_passes
+from hvd_train.network.normalization import enough_samples, sums_in_passes
 from hvd_train.network.step_buffers import StepBuffers
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
@@ -221,7 +221,7 @@ class Step:
         self._buffers.begin_slot()
         seed(self._device, order.key(self._seed, SLOT, step, micro.number))
         inputs, targets = self._mix(micro.inputs, micro.targets)
-        with self.autocast():
+        with enough_samples(), self.autocast():
             logits = model(inputs)
             loss = self._losses(logits, targets, "sum")
         logits = logits.detach()

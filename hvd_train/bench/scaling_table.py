@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import io
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +64,7 @@ def row_of(size: Size) -> Row:
     lines = [json.loads(line) for line in metrics.splitlines()]
     epochs = [line for line in lines if line["kind"] == "epoch"]
     samples = next(line["num_samples"] for line in lines if line.get("name") == "start")
-    total = order.choose_cut(size.config.batch, size.workers, samples).global_batch
+    cut = order.choose_cut(size.config.batch, size.workers, samples)
     # The summary's speed is that of the run's last life, which has none where it had next to nothing left to do.
     speeds = [summary["images_per_second"], *(line["images_per_second"] for line in reversed(epochs))]
     speed = next((speed for speed in speeds if speed), None)
@@ -73,9 +72,9 @@ def row_of(size: Size) -> Row:
     tested = summary["test_top1"] is not None
     return Row(
         workers=size.workers,
-        learning_rate=schedule.peak_learning_rate(size.config.optimizer, total),
-        global_batch_size=total,
-        steps_per_epoch=math.ceil(samples / total),
+        learning_rate=schedule.peak_learning_rate(size.config.optimizer, cut.global_batch),
+        global_batch_size=cut.global_batch,
+        steps_per_epoch=len(cut.batches(range(samples))),
         epoch_seconds=samples / speed if speed else None,
         images_per_second=speed,
         val_loss=min(losses, default=None),

@@ -64,7 +64,7 @@ class MapLoader(Loader):
         slots: Iterator[Slot] = (slot for assignment in ahead for slot in assignment.slots)
         first = next(slots, None)
         if first is not None:
-            self._tasks.allocate(len(first.indices) * self._image_bytes)
+            self._tasks.allocate((len(first.indices) + 1) * self._image_bytes)  # a remainder of one joins a slot
             slots = itertools.chain([first], slots)
         self._tasks.epoch, self._tasks.slots = epoch, slots
         batches = self._batches()

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train.network.buffers import unchanged
+from hvd_train.network.normalization import enough_samples
 from hvd_train.progress.order import Cut
 
 
 def slot_sizes(cut: Cut, num_samples: int) -> list[int]:
     """Return the numbers of samples that a slot can have in an epoch of `num_samples`, the usual one first."""
-    batches = [cut.global_batch] * (num_samples >= cut.global_batch) + [num_samples % cut.global_batch]
-    sizes = [size for batch in batches for size in (min(batch, cut.micro_batch), batch % cut.micro_batch)]
-    return list(dict.fromkeys(size for size in sizes if size))
+    sizes = [len(slot) for batch in cut.batches(range(num_samples)).ends for slot in cut.slots(batch).ends]
+    return list(dict.fromkeys(sizes))
 
 
 def any_size(sizes: list[int]) -> list[int]:
@@ -43,7 +43,7 @@ def compile_model(
     model.compile()
     with _unchanged(model, example.device):
         for size in train_sizes:
-            with autocast:
+            with enough_samples(), autocast:
                 logits = model(_images(example, size))
                 loss = F.cross_entropy(logits, torch.zeros(size, dtype=torch.long, device=example.device))
             torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)

@@ -151,15 +151,53 @@ def order_of(seed: int, epoch: int, num_samples: int, times: int) -> Order:
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """Positions of an epoch, cut into pieces of `length`; the last piece may be smaller.
+
+    If `join` is set, a last piece of one position is part of the piece before it.
+    """
+
+    span: range
+    length: int
+    join: bool
+
+    def __len__(self) -> int:
+        joined = self.join and len(self.span) > 1
+        return math.ceil((len(self.span) - joined) / self.length)
+
+    def __getitem__(self, number: int) -> range:
+        stop = len(self.span) if number == len(self) - 1 else (number + 1) * self.length
+        return self.span[number * self.length : stop]
+
+    @property
+    def ends(self) -> list[range]:
+        """The first piece and the last one, which may be the same; empty if there are none."""
+        return [self[0], self[len(self) - 1]] if self.span else []
+
+
+@dataclass(frozen=True)
 class Cut:
-    """How a global batch of `global_batch` samples is cut into slots: micro-batches of at most `micro_batch` samples.
+    """How an epoch is cut into global batches, and these into slots: micro-batches of `micro_batch` samples.
 
     It is chosen when a run starts and kept for the run's life: batch norm and dropout act within a slot, so the same
-    slots mean the same step on 1, 2 or 64 ranks.
+    slots mean the same step on 1, 2 or 64 ranks. Batch norm needs two samples, so a remainder of one sample joins the
+    batch or slot before it, unless all have one sample.
     """
 
     global_batch: int
     micro_batch: int
+
+    def batches(self, epoch: range) -> Pieces:
+        """Return the global batches of these positions of an epoch, one for each step."""
+        return Pieces(epoch, self.global_batch, self._join)
+
+    def slots(self, batch: range) -> Pieces:
+        """Return the slots of a global batch."""
+        return Pieces(batch, self.micro_batch, self._join)
+
+    @property
+    def _join(self) -> bool:
+        return min(self.global_batch, self.micro_batch) > 1
 
 
 UNDECIDED = Cut(0, 0)
@@ -196,19 +234,17 @@ class Share:
 def assignments(order: Order, cursor: int, cut: Cut, rank: int | None, size: int) -> Iterator[Assignment]:
     """Yield what rank `rank` of `size` does in each step of an epoch, from position `cursor` to the epoch's end.
 
-    Rank r computes slots r, r + size, ... of each global batch; the last batch is smaller, and a rank may
+    Rank r computes slots r, r + size, ... of each global batch; the last batch may be smaller, and a rank may
     have no slot in it. A rank of None has none in any batch. Nothing is padded and nothing dropped.
     """
     # Only this rank's positions are looked up, and those of some steps at once: a numpy call per slot would cost more
     # than the slot's samples, and the whole batch on each rank as many times more as there are ranks.
     own = max(1, math.ceil(cut.global_batch / size))
-    steps = range(cursor, order.num_samples, cut.global_batch)
+    steps = cut.batches(range(cursor, order.num_samples))
     at_once = min(_STEPS, math.ceil(_BLOCK / own))
     for first in range(0, len(steps), at_once):
-        batches = [
-            range(order.num_samples)[start : start + cut.global_batch] for start in steps[first : first + at_once]
-        ]
-        spans = [_spans(batch, cut.micro_batch, rank, size) for batch in batches]
+        batches = [steps[number] for number in range(len(steps))[first : first + at_once]]
+        spans = [_spans(cut.slots(batch), rank, size) for batch in batches]
         positions = (np.arange(span.start, span.stop, dtype=np.int64) for mine in spans for span in mine.values())
         numbers = order.at(np.concatenate([_NONE, *positions]))
         end = 0
@@ -217,15 +253,12 @@ def assignments(order: Order, cursor: int, cut: Cut, rank: int | None, size: int
             for number, span in mine.items():
                 slots.append(Slot(number, numbers[end : end + len(span)]))
                 end += len(span)
-            yield Assignment(len(batch), math.ceil(len(batch) / cut.micro_batch), tuple(slots))
+            yield Assignment(len(batch), len(cut.slots(batch)), tuple(slots))
 
 
-def _spans(batch: range, micro_batch: int, rank: int | None, size: int) -> dict[int, range]:
+def _spans(slots: Pieces, rank: int | None, size: int) -> dict[int, range]:
     """Return the positions that each slot of this rank holds, by the slot's number within the global batch."""
-    if rank is None:
-        return {}
-    starts = range(0, len(batch), micro_batch)
-    return {number: batch[starts[number] :][:micro_batch] for number in range(rank, len(starts), size)}
+    return {} if rank is None else {number: slots[number] for number in range(rank, len(slots), size)}
 
 
 def choose_cut(batch: BatchConfig, size: int, num_samples: int) -> Cut:

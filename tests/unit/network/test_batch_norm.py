@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hvd_train.errors import UsageError
 from hvd_train.network.models import Builder
 from hvd_train.network.normalization import SyncBatchNorm, synchronised
 from hvd_train.world.world import LocalWorld
@@ -185,3 +186,11 @@ def test_a_rank_may_lack_a_slot_in_the_second_of_two_passes() -> None:
     names = [name for name in expected if not name.endswith(statistics)]
     first, second = ({name: found[name] for name in names} for found in (results[0][1], expected))
     assert largest_difference(first, second) <= 1e-5
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_micro_batch_of_one_sample_is_an_error_of_use(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "compile", lambda model: None)
+    make = lambda classes: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))  # noqa: E731
+    with pytest.raises(UsageError, match=r"batch norm needs two samples.* --batch-size"):
+        trained(LocalWorld(), small_config(batch_size=1, compile=compiled), make)

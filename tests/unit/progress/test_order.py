@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_train.errors import UsageError
+from hvd_train.network.compiled import slot_sizes
 from hvd_train.progress.fingerprint import added, fingerprint, from_bytes, in_bytes, of_all
 from hvd_train.progress.order import (
     Cut,
@@ -129,6 +130,25 @@ def test_random_numbers_are_uniform_and_independent() -> None:
 def test_batch_settings_decide_the_slots(settings: dict[str, int], size: int, cut: Cut) -> None:
     """Without a global batch it is batch size times steps times workers; with one, workers do not matter."""
     assert choose_cut(BatchConfig(**settings), size, 1000) == cut
+
+
+@pytest.mark.parametrize(
+    ("samples", "cut", "sizes"),
+    [
+        (12, Cut(11, 11), [[12]]),
+        (11, Cut(5, 2), [[2, 3], [2, 2, 2]]),
+        (8, Cut(3, 3), [[3], [3], [2]]),
+        (5, Cut(4, 1), [[1] * 4, [1]]),
+        (3, Cut(1, 4), [[1]] * 3),
+        (1, Cut(4, 2), [[1]]),
+    ],
+)
+def test_a_remainder_of_one_sample_joins_what_is_before_it(samples: int, cut: Cut, sizes: list[list[int]]) -> None:
+    """Batch norm cannot train on it alone; where all slots have one sample, nothing changes."""
+    steps = list(assignments(InSequence(samples), 0, cut, 0, 1))
+    assert [[len(slot.indices) for slot in step.slots] for step in steps] == sizes
+    assert [(step.size, step.num_slots) for step in steps] == [(sum(step), len(step)) for step in sizes]
+    assert set(slot_sizes(cut, samples)) == {size for step in sizes for size in step}
 
 
 @pytest.mark.parametrize(

@@ -147,13 +147,21 @@ def written(folder: Path) -> list[dict[str, object]]:
 
 @given(data=st.data())
 def test_each_sample_counts_once(data: st.DataObject) -> None:
-    """Under any sequence of resizes each sample of an epoch counts exactly once."""
+    """Under any sequence of resizes each sample of an epoch counts exactly once, and not alone in a slot (batch norm).
+
+    With the same global batch the slots are those of one rank.
+    """
     num_samples = data.draw(st.integers(1, 120), label="samples")
     cut = Cut(data.draw(st.integers(1, num_samples), label="global batch"), data.draw(st.integers(1, 50)))
+    per_worker = data.draw(st.booleans(), label="per worker")
+    alone = 1 in (num_samples, cut.micro_batch) or (cut.global_batch == 1 and not per_worker)
+    fewest = 1 if alone else 2
     epoch_order = EpochOrder(data.draw(st.integers(0, 2**63 - 1)), data.draw(st.integers(0, 99)), num_samples)
-    cursor, taken = 0, []
+    cursor, taken, sizes = 0, [], []
     while cursor < num_samples:
         size = data.draw(st.integers(1, 6), label="world size")
+        if per_worker:
+            cut = Cut(min(cut.micro_batch * size, num_samples), cut.micro_batch)
         steps = data.draw(st.integers(1, 8), label="steps until it changes")
         ranks = [islice(assignments(epoch_order, cursor, cut, rank, size), steps) for rank in range(size)]
         before = cursor
@@ -161,10 +169,16 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
             slots = [slot for part in parts for slot in part.slots]
             assert sorted(slot.number for slot in slots) == list(range(parts[0].num_slots))
             assert {part.size for part in parts} == {sum(len(slot.indices) for slot in slots)}
-            assert all(1 <= len(slot.indices) <= cut.micro_batch for slot in slots)
-            taken += [int(index) for slot in sorted(slots, key=lambda slot: slot.number) for index in slot.indices]
+            assert all(fewest <= len(slot.indices) < cut.micro_batch + fewest for slot in slots)
+            slots.sort(key=lambda slot: slot.number)
+            sizes.append([len(slot.indices) for slot in slots])
+            taken += [int(index) for slot in slots for index in slot.indices]
             cursor += parts[0].size
         assert cursor > before, f"no step takes the samples from {before} on"
+    if not per_worker:
+        steps_of_one = assignments(epoch_order, 0, cut, 0, 1)
+        assert sizes == [[len(slot.indices) for slot in step.slots] for step in steps_of_one]
+        assert len(sizes) == len(cut.batches(range(num_samples)))
     assert taken == epoch_order[:].tolist()
     assert sorted(taken) == list(range(num_samples))
 

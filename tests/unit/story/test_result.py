@@ -31,6 +31,7 @@ DONE = Result(
     ("cut", "size", "said"),
     [
         (Cut(128, 32), 3, "in 4 slots of 32; 4 slots do not divide over 3 ranks: some idle in part of each step"),
+        (Cut(5, 2), 2, "5 images a step in 2 slots of up to 3"),
         (Cut(64, 32), 3, "in 2 slots of 32; 1 rank of 3 idle (a new run may have smaller slots: --batch-size)"),
     ],
 )
