@@ -15,6 +15,8 @@ class HvdTrainError(Exception):
     exit_code = 1
     raised_by: int | None = None
     """The rank that raised the error, where the others did not: they will only see that this rank has gone."""
+    of_all_ranks = False
+    """Whether all ranks find the error in the same step, so that one of them can report it."""
     reported = False
     """Whether the user has read of the error already, from this rank or another."""
     asked_to_end = False
@@ -28,6 +30,12 @@ class UsageError(HvdTrainError):
     """The settings, the data or the environment cannot give a run; nothing has been started or overwritten."""
 
     exit_code = 2
+
+
+class Untrainable(UsageError):
+    """The model cannot be trained in such batches, or not on several ranks."""
+
+    of_all_ranks = True
 
 
 class RankLost(HvdTrainError):
@@ -52,6 +60,7 @@ class Diverged(HvdTrainError):
     """Step after step has a loss or a gradient that is not finite. All ranks find it in the same step."""
 
     exit_code = 6
+    of_all_ranks = True
 
 
 class StateLost(HvdTrainError):

@@ -27,7 +27,7 @@ from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.settings.data import DataConfig
 from hvd_train.state import TrainState
-from hvd_train.step import Mixer, Step, unmixed
+from hvd_train.step import Mixer, Step, trainable, unmixed
 from hvd_train.world.world import Place, Reduction, World
 
 _LOADER_PROCESSES = 4  # what keeps a GPU busy, as a rule
@@ -93,13 +93,14 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
         batch = config.batch.eval_batch_size
         eval_sizes = slot_sizes(order.Cut(batch, batch), parts.val_loader.num_samples)
     freeze.apply(config.model, parts.model, 0)
-    compile_model(
-        parts.model,
-        parts.example,
-        Step(config, world, parts.model, parts.device).autocast(),
-        train_sizes=any_size(train_sizes) if launcher.elastic(os.environ) else train_sizes,
-        eval_sizes=eval_sizes,
-    )
+    with trainable():
+        compile_model(
+            parts.model,
+            parts.example,
+            Step(config, world, parts.model, parts.device).autocast(),
+            train_sizes=any_size(train_sizes) if launcher.elastic(os.environ) else train_sizes,
+            eval_sizes=eval_sizes,
+        )
     freeze.prepare(config.model, parts.model)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, reduce
 
@@ -16,10 +17,10 @@ from torch import Tensor, nn
 
 from hvd_train.config import Config
 from hvd_train.data.batches import Batch, MicroBatch
-from hvd_train.errors import RankLost
+from hvd_train.errors import RankLost, Untrainable
 from hvd_train.handover import Handover, nothing_to_hand_over
 from hvd_train.network.device import seed
-from hvd_train.network.normalization import enough_samples, sums_in_passes
+from hvd_train.network.normalization import sums_in_passes
 from hvd_train.network.step_buffers import StepBuffers
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
@@ -84,6 +85,27 @@ class _Outcome:
     """What the metrics add up (`sums_of`)."""
 
 
+@contextmanager
+def trainable() -> Iterator[None]:
+    """Raise Untrainable for what torch's batch norm and Horovod's hooks refuse inside this block."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise Untrainable(
+            "batch norm needs two samples in each micro-batch; type a larger --batch-size or --global-batch-size"
+        ) from None
+    except AssertionError as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") != "horovod.torch.optimizer":
+            raise
+        raise Untrainable(
+            "a backward pass makes a gradient twice, as of a block that is used twice under torch's checkpoint(); "
+            "give that use_reentrant=False"
+        ) from None
+
+
 class Step:
     """Takes optimizer steps. It holds settings and the values of the model's buffers, and no progress."""
 
@@ -133,11 +155,12 @@ class Step:
         """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
 
         `meanwhile` is called while the gradients are on their way between the ranks. Raises RankLost before any weight
-        has changed: the state is then that of the step before.
+        has changed, and Untrainable as `trainable` does: the state is then that of the step before.
         """
         try:
-            return self._take(state, batch, votes, want_norm, meanwhile)
-        except RankLost:
+            with trainable():
+                return self._take(state, batch, votes, want_norm, meanwhile)
+        except (RankLost, Untrainable):
             self._buffers.undo()
             raise
 
@@ -221,7 +244,7 @@ class Step:
         self._buffers.begin_slot()
         seed(self._device, order.key(self._seed, SLOT, step, micro.number))
         inputs, targets = self._mix(micro.inputs, micro.targets)
-        with enough_samples(), self.autocast():
+        with self.autocast():
             logits = model(inputs)
             loss = self._losses(logits, targets, "sum")
         logits = logits.detach()

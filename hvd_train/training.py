@@ -12,7 +12,7 @@ from hvd_train import state as states
 from hvd_train.config import Config
 from hvd_train.data.sources import OwnData
 from hvd_train.elastic.members import can_train_on, in_common, most_advanced, survivors_differ
-from hvd_train.errors import Diverged, FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, StateLost, UsageError
+from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, StateLost, UsageError
 from hvd_train.handover import nothing_to_hand_over
 from hvd_train.job import Arrival, Clocks, Job
 from hvd_train.last_commit import commit_for_all
@@ -67,7 +67,7 @@ class Training:
             has_trained = self._membership.has_trained
             if isinstance(error, (UsageError, FaultRepeats)) and self._state is not None and self._membership.has_state:
                 self._output.commit_last(self._state)
-            if isinstance(error, HvdTrainError) and has_trained and not isinstance(error, Diverged):
+            if isinstance(error, HvdTrainError) and has_trained and not error.of_all_ranks:
                 error.raised_by = self._world.place.rank
             last_word.tell(os.environ, error, self._during, self._state.progress.step if self._state else 0)
             raise

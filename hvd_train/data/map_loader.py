@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 import signal
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing import connection, util
+from multiprocessing.context import set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -31,10 +36,14 @@ class MapLoader(Loader):
     """
 
     def __init__(self, data: MapDataset, prepare: Prepare, device: torch.device, seed: int, num_workers: int) -> None:
+        """Raises UsageError if there are to be loader processes, and the data set cannot be sent to them."""
         self.num_samples = len(data)
         self._prepare, self._device, self._num_workers = prepare, device, num_workers
         self._tasks, self._reader = Tasks(num_workers), TaskReader(data, seed)
         self._image_bytes = 0  # of one image; not known before `start`
+        if num_workers > 0:
+            _check_sendable(self._reader)
+            _shorten_addresses()
         context = multiprocessing.get_context("forkserver")
         # The server imports torch once, instead of each loader process.
         context.set_forkserver_preload([loader_process.__name__])
@@ -73,8 +82,20 @@ class MapLoader(Loader):
             yield Batch(assignment.size, assignment.num_slots, micro_batches)
 
     def _batches(self) -> Iterator[Any]:
-        with _only_here():
-            return iter(self._loader)
+        try:
+            with _only_here():
+                batches = iter(self._loader)
+            yield from batches
+        except (RuntimeError, OSError, EOFError):
+            processes = getattr(self._loader._iterator, "_workers", [])
+            ended = connection.wait([process.sentinel for process in processes], timeout=1)
+            for process in processes:
+                if process.sentinel in ended:
+                    code = process.exitcode or 0
+                    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                    advice = "a smaller --workers if memory or /dev/shm was full, else --workers 0 to see why"
+                    raise UsageError(f"loader process {process.pid} {how}; type {advice}") from None
+            raise
 
     def _micro_batch(self, slot: Slot, batch: ReadBatch | Unreadable) -> MicroBatch:
         if isinstance(batch, Unreadable):
@@ -95,6 +116,40 @@ class MapLoader(Loader):
     @override
     def close(self) -> None:
         del self._loader
+
+
+class _Nowhere:
+    """Takes the place of a process that is being started, and drops what it is sent."""
+
+    DupFd = duplicate_for_child = write = staticmethod(lambda sent: sent)
+
+
+def _check_sendable(reader: TaskReader) -> None:
+    """Raise UsageError if loader processes cannot be sent the data set: the one for validation starts late."""
+    nowhere: Any = _Nowhere()
+    set_spawning_popen(nowhere)
+    try:
+        ForkingPickler(nowhere).dump(reader)
+    except Exception as error:  # noqa: BLE001  # a data set may raise anything
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"loader processes cannot be sent the data set ({reason}); type --workers 0") from None
+    finally:
+        set_spawning_popen(None)
+
+
+def _shorten_addresses() -> None:
+    """Have multiprocessing make its sockets in /tmp if the path of TMPDIR is too long for their addresses."""
+    folder, before = tempfile.gettempdir(), tempfile.tempdir
+    if len(os.fsencode(folder)) <= 75:  # bytes of 107; multiprocessing appends the other 32
+        return
+    try:
+        tempfile.tempdir = "/tmp"  # noqa: S108  # only the name of a new folder begins with it
+        util.get_temp_dir()  # multiprocessing keeps the new folder, and so do the processes that it starts
+    except OSError:
+        reason = "is too long for the sockets of loader processes, and /tmp cannot be written"
+        raise UsageError(f"TMPDIR={folder} {reason}; export a shorter TMPDIR, or type --workers 0") from None
+    finally:
+        tempfile.tempdir = before
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train.network.buffers import unchanged
-from hvd_train.network.normalization import enough_samples
 from hvd_train.progress.order import Cut
 
 
@@ -43,7 +42,7 @@ def compile_model(
     model.compile()
     with _unchanged(model, example.device):
         for size in train_sizes:
-            with enough_samples(), autocast:
+            with autocast:
                 logits = model(_images(example, size))
                 loss = F.cross_entropy(logits, torch.zeros(size, dtype=torch.long, device=example.device))
             torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)

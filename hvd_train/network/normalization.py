@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvd_train.errors import UsageError
 from hvd_train.world.world import World
-
-
-@contextmanager
-def enough_samples() -> Iterator[None]:
-    """Raise UsageError if batch norm has a single value per channel inside this block, as of one small image."""
-    try:
-        yield
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise UsageError(
-            "batch norm needs two samples in each micro-batch; type a larger --batch-size or --global-batch-size, "
-            "add training images, or take a model without batch norm"
-        ) from None
 
 
 def synchronised(model: nn.Module, world: World) -> nn.Module:

@@ -152,10 +152,7 @@ def order_of(seed: int, epoch: int, num_samples: int, times: int) -> Order:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Positions of an epoch, cut into pieces of `length`; the last piece may be smaller.
-
-    If `join` is set, a last piece of one position is part of the piece before it.
-    """
+    """Positions in pieces of `length`. With `join`, a remainder of one position is part of the piece before it."""
 
     span: range
     length: int

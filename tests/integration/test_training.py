@@ -141,6 +141,7 @@ BAD = {
     "recipe": (["digitz"], "did you mean 'digits'"),
     "flag": (["--epochz", "3"], "did you mean '--epochs'"),
     "batch": (["--global-batch-size", "5000"], "larger than the training set of 1437"),
+    "recomputed": (["--model", "tests.support.runs:Recomputed"], "use_reentrant=False"),
 }
 
 
@@ -156,12 +157,13 @@ def test_bad_input_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("case", "launcher"), [("batch", "gloo"), *(pytest.param(case, "mpi", marks=slow) for case in ("flag", "batch"))]
+    ("case", "launcher"),
+    [("batch", "gloo"), ("recomputed", "gloo"), *(pytest.param(case, "mpi", marks=slow) for case in ("flag", "batch"))],
 )
 def test_bad_input_on_two_ranks_is_told_once(case: str, launcher: str, tmp_path: Path) -> None:
     """Two ranks with the same bad setting print one line, and the launcher ends with exit code 2."""
     arguments, hint = BAD[case]
-    code, output = finished(launch_line(launcher, 2, HVD_TRAIN, "train", *arguments), tmp_path)
+    code, output = finished(launch_line(launcher, 2, HVD_TRAIN, "train", *arguments), tmp_path, variables=OF_TESTS)
     assert code == 2, output
     assert len(own_lines(output)) == 1, output
     assert hint in own_lines(output)[0]
@@ -180,6 +182,15 @@ def test_ranks_of_other_settings_are_told_once(launcher: str, tmp_path: Path) ->
     assert "; 2 on " in output
     assert "Traceback" not in output
     assert not (tmp_path / "run").exists()
+
+
+def test_loader_processes_work_with_a_long_path_of_tmpdir(tmp_path: Path) -> None:
+    """The path is longer than the address of a socket may be."""
+    (folder := tmp_path / ("long" * 25)).mkdir()
+    data = ["--data", "tests.support.runs:mapped_digits", "--workers", "1"]
+    line = [HVD_TRAIN, "train", *data, "--epochs", "1", "--device", "cpu"]
+    code, output = finished(line, tmp_path, variables={**OF_TESTS, "TMPDIR": str(folder)})
+    assert code == 0, output
 
 
 def make_folder(root: Path) -> None:

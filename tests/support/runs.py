@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from hvd_train import Config
 from hvd_train.data import sources
@@ -66,6 +69,22 @@ def mapped_digits(config: DataConfig) -> tuple[Jittered, Jittered]:
     return Jittered(NUM_SAMPLES, jitter=True), Jittered(NUM_VAL, jitter=False)
 
 
+class Killed(Jittered):
+    """A data set whose loader process is killed at its 50th item, as the kernel does when memory runs out."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.reads += 1
+        if self.reads == 50:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def killed_digits(config: DataConfig) -> tuple[Killed, None]:
+    return Killed(NUM_SAMPLES, jitter=False), None
+
+
 def convnet(num_classes: int) -> nn.Module:
     """Return a convolutional network without batch norm or dropout."""
     features = nn.Conv2d(1, 8, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
@@ -75,6 +94,21 @@ def convnet(num_classes: int) -> nn.Module:
 def batch_norm(num_classes: int) -> nn.Module:
     features = nn.Conv2d(1, 8, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
     return nn.Sequential(*features, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, num_classes))
+
+
+class Recomputed(nn.Module):
+    """A block that is used twice, with activations that the backward pass computes again."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(64, 16), nn.Linear(16, 16), nn.Linear(16, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.first(images.flatten(1))
+        for _ in range(2):
+            hidden = checkpoint(self.block, hidden, use_reentrant=True)
+        logits: Tensor = self.last(hidden)
+        return logits
 
 
 def dropout(num_classes: int) -> nn.Module:

@@ -150,6 +150,15 @@ def test_images_of_several_number_formats_are_one_batch() -> None:
         assert batch[0][:, 0, 0, 0].tolist() == [7.0, 8.0]
 
 
+def test_a_data_set_that_cannot_be_sent_to_processes_is_an_error_of_use() -> None:
+    """It is found before any process starts; without processes nothing is sent."""
+    data = Items(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2))
+    data.closure = lambda: None  # type: ignore[attr-defined]
+    MapLoader(data, PLAIN, CPU, seed=0, num_workers=0)
+    with pytest.raises(UsageError, match="--workers 0"):
+        MapLoader(data, PLAIN, CPU, seed=0, num_workers=1)
+
+
 def test_items_of_different_sizes_are_an_error_of_use() -> None:
     loader = MapLoader(Items(torch.zeros(1, 2, 2), torch.zeros(1, 3, 2)), PLAIN, CPU, seed=0, num_workers=0)
     with pytest.raises(UsageError, match="the items of a batch do not fit together"):

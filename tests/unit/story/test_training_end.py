@@ -337,6 +337,14 @@ def test_the_steps_before_an_error_of_the_data_are_committed(words: list[Word]) 
     assert words == [(UsageError, "training", whole)]
 
 
+def test_a_killed_loader_process_ends_the_training_with_a_commit() -> None:
+    """It is one error of use, which names the signal; another start goes on from the last whole step."""
+    config = small_config(workers=1, epochs=1)
+    with pytest.raises(UsageError, match=r"SIGKILL.* --workers"):
+        trained(LocalWorld(), config, data=runs.killed_digits)
+    assert newest()["progress"]["step"] > 0
+
+
 def test_an_error_before_the_first_step_leaves_nothing(words: list[Word]) -> None:
     """No folder is made for settings that cannot be trained with, or for a process that never meets the others."""
     with pytest.raises(UsageError, match="larger than the training set") as told:
