@@ -106,6 +106,9 @@ class Output:
             journal = RunJournal(path, progress.step, progress.epoch, live=bar, ledger=run.ledger, permission=held)
             for note in (*claim.folder.notes, *claim.notes):
                 journal.event("note", note)
+            if journal.steps_lost:
+                lost = f"at least {journal.steps_lost} steps lost: the run resumes after step {progress.step}"
+                journal.event("lost", lost, steps_lost=journal.steps_lost)
             self.store = DiskStore(
                 path,
                 run.keep_checkpoints,

@@ -128,7 +128,9 @@ class RunJournal(Journal):
 
         self._display: Display = TerminalDisplay() if live else LineDisplay()
         report, path = self._display.say, folder / METRICS
-        self._last_step, self._last_epoch = _forget_after(path, resumed_step, epochs_done)
+        self._last_step, self._last_epoch, reached = _forget_after(path, resumed_step, epochs_done)
+        self.steps_lost = max(0, reached - resumed_step)
+        """The steps after `resumed_step` in the files. As not every step has a line, more may be lost."""
         self._lines = AppendedFile(path, report, permission)
         self._board = Board(folder / "tensorboard", resumed_step, report, permission)
         self._ledger = LedgerFile(folder, resumed_step, report, permission) if ledger else None
@@ -212,8 +214,10 @@ class RunJournal(Journal):
             self._board.add(known, step)
 
 
-def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int]:
-    """Remove from metrics.jsonl what comes after `step`, and a torn last line; return the last step and epoch in it.
+def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int, int]:
+    """Remove from metrics.jsonl what comes after `step`, and a torn last line.
+
+    Returns the last step and the last epoch that are left, and the last step that was there before.
 
     An epoch whose last step is done, but which a stop or a crash kept from its end, ends again and is then written
     again: its old line goes, too. Only the end of the file is read, back to the record of an earlier step: whatever
@@ -221,8 +225,8 @@ def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int]:
     is written in place, so that a full disk has room for it.
     """
     if not path.exists():
-        return step, epochs_done  # the run goes on in another folder than the one it began in
-    last_step = last_epoch = 0
+        return step, epochs_done, step  # the run goes on in another folder than the one it began in
+    last_step = last_epoch = reached = 0
     kept = list[bytes]()  # of the lines from `begin` on, the last one first
     with open(path, "r+b", opener=in_place) as file:
         begin = 0
@@ -230,9 +234,10 @@ def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int]:
             begin = offset
             try:
                 record = json.loads(line)
-                kind, _, _ = record["kind"], int(record.get("step", 0)), int(record.get("epoch", 0))
+                kind, number, _ = record["kind"], int(record.get("step", 0)), int(record.get("epoch", 0))
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 continue  # torn when the process was killed, or none of ours
+            reached = max(reached, number)
             ends_again = kind == "epoch" and record["epoch"] > epochs_done
             if record.get("step", 0) <= step and not ends_again:
                 kept.append(line.rstrip(b"\n") + b"\n")
@@ -252,4 +257,4 @@ def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int]:
             os.ftruncate(file.fileno(), begin + len(tail))
             with suppress(OSError):  # a full disk may say so here, too; the lines are cut off all the same
                 os.fsync(file.fileno())
-    return last_step, last_epoch
+    return last_step, last_epoch, reached

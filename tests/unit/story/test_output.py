@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
 from hvd_train.run_files import durable, run_folder
 from hvd_train.run_files.ledger import Entry, read
+from hvd_train.run_files.records import StepRecord
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 from tests.support.runs import small_config
 from tests.unit.story.test_checkpoint import RUN, steps_on_disk
 
+STEP = StepRecord(1, 1, 20, 0.5, 0.1, 0.2, 0.01, None, None, 0, 100.0, None)
 BUSY = "another process is training in run"
 
 
@@ -184,6 +187,20 @@ def test_a_run_goes_on_from_its_newest_whole_checkpoint(state: TrainState) -> No
     assert str(newest) in note
     opened(small_config(resume="never"), state).close()
     assert told("note") == ["the earlier run in run is now in run.old"]
+
+
+def test_steps_that_are_taken_again_are_counted(state: TrainState) -> None:
+    """From the last commit, or from the start; nothing is said of a run that continues where it had come to."""
+    output = opened(small_config(), state)
+    for step in (7, 20):
+        output.journal.step(replace(STEP, step=step))
+    output.close()
+    opened(small_config(), state).close()
+    (line,) = told("lost")
+    lost = 20 - state.progress.step
+    assert line.startswith(f"at least {lost} steps lost")
+    opened(small_config(), state).close()
+    assert told("lost") == [line]
 
 
 def test_a_rank_that_is_no_longer_the_first_gives_the_folder_up(state: TrainState) -> None:
