@@ -49,8 +49,10 @@ from hvd_train.elastic.worker import COMMITTED, Worker
 from hvd_train.launch import addresses, roll_call
 from hvd_train.launch.last_word import LastWord
 from hvd_train.launch.launcher import GOES_ON, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
+from hvd_train.progress.clock import RunningClock
 
 _TICK_S = 0.1
+_PAUSED_S = 2.0  # a driver that did not tick for so long was paused
 _QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
 _MEETING_S = 1.0  # a worker that leaves does so when the others have met: its exit takes a core while they need it
 _LEAVE_S = 5.0  # how long a worker that was told to go has to do so by itself
@@ -68,6 +70,8 @@ class WorkerProcess:
 
     end: threading.Event = field(default_factory=threading.Event)
     """Ends the process when set."""
+    end_at: float | None = None
+    """When to set it, for a process that is to leave by itself before."""
     assignment: RankAssignment | None = None
     waiting: bool = False
     """Whether it waits for a rank."""
@@ -100,6 +104,7 @@ class Dispatcher:
         self._discovery = Discovery(find_hosts, self._hosts_found)
         self._name = uuid.uuid4().hex
         self._started = float(os.environ.get(STARTED, time.monotonic()))
+        self._now = RunningClock(_PAUSED_S, paused=self._was_paused)
         self._changed = threading.Condition()
         self._processes: dict[int, WorkerProcess] = {}
         self._number_of: dict[tuple[str, int], int] = {}  # the worker with this host and local rank
@@ -173,7 +178,7 @@ class Dispatcher:
             if process is None:
                 return None
             process.assignment, process.waiting = None, True
-            self._roster.rank_requested(number, time.monotonic())
+            self._roster.rank_requested(number, self._now())
             self._changed.notify_all()
             while process.assignment is None and process.waiting and not self._interrupted.is_set():
                 self._changed.wait()
@@ -186,7 +191,7 @@ class Dispatcher:
     def heartbeat_received(self, number: int) -> str:
         """Note that a worker is alive, and return what it is to do: train, change, stop or end."""
         with self._changed:
-            now = self._last_heartbeat = time.monotonic()
+            now = self._last_heartbeat = self._now()
             process = self._processes.get(number)
             if process is not None:
                 process.heard_at = now
@@ -215,7 +220,7 @@ class Dispatcher:
                     pass
             with self._changed:
                 if (process := self._processes.get(number)) is not None:
-                    process.cut_at = time.monotonic()
+                    process.cut_at = self._now()
                     self._changed.notify_all()
 
         _in_a_thread(watch)
@@ -241,7 +246,7 @@ class Dispatcher:
             worker = self._roster.worker(number)
             if worker is None:
                 return
-            self._roster.last_word_received(number, word, time.monotonic())
+            self._roster.last_word_received(number, word, self._now())
             self._changed.notify_all()
             if not word.error:
                 return
@@ -281,7 +286,11 @@ class Dispatcher:
 
     def _obey_commands(self) -> None:
         with self._changed:
-            commands = self._roster.commands(time.monotonic())
+            now = self._now()
+            for process in self._processes.values():
+                if process.end_at is not None and now > process.end_at:
+                    process.end.set()
+            commands = self._roster.commands(now)
             is_over = any(isinstance(command, Finish) for command in commands)
             for command in commands:
                 self._carry_out(command, quietly=is_over)
@@ -293,14 +302,18 @@ class Dispatcher:
 
         The ssh to other hosts has ended already; workers there are gone when their heartbeats cease.
         """
-        deadline = time.monotonic() + _LAST_COMMIT_S
+        deadline = self._now() + _LAST_COMMIT_S
         with self._changed:
             self._changed.notify_all()  # whoever waits for a rank waits in vain
-            while time.monotonic() < deadline:
-                if not self._processes and time.monotonic() - self._last_heartbeat > _QUIET_S:
+            while self._now() < deadline:
+                if not self._processes and self._now() - self._last_heartbeat > _QUIET_S:
                     break
                 self._changed.wait(_TICK_S)
             self._finish = Finish(1, "stopped")
+
+    def _was_paused(self, seconds: float, now: float) -> None:
+        say(f"the driver was paused for {seconds:.0f} s: all time limits start again")
+        self._roster.paused_at = now
 
     def _hosts_found(self, hosts: Mapping[str, int]) -> None:
         with self._changed:
@@ -332,7 +345,7 @@ class Dispatcher:
             if self._finish is None and exit_code not in (0, *COMMITTED) and not process.end.is_set() and not told:
                 say(f"worker {worker} ended with exit code {exit_code}")
             self._processes.pop(worker.number).waiting = False
-            self._roster.worker_exited(worker.number, exit_code, time.monotonic())
+            self._roster.worker_exited(worker.number, exit_code, self._now())
             self._changed.notify_all()
 
     def _follow(self, worker: Worker, process: WorkerProcess) -> int:
@@ -342,14 +355,14 @@ class Dispatcher:
         prove that it has ended, but its successor in the slot ends it before all else.
         """
         with self._changed:
-            failed_at, is_told = time.monotonic(), False
+            failed_at, is_told = self._now(), False
             while worker.last_word is None and process.heard_at is not None:
                 is_ending = process.end.is_set() or self._interrupted.is_set()
                 if process.heard_at > failed_at and not is_told and not is_ending:
                     say(f"the ssh to worker {worker} has failed; its heartbeats still come, so it stays, unheard")
                     is_told = True
                 is_cut = process.cut_at is not None and process.heard_at < process.cut_at
-                if is_cut or time.monotonic() - process.heard_at > (_QUIET_S if is_ending else SILENT_S):
+                if is_cut or self._now() - process.heard_at > (_QUIET_S if is_ending else SILENT_S):
                     break
                 self._changed.wait(_TICK_S)
             return _SSH_FAILED if worker.last_word is None else worker.last_word.exit_code
@@ -376,9 +389,7 @@ class Dispatcher:
         if process.waiting:  # it leaves by itself when it hears that there is no rank for it
             process.waiting = False
             # A second signal would end it at once, be it in the middle of its last commit.
-            timer = threading.Timer(_LAST_COMMIT_S if command.worker.told_to_end else _LEAVE_S, process.end.set)
-            timer.daemon = True
-            timer.start()
+            process.end_at = self._now() + (_LAST_COMMIT_S if command.worker.told_to_end else _LEAVE_S)
         else:
             process.end.set()
 

@@ -34,7 +34,7 @@ from hvd_train.elastic import back_off
 from hvd_train.elastic.failed_meetings import LEFT_OUT_S, LONGEST_LEFT_OUT_S, FailedMeetings
 from hvd_train.elastic.repeated_errors import ErrorsInARow, place_of_error
 from hvd_train.elastic.waiting import Wait
-from hvd_train.elastic.worker import COMMITTED, STOPPED, UNRECOVERABLE, WRONG_SETTINGS, Stage, Worker
+from hvd_train.elastic.worker import COMMITTED, NO_TIME_LEFT, STOPPED, UNRECOVERABLE, WRONG_SETTINGS, Stage, Worker
 from hvd_train.launch.last_word import LastWord
 
 SILENT_S = 10.0  # a worker sends a heartbeat every second: after so long without one it is taken for dead
@@ -43,6 +43,7 @@ REPORT_S = 20.0  # from the first survivor that asks for a rank to the last
 BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 TOLD_TO_END_S = 300.0  # a slot whose worker was told to end stays empty: spot hosts go within two minutes
 STEADY_S = 60.0  # a worker that was in worlds for so long did not fail to start
+DESERTED_S = 60.0  # workers that stop so soon after a pause of the driver do so since it did not answer
 LEAVE_S = 10.0  # from a worker's last word to its end
 TOO_FEW_WORKERS = 69  # the job's exit code: EX_UNAVAILABLE
 _ENDED_BY_COMMAND = -1  # in place of the exit code, which says nothing about a worker that was told to end
@@ -118,6 +119,8 @@ class Roster:
     world: tuple[Worker, ...] = ()
     """The members of the last world in the order of their ranks, including those that have exited since."""
     worlds_formed: int = 0
+    paused_at: float = -DESERTED_S
+    """When the driver was paused last. Workers that ran on may have stopped since it did not answer."""
     _workers: list[Worker] = field(default_factory=list)
     _slots: dict[tuple[str, int], _SlotRecord] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
@@ -188,7 +191,9 @@ class Roster:
         self._workers.remove(worker)
         exit_code = worker.meant_exit_code(exit_code)
         is_ending = worker.stage is Stage.ENDING
-        self._exit_codes[worker] = _ENDED_BY_COMMAND if is_ending and not worker.told_to_end else exit_code
+        is_deserted = exit_code == NO_TIME_LEFT and now - self.paused_at < DESERTED_S
+        means_nothing = is_deserted or (is_ending and not worker.told_to_end)
+        self._exit_codes[worker] = _ENDED_BY_COMMAND if means_nothing else exit_code
         slot = self._record(worker)
         steady = worker.joined_at is not None and now - worker.joined_at >= STEADY_S
         slot.failures = 1 if steady else slot.failures + 1

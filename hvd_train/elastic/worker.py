@@ -14,7 +14,8 @@ WRONG_SETTINGS = 2
 FAULT_REPEATS = 5
 UNRECOVERABLE = (4, FAULT_REPEATS, 6, 74)
 STOPPED = (129, 130, 138, 143)  # by a signal to the worker
-COMMITTED = (75, *STOPPED)
+NO_TIME_LEFT = 75  # or no driver
+COMMITTED = (NO_TIME_LEFT, *STOPPED)
 
 
 class Stage(Enum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,6 +119,38 @@ class Timer:
     def reset(self) -> None:
         """Start counting anew."""
         self._start = self._now()
+
+
+_GRACE_S = 10.0  # the processes of a job do not all wake up at the same moment
+
+
+class RunningClock:
+    """A monotonic clock that leaves out the time in which this process was paused (SIGSTOP, a frozen container).
+
+    It must be read more often than every `longest_s` seconds: a longer time between two readings was a pause. The clock
+    then stands still for another 10 s, in which the other processes of the job wake up as well.
+    """
+
+    def __init__(
+        self, longest_s: float, now: Callable[[], float] = time.monotonic, paused: Callable[..., None] = lambda *_: None
+    ) -> None:
+        """Start at the time of `now`; `paused` is called with the length of each pause and this clock's time."""
+        self._longest_s, self._now, self._paused = longest_s, now, paused
+        self._lock = threading.Lock()
+        self._read_at = self._time = now()
+        self._woke_at = self._time - _GRACE_S
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        with self._lock:
+            now = self._now()
+            passed, self._read_at = now - self._read_at, now
+            if passed > self._longest_s:
+                self._woke_at = now
+                self._paused(passed, self._time)
+            elif now - self._woke_at > _GRACE_S:
+                self._time += passed
+            return self._time
 
 
 def duration(seconds: float) -> str:

@@ -102,8 +102,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
         while True:
             try:
                 if self._has_had_rank:
-                    silent_since = self._heartbeat.silent_since
-                    if heartbeat.announce_rejoining(os.environ, silent_since, self._not_met):
+                    if heartbeat.announce_rejoining(os.environ, self._heartbeat, self._not_met):
                         attempts = 0
                 else:
                     heartbeat.wait_for_first_rank(os.environ, self._facts)

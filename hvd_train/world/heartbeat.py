@@ -12,10 +12,12 @@ from contextlib import suppress
 from hvd_train.errors import UsageError
 from hvd_train.launch import addresses, client
 from hvd_train.launch.launcher import WORKER
+from hvd_train.progress.clock import RunningClock
 from hvd_train.world.world import DriverLost, Request
 
 _EVERY_S = 1.0
 _ANSWER_S = 2.0
+_PAUSED_S = 5.0  # a beat takes 3 s if the driver is silent: after a longer time this process was paused
 GONE_S = 10.0  # after so long without an answer the driver counts as gone, or out of reach
 GONE_WHILE_LEAVING_S = 3.0  # where this process was told to end: it may soon be killed, or its driver has been
 _COMMIT_S = 30.0  # the time that this process then has to come to its last commit
@@ -38,7 +40,8 @@ class Heartbeat:
         self._has_driver = WORKER in environ
         self._told_to_end = self._given_up = False
         self._wake = threading.Event()
-        self._all_was_well = time.monotonic()
+        self.now = RunningClock(_PAUSED_S)
+        self._all_was_well = self.now()
         self._patience_s = GONE_S + _COMMIT_S
         if self._has_driver:
             threading.Thread(target=self._live, args=(dict(environ),), daemon=True, name="heartbeat").start()
@@ -46,12 +49,12 @@ class Heartbeat:
     @property
     def driver_gone(self) -> bool:
         """Whether the driver has not answered for so long that it counts as gone."""
-        return self._has_driver and time.monotonic() - self._all_was_well > GONE_S and not self._given_up
+        return self._has_driver and self.now() - self._all_was_well > GONE_S and not self._given_up
 
     @property
     def silent_since(self) -> float:
-        """When the driver was heard last, by time.monotonic; where it has given this worker up, that is now."""
-        return time.monotonic() if self._given_up else self._all_was_well
+        """When the driver was heard last, by `now`; where it has given this worker up, that is now."""
+        return self.now() if self._given_up else self._all_was_well
 
     def told_to_end(self) -> None:
         """Tell the driver at once that this worker was told to end by a signal; the driver answers how it is to.
@@ -71,11 +74,11 @@ class Heartbeat:
 
     def training_left(self) -> None:
         """Note that this worker trains no more: whatever it still has to write, it may take its time for."""
-        self._patience_s = time.monotonic() - self._all_was_well + _WRITE_S
+        self._patience_s = self.now() - self._all_was_well + _WRITE_S
 
     def all_written(self) -> None:
         """Note that this process has nothing left to do but to end."""
-        self._patience_s = time.monotonic() - self._all_was_well + _COMMIT_S
+        self._patience_s = self.now() - self._all_was_well + _COMMIT_S
 
     def _live(self, environ: Mapping[str, str]) -> None:
         with suppress(OSError):  # without a lifeline the driver waits for silence
@@ -83,10 +86,10 @@ class Heartbeat:
         self._beat(environ)
 
     def _beat(self, environ: Mapping[str, str]) -> None:
-        self._all_was_well = time.monotonic()
+        self._all_was_well = self.now()
         while True:
             self._hear(_answer(environ, "leaving" if self._told_to_end else "heartbeat"))
-            if time.monotonic() - self._all_was_well > self._patience_s:
+            if self.now() - self._all_was_well > self._patience_s:
                 os._exit(1)
             self._pause()
 
@@ -94,8 +97,8 @@ class Heartbeat:
         now_given_up = answer == "end" and not self._given_up
         self._given_up = self._given_up or now_given_up
         if now_given_up or (answer is not None and not self._given_up):
-            self._all_was_well = time.monotonic()
-        silence_s = time.monotonic() - self._all_was_well
+            self._all_was_well = self.now()
+        silence_s = self.now() - self._all_was_well
         if self.requested == "stop":
             return
         if self._given_up:  # others may go on without this one: its wish to stop must not be theirs
@@ -119,18 +122,17 @@ def _answer(environ: Mapping[str, str], scope: str) -> str | None:
     return answer if answer in _ANSWERS else None
 
 
-def announce_rejoining(environ: Mapping[str, str], silent_since: float, not_met: str = "") -> bool:
+def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, not_met: str = "") -> bool:
     """Tell our driver that this worker leaves its world, and that Horovod's core is about to ask for its next rank.
 
     `not_met` is why its ranks have not come to one state; empty where they have. The core asks by host and local rank,
     which may be another process's by now: a worker that was silent for a while has been replaced. A driver that is out
-    of reach, and has answered no heartbeat since the time `silent_since`, is asked again until its silence has lasted
-    for `GONE_S` seconds. Returns False where the driver is not ours. Raises SystemExit (0) in a worker that has been
-    given up, DriverLost where the driver is gone.
+    of reach is asked again until it has not answered `beat` for `GONE_S` seconds either. Returns False where the driver
+    is not ours. Raises SystemExit (0) in a worker that has been given up, DriverLost where the driver is gone.
     """
     if WORKER not in environ:
         return False
-    deadline = silent_since + GONE_S
+    deadline = beat.silent_since + GONE_S
     while True:
         try:
             if not_met:
@@ -138,7 +140,7 @@ def announce_rejoining(environ: Mapping[str, str], silent_since: float, not_met:
             answer = client.get(environ, f"may_ask/{environ[WORKER]}", _ANSWER_S)
             break
         except OSError as error:
-            if time.monotonic() > deadline:
+            if beat.now() > deadline:
                 raise DriverLost(f"the driver has not answered for {GONE_S:.0f} s ({error})") from error
             time.sleep(_EVERY_S)
     if answer == "end":

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -36,6 +37,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, "dispatcher._QUIET_S", 0.01)
     limit(monkeypatch, "dispatcher._MEETING_S", 0.0)
     limit(monkeypatch, "discovery._EVERY_S", 0.05)
+    monkeypatch.setattr("hvd_train.progress.clock._GRACE_S", 0.0)
 
 
 @pytest.fixture
@@ -58,6 +60,11 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def numbers_of(job: Job) -> list[int]:
     return [ranks.worker for ranks in job.started]
+
+
+def pauses(job: Job, seconds: float) -> None:
+    """Let the driver not run for so long."""
+    job.dispatcher._now._now = lambda: time.monotonic() + seconds
 
 
 def trains(job: Job) -> list[int]:
@@ -147,6 +154,37 @@ def test_a_silent_worker_is_killed(two: Job, killed: list[str]) -> None:
     two.dispatcher._roster.heartbeat_received(second, time.monotonic() - NEVER_S - 1)
     wait_for("its end", lambda: two.dispatcher.heartbeat_received(first) == "train" and killed)
     assert killed == [f"{second} of {two.started[1].environment[JOB]}"]
+
+
+def test_a_job_that_was_paused_keeps_its_workers(
+    two: Job, killed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The driver may wake up before the workers; each limit begins again, also while members wait for others."""
+    first, second = trains(two)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(two.ask, first)
+        wait_for("the request", lambda: two.dispatcher._processes[first].waiting)
+        pauses(two, 2 * NEVER_S)
+        two.hosts = {"a": 1, "b": 1, "c": 1}
+        wait_for("a command", lambda: len(two.started) == 3)
+        assert [two.dispatcher.heartbeat_received(number) for number in (first, second)] == ["train", "train"]
+        two.ask(second)
+        assert asking.result(60)[first] is not None
+    assert killed == []
+    printed = capsys.readouterr().err
+    assert "the driver was paused for 2000 s" in printed
+    assert "taken out" not in printed
+
+
+def test_workers_that_stop_since_the_driver_was_paused_are_replaced(two: Job) -> None:
+    """They have committed, as they do without a driver; the job continues from there and does not end."""
+    first, second = trains(two)
+    pauses(two, 30.0)
+    two.exit_codes |= {first: 75, second: 75}
+    wait_for("successors", lambda: len(two.started) == 4)
+    assert all(ranks.environment[GOES_ON] == "1" for ranks in two.started[2:])
+    new = numbers_of(two)[2:]
+    assert None not in two.ask(*new).values()
 
 
 def test_after_a_signal_all_are_told_to_stop(two: Job) -> None:

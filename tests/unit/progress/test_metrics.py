@@ -7,7 +7,7 @@ import math
 import torch
 
 from hvd_train.progress import metrics
-from hvd_train.progress.clock import PHASES, Split, Stopwatch, Timer
+from hvd_train.progress.clock import PHASES, RunningClock, Split, Stopwatch, Timer
 from hvd_train.progress.metrics import Totals
 
 
@@ -79,6 +79,26 @@ def test_speed_counts_training_alone() -> None:
     clock.time += 2
     watch.step(10)
     assert watch.images_per_second == 60 / 12
+
+
+def test_a_running_clock_leaves_pauses_out() -> None:
+    """After a pause it stands still until other processes of the job run again, too."""
+    clock, pauses = Clock(), list[float]()
+    running = RunningClock(2.0, clock, lambda seconds, at: pauses.append(seconds))
+    begun = running()
+    for pause in (20.0, 300.0, 1e6):
+        before = running()
+        clock.time += pause
+        assert running() == before
+        for _ in range(6):
+            clock.time += 1.5
+            assert running() == before, "the others wake up"
+        for _ in range(100):
+            clock.time += 1.5
+            running()
+        assert 145 <= running() - before <= 150
+    assert pauses == [20.0, 300.0, 1e6]
+    assert begun == 100.0
 
 
 def test_a_timer_is_due_when_its_time_has_come() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ import pytest
 from hvd_train.errors import UsageError
 from hvd_train.launch import client
 from hvd_train.launch.launcher import WORKER
+from hvd_train.progress.clock import RunningClock
 from hvd_train.world import heartbeat
 from hvd_train.world.heartbeat import Heartbeat
 from hvd_train.world.world import DriverLost
@@ -52,7 +52,7 @@ def test_a_worker_asks_for_its_first_rank_when_all_is_built(driver: tuple[list[s
     assert environment == worker
     del environment[WORKER]  # Horovod's own driver has given a rank already
     heartbeat.wait_for_first_rank(environment, {})
-    assert not heartbeat.announce_rejoining(environment, time.monotonic())
+    assert not heartbeat.announce_rejoining(environment, Heartbeat({}))
 
 
 def test_an_evicted_worker_does_not_ask_for_the_rank_of_its_successor(driver: tuple[list[str], list[str]]) -> None:
@@ -60,8 +60,8 @@ def test_an_evicted_worker_does_not_ask_for_the_rank_of_its_successor(driver: tu
     answers, asked = driver
     answers += ["end", "ask"]
     with pytest.raises(SystemExit, match="0"):
-        heartbeat.announce_rejoining({WORKER: "1007"}, time.monotonic())
-    assert heartbeat.announce_rejoining({WORKER: "1007"}, time.monotonic(), "connection refused")
+        heartbeat.announce_rejoining({WORKER: "1007"}, Heartbeat({}))
+    assert heartbeat.announce_rejoining({WORKER: "1007"}, Heartbeat({}), "connection refused")
     assert asked == ["may_ask/1007", "not_met/1007 connection refused", "may_ask/1007"]
 
 
@@ -70,10 +70,12 @@ def requested_after(
     monkeypatch: pytest.MonkeyPatch,
     before: Mapping[int, Callable[[Heartbeat], object]] | None = None,
     scopes: list[str] | None = None,
+    pauses: Mapping[int, float] | None = None,
 ) -> list[str]:
     """Return what is requested after each beat, one second apart, to which our driver answers ("": it does not).
 
-    `before` holds what happens before the beats of these numbers (from 1). What was asked for is appended to `scopes`.
+    `before` holds what happens before the beats of these numbers (from 1), and `pauses` how long the process is paused
+    there. What was asked for is appended to `scopes`.
     """
     beat, found, now = heartbeat.Heartbeat({}), list[str](), [1000.0]
     beat._has_driver = True
@@ -88,7 +90,7 @@ def requested_after(
 
     def pause() -> None:
         found.append(beat.requested)
-        now[0] += 1.0
+        now[0] += 1.0 + (pauses or {}).get(len(found), 0.0)
         if (happens := (before or {}).get(len(found))) is not None:
             happens(beat)
         answers.pop(0)
@@ -96,7 +98,7 @@ def requested_after(
             raise StopIteration
 
     monkeypatch.setattr(client, "get", get)
-    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(beat, "now", RunningClock(heartbeat._PAUSED_S, lambda: now[0]))
     monkeypatch.setattr(beat, "_pause", pause)
     monkeypatch.setattr(os, "_exit", sys.exit)
     try:
@@ -120,6 +122,21 @@ def test_a_worker_without_a_driver_stops_and_then_ends(monkeypatch: pytest.Monke
     assert requested_after([""] * 41, monkeypatch) == [*["train"] * 11, *["stop"] * 30]
     with pytest.raises(SystemExit, match=r"^1$"):
         requested_after([""] * 42, monkeypatch)
+
+
+@pytest.mark.parametrize("told_to_end", [False, True])
+def test_a_worker_that_was_paused_does_not_take_the_driver_for_dead(
+    monkeypatch: pytest.MonkeyPatch, *, told_to_end: bool
+) -> None:
+    """The driver may wake up later; from then on its silence counts as ever."""
+    told = {1: Heartbeat.told_to_end} if told_to_end else None
+    for seconds in (20.0, 300.0):
+        answers = [*["train"] * 3, *[""] * 8, *["train"] * 3]
+        assert requested_after(answers, monkeypatch, told, pauses={3: seconds, 12: 20.0}) == ["train"] * 14
+        silent = requested_after([*["train"] * 3, *[""] * 30], monkeypatch, told, pauses={3: seconds})
+        assert silent[-1] == "stop"
+    with pytest.raises(SystemExit, match=r"^1$"):
+        requested_after(["train", *[""] * 60], monkeypatch, told, pauses={1: 20.0})
 
 
 def test_an_evicted_worker_leaves_its_world_and_then_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,11 +184,18 @@ def test_a_driver_out_of_reach_is_asked_again_before_a_worker_gives_up(monkeypat
 
     monkeypatch.setattr(client, "get", ask)
     monkeypatch.setattr(client, "put", ask)
-    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    assert heartbeat.announce_rejoining({WORKER: "1007"}, now[0], "connection refused")
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(sleep=sleep))
+    beat = Heartbeat({})
+    monkeypatch.setattr(beat, "now", RunningClock(heartbeat._PAUSED_S, lambda: now[0]))
+    beat._hear("train")
+    assert heartbeat.announce_rejoining({WORKER: "1007"}, beat, "connection refused")
     assert now[0] == 1000.0 + heartbeat.GONE_S + 1
     failures[0] = 100
+    beat._hear("train")
+    now[0] += 4
+    beat.now()
+    now[0] += 4
     begun = now[0]
     with pytest.raises(DriverLost, match=r"the driver has not answered for 10 s \(no route to host\)"):
-        heartbeat.announce_rejoining({WORKER: "1007"}, begun - 8)
+        heartbeat.announce_rejoining({WORKER: "1007"}, beat)
     assert now[0] == begun + heartbeat.GONE_S - 8 + 1
