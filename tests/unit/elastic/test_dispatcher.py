@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -161,15 +160,17 @@ def test_a_job_that_was_paused_keeps_its_workers(
 ) -> None:
     """The driver may wake up before the workers; each limit begins again, also while members wait for others."""
     first, second = trains(two)
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(two.ask, first)
-        wait_for("the request", lambda: two.dispatcher._processes[first].waiting)
-        pauses(two, 2 * NEVER_S)
-        two.hosts = {"a": 1, "b": 1, "c": 1}
-        wait_for("a command", lambda: len(two.started) == 3)
-        assert [two.dispatcher.heartbeat_received(number) for number in (first, second)] == ["train", "train"]
-        two.ask(second)
-        assert asking.result(60)[first] is not None
+    asking = threading.Thread(target=two.ask, args=(first,), daemon=True)
+    asking.start()
+    wait_for("the request", lambda: two.dispatcher._processes[first].waiting)
+    pauses(two, 2 * NEVER_S)
+    two.hosts = {"a": 1, "b": 1, "c": 1}
+    wait_for("a command", lambda: len(two.started) == 3)
+    assert [two.dispatcher.heartbeat_received(number) for number in (first, second)] == ["train", "train"]
+    assert two.ask(second)[second] is not None
+    asking.join(60)
+    assert not asking.is_alive()
+    assert two.worlds == [2, 2]
     assert killed == []
     printed = capsys.readouterr().err
     assert "the driver was paused for 2000 s" in printed
