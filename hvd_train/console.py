@@ -66,7 +66,7 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(_Outliving(number, "wb", closefd=False)),
         stream.encoding,
-        stream.errors,
+        "backslashreplace",  # a name that an ASCII console cannot show ends nothing
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

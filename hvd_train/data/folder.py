@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,10 +54,15 @@ class CenterCrop(View):
     """A view of the middle `crop` pixels of an image whose shorter side is resized to `resize` pixels."""
 
     def __init__(self, resize: int, crop: int) -> None:
+        self._resize, self._crop = resize, crop
         self._change = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(crop)])
 
     @override
     def __call__(self, picture: Picture, mark: Mark = unmarked) -> Tensor:
+        if picture.is_thin:
+            middle = picture.middle(self._resize, self._crop)
+            mark("decode")
+            return middle
         whole = picture.part(0, 0, picture.width, picture.height)
         mark("decode")
         image: Tensor = self._change(whole)
@@ -84,7 +90,7 @@ class ImageFolder(Staged):
         """
         numbers = {name: number for number, name in enumerate(classes)}
         try:
-            samples = make_dataset(str(root), numbers, extensions=IMG_EXTENSIONS)
+            samples = make_dataset(str(root), numbers, is_valid_file=partial(_is_image, str(root)))
         except FileNotFoundError as error:
             raise UsageError(f"{root}: {error}") from None
         names = [os.fsencode(path[len(str(root)) + 1 :]) for path, _ in samples]
@@ -163,7 +169,18 @@ def _classes(split: Path) -> list[str]:
     if not split.is_dir():
         raise UsageError(f"{split} is missing; the data folder must hold train/ and val/ with one folder per class")
     try:
-        names: list[str] = find_classes(str(split))[0]
+        names = [name for name in find_classes(str(split))[0] if not _is_hidden(name)]
     except FileNotFoundError:
-        raise UsageError(f"{split} is empty; it must hold one folder of images per class") from None
+        names = []
+    if not names:
+        raise UsageError(f"{split} is empty; it must hold one folder of images per class")
     return names
+
+
+def _is_image(root: str, path: str) -> bool:
+    return path.lower().endswith(IMG_EXTENSIONS) and not any(map(_is_hidden, path[len(root) :].split(os.sep)))
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a file or folder is of a file manager rather than of the data, as `._1.jpg` and `.cache`."""
+    return name.startswith((".", "__MACOSX"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import sysconfig
 import warnings
@@ -27,6 +28,8 @@ _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # those of the endings
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _APP1, _START_OF_SCAN = 0xE1, 0xDA
 _ORIENTATION, _UPRIGHT = 0x0112, 1
+_BITS_PER_SAMPLE = 258  # a tag of TIFF
+_THIN = 16  # times as long as wide: resized as a whole, it would take many times the memory of its middle
 
 
 class Picture:
@@ -53,10 +56,37 @@ class Picture:
             pixels = self._decode()[top : top + height, left : left + width]
         return pixels.permute(2, 0, 1)
 
+    @property
+    def is_thin(self) -> bool:
+        """Whether most of the image is left out by a crop of its middle."""
+        return max(self.width, self.height) > _THIN * min(self.width, self.height)
+
+    def middle(self, resize: int, crop: int) -> Tensor:
+        """Return the middle as uint8 [3, crop, crop] of the image with its shorter side resized to `resize` pixels.
+
+        But for rounding it is what torchvision's Resize and CenterCrop give; only what is shown is resized. `crop` is
+        at most `resize`. Raises UNREADABLE.
+        """
+        shorter = min(self.width, self.height)
+        left, right, *x = _middle_span(self.width, int(resize * self.width / shorter), crop)
+        top, bottom, *y = _middle_span(self.height, int(resize * self.height / shorter), crop)
+        part = Image.fromarray(self.part(left, top, right - left, bottom - top).permute(1, 2, 0).numpy())
+        shown = part.resize((crop, crop), Image.Resampling.BILINEAR, box=(x[0], y[0], x[1], y[1]))
+        return torch.from_numpy(np.array(shown)).permute(2, 0, 1)
+
     def _decode(self) -> Tensor:
         if self._whole is None:
             self._whole = _decode(self._data, self._max_pixels)
         return self._whole
+
+
+def _middle_span(side: int, resized: int, crop: int) -> tuple[int, int, float, float]:
+    """Return the pixels [start, stop) that the middle `crop` of `resized` depend on, and in these where it lies."""
+    scale = side / resized
+    first = round((resized - crop) / 2) * scale
+    reach = max(1.0, scale)  # of bilinear interpolation
+    start, stop = max(0, int(first - reach)), min(side, math.ceil(first + crop * scale + reach))
+    return start, stop, first - start, min(first + crop * scale - start, stop - start)
 
 
 @contextmanager
@@ -68,7 +98,7 @@ def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
     usual, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels / 2  # type: ignore[assignment]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            warnings.simplefilter("ignore")  # a warning names no file, and each image with odd Exif data gives some
             with Image.open(BytesIO(data), formats=_FORMATS) as image:
                 yield image
     except UnidentifiedImageError:
@@ -88,9 +118,21 @@ def _decode(data: bytes, max_pixels: int) -> Tensor:
     with _opened(data, max_pixels) as opened:
         image: Image.Image = opened
         ImageOps.exif_transpose(image, in_place=True)
-        if image.mode.startswith("I;16"):  # Pillow would cut the values off at 255
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        if image.mode[0] in "IF":  # Pillow would cut the values off at 255
+            image = Image.fromarray((np.asarray(image) >> (_bits(image) - 8)).astype(np.uint8))
         return torch.from_numpy(np.array(image if image.mode == "RGB" else image.convert("RGB")))
+
+
+def _bits(image: Image.Image) -> int:
+    """Return of how many bits the grey values of an image are, 9 to 16.
+
+    Raises ValueError, which names the mode, where they are signed, have more bits or are floating point numbers.
+    """
+    if image.mode.startswith("I;16"):
+        return int(getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (16,))[0])
+    if image.mode == "I" and image.format == "PPM":  # which Pillow scales to 16 bits
+        return 16
+    raise ValueError(f"it is of mode {image.mode}, whose values have no known range (grey values of 8 or 16 bits do)")
 
 
 def _jpeg_size(data: bytes, max_pixels: int) -> tuple[int, int] | None:

@@ -24,11 +24,11 @@ def whole_lines() -> None:
     """Make this process write each line at once and as one piece, also under PYTHONUNBUFFERED.
 
     Containers often set that variable. With it print() writes the end of a line separately, and mpirun, which puts the
-    rank before each piece that it reads, breaks the lines.
+    rank before each piece that it reads, breaks the lines. Letters that the console cannot show are escaped.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not so in a notebook
-            stream.reconfigure(line_buffering=True, write_through=False)
+            stream.reconfigure(line_buffering=True, write_through=False, errors="backslashreplace")
 
 
 def name_of(environ: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+import struct
 import warnings
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,52 @@ def test_sixteen_bits_become_the_upper_eight() -> None:
     values = np.arange(0, 65536, 256, dtype=np.uint16).reshape(16, 16)
     part = Picture(encoded(Image.fromarray(values), "png")).part(0, 0, 16, 16)
     assert torch.equal(part[1].flatten(), torch.arange(256, dtype=torch.uint8))
+
+
+GREY = np.arange(0, 65536, 256, dtype=np.uint16).reshape(16, 16)
+
+
+def twelve_bits() -> bytes:
+    """Return a TIFF file of the same image, with two values in three bytes."""
+    pairs = (GREY >> 4).reshape(-1, 2).astype(int)
+    packed = np.stack([pairs[:, 0] >> 4, (pairs[:, 0] & 15) << 4 | pairs[:, 1] >> 8, pairs[:, 1] & 255], 1)
+    data = encoded(Image.fromarray(GREY), "tiff").replace(
+        GREY.tobytes(), packed.astype(np.uint8).tobytes() + bytes(128)
+    )
+    return data.replace(struct.pack("<HHIH", 258, 3, 1, 16), struct.pack("<HHIH", 258, 3, 1, 12))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(Image.fromarray(GREY), "tiff"),
+        encoded(Image.fromarray(GREY), "ppm"),
+        b"P5 16 16 4095\n" + (GREY >> 4).astype(">u2").tobytes(),
+        twelve_bits(),
+    ],
+)
+def test_sixteen_bits_are_scaled_in_every_format(data: bytes) -> None:
+    part = Picture(data).part(0, 0, 16, 16)
+    assert (part[1].flatten().int() - torch.arange(256)).abs().max() <= 1
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_grey_values_without_a_known_range_are_refused(dtype: Any) -> None:
+    """Pillow would cut them off at 0 and 255: all white or all black."""
+    image = Image.fromarray(GREY.astype(dtype))
+    with pytest.raises(UNREADABLE, match=f"mode {image.mode}, .*no known range"):
+        Picture(encoded(image, "tiff"))
+
+
+def test_odd_exif_data_give_no_warning() -> None:
+    data = encoded(noise(40, 24), exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x02\0")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        whole(data)
+        assert seen, "Pillow alone warns"
+        seen.clear()
+        Picture(data).part(0, 0, 40, 24)
+    assert not seen
 
 
 def test_a_turned_image_is_set_upright() -> None:
@@ -219,6 +266,15 @@ def test_an_unreadable_image_is_named(folder: Path) -> None:
         data.train[1]  # type: ignore[index]
 
 
+def test_files_of_file_managers_are_no_images(folder: Path) -> None:
+    for name in (".cache/1.jpg", "__MACOSX/._1.jpg", "cat/._0.jpg", "cat/.thumbnails/0.jpg"):
+        for split in ("train", "val"):
+            (folder / split / name).parent.mkdir(exist_ok=True)
+            (folder / split / name).write_bytes(b"no image")
+    data = open_folder(folder, DataConfig(image_size=16))
+    assert (data.classes, len(data.train), len(data.val or ())) == (("cat", "dog"), 6, 4)
+
+
 def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:
     bomb = folder / "val" / "cat" / "1.jpg"
     bomb.write_bytes(BOMBS["jpeg"](12_000))
@@ -267,6 +323,20 @@ def test_crops_are_those_of_torchvision(compiled: bool, monkeypatch: pytest.Monk
     data = encoded(noise(250, 190))
     middle = v2.Compose([v2.Resize(64, antialias=True), v2.CenterCrop(56)])
     assert torch.equal(CenterCrop(64, 56)(Picture(data)), middle(whole(data))), "evaluation"
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg"])
+def test_of_a_thin_image_only_the_middle_is_resized(kind: str) -> None:
+    for width, height in ((3000, 7), (2, 1000), (9000, 300)):
+        data = encoded(noise(width, height), kind)
+        for resize, crop in ((64, 56), (64, 64), (37, 20)):
+            usual = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(crop)])(whole(data))
+            found = CenterCrop(resize, crop)(Picture(data))
+            assert (found.int() - usual.int()).abs().max() <= 1, (width, height, resize, crop)
+    for size in ((20_000, 1), (1, 20_000)):
+        data = encoded(noise(*size), kind)
+        for view in (CenterCrop(256, 224), RandomCrop(224)):
+            assert peak_growth(lambda data=data, view=view: view(Picture(data))) < 20e6  # type: ignore[misc]
 
 
 def test_a_data_set_is_never_in_memory() -> None:

@@ -53,6 +53,23 @@ def test_a_console_that_is_gone_ends_nothing(gone: str) -> None:
         assert b"Error" not in done.stderr
 
 
+@pytest.mark.parametrize("prepare", ["rank_log.whole_lines()", "console.outlive()"])
+def test_a_name_that_the_console_cannot_show_is_escaped(prepare: str) -> None:
+    """As in a container without a locale, and for names of files that are not in UTF-8."""
+    code = f"import sys; from hvd_train import console; from hvd_train.launch import rank_log; {prepare}; "
+    code += r"console.show('gr\u00fcn \u732b \udcff'); console.say('gr\u00fcn'); print('\u732b')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "hvd-train: gr\\xfcn\n")
+    assert done.stdout == "gr\\xfcn \\u732b \\udcff\n\\u732b\n"
+
+
 def test_a_full_disk_takes_lines_and_nothing_else() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([sys.executable, "-c", PRINTS], stdout=full, stderr=full, timeout=250, check=False)
