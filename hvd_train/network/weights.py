@@ -1,9 +1,13 @@
-"""Weights to start from: torchvision's by name, or a file that holds a plain state_dict."""
+"""Weights to start from: torchvision's by name, or a file that holds a state_dict."""
 
 from __future__ import annotations
 
+import copy
 import pickle
+import re
 import struct
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -17,6 +21,9 @@ from hvd_train.network.models import head_of, torchvision_names
 
 # Auxiliary classifiers, which help these models to train from random weights; `models.build` leaves them out.
 _AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
+_FEATURES = "IMAGENET1K_FEATURES"  # of VGG-16: the classifier in its file has no values
+_OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)")
+_PARTS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")  # the first in a file is taken
 
 _DAMAGED = (
     ValueError,
@@ -74,19 +81,47 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
     A last layer for another number of classes keeps its random weights. Raises UsageError where other tensors do not
     fit (it lists them), or where the weights cannot be read or fetched (it says where to put the file).
     """
-    loaded = _from_file(Path(weights)) if is_file(weights) else _from_torchvision(weights, name)
-    loaded = {key: value for key, value in loaded.items() if not key.startswith(_AUXILIARY.get(name, "\n"))}
-    own = model.state_dict()
-    head = head_of(model)
-    differing = {key for key in {**own, **loaded} if _shape(own, key) != _shape(loaded, key)}
-    in_head = {key for key in differing if head is not None and key.startswith(f"{head}.") and key in own}
-    if misfits := sorted(differing - in_head):
-        shown = ", ".join(f"{key} ({_shape(loaded, key)} for {_shape(own, key)})" for key in misfits[:5])
-        more = f" and {len(misfits) - 5} more" if len(misfits) > 5 else ""
-        raise UsageError(f"--weights {weights} do not fit --model {name}: {shown}{more}")
-    model.load_state_dict({**own, **{key: value for key, value in loaded.items() if key not in in_head}})
+    loaded, part = _from_file(Path(weights)) if is_file(weights) else (_from_torchvision(weights, name), "")
+    before = copy.deepcopy(model.state_dict())
+    state = _with_names_of(before, loaded)
+    head, left_out = head_of(model), _AUXILIARY.get(name, ())
+    if weights == _FEATURES:
+        head, left_out = "classifier", ("classifier.",)
+    for key in [key for key in state if key.startswith(left_out)]:
+        del state[key]
+    differing = {key for key in before if _shape(before, key) != _shape(state, key)}
+    in_head = {key for key in differing if head is not None and key.startswith(f"{head}.")}
+    misshapen = sorted((differing - in_head) & state.keys())
+    shapes = [f"{key} ({_shape(state, key)} for {_shape(before, key)})" for key in misshapen]
+    for key in differing & state.keys():
+        del state[key]
+    # No version but the model's own: torch and torchvision then rename and add what older files have otherwise.
+    state._metadata = {"": {"version": getattr(model, "_version", None)}}  # type: ignore[attr-defined]
+    found = {"other shapes": shapes}
+    try:
+        missing, found["unexpected"] = model.load_state_dict(state, strict=False)
+        found["missing"] = [key for key in missing if key not in {*in_head, *misshapen}]
+    except (RuntimeError, ValueError) as error:
+        found["torch says"] = [str(error).splitlines()[-1].strip()]
+    if faults := [f"{what}: {_few(keys)}" for what, keys in found.items() if keys]:
+        model.load_state_dict(before)
+        raise UsageError(f"--weights {weights} do not fit --model {name}: {'; '.join(faults)}")
     new_head = f", but a new last layer ({head}) for {num_classes} classes" if in_head else ""
-    return f"starting from the weights {weights}{new_head}"
+    return f"starting from the weights {weights}{part}{new_head}"
+
+
+def _with_names_of(own: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
+    """Return what was loaded under the names of `own`: without prefixes of wrappers, and DenseNet's of today."""
+    new = {key: _OLD_DENSENET.sub(r"\1", key.replace("_orig_mod.", "")) for key in loaded if key not in own}
+    named = OrderedDict((new.get(key, key), value) for key, value in loaded.items() if new.get(key) != "n_averaged")
+    short = named
+    while not own.keys() & short.keys() and len({key.partition(".")[0] for key in short}) == 1 < len(short):
+        short = OrderedDict((key.partition(".")[2], value) for key, value in short.items())
+    return short if own.keys() & short.keys() else named
+
+
+def _few(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
 
 
 def _names(model: str) -> list[str]:
@@ -112,21 +147,40 @@ def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
             return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
     except (URLError, *UNREADABLE) as error:
         reason = getattr(error, "reason", None) or why_unreadable(error)
-        raise UsageError(
-            f"--weights {name}: cannot fetch {weights.url} ({reason}): put that file at {path}, or type --weights FILE"
-        ) from None
+        raise UsageError(f"--weights {name}: cannot fetch {weights.url} ({reason}): put that file at {path}") from None
 
 
-def _from_file(path: Path) -> dict[str, Tensor]:
+def _from_file(path: Path) -> tuple[Mapping[str, Tensor], str]:
+    """Return the tensors in a file by their names, and in which part of the file they are, as a text."""
     try:
-        state = tensors_in(path)
+        content: Any = _safetensors_in(path) if path.suffix == ".safetensors" else tensors_in(path)
     except UNREADABLE as error:
         raise UsageError(f"--weights {path}: cannot be read ({why_unreadable(error)})") from None
-    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
-        keys = f" but has {', '.join(map(str, list(state)[:5]))}" if isinstance(state, dict) else ""
+    if _is_state(content):
+        return content, ""
+    parts = {str(k): v for k, v in content.items() if v and _is_state(v)} if isinstance(content, dict) else {}
+    part = next((name for name in _PARTS if name in parts), next(iter(parts)) if len(parts) == 1 else None)
+    if part is None:
+        keys = f" but has {', '.join(map(str, list(content)[:5]))}" if isinstance(content, dict) else ""
         raise UsageError(f"--weights {path}: it must hold a plain state_dict (names and tensors){keys}")
-    return state
+    return parts[part], f" ({part})"
 
 
-def _shape(weights: dict[str, Tensor], key: str) -> str:
-    return " x ".join(map(str, weights[key].shape)) or "one number" if key in weights else "nothing"
+def _is_state(content: Any) -> bool:
+    return isinstance(content, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
+
+
+def _safetensors_in(path: Path) -> dict[str, Tensor]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+    except ImportError:
+        raise UsageError(f"--weights {path}: safetensors is not installed: pip install safetensors") from None
+    try:
+        return load(plain_file.read_bytes(path, most_bytes=2**40))
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+
+
+def _shape(weights: Mapping[str, Tensor], key: str) -> str:
+    return " x ".join(map(str, weights[key].shape)) or "1" if key in weights else "nothing"

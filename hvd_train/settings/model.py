@@ -14,7 +14,8 @@ class ModelConfig:
     package.module:function."""
     weights: str | None = None
     """Weights to start from: torchvision's by name (DEFAULT, IMAGENET1K_V2; images are then normalised as theirs were),
-    or a file with a plain state_dict. A last layer for other classes is not loaded."""
+    or a file: a state_dict, also as `model` or `state_dict` of a checkpoint, or .safetensors. A last layer for other
+    classes is not loaded."""
     freeze: str = "none"
     """Parameters that are not trained: none, backbone (all but the last layer), or names, as in layer[12].*"""
     sync_batch_norm: bool = False

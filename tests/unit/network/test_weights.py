@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.response import addinfourl
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
-from torchvision.models import ResNet18_Weights, resnet18
+from torchvision.models import (
+    DenseNet,
+    ResNet18_Weights,
+    VGG16_Weights,
+    get_model,
+    get_model_weights,
+    resnet18,
+)
+from torchvision.models._api import WeightsEnum
+from torchvision.models.vision_transformer import VisionTransformer
 
 from hvd_train.errors import UsageError
 from hvd_train.network import weights
@@ -23,9 +35,29 @@ from tests.support.malicious import Malicious
 from tests.support.runs import equal, small_config, trained
 
 
+def batch_norm_of_features(features: int) -> dict[str, torch.Tensor]:
+    return nn.Sequential(nn.Conv2d(1, features, 3, bias=False), nn.BatchNorm2d(features)).state_dict()
+
+
 def saved(model: nn.Module, name: str = "weights.pt") -> str:
     torch.save(model.state_dict(), name)
     return f"./{name}"
+
+
+def fetched(chosen: WeightsEnum, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path where torch keeps these weights of torchvision once they are fetched."""
+    monkeypatch.setenv("TORCH_HOME", "home")
+    kept = Path("home/hub/checkpoints") / chosen.url.rpartition("/")[2]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    return kept
+
+
+def small(name: str) -> nn.Module:
+    if name == "vit_b_16":
+        return VisionTransformer(32, 16, num_layers=1, num_heads=1, hidden_dim=12, mlp_dim=4, num_classes=7)
+    if name == "densenet121":
+        return DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, num_classes=7)
+    return get_model(name, weights=None, num_classes=7)
 
 
 def test_a_head_for_other_classes_is_replaced_and_reported() -> None:
@@ -53,11 +85,20 @@ def test_auxiliary_classifiers_of_a_file_are_left_out() -> None:
     [
         (
             lambda file: torch.save(runs.convnet(10).state_dict(), file),
-            "do not fit --model mine: 0.bias (8 for nothing), 1.bias (nothing for 8)",
+            "do not fit --model mine: unexpected: 0.bias, 4.weight, 4.bias; "
+            "missing: 1.weight, 1.bias, 1.running_mean, 1.running_var",
         ),
         (
-            lambda file: torch.save({"model": runs.convnet(10).state_dict(), "epoch": 3}, file),
-            "it must hold a plain state_dict (names and tensors) but has model, epoch",
+            lambda file: torch.save(batch_norm_of_features(7), file),
+            "do not fit --model mine: other shapes: 0.weight (7 x 1 x 3 x 3 for 8 x 1 x 3 x 3), 1.bias (7 for 8)",
+        ),
+        (
+            lambda file: torch.save({"optimizer": {"state": {}}, "epoch": 3}, file),
+            "it must hold a plain state_dict (names and tensors) but has optimizer, epoch",
+        ),
+        (
+            lambda file: torch.save({"teacher": {"a": torch.ones(1)}, "student": {"a": torch.ones(1)}}, file),
+            "but has teacher, student",
         ),
         (lambda file: Path(file).write_text("no weights"), "cannot be read"),
         (os.mkfifo, "cannot be read"),
@@ -78,12 +119,85 @@ def test_files_that_do_not_fit_are_refused(make: Callable[[str], object], reason
     assert not Path("owned").exists()
 
 
+WRAPPERS: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
+    "plain": lambda state: dict(state),
+    "without num_batches_tracked": lambda state: {k: v for k, v in state.items() if "num_batches" not in k},
+    "DataParallel": lambda state: {f"module.{k}": v for k, v in state.items()},
+    "compiled": lambda state: {f"_orig_mod.{k}": v for k, v in state.items()},
+    "both": lambda state: {f"module._orig_mod.{k}": v for k, v in state.items()},
+    "both the other way": lambda state: {f"_orig_mod.module.{k}": v for k, v in state.items()},
+    "model": lambda state: {"model": state, "optimizer": {"state": {0: {"step": torch.ones(1)}}}, "epoch": 3},
+    "state_dict": lambda state: {"state_dict": {f"model.{k}": v for k, v in state.items()}, "epoch": 3},
+    "model_ema": lambda state: {
+        "model_ema": {"n_averaged": torch.tensor(3), **{f"module.{k}": v for k, v in state.items()}}
+    },
+    "model before its average": lambda state: {"model_ema": {k: v * 0 for k, v in state.items()}, "model": state},
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_files_of_other_trainers_are_loaded(wrapper: str) -> None:
+    source, target = runs.batch_norm(10), runs.batch_norm(10)
+    source[1].running_mean.fill_(3.0)  # type: ignore[union-attr, operator]
+    torch.save(WRAPPERS[wrapper](source.state_dict()), "file.pt")
+    weights.start_from("file.pt", target, "mine", 10)
+    assert equal(dict(source.state_dict()), dict(target.state_dict()))
+
+
+def test_safetensors_are_loaded_and_damaged_ones_refused() -> None:
+    source, target = runs.batch_norm(10), runs.batch_norm(10)
+    save_file(source.state_dict(), "file.safetensors")
+    weights.start_from("file.safetensors", target, "mine", 10)
+    assert equal(dict(source.state_dict()), dict(target.state_dict()))
+    Path("file.safetensors").write_bytes(Path("file.safetensors").read_bytes()[:-9])
+    with pytest.raises(UsageError, match=r"file\.safetensors: cannot be read \("):
+        weights.start_from("file.safetensors", target, "mine", 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "old"),
+    [
+        ("densenet121", r"(denselayer\d+\.(?:norm|conv))([12]\.)", r"\1.\2"),
+        ("vit_b_16", r"mlp\.([03])\.", lambda found: f"mlp.linear_{1 + int(found[1]) // 3}."),
+        ("mnasnet0_5", "$", ""),
+    ],
+)
+def test_names_of_older_files_are_those_that_torchvision_loads(
+    name: str, new: str, old: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By file or by name, and with a prefix. MNASNet asks for a version, which a plain file does not have."""
+    source, target = small(name), small(name)
+    state = {re.sub(new, old, key): value for key, value in source.state_dict().items() if "num_batches" not in key}
+    torch.save(state, "plain.pt")
+    torch.save({f"module.{key}": value for key, value in state.items()}, "prefix.pt")
+    torch.save(state, fetched(get_model_weights(name)["DEFAULT"], monkeypatch))  # type: ignore[index]
+    for file in ("./plain.pt", "./prefix.pt", "DEFAULT"):
+        for parameter in target.parameters():
+            parameter.data.zero_()
+        weights.start_from(file, target, name, 7)
+        assert equal(dict(source.state_dict()), dict(target.state_dict())), file
+
+
+def test_weights_of_features_alone_leave_the_classifier_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of torchvision has NaN in the place of the classifier."""
+    model = nn.Module()
+    model.features, model.classifier = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
+    torch.save(
+        {key: value * torch.nan if "classifier" in key else value for key, value in state_of(model)},
+        fetched(VGG16_Weights.IMAGENET1K_FEATURES, monkeypatch),
+    )
+    told = weights.start_from("IMAGENET1K_FEATURES", model, "vgg16", 3)
+    assert "new last layer (classifier)" in told
+    assert all(bool(value.isfinite().all()) for _, value in state_of(model))
+
+
+def state_of(model: nn.Module) -> Any:
+    return model.state_dict().items()
+
+
 def test_a_fetched_file_that_would_run_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may write to the folder where torch keeps what it has fetched."""
-    monkeypatch.setenv("TORCH_HOME", "home")
-    kept = Path("home/hub/checkpoints") / ResNet18_Weights.DEFAULT.url.rpartition("/")[2]
-    kept.parent.mkdir(parents=True)
-    torch.save({"conv1.weight": Malicious()}, kept)
+    torch.save({"conv1.weight": Malicious()}, fetched(ResNet18_Weights.DEFAULT, monkeypatch))
     with pytest.raises(UsageError, match=r"--weights DEFAULT: .*more than tensors") as told:
         weights.start_from("DEFAULT", resnet18(num_classes=10), "resnet18", 10)
     assert "weights_only" not in str(told.value)
