@@ -43,6 +43,7 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
         "input": ["batch", *images.shape[1:]],
         "mean": parts.data.mean,
         "std": parts.data.std,
+        "transform_input": bool(getattr(model, "transform_input", False)),
     }
     durable.write_text(output / CARD, json.dumps(card, indent=1) + "\n")
     return [*written, output / CARD]

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hvd_train.config import Config
 from hvd_train.data import sources
 from hvd_train.data.batches import Loader
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet
+from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.loader import open_loader
 from hvd_train.data.prepare import Prepare
 from hvd_train.data.sources import OwnData
@@ -108,8 +108,11 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
     """Return the parts of this rank. Raises UsageError where the device, the data or the model cannot be had."""
     device = choose_device(config, place)
     data = sources.open_data(config.data, config.seed, own_data)
-    if data.mean and config.model.weights is not None and not weights.is_file(config.model.weights):
-        data = replace(data, mean=IMAGENET_MEAN, std=IMAGENET_STD)  # as the weights have seen images
+    chosen = config.model.weights
+    of_torchvision = chosen is not None and not weights.is_file(chosen)
+    if data.mean and chosen is not None and of_torchvision:
+        mean, std = weights.normalisation(chosen, config.model.model)
+        data = replace(data, mean=mean, std=std)
     num_workers = loader_processes(config.data, place)
     colour = own_model is None and models.needs_colour(config.model.model)
     size = config.data.image_size if config.data.data != "folder" else None  # its images come in theirs
@@ -132,6 +135,8 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
         seed=config.seed,
         own=own_model,
     ).to(device)
+    if of_torchvision and hasattr(network, "transform_input"):  # GoogLeNet and Inception v3 then normalise once more
+        network.transform_input = True  # type: ignore[assignment]
     if channels_last:
         network = network.to(memory_format=torch.channels_last)
     example = _example(data, plain, device)

@@ -55,7 +55,8 @@ class Prepare:
             images = self.augment.apply(images, uniforms)
             mark("augment")
         if self._normalises:
-            images = images.sub_(self._mean).div_(self._std)
+            grey_as_colour = images.shape[1] < len(self._mean.flatten())  # three results for each value
+            images = (images - self._mean if grey_as_colour else images.sub_(self._mean)).div_(self._std)
         if self._channels is not None:
             images = images.expand(-1, self._channels, -1, -1)
         images = self.lay_out(images)

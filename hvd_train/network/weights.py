@@ -75,6 +75,15 @@ def check(weights: str, model: str) -> None:
         raise unknown_name(f"weights of {model}", weights, ["DEFAULT", *names])
 
 
+def normalisation(weights: str, model: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel for torchvision's `weights`. Raises UsageError as `check`."""
+    from torchvision.models import get_model_weights
+
+    check(weights, model)
+    preset = get_model_weights(model)[weights].transforms()
+    return tuple(preset.mean), tuple(preset.std)
+
+
 def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> str:
     """Load `weights` into `model`, which is called `name`, and return a line that says what was loaded.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import re
@@ -21,16 +22,22 @@ from torchvision.models import (
     ResNet18_Weights,
     VGG16_Weights,
     get_model,
+    get_model_builder,
     get_model_weights,
     resnet18,
 )
 from torchvision.models._api import WeightsEnum
 from torchvision.models.vision_transformer import VisionTransformer
 
+from hvd_train import Config
+from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.prepare import Prepare
 from hvd_train.errors import UsageError
-from hvd_train.network import weights
-from hvd_train.world.world import LocalWorld
+from hvd_train.network import models, weights
+from hvd_train.parts import build
+from hvd_train.world.world import LocalWorld, Place
 from tests.support import runs
+from tests.support.batches import CPU
 from tests.support.malicious import Malicious
 from tests.support.runs import equal, small_config, trained
 
@@ -193,6 +200,50 @@ def test_weights_of_features_alone_leave_the_classifier_new(monkeypatch: pytest.
 
 def state_of(model: nn.Module) -> Any:
     return model.state_dict().items()
+
+
+def test_images_are_normalised_as_for_any_weights_of_torchvision() -> None:
+    """Grey ones too, which become three channels."""
+    image = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    rows = Arrays(image, torch.zeros(2, dtype=torch.int64), 2)
+    for name in models.torchvision_names():
+        for each in get_model_weights(name):
+            mean, std = weights.normalisation(each.name, name)
+            for channels in (1, 3):
+                data = DataSet(rows, None, (), channels, mean=mean, std=std)
+                found = Prepare(data, CPU, image_size=None, augment=None, colour=True)(image[:, :channels], None)
+                seen = image[:, :channels].expand(-1, 3, -1, -1)
+                expected = each.transforms(crop_size=16, resize_size=16)(seen)
+                assert torch.allclose(found, expected, atol=1e-5), each
+
+
+NORMALISE_AGAIN = [
+    name
+    for name in models.torchvision_names()
+    if "transform_input" in inspect.getsource(inspect.getmodule(get_model_builder(name)))  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("name", [*NORMALISE_AGAIN, "squeezenet1_1"])
+def test_logits_are_those_of_torchvisions_weights_and_transforms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = get_model_weights(name)["DEFAULT"]  # type: ignore[index]
+    source = get_model(name, weights=None, **({"init_weights": False} if name in NORMALISE_AGAIN else {}))
+    for parameter in source.parameters():
+        if parameter.dim() > 1:
+            nn.init.kaiming_normal_(parameter)  # so that the logits depend on the images
+    torch.save(source.state_dict(), fetched(chosen, monkeypatch))
+    image = torch.randint(0, 256, (2, 3, 96, 96), dtype=torch.uint8)
+    data = Arrays(image, torch.zeros(2, dtype=torch.int64), 2)
+    classes = tuple(map(str, range(1000)))
+    config = Config().replace(model=name, weights="DEFAULT", device="cpu")
+    parts = build(
+        config, Place(), None, lambda _: DataSet(data, data, classes, image_size=96, mean=(0.1,) * 3, std=(0.7,) * 3)
+    )
+    weights.start_from("DEFAULT", parts.model, name, 1000)
+    theirs = get_model(name, weights=chosen).eval()
+    with torch.no_grad():
+        expected = theirs(chosen.transforms(crop_size=96, resize_size=96)(image))
+        assert torch.allclose(parts.model.eval()(parts.example), expected, atol=1e-4)
 
 
 def test_a_fetched_file_that_would_run_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
