@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from hvd_train._version import __version__
 from hvd_train.console import PROGRAM
 from hvd_train.errors import HvdTrainError, unknown_name
-from hvd_train.launch import last_word, rank_log
+from hvd_train.launch import last_word, launcher, rank_log
 from hvd_train.launch.error_report import report_once
 
 COMMANDS = (
@@ -83,6 +83,8 @@ def run(arguments: Sequence[str]) -> int:
             return 0
         if arguments[0] not in COMMANDS:
             raise unknown_name("command", arguments[0], COMMANDS)
+        if arguments[0] in ("train", "evaluate", "sweep", "bench", "tune"):
+            launcher.refuse_others(os.environ, [PROGRAM, *arguments])
         return command(arguments[0]).run(list(arguments[1:]))
     except HvdTrainError as error:
         report_once(error)

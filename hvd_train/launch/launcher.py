@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hvd_train.errors import UsageError
 from hvd_train.numerals import whole_number
 
 # Launcher, variable of the rank, variable of the size. Horovod's own come first: horovodrun over MPI sets both.
@@ -32,6 +34,20 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
         if number is not None and count is not None:
             return Launch(launcher, number, count)
     return None
+
+
+def refuse_others(environ: Mapping[str, str], command: Sequence[str]) -> None:
+    """Raise UsageError if torchrun or the like started several processes, each of which would run `command` alone.
+
+    A job of ours may have its variables as well. A task of Slurm that runs torchrun is no rank.
+    """
+    size, ours = whole_number(environ.get("WORLD_SIZE", "")) or 1, launched(environ)
+    in_task = ours is not None and ours.launcher == "srun" and ours.size != size and "LOCAL_RANK" in environ
+    if size > 1 and (ours is None or in_task):
+        raise UsageError(
+            f"WORLD_SIZE={size}: torchrun or another launcher started {size} processes, and each would run alone; "
+            f"type `horovodrun -np {size} {shlex.join(command)}`, or `unset WORLD_SIZE` if no launcher set it"
+        )
 
 
 def by_open_mpi(environ: Mapping[str, str]) -> bool:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from hvd_train import Config, cli
+from hvd_train import Config, cli, train
 from hvd_train.commands import doctor, sweep
 from hvd_train.doctor.findings import Finding, Verdict
+from hvd_train.errors import UsageError
 from hvd_train.validate import Scores
 from tests.support.run_folders import event, start, step, whole_run, write
+from tests.support.runs import small_config
 
 HOSTILE = "h1\x1b]0;title\x07\x9b2J\u202e[/b] is"
 OBEYED = {"\x1b", "\x07", "\x9b", "\u202e"}
@@ -128,6 +130,19 @@ def test_a_command_that_starts_ranks_itself_refuses_to_be_launched(
         monkeypatch.setenv(f"HOROVOD_{name}", value)
     assert cli.run(line.split()) == 2
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["train", "evaluate run", "sweep", "tune", "bench scaling --np 2", "bench throughput"])
+def test_commands_and_programs_refuse_to_run_in_torchrun(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.run(line.split()) == 2
+    assert f"type `horovodrun -np 2 hvd-train {line}`" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["mine.py"])
+    with pytest.raises(UsageError, match=r"type `horovodrun -np 2 python mine\.py`"):
+        train(small_config())
+    assert list(Path().iterdir()) == []
 
 
 def test_tune_starts_ranks_on_every_slot_of_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hvd_train.errors import UsageError
 from hvd_train.launch import horovodrun, tuned
-from hvd_train.launch.launcher import SLOT, SPENT, Launch, launched, running_for, slot
+from hvd_train.launch.launcher import SLOT, SPENT, Launch, launched, refuse_others, running_for, slot
 from hvd_train.launch.tuned import CACHE, CYCLE, DEFAULTS, FUSION
 
 
@@ -19,6 +19,39 @@ def test_launchers_are_known_by_their_variables() -> None:
     assert launched(of_mpi) == Launch("Open MPI", 1, 2)
     assert launched({"PMI_RANK": "0", "PMI_SIZE": "8"}) == Launch("MPICH", 0, 8)
     assert launched({}) is launched({"HOROVOD_RANK": "²", "HOROVOD_SIZE": "2"}) is None
+
+
+IN_TORCHRUN = {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        IN_TORCHRUN,
+        {"WORLD_SIZE": "4"},
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", **IN_TORCHRUN},
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", **IN_TORCHRUN},
+    ],
+)
+def test_processes_of_torchrun_are_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"type `horovodrun -np 4 hvd-train train 'a b'`"):
+        refuse_others(environ, ["hvd-train", "train", "a b"])
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"},
+        {"WORLD_SIZE": "many"},
+        {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", **IN_TORCHRUN},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", **IN_TORCHRUN},
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", **IN_TORCHRUN},
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "WORLD_SIZE": "16"},
+    ],
+)
+def test_variables_of_torchrun_do_not_matter_to_our_launchers(environ: dict[str, str]) -> None:
+    refuse_others(environ, ["hvd-train", "train"])
 
 
 def test_a_launcher_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
