@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hvd_train.config import Config
 from hvd_train.data import sources
 from hvd_train.data.batches import Loader
-from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.dataset import Arrays, DataSet, Source
 from hvd_train.data.loader import open_loader
 from hvd_train.data.prepare import Prepare
 from hvd_train.data.sources import OwnData
@@ -139,9 +139,10 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
         network.transform_input = True  # type: ignore[assignment]
     if channels_last:
         network = network.to(memory_format=torch.channels_last)
-    example = _example(data, plain, device)
-    models.check_fits(network, config.model.model, example, len(data.classes))
-    return Parts(device, data, network, train_loader, val_loader, test_loader, example)
+    examples = [_example(source, plain, device) for source in (data.train, data.val, data.test) if source is not None]
+    for example in {(example.shape[1:], example.dtype): example for example in examples}.values():
+        models.check_fits(network, config.model.model, example, len(data.classes), trains=not colour)
+    return Parts(device, data, network, train_loader, val_loader, test_loader, examples[0])
 
 
 def fresh_state(
@@ -198,9 +199,6 @@ def loader_processes(data: DataConfig, place: Place) -> int:
     return min(_LOADER_PROCESSES, num_cores(place)) if data.workers is None else data.workers
 
 
-def _example(data: DataSet, prepare: Prepare, device: torch.device) -> torch.Tensor:
-    if isinstance(data.train, Arrays):
-        images = data.train.images[:2]
-    else:
-        images = data.train[0][0].unsqueeze(0).expand(2, -1, -1, -1)
+def _example(data: Source, prepare: Prepare, device: torch.device) -> torch.Tensor:
+    images = data.images[:2] if isinstance(data, Arrays) else torch.stack([data[0][0]] * 2)
     return prepare(images.to(device), None)

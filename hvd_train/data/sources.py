@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import TensorDataset
 
 from hvd_train import plugin
+from hvd_train.data import own_data
 from hvd_train.data.augment import affine_jitter, crop_and_flip
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, Source
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.settings.data import DataConfig
 
@@ -39,7 +39,7 @@ def open_data(config: DataConfig, seed: int, own: OwnData | None = None) -> Data
     expected form.
     """
     if own is not None or plugin.is_reference(config.data):
-        data = _own(config, own or plugin.load("data", config.data))
+        data = own_data.from_result(config.data, (own or plugin.load("data", config.data))(config))
     else:
         data = _OPENERS[config.data](config, seed)
     if len(data.train) == 0:
@@ -167,31 +167,6 @@ def _crop_and_flip() -> tuple[Any, ...]:
     from torchvision.transforms import v2
 
     return (v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip())
-
-
-def _own(config: DataConfig, function: OwnData) -> DataSet:
-    result = function(config)
-    if isinstance(result, DataSet):
-        return result
-    if not isinstance(result, (tuple, list)) or len(result) != 2 or result[0] is None:
-        raise UsageError(f"--data {config.data}: it must return (training set, validation set or None)")
-    train, val = (_in_memory(part) for part in result)
-    return DataSet(train, val, _class_names(config.data, result[0], train))
-
-
-def _in_memory(part: Any) -> Any:
-    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
-        images, labels = part.tensors
-        return Arrays(images, labels.long(), len(labels))
-    return part
-
-
-def _class_names(name: str, original: Any, train: Source) -> tuple[str, ...]:
-    if hasattr(original, "classes"):
-        return tuple(map(str, original.classes))
-    if isinstance(train, Arrays):
-        return tuple(str(number) for number in range(max(train.labels.tolist(), default=-1) + 1))
-    raise UsageError(f"--data {name}: the training set needs an attribute `classes`: the list of class names")
 
 
 _OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {

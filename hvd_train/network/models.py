@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -115,22 +117,28 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
     return model
 
 
-def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int) -> None:
+def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int, *, trains: bool = False) -> None:
     """Pass the images `example` [batch, channels, height, width] through `model`, which stays as it was.
 
-    Raises UsageError where the model cannot take them, or does not return logits [batch, num_classes].
+    If it `trains`, a copy of it does so in training, too. Raises UsageError where the model cannot take them, or does
+    not return logits [batch, num_classes].
     """
     was_training = model.training
     model.eval()
     shape = " x ".join(map(str, example.shape[1:]))
     try:
         with torch.no_grad(), unchanged(model):
-            output = model(example)
+            outputs = {"": model(example)}
     except (RuntimeError, ValueError, AssertionError) as error:  # torch and torchvision raise any of these
         reason = str(error).splitlines()[0]
         raise UsageError(f"model {name} cannot take images of {shape}: {reason}; try another --image-size") from None
     finally:
         model.train(was_training)
-    if not isinstance(output, Tensor) or output.shape != (len(example), num_classes):
-        got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise UsageError(f"model {name} returns {got}; it must return logits of shape [batch, {num_classes}]")
+    if trains:
+        # The first step raises any other error.
+        with torch.random.fork_rng([example.device] if example.is_cuda else []), suppress(Exception):
+            outputs[" in training"] = copy.deepcopy(model).train()(example)
+    for when, output in outputs.items():
+        if not isinstance(output, Tensor) or output.shape != (len(example), num_classes):
+            got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+            raise UsageError(f"model {name} returns {got}{when}; it must return logits of shape [batch, {num_classes}]")

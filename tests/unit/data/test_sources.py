@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.datasets import load_digits
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from hvd_train.data import sources
-from hvd_train.data.dataset import Arrays
+from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.errors import UsageError
 from hvd_train.settings.data import DataConfig
 from tests.support import cifar
@@ -54,12 +55,97 @@ def test_own_tensors_are_kept_in_memory() -> None:
         (None, "it must return"),
         ((None, None), "it must return"),
         ((RandomItems(), None), "needs an attribute `classes`"),
-        ((TensorDataset(torch.zeros(0, 1, 2, 2), torch.zeros(0)), None), "there are no training images"),
+        ((RandomItems(), None, None), "it must return"),
+        ((TensorDataset(torch.zeros(0, 1, 2, 2), torch.zeros(0)), None), "the training set of .* is empty"),
+        ((DataLoader(RandomItems()), None), "DataLoader; return a map-style data set"),
     ],
 )
 def test_own_data_of_another_form_are_refused(result: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         sources.open_data(DataConfig(), 0, own=lambda config: result)  # type: ignore[arg-type, return-value]
+
+
+IMAGE = torch.zeros(3, 4, 4)
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+
+
+class Items(list[Any]):
+    """Items of a data set with two classes."""
+
+    classes = ("a", "b")
+
+
+def opened(*parts: Any) -> DataSet:
+    return sources.open_data(DataConfig(data="mine:data"), 0, own=lambda config: parts)
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_own_labels_may_be_integers_of_any_type(kind: str) -> None:
+    """As a number, a scalar or the one element of an array or tensor, and in a TensorDataset as a row or a column."""
+    of_numpy, of_torch = np.array([0, 1], dtype=kind), torch.tensor([0, 1]).to(getattr(torch, kind))
+    for labels in (of_numpy, of_numpy.tolist(), of_torch, of_torch[:, None], of_numpy[:, None], of_torch.tolist()):
+        data = opened(Items((IMAGE, label) for label in labels), Items([(IMAGE, labels[1])])).train
+        found = [data[index][1] for index in range(2)]
+        assert found == [0, 1]
+        assert {type(label) for label in found} == {int}
+    for tensor in (of_torch, of_torch[:, None]):
+        arrays = opened(TensorDataset(IMAGE.expand(2, -1, -1, -1), tensor), None).train
+        assert isinstance(arrays, Arrays)
+        assert arrays.labels.tolist() == [0, 1]
+
+
+WRONG_LABELS: tuple[Any, ...] = (
+    *("cat", None, 0.5, 1.0, np.float32(1), torch.tensor(1.0), [0, 1], torch.tensor([0, 1]), {}, [[0], 1]),
+    *(-1, 2, 2**70, np.int8(-1), np.uint64(2**64 - 1), torch.tensor(2)),
+)
+WRONG_ITEMS: tuple[Any, ...] = (
+    *(IMAGE, (IMAGE, 0, 0), (IMAGE,), {"image": IMAGE, "label": 0}, (IMAGE.numpy(), 0), (None, 0)),
+    (Image.new("RGB", (4, 4)), 0),
+)
+
+
+@pytest.mark.parametrize("wrong", [*((IMAGE, label) for label in WRONG_LABELS), *WRONG_ITEMS])
+def test_own_items_of_another_form_are_named(wrong: object) -> None:
+    """Item 0 and what attributes say at once, in either set; other items when they are read."""
+    good = (IMAGE, 1)
+    for which, parts in (("training", (Items([wrong]), None)), ("validation", (Items([good]), Items([wrong])))):
+        with pytest.raises(
+            UsageError, match=rf"item 0 of the {which} set of --data mine:data is .*from 0 to 1"
+        ) as told:
+            opened(*parts)
+        assert "\n" not in str(told.value)
+    items = Items([good, good, wrong])
+    with pytest.raises(UsageError, match="item 2 of the training set"):
+        opened(items, None).train[2]
+    for name in ("targets", "labels"):
+        setattr(items, name, [0, 1, "cat"])
+        with pytest.raises(UsageError, match="item 2 of the training set"):
+            opened(items, None)
+        delattr(items, name)
+
+
+@pytest.mark.parametrize("image", [IMAGE.double(), IMAGE[:1], IMAGE[0], torch.zeros(3, 5, 4)])
+def test_own_images_have_one_type_and_size(image: torch.Tensor) -> None:
+    data = opened(Items([(IMAGE, 0), (image, 0)]), None).train
+    with pytest.raises(UsageError, match=r"item 1 of the training set .* is \(torch\.float.*one type and size"):
+        data[1]
+
+
+def test_attributes_of_an_own_data_set_may_differ_from_its_labels() -> None:
+    items = Items([(IMAGE, 0), (IMAGE, 1)])
+    items.targets = ["cat", "dog"]  # type: ignore[attr-defined]
+    assert opened(items, None).train[1][1] == 1
+
+
+@pytest.mark.parametrize("labels", [[0.0, 1.0], [[0, 1], [1, 0]], [0, -1], [1, 2**40]])
+def test_own_labels_in_memory_are_checked_as_a_whole(labels: list[Any]) -> None:
+    """Labels that only the validation set has are wrong as well."""
+    images, good = torch.rand(2, 3), torch.tensor([0, 1])
+    with pytest.raises(UsageError, match="of the training set of --data mine:data is"):
+        opened(TensorDataset(images, torch.tensor(labels)), None)
+    for others in (torch.tensor(labels), torch.tensor([1, 2])):
+        with pytest.raises(UsageError, match="of the validation set of --data mine:data is"):
+            opened(TensorDataset(images, good), TensorDataset(images, others))
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hvd_train.errors import UsageError
 from hvd_train.network import models
@@ -83,6 +84,34 @@ def test_a_model_that_returns_no_logits_is_refused() -> None:
     for model, got in ((nn.Flatten(), r"shape \(2, 4\)"), (nn.Flatten(0), r"shape \(8,\)"), (pairs, "tuple")):
         with pytest.raises(UsageError, match=rf"model m returns {got}; it must return logits of shape \[batch, 10\]"):
             models.check_fits(model, "m", torch.zeros(2, 1, 2, 2), 10)
+
+
+class InTraining(nn.Module):
+    """A network that returns another value in training, and counts its calls."""
+
+    def __init__(self, change: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.body, self.change, self.calls = nn.Sequential(nn.Linear(4, 10), nn.BatchNorm1d(10)), change, 0
+
+    def forward(self, images: Tensor) -> object:
+        self.calls += self.training
+        logits = nn.functional.dropout(self.body(images), training=self.training)
+        return self.change(logits) if self.training else logits
+
+
+@pytest.mark.parametrize("change", [lambda x: (x, x), lambda x: [x], lambda x: {"logits": x}, lambda x: x[:, :5]])
+def test_a_model_that_returns_no_logits_in_training_is_refused(change: Callable[[Tensor], object]) -> None:
+    with pytest.raises(UsageError, match=r"model m returns .* in training; it must return logits"):
+        models.check_fits(InTraining(change), "m", torch.zeros(2, 4), 10, trains=True)
+
+
+def test_a_check_changes_neither_model_nor_random_numbers() -> None:
+    model = InTraining(lambda logits: logits)
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    models.check_fits(model, "m", torch.rand(2, 4, generator=torch.Generator()), 10, trains=True)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(random, torch.get_rng_state())
+    assert model.calls == 0
 
 
 def test_the_head_of_many_networks() -> None:
