@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import sys
@@ -25,7 +26,7 @@ from hvd_train.network.models import Builder
 from hvd_train.parts import Parts, build
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result
-from hvd_train.run_files import run_folder
+from hvd_train.run_files import history, run_folder
 from hvd_train.step import Step
 from hvd_train.training import Training
 from hvd_train.validate import Scores
@@ -162,7 +163,7 @@ def _evaluate(
     )
     if parts.val_loader is None:
         raise UsageError(f"{target}: its data set has no validation set")
-    return evaluate_model(
+    scores = evaluate_model(
         parts.model,
         parts.val_loader,
         world,
@@ -171,6 +172,7 @@ def _evaluate(
         device=parts.device,
         autocast=Step(config, world, parts.model, parts.device).autocast(),
     )
+    return dataclasses.replace(scores, weights=which_weights(target))
 
 
 def trained_parts(
@@ -225,6 +227,19 @@ def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor]]:
         raise UsageError(f"{target}: no such run folder or checkpoint")
     snapshot = checkpoint.read_named(target)
     return config_file.from_dict(snapshot["config"], source=str(target)), state.result_in(snapshot)
+
+
+def which_weights(target: Path) -> str:
+    """Return in words which weights `read_target` takes from a run folder or a checkpoint file."""
+    if not target.is_dir():
+        return "weights of the checkpoint"
+    if not (target / checkpoint.BEST).exists():
+        return "last weights: the run has no best yet"
+    run = history.read(target)
+    by, sign = ("val_loss", -1) if run.settings.get("best_by") == "loss" else ("val_top1", 1)
+    scored = [(score, epoch) for epoch in run.epochs if (score := history.number(epoch, by)) is not None]
+    _, best = max(scored, key=lambda pair: sign * pair[0], default=(0.0, {}))  # of equal ones the first, as in training
+    return f"best weights of epoch {best['epoch']}" if history.whole(best.get("epoch")) else "best weights"
 
 
 OWN = "custom"

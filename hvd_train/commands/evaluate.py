@@ -46,6 +46,8 @@ def run(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps(scores.as_dict()))
         return 0
+    if scores.weights:
+        print(scores.weights)
     print(f"loss {scores.loss:.6f}  top-1 {scores.top1:.4%}  top-5 {scores.top5:.4%}  ({scores.count:,} images)")
     for name, share in zip(scores.classes, scores.per_class, strict=True):
         print(f"  {printable(name):<20} {share:8.2%}")

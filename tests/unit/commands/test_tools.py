@@ -32,7 +32,8 @@ def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixtur
     assert (scores["count"], len(scores["per_class"])) == (360, 10)
     checkpoint = max(Path("out/checkpoints").glob("*.ckpt"))
     assert cli.run(["evaluate", str(checkpoint), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == scores
+    assert json.loads(capsys.readouterr().out) == {**scores, "weights": "weights of the checkpoint"}
+    assert scores["weights"] == "best weights of epoch 1"
     assert cli.run(["audit", "out"]) == 0
     whole = capsys.readouterr().out
     ledger = Path("out/ledger.jsonl")
