@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hvd_train import checkpoint
+from hvd_train import checkpoint, from_file
 from hvd_train.checkpoint import DiskStore, NoStore, Store
 from hvd_train.config import Config
 from hvd_train.console import say
@@ -79,7 +79,9 @@ class Output:
             if not from_disk:
                 return
             if named is not None:
-                state.load(checkpoint.read_named(named))  # it may be of another model
+                adapted, more = from_file.adapted(checkpoint.read_named(named), state, self._config, first_cut)
+                notes.extend(more)
+                state.load(adapted)
             else:
                 state.cut = first_cut()
 
@@ -89,8 +91,8 @@ class Output:
             state.load(snapshot)
         elif folder.earlier:
             start()
-        from_file = from_disk and snapshot is None and named is not None
-        return Claim(folder, tuple(notes), loaded=snapshot is not None or from_file, from_file=from_file)
+        by_name = from_disk and snapshot is None and named is not None
+        return Claim(folder, tuple(notes), loaded=snapshot is not None or by_name, from_file=by_name)
 
     def open(self, claim: Claim | None, state: TrainState, place: Place) -> None:
         """Write into the claimed folder from here on; without a claim, write nothing from here on."""

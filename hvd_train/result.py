@@ -81,11 +81,8 @@ def ending(result: Result, config: Config) -> str:
         if not result.saved:
             return f"stopped by {name} at step {result.steps}, NOT committed (see above)"
         return f"stopped by {name} at step {result.steps}, committed; the same command goes on from there"
-    score = (
-        ""
-        if math.isnan(result.top1)
-        else f"top-1 {result.top1:.2%} (best {result.best_top1:.2%}, epoch {result.best_epoch}), "
-    )
+    best = f" (best {result.best_top1:.2%}, epoch {result.best_epoch})" if result.best_epoch else ""
+    score = "" if math.isnan(result.top1) else f"top-1 {result.top1:.2%}{best}, "
     if not math.isnan(result.test_top1):
         score += f"test loss {result.test_loss:.4f}, test top-1 {result.test_top1:.2%}, "
     trust = " --trust" if any(map(is_reference, (config.model.model, config.data.data))) else ""

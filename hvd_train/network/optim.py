@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import torch
@@ -70,6 +71,28 @@ def match_memory_format(optimizer: Optimizer) -> None:
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
                 values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def adapted(
+    saved: Mapping[str, Any], config: OptimizerConfig, optimizer: Optimizer, model: nn.Module
+) -> dict[str, Any] | None:
+    """Return a state dict for `optimizer`: the state in `saved`, with the settings that `optimizer` has.
+
+    `saved` is of an optimizer of the same class that `config` describes. None if it is of other parameters.
+    """
+    their_groups = parameter_groups(config, model)
+    if [len(group["params"]) for group in their_groups] != [len(group["params"]) for group in saved["param_groups"]]:
+        return None
+    theirs, parameters = ([p for g in groups for p in g["params"]] for groups in (their_groups, optimizer.param_groups))
+    numbers = {parameter: number for number, parameter in enumerate(theirs)}
+    mine = optimizer.state_dict()
+    state = {
+        number: {**mine["state"].get(number, {}), **saved["state"].get(numbers.get(parameter), {})}
+        for number, parameter in enumerate(parameters)
+    }
+    # LAMB counts its steps in a tensor of each group.
+    counts = {name: value for name, value in saved["param_groups"][0].items() if name not in optimizer.defaults}
+    return {"state": state, "param_groups": [{**copy.deepcopy(counts), **group} for group in mine["param_groups"]]}
 
 
 def _never_compiled(cls: type[T]) -> type[T]:

@@ -1,0 +1,124 @@
+"""`--resume FILE` with other settings than the checkpoint's run had: what is typed holds, or is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_train import checkpoint
+from hvd_train.errors import UsageError
+from hvd_train.progress.order import Cut
+from hvd_train.run import which_weights
+from hvd_train.run_files import ledger
+from hvd_train.state import Snapshot
+from hvd_train.world.world import LocalWorld
+from tests.support.runs import largest_difference, small_config, trained
+from tests.support.worlds import StoppingWorld
+
+FIRST, SECOND = Path("first"), Path("second")
+
+
+def file_of(after: int = 15, **settings: Any) -> Path:
+    """The checkpoint of a run that stops after some steps: 15 are in the middle of the second epoch."""
+    trained(StoppingWorld(after), small_config(output_dir=FIRST, **settings))
+    (file,) = FIRST.glob("checkpoints/*")
+    return file
+
+
+def resumed(file: Path, *, steps: int | None = 1, **settings: Any) -> tuple[Snapshot, str]:
+    """The last commit of a run that resumes from the file, and its notes."""
+    world = LocalWorld() if steps is None else StoppingWorld(steps)
+    trained(world, small_config(output_dir=SECOND, resume=str(file), **settings))
+    snapshot = checkpoint.newest_good(SECOND, pytest.fail)
+    assert snapshot is not None
+    lines = map(json.loads, (SECOND / "metrics.jsonl").read_text().splitlines())
+    return snapshot, "\n".join(line["message"] for line in lines if line.get("name") == "note")
+
+
+def test_the_optimizer_has_the_settings_that_are_typed() -> None:
+    typed = {"weight_decay": 0.25, "momentum": 0.5, "nesterov": True, "decay_of": "weights"}
+    snapshot, notes = resumed(file_of(), **typed)
+    groups = snapshot["optimizer"]["param_groups"]
+    found = [(group["weight_decay"], group["momentum"], group["nesterov"]) for group in groups]
+    assert found == [(0.25, 0.5, True), (0.0, 0.5, True)]
+    assert "weight_decay: 0.25, not 0.0005" in notes
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])
+def test_each_parameter_keeps_its_state_in_other_groups(optimizer: str) -> None:
+    """Groups that change nothing give the weights of a run that was never stopped."""
+    settings = {"optimizer": optimizer, "weight_decay": 0.0, "epochs": 2}
+    _, expected = trained(LocalWorld(), small_config(output_dir=Path("whole"), **settings))
+    snapshot, _ = resumed(file_of(**settings), steps=None, **settings, decay_of="weights")
+    assert largest_difference(snapshot["model"], expected) <= 1e-5
+
+
+def test_momentum_that_is_switched_on_starts_from_zero() -> None:
+    snapshot, _ = resumed(file_of(momentum=0.0), momentum=0.9)
+    assert len(snapshot["optimizer"]["state"]) == len(snapshot["model"])
+
+
+def test_another_optimizer_starts_with_fresh_state() -> None:
+    snapshot, notes = resumed(file_of(), optimizer="adamw", learning_rate=0.01)
+    assert {float(values["step"]) for values in snapshot["optimizer"]["state"].values()} == {1.0}
+    assert "adamw starts with fresh state" in notes
+
+
+def test_a_new_moving_average_starts_from_the_weights() -> None:
+    """Also of a model with batch norm; an average that is no longer asked for is dropped."""
+    file = file_of()
+    before = checkpoint.read(file)["model"]
+    snapshot, notes = resumed(file, ema_decay=0.75)
+    for name, old in before.items():
+        mean = 0.75 * old + 0.25 * snapshot["model"][name]
+        torch.testing.assert_close(snapshot["average"][f"module.{name}"], mean)
+    assert "moving average starts from the weights" in notes
+    (with_average,) = SECOND.rename("averaged").glob("checkpoints/*16.ckpt")
+    snapshot, notes = resumed(with_average)
+    assert (snapshot["average"], "ema_decay: None, not 0.75" in notes) == (None, True)
+
+
+def test_another_batch_size_holds_from_here_and_no_sample_comes_twice() -> None:
+    snapshot, _ = resumed(file_of(ledger=True), steps=None, ledger=True, epochs=2, global_batch_size=14, batch_size=7)
+    assert Cut(**snapshot["cut"]) == Cut(14, 7)
+    entries = [entry.positions for entry in ledger.read(SECOND / "ledger.jsonl") if isinstance(entry, ledger.Entry)]
+    assert [stop for _, stop in entries] == [*(start for start, _ in entries[1:]), 190]
+
+
+def test_settings_of_the_checkpoint_keep_its_batch_layout() -> None:
+    per_worker = {"global_batch_size": None, "batch_size": 5, "accumulation_steps": 2}
+    snapshot, notes = resumed(file_of(**per_worker), steps=12, **per_worker)
+    assert (Cut(**snapshot["cut"]), "other settings" in notes) == (Cut(10, 5), False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "answer"),
+    [
+        ({"seed": 1}, "--seed 0"),
+        ({"freeze": "0.*"}, "--freeze none"),
+        ({"repeated_augmentation": 5}, "--repeated-augmentation 1"),
+        ({"epochs": 1}, "--epochs 2 or more"),
+        ({"global_batch_size": 500}, "--global-batch-size 190"),
+    ],
+    ids=str,
+)
+def test_what_cannot_change_is_refused_before_a_folder_is_made(settings: dict[str, Any], answer: str) -> None:
+    with pytest.raises(UsageError, match=answer):
+        resumed(file_of(), **settings)
+    assert not SECOND.exists()
+
+
+def test_evaluate_says_which_weights_it_takes() -> None:
+    """A run that resumes from a file keeps its own best: the file does not hold the weights of an earlier one."""
+    file = file_of(after=50)
+    trained(LocalWorld(), small_config(output_dir=FIRST))
+    best = json.loads((FIRST / "summary.json").read_text())["best_epoch"]
+    assert which_weights(FIRST) == f"best weights of epoch {best}"
+    assert which_weights(file) == "weights of the checkpoint"
+    snapshot, notes = resumed(file, steps=None)
+    assert (snapshot["best"], "keeps its own best" in notes) == (None, True)
+    assert which_weights(SECOND) == "last weights: the run has no best yet"
