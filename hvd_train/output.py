@@ -121,6 +121,8 @@ class Output:
             self.journal = journal
         if claim.from_file:
             self.store.commit(state)  # should all die now, the job does not need the file again
+            message = f"resuming from {self._config.run.resume}"
+            self.journal.event(run_folder.FROM_FILE, message, step=progress.step, epoch=progress.epoch)
         if state.best and (state.best.epoch, 0) == (progress.epoch, progress.cursor):
             self.store.save_weights(checkpoint.BEST, state)  # whoever was writing these may be gone
 

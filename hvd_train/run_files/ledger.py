@@ -20,7 +20,7 @@ from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.progress.fingerprint import added, fingerprint, of_all
 from hvd_train.progress.order import Indices, order_of
-from hvd_train.run_files.run_folder import METRICS
+from hvd_train.run_files.run_folder import FROM_FILE, METRICS
 
 LEDGER = "ledger.jsonl"
 _LINES_PER_EPOCH = 100  # if the world stays as it is
@@ -162,30 +162,38 @@ def audit(folder: Path) -> Audit:
     if not path.exists():
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
     try:
-        start = _start_event(folder / METRICS)
-        numbers = [start["num_samples"], start.get("repeated_augmentation", 1), start.get("seed", 0)]
+        start = _last_event(folder / METRICS, "start", "num_samples")
+        numbers = [start.get("num_samples"), start.get("repeated_augmentation", 1), start.get("seed", 0)]
         if not all(
             type(number) is int and least <= number < 2**63 for number, least in zip(numbers, (1, 1, 0), strict=True)
         ):
-            raise UsageError(f"{folder / METRICS}: its start is none of a run: the ledger cannot be judged")
+            raise UsageError(
+                f"{folder / METRICS} does not say how many samples the training set has: the ledger cannot be judged"
+            )
         if (total := numbers[0] * numbers[1]) > _MOST_SAMPLES:
             raise UsageError(f"{folder / METRICS} tells of {total:,} samples, an audit counts {_MOST_SAMPLES:,}")
-        return audit_entries(read(path), numbers[0], numbers[1], start.get("seed"))
+        from_step = _last_event(folder / METRICS, FROM_FILE, "step").get("step")
+        return audit_entries(read(path), numbers[0], numbers[1], start.get("seed"), from_step)
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or folder}: {error.strerror}") from None
 
 
 def audit_entries(
-    entries: Iterable[Entry | Listed], num_samples: int, repetitions: int = 1, seed: int | None = None
+    entries: Iterable[Entry | Listed],
+    num_samples: int,
+    repetitions: int = 1,
+    seed: int | None = None,
+    from_step: int | None = None,
 ) -> Audit:
     """Check entries: each step comes once and in order, and in each finished epoch each sample comes exactly once.
 
     In the last epoch, which may be unfinished, a sample may be missing, but must not come twice. With repeated
     augmentation `repetitions` epochs are judged as one round, in which each sample comes `repetitions` times. `seed` is
     that of the order; runs of version 0.1.0 can be judged without it. Raises UsageError where it is missing. After a
-    hundred faults the rest is not looked at.
+    hundred faults the rest is not looked at. A run that resumed from a file after `from_step` is judged from there, or
+    from the beginning of that epoch if the file had it.
     """
-    judge = _Judge(num_samples, repetitions, seed)
+    judge = _Judge(num_samples, repetitions, seed, from_step)
     for entry in entries:
         judge.take(entry)
         if judge.is_lost:
@@ -212,7 +220,9 @@ class _Judge:
     each sample at one position, so that each counts once if each position does.
     """
 
-    def __init__(self, num_samples: int, repetitions: int, seed: int | None) -> None:
+    def __init__(self, num_samples: int, repetitions: int, seed: int | None, from_step: int | None = None) -> None:
+        self._from_step = from_step
+        self._begun_round: int | None = None  # its first samples are in the ledger of another run
         self._num_samples, self._repetitions, self._seed = num_samples, repetitions, seed
         self._faults: list[str] = []
         self._world_sizes: set[int] = set()
@@ -225,6 +235,10 @@ class _Judge:
         """Take the next entry."""
         self._lines += 1
         first, last = entry.steps
+        if self._lines == 1 and type(self._from_step) is int and first <= self._from_step + 1:
+            self._last_step, self._round = first - 1, entry.epoch // self._repetitions
+            if isinstance(entry, Entry) and (entry.epoch % self._repetitions or entry.positions[0]):
+                self._begun_round = self._round
         if first != self._last_step + 1 and self._in_order:
             self._in_order = False
             self._faults.append(f"line {self._lines} is of step {first}")
@@ -269,7 +283,7 @@ class _Judge:
             self._faults.append(
                 f"{name}: {count.too_often} samples more than {_times(times)}, {count.unknown} that do not exist"
             )
-        if count.too_rarely and not is_last:
+        if count.too_rarely and not is_last and self._round != self._begun_round:
             self._faults.append(
                 f"{name}: {count.too_rarely} samples {'never' if times == 1 else f'less than {_times(times)}'}"
             )
@@ -367,20 +381,18 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _start_event(path: Path) -> dict[str, Any]:
-    """Return the last "start" event of metrics.jsonl with num_samples. Raises UsageError where there is none."""
-    found: dict[str, Any] | None = None
+def _last_event(path: Path, name: str, fact: str) -> dict[str, Any]:
+    """Return the last event of this name with this fact in metrics.jsonl; an empty one if there is none."""
+    found: dict[str, Any] = {}
     if path.exists():
         with plain_file.opened(path) as file:
             for line in plain_file.lines(file):
-                if b'"start"' not in line:
+                if f'"{name}"'.encode() not in line:
                     continue
                 try:
                     record = json.loads(line)
                 except (ValueError, RecursionError):
                     continue
-                if isinstance(record, dict) and record.get("name") == "start" and "num_samples" in record:
+                if isinstance(record, dict) and record.get("name") == name and fact in record:
                     found = record
-    if found is None:
-        raise UsageError(f"{path} does not say how many samples the training set has: the ledger cannot be judged")
     return found

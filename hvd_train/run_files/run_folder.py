@@ -19,6 +19,8 @@ from hvd_train.run_files import durable
 
 RUNS = Path("runs")
 CONFIG, SUMMARY, METRICS, ENVIRONMENT = "config.yaml", "summary.json", "metrics.jsonl", "environment.json"
+FROM_FILE = "from_file"
+"""Name of the event that a run resumes from the checkpoint of another run."""
 _LOCK = ".lock"
 _MEMBERS = ".members"
 _WRITTEN_IN_PLACE = (_LOCK, _MEMBERS, METRICS, "ledger.jsonl")
