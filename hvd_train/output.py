@@ -16,12 +16,15 @@ from hvd_train import checkpoint, from_file
 from hvd_train.checkpoint import DiskStore, NoStore, Store
 from hvd_train.config import Config
 from hvd_train.console import say
+from hvd_train.data import identity
+from hvd_train.data.identity import Identity
+from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.progress.order import Cut
 from hvd_train.run_files import durable, machine, run_folder
 from hvd_train.run_files.journal import Journal, RunJournal, SilentJournal
 from hvd_train.run_files.run_folder import Busy, RunFolder
-from hvd_train.state import TrainState
+from hvd_train.state import Snapshot, TrainState
 from hvd_train.world.world import Place
 
 # Workers whose driver has died may take as long to notice it, to commit and to leave the run folder.
@@ -81,18 +84,32 @@ class Output:
             if named is not None:
                 adapted, more = from_file.adapted(checkpoint.read_named(named), state, self._config, first_cut)
                 notes.extend(more)
-                state.load(adapted)
+                self._load(state, adapted, notes)
             else:
                 state.cut = first_cut()
 
         folder = _claim(config, start, abandoned=run_dir is not None)
         snapshot = checkpoint.newest_good(folder.path, notes.append) if from_disk and folder.earlier else None
         if snapshot is not None:
-            state.load(snapshot)
+            self._load(state, snapshot, notes)
         elif folder.earlier:
             start()
         by_name = from_disk and snapshot is None and named is not None
         return Claim(folder, tuple(notes), loaded=snapshot is not None or by_name, from_file=by_name)
+
+    def _load(self, state: TrainState, snapshot: Snapshot, notes: list[str]) -> None:
+        """Load a checkpoint. Raises UsageError if its data are others than those of `state`, which stay in it."""
+        data, earlier = state.data, snapshot.get("data")
+        changes = "; ".join(identity.differences(data, earlier).values())
+        fits = not (data and earlier) or len(data["classes"]) == len(earlier["classes"])
+        if changes and not (fits and self._config.run.data_changed):
+            other = ", or --data-changed to begin the next epoch with the new data" if fits else ""
+            raise UsageError(f"{changes}; type --resume never to start again{other}")
+        state.load(snapshot)
+        state.data = data or earlier
+        if data and earlier and changes:
+            state.change_data(earlier, data)
+            notes.append(f"the data have changed: {changes}")
 
     def open(self, claim: Claim | None, state: TrainState, place: Place) -> None:
         """Write into the claimed folder from here on; without a claim, write nothing from here on."""
@@ -133,12 +150,13 @@ class Output:
         """
         return self._folder is not None and self._folder.held() and self.store.commit_last(state).result()
 
-    def write_surroundings(self, hosts: Sequence[str], gpu: str | None) -> None:
-        """Write what the run runs on: the host of each rank, and the name of this rank's GPU."""
+    def write_surroundings(self, hosts: Sequence[str], gpu: str | None, data: Identity | None = None) -> None:
+        """Write what the run runs on: the host of each rank, the name of this rank's GPU, and the data."""
         if self._folder is None or not self._folder.held():
             return
         try:
             machine.write(self._folder.path, hosts, gpu)
+            durable.write_text(self._folder.path / run_folder.DATA, json.dumps(data) + "\n")
         except OSError as error:
             self.journal.event("note", f"cannot write {run_folder.ENVIRONMENT}: {error.strerror}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
 import sys
@@ -14,10 +15,11 @@ from typing import Any
 
 import torch
 
-from hvd_train import checkpoint, config_file, console, plugin, state
+from hvd_train import checkpoint, config_file, console, plain_file, plugin, state
 from hvd_train._version import __version__, digest_of_code
 from hvd_train.config import Config
-from hvd_train.data import sources
+from hvd_train.data import identity, sources
+from hvd_train.data.identity import Identity
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher, rank_log, tuned
@@ -161,6 +163,7 @@ def _evaluate(
     config, parts = together(
         world, lambda: trained_parts(target, world.place, device, own_model, own_data, trust=trust)
     )
+    world.compare(identity.facts(parts.data))
     if parts.val_loader is None:
         raise UsageError(f"{target}: its data set has no validation set")
     scores = evaluate_model(
@@ -189,7 +192,7 @@ def trained_parts(
     `own_model`, `own_data` and `trust` are as in `evaluate`. Raises UsageError where the target cannot be read or used,
     and Untrusted, before anything is imported, where it names code that neither of them stands for.
     """
-    config, trained = read_target(target)
+    config, trained, data = read_target(target)
     if device is not None:
         config = config.replace(device=device)
     named = {"model": config.model.model} if own_model is None else {}
@@ -203,13 +206,18 @@ def trained_parts(
     if not trust:
         plugin.check_trusted(str(target), named)
     parts = build(config, place, own_model, own_data)
+    changes = identity.differences(identity.of(parts.data, sizes=True), data)
+    if "classes" in changes:
+        raise UsageError(f"{target}: {changes['classes']}; name the class folders as they were, or train again")
+    if "validation" in changes and place.rank == 0:
+        console.say(f"{target}: {changes['validation']}, so the scores are not those of training")
     state.check_same_shapes(parts.model.state_dict(), trained)
     parts.model.load_state_dict(trained)
     return config, parts
 
 
-def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor]]:
-    """Return the config and the weights of a run folder (its best ones) or of a checkpoint file.
+def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor], Identity | None]:
+    """Return the config, the weights (the best ones) and the data of a run folder, or of a checkpoint file.
 
     Raises UsageError where there are none, or where they cannot be read.
     """
@@ -220,13 +228,25 @@ def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor]]:
             raise UsageError(f"{target} has no {checkpoint.BEST} yet: it was stopped before its first evaluation")
         path = found[0]
         try:
-            return config, weights.tensors_in(path)
+            return config, weights.tensors_in(path), _data_of(target / run_folder.DATA)
         except weights.UNREADABLE as error:
             raise UsageError(f"cannot read the weights {path}: {weights.why_unreadable(error)}") from None
     if not target.exists():
         raise UsageError(f"{target}: no such run folder or checkpoint")
     snapshot = checkpoint.read_named(target)
-    return config_file.from_dict(snapshot["config"], source=str(target)), state.result_in(snapshot)
+    config = config_file.from_dict(snapshot["config"], source=str(target))
+    return config, state.result_in(snapshot), snapshot.get("data")
+
+
+def _data_of(path: Path) -> Identity | None:
+    """Return what data.json says of the data of a run; None if there is none: earlier versions did not write it."""
+    try:
+        found: Identity | None = json.loads(plain_file.read_bytes(path))
+        return found
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):
+        raise UsageError(f"cannot read {path}; delete it to go without a check of the classes") from None
 
 
 def which_weights(target: Path) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from hvd_train.data.identity import Identity
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import buffers, optim
 from hvd_train.network.digest import digest_of, tensors_in
@@ -84,6 +85,8 @@ class TrainState:
     """The last record of an epoch, for the same reason."""
     average: AveragedModel | None = None
     """The moving average of the model, if one is kept."""
+    data: Identity | None = None
+    """The data of the run; None if its version did not keep them."""
 
     @property
     def result(self) -> nn.Module:
@@ -133,6 +136,7 @@ class TrainState:
             "recent": [dataclasses.asdict(entry) for entry in self.recent],
             "last_step": dataclasses.asdict(self.last_step) if self.last_step else None,
             "last_epoch": dataclasses.asdict(self.last_epoch) if self.last_epoch else None,
+            "data": self.data,
         }
 
     def load(self, snapshot: Snapshot) -> None:
@@ -166,6 +170,22 @@ class TrainState:
         last_step, last_epoch = snapshot.get("last_step"), snapshot.get("last_epoch")  # checkpoints of old have none
         self.last_step = StepRecord(**last_step) if last_step else None
         self.last_epoch = EpochRecord(**last_epoch) if last_epoch else None
+        self.data = snapshot.get("data")
+
+    def change_data(self, before: Identity, after: Identity) -> None:
+        """End the epoch under way, so that the next one takes all samples of the changed data.
+
+        If only the validation set has changed, the epoch continues. The best scores were those on the earlier set.
+        """
+        progress, counts = self.progress, (before["training"][""][0], after["training"][""][0])
+        if before["validation"] != after["validation"]:
+            self.best = None
+        if before["training"] == after["training"] or not progress.step:
+            return
+        at, steps = (progress.cursor, progress.cursor), (progress.step + 1, progress.step)
+        self.recent = [*self.recent, Entry(progress.epoch - (not progress.cursor), steps, 0, at, 0, counts)]
+        if progress.cursor:
+            self.progress = dataclasses.replace(progress, cursor=counts[1])
 
     def load_buffers(self, values: Sequence[Mapping[str, Tensor]]) -> None:
         """Take over the buffers that belong to no state_dict: first those of the model, then those of the average."""

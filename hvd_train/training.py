@@ -10,6 +10,7 @@ from pathlib import Path
 from hvd_train import checkpoint, loop, transfer
 from hvd_train import state as states
 from hvd_train.config import Config
+from hvd_train.data import identity
 from hvd_train.data.sources import OwnData
 from hvd_train.elastic.members import can_train_on, in_common, most_advanced, survivors_differ
 from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, StateLost, UsageError
@@ -41,6 +42,7 @@ class Training:
         self._config, self._world, self._stop = config, world, stop
         self._clocks = Clocks.of(config)
         self._parts, self._optimizer = world.prepare(lambda: warm_parts(config, world, own_model, own_data))
+        world.compare(identity.facts(self._parts.data))
         self._output, self._membership = Output(config), Membership()
         self._state: TrainState | None = None
         self._arrival: Arrival | None = None
@@ -146,6 +148,8 @@ class Training:
         if self._world.place.rank != 0:
             return None
         assert self._state is not None
+        if from_disk:
+            self._state.data = identity.of(self._parts.data, sizes=True)
         return self._output.claim(self._state, run_dir, self._first_cut, from_disk=from_disk)
 
     def _train(self) -> Result:
@@ -202,7 +206,7 @@ class Training:
             repeated_augmentation=job.config.data.repeated_augmentation,
             seed=job.config.seed,
         )
-        job.output.write_surroundings(self._membership.hosts, gpu_name(job.parts.device))
+        job.output.write_surroundings(self._membership.hosts, gpu_name(job.parts.device), job.state.data)
         if job.state.progress.step == 0:
             for note in job.parts.notes:
                 job.output.journal.event("note", note)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
@@ -20,6 +24,7 @@ from hvd_train.data.transforms import training_transform
 from hvd_train.errors import UsageError
 from hvd_train.settings.data import DataConfig
 
+_AT_ONCE = 1000  # files whose sizes one of 16 threads asks for: a network file system takes its time for each
 _VAL_CROP = 224 / 256  # share of the shorter side that evaluation shows; usual since AlexNet
 
 
@@ -108,6 +113,23 @@ class ImageFolder(Staged):
         start, end = int(self._ends[index - 1]) if index else 0, int(self._ends[index])
         return self._root / os.fsdecode(self._names[start:end].numpy().tobytes())
 
+    def files_of_classes(self, *, sizes: bool) -> Iterator[tuple[int, bytes]]:
+        """Yield for each class the number of its files, and bytes of their names and, with `sizes`, their sizes."""
+        names, ends = self._names.numpy().tobytes(), np.array([0, *self._ends.tolist()])
+
+        def sizes_of(first: int) -> list[int]:
+            some = ends[first : first + _AT_ONCE + 1].tolist()
+            return [_size(os.path.join(os.fsencode(self._root), names[a:b])) for a, b in pairwise(some)]
+
+        with ThreadPoolExecutor(16) as threads:
+            parts = list(threads.map(sizes_of, range(0, len(self), _AT_ONCE) if sizes else ()))
+        of_files = np.array([size for part in parts for size in part], dtype=np.int64)
+        last = 0
+        for count in torch.bincount(self.labels).tolist():
+            first, last = last, last + count
+            lengths = np.diff(ends[first : last + 1])
+            yield count, names[ends[first] : ends[last]] + lengths.tobytes() + of_files[first:last].tobytes()
+
     @override
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return an item. Raises UsageError that names the file where it cannot be read as an image."""
@@ -126,7 +148,9 @@ class ImageFolder(Staged):
             image = self._view(Picture(data, self._max_pixels), mark)
         except UNREADABLE as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UsageError(f"cannot read the image {path}: {reason}; mend or remove it") from None
+            raise UsageError(
+                f"cannot read the image {path}: {reason}; fix or delete the file, then resume with --data-changed"
+            ) from None
         image = image if self._transform is None else self._transform(image)
         mark("augment")
         return image, int(self.labels[index])
@@ -163,6 +187,13 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
     )
+
+
+def _size(path: bytes) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # a link to nothing
+        return -1
 
 
 def _classes(split: Path) -> list[str]:

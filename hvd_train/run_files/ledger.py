@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ _AT_ONCE = 1 << 20  # samples that an audit looks up at once
 _MOST_SAMPLES = 10**10  # of a round: an audit takes minutes for as many, and a file can claim any number
 _MOST_LISTED = 1 << 27  # of a training set whose samples are listed one by one, and counted in memory
 _MOST_FAULTS = 100
+_of_all = lru_cache(of_all)
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,13 @@ class Entry:
     """The positions of the epoch's order that were theirs: the first one, and the one after the last."""
     fingerprint: int
     """The fingerprint (`progress.fingerprint`) of the samples that all ranks took in them."""
+    data_changed: tuple[int, int] | None = None
+    """Numbers of samples: the training set was changed after all earlier steps, from this to that; `steps` is empty."""
 
     def line(self) -> str:
         """Return the entry as a line of ledger.jsonl, with its line end."""
-        return json.dumps({**vars(self), "fingerprint": f"{self.fingerprint:016x}"}) + "\n"
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        return json.dumps({**values, "fingerprint": f"{self.fingerprint:016x}"}) + "\n"
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,11 @@ def parse(line: str | bytes, source: str) -> Entry | Listed:
             (step,) = _numbers((values["step"],))
             return Listed(epoch, step, world_size, tuple(_numbers(values["samples"])))
         (first, last), (start, stop) = _numbers(values["steps"]), _numbers(values["positions"])
-        return Entry(epoch, (first, last), world_size, (start, stop), int(values["fingerprint"], 16))
+        entry = Entry(epoch, (first, last), world_size, (start, stop), int(values["fingerprint"], 16))
+        if "data_changed" not in values:
+            return entry
+        before, after = (max(number, 1) for number in _numbers(values["data_changed"]))
+        return replace(entry, data_changed=(before, after))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise UsageError(f"{source} is not a step of a ledger") from None
 
@@ -133,12 +141,14 @@ class Audit:
     """Finished epochs."""
     steps: int
     num_samples: int
-    """Size of the training set."""
+    """Size of the training set, after all `changes` of it."""
     world_sizes: tuple[int, ...]
     """All world sizes that took part, in rising order."""
     faults: tuple[str, ...]
     repetitions: int = 1
     """With repeated augmentation each sample comes this often in this many epochs, which are judged as one."""
+    changes: tuple[str, ...] = ()
+    """A line for each epoch that ended early because the training set was changed."""
 
     def __str__(self) -> str:
         if self.faults:
@@ -146,9 +156,10 @@ class Audit:
         sizes = ", ".join(str(size) for size in self.world_sizes)
         times = self.repetitions
         counted = "once in each" if times == 1 else f"{times} times in {times} epochs,"
+        samples = "every sample" if self.changes else f"every one of {self.num_samples:,} samples"
         return (
-            f"exact: every one of {self.num_samples:,} samples counted {counted} of {self.epochs} finished epochs "
-            f"({self.steps:,} steps, world sizes {sizes})"
+            f"exact: {samples} counted {counted} of {self.epochs} finished epochs "
+            f"({self.steps:,} steps, world sizes {sizes}){''.join(f'; {change}' for change in self.changes)}"
         )
 
 
@@ -170,7 +181,9 @@ def audit(folder: Path) -> Audit:
             raise UsageError(
                 f"{folder / METRICS} does not say how many samples the training set has: the ledger cannot be judged"
             )
-        if (total := numbers[0] * numbers[1]) > _MOST_SAMPLES:
+        changes = [entry.data_changed for entry in read(path) if isinstance(entry, Entry) and entry.data_changed]
+        numbers[0] = changes[0][0] if changes else numbers[0]
+        if (total := max([numbers[0], *(after for _, after in changes)]) * numbers[1]) > _MOST_SAMPLES:
             raise UsageError(f"{folder / METRICS} tells of {total:,} samples, an audit counts {_MOST_SAMPLES:,}")
         from_step = _last_event(folder / METRICS, FROM_FILE, "step").get("step")
         return audit_entries(read(path), numbers[0], numbers[1], start.get("seed"), from_step)
@@ -224,7 +237,7 @@ class _Judge:
         self._from_step = from_step
         self._begun_round: int | None = None  # its first samples are in the ledger of another run
         self._num_samples, self._repetitions, self._seed = num_samples, repetitions, seed
-        self._faults: list[str] = []
+        self._faults, self._changes, self._cut_round = list[str](), list[str](), -1
         self._world_sizes: set[int] = set()
         self._lines = self._steps = self._last_step = self._finished = self._round = 0
         self._in_order = True
@@ -243,6 +256,9 @@ class _Judge:
             self._in_order = False
             self._faults.append(f"line {self._lines} is of step {first}")
         self._last_step, self._steps = last, self._steps + last - first + 1
+        if isinstance(entry, Entry) and entry.data_changed:
+            self._change(entry, entry.data_changed[1])
+            return
         self._world_sizes.add(entry.world_size)
         number = entry.epoch // self._repetitions
         if number < self._round:
@@ -266,9 +282,26 @@ class _Judge:
         """Return what all entries prove. Nothing can be taken after it."""
         self._end_round(is_last=True)
         sizes = tuple(sorted(self._world_sizes))
-        return Audit(self._finished, self._steps, self._num_samples, sizes, tuple(self._faults), self._repetitions)
+        faults, changes = tuple(self._faults), tuple(self._changes)
+        return Audit(self._finished, self._steps, self._num_samples, sizes, faults, self._repetitions, changes)
 
-    def _end_round(self, *, is_last: bool) -> None:
+    def _change(self, entry: Entry, num_samples: int) -> None:
+        """End the round at a change of the data, and judge later rounds by the new number of samples.
+
+        Both parts of a round with repeated augmentation may lack samples.
+        """
+        while self._round < entry.epoch // self._repetitions and not self.is_lost:
+            self._end_round(is_last=False)
+        if self._entries or self._listed:
+            count, total = self._end_round(is_last=True), self._num_samples * self._repetitions
+            early = f"epoch {entry.epoch + 1} ended after {count.taken:,} of {total:,} samples"
+            self._changes += [f"{early} because the data changed"] if count.too_rarely else []
+        self._num_samples = num_samples
+        self._round, rest = divmod(entry.epoch + 1, self._repetitions)
+        self._cut_round = self._round if rest else -1
+
+    def _end_round(self, *, is_last: bool) -> _Count:
+        is_last = is_last or self._round == self._cut_round
         times, epoch = self._repetitions, self._round * self._repetitions
         name = f"epoch {epoch}" if times == 1 else f"epochs {epoch} to {epoch + times - 1}"
         count = self._count_samples() if self._listed else self._count_positions()
@@ -293,6 +326,7 @@ class _Judge:
             self._finished += count.taken // self._num_samples
         self._round += 1
         self._entries, self._listed = [], []
+        return count
 
     def _count_positions(self) -> _Count:
         """Count the positions of the round that entries name, each of which stands for a sample."""
@@ -335,7 +369,7 @@ class _Judge:
         """Return whether the round is finished, and its fingerprints are together that of all samples."""
         if self._listed or count.too_often or count.too_rarely or count.unknown:
             return False
-        return added(entry.fingerprint for entry in self._entries) == self._fingerprint_of_all
+        return added(entry.fingerprint for entry in self._entries) == _of_all(self._num_samples * self._repetitions)
 
     def _as_many_as_fit(self) -> Iterator[Entry]:
         """Yield entries of the round, until they have more positions than it has: the others come twice, which is told.
@@ -353,10 +387,6 @@ class _Judge:
         """Return the positions of an entry that its epoch has."""
         start, stop = entry.positions
         return range(max(0, start), min(stop, self._num_samples))
-
-    @cached_property
-    def _fingerprint_of_all(self) -> int:
-        return of_all(self._num_samples * self._repetitions)
 
     def _took_its_own(self, entry: Entry) -> bool:
         """Return whether the steps of an entry took the samples that stand at its positions."""

@@ -33,10 +33,14 @@ class LedgerFile:
         self._last_step = 0
         self._unwritten: Entry | None = None
         if self._path.exists():
-            self._cut(step)
+            self._cut(step, changes=False)
 
     def took(self, entry: Entry) -> None:
-        """Take an entry which has begun, or which another step has joined."""
+        """Take an entry which has begun, or which another step has joined, or a change of the data."""
+        if entry.data_changed:
+            self.complete()
+            self._file.write(entry.line().encode())
+            return
         if entry.steps[1] <= self._last_step:
             return
         if self._unwritten is not None and self._unwritten.steps[0] != entry.steps[0]:
@@ -49,7 +53,8 @@ class LedgerFile:
         if entry is None or not self._permission():
             return
         if entry.steps[0] <= self._last_step and not self._file.take_back():
-            self._cut(entry.steps[0] - 1)  # it was written when the run was stopped, and steps have joined since
+            # It was written when the run was stopped, and steps have joined since.
+            self._cut(entry.steps[0] - 1, changes=True)
         self._file.write(entry.line().encode())
         self._last_step = entry.steps[1]
 
@@ -63,15 +68,18 @@ class LedgerFile:
         self.complete()
         self._file.close()
 
-    def _cut(self, step: int) -> None:
-        """Remove the entries that go beyond `step`, and a torn last line; a full disk has room for that."""
+    def _cut(self, step: int, *, changes: bool) -> None:
+        """Remove the entries that go beyond `step`, and a torn last line; a full disk has room for that.
+
+        A change of the data right after `step` stays only with `changes`; else the state has it, if it happened.
+        """
         with open(self._path, "r+b", opener=in_place) as file:
             end = self._last_step = 0
             for begin, line in lines_backwards(file):
                 if not line.endswith(b"\n"):
                     continue
-                last_step = parse(line, f"{self._path}: the line at byte {begin}").steps[1]
-                if last_step <= step:
-                    end, self._last_step = begin + len(line), last_step
+                first, last = parse(line, f"{self._path}: the line at byte {begin}").steps
+                if (last if changes else max(first, last)) <= step:
+                    end, self._last_step = begin + len(line), last
                     break
             file.truncate(end)

@@ -21,6 +21,7 @@ RUNS = Path("runs")
 CONFIG, SUMMARY, METRICS, ENVIRONMENT = "config.yaml", "summary.json", "metrics.jsonl", "environment.json"
 FROM_FILE = "from_file"
 """Name of the event that a run resumes from the checkpoint of another run."""
+DATA = "data.json"
 _LOCK = ".lock"
 _MEMBERS = ".members"
 _WRITTEN_IN_PLACE = (_LOCK, _MEMBERS, METRICS, "ledger.jsonl")

@@ -25,6 +25,8 @@ class RunConfig:
     """Run folder; default: that of an earlier run of the same command which was stopped, else runs/RECIPE-TIME."""
     resume: str = free("auto")
     """auto: go on from the newest good checkpoint of the run folder; never: start anew; or a checkpoint file."""
+    data_changed: bool = free(False)
+    """Resume although the data are not those of the run: the epoch under way ends, the next one has the new data."""
     commit_steps: int | None = free(None)
     """Steps from one checkpoint to the next."""
     commit_seconds: float | None = free(60.0)

@@ -49,6 +49,10 @@ class ElasticWorld(horovod_world.HorovodWorld):
         return build()
 
     @override
+    def compare(self, facts: Mapping[str, str]) -> None:
+        self._facts = {**self._facts, **facts}
+
+    @override
     def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
         def meet() -> None:
             try:

@@ -5,7 +5,8 @@ Everything above this room is written against `World`; what Horovod adds is in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from hvd_train.errors import HvdTrainError, RankLost
+from hvd_train.errors import HvdTrainError, RankLost, UsageError
+from hvd_train.launch import roll_call
 from hvd_train.travel import may_travel
 
 T = TypeVar("T")
@@ -156,6 +158,14 @@ class World(Protocol):
         In a fixed world all ranks raise the HvdTrainError that `build` raises on any of them. In an elastic one each
         rank raises only its own, so that a newcomer's error does not end the others.
         """
+
+    def compare(self, facts: Mapping[str, str]) -> None:
+        """Raise UsageError on all ranks if these values, by name, are not the same on all of them.
+
+        A worker that joins an elastic job is compared with the others when it joins, and alone raises the error.
+        """
+        if difference := roll_call.disagreement(self.gather({"host": socket.gethostname(), **facts})):
+            raise UsageError(difference)
 
     def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
         """Call `sync`, in which all ranks come to one state, then `body`, and return the value of `body`.

@@ -6,9 +6,11 @@ Each test takes `on_ranks`, which runs a function of the world on every rank the
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -61,6 +63,15 @@ def test_a_sum_keeps_type_and_shape_and_goes_on_step_after_step(on_ranks: OnRank
             total = world.sum(given.clone(), "again")
             assert total.dtype == torch.float64
             assert torch.equal(total, given * world.place.size)
+
+    on_ranks(body)
+
+
+def test_facts_in_which_ranks_differ_are_refused_on_all(on_ranks: OnRanks) -> None:
+    def body(world: World) -> None:
+        world.compare({"the data set": "12 images"})
+        with pytest.raises(UsageError, match="differ in the data set") if world.place.size > 1 else nullcontext():
+            world.compare({"the data set": f"{world.place.rank} images"})
 
     on_ranks(body)
 

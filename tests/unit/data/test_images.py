@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -18,7 +19,8 @@ import torch
 from PIL import EpsImagePlugin, Image
 from torchvision.transforms import v2
 
-from hvd_train.data import pictures, sources
+from hvd_train.data import identity, pictures, sources
+from hvd_train.data.dataset import DataSet
 from hvd_train.data.folder import CenterCrop, ImageFolder, RandomCrop, open_folder
 from hvd_train.data.map_loader import MapLoader
 from hvd_train.data.pictures import UNREADABLE, Picture
@@ -242,6 +244,39 @@ def test_class_folders_become_a_data_set(folder: Path) -> None:
     assert abs(first.float().mean(dim=(1, 2)) - torch.tensor([0.0, 255.0, 128.0])).max() < 3
     plain = open_folder(folder, DataConfig(image_size=16, augment="none"))
     assert torch.equal(plain.train[0][0], plain.train[0][0]), "--augment none"  # type: ignore[index]
+
+
+CHANGES = {
+    "removed": (lambda train, _: (train / "cat" / "1.jpg").unlink(), {"training": "5 images, the run had 6.*'cat'"}),
+    "renamed": (lambda train, _: (train / "dog" / "1.jpeg").rename(train / "dog" / "x.jpeg"), {"training": "'dog'"}),
+    "other size": (lambda train, _: (train / "cat" / "1.jpg").write_bytes(b"other"), {"training": "'cat'"}),
+    "validation": (lambda _, val: (val / "dog" / "0.jpeg").unlink(), {"validation": "3 images, the run had 4.*'dog'"}),
+    "class renamed": (
+        lambda train, val: [split.joinpath("dog").rename(split / "wolf") for split in (train, val)],
+        {"classes": "class 'dog' is now 'wolf'"},
+    ),
+    "class added": (
+        lambda train, val: [shutil.copytree(split / "cat", split / "ape") for split in (train, val)],
+        {"classes": "3 classes, the run had 2: class 'ape' is new"},
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_the_files_is_named(folder: Path, change: str) -> None:
+    """Names of files are enough to tell ranks apart; sizes are compared with those of the run."""
+
+    def opened() -> DataSet:
+        return open_folder(folder, DataConfig(image_size=16))
+
+    act, expected = CHANGES[change]
+    before, facts = identity.of(opened(), sizes=True), identity.facts(opened())
+    assert identity.differences(identity.of(opened(), sizes=True), before) == {}
+    act(folder / "train", folder / "val")  # type: ignore[no-untyped-call]
+    found = identity.differences(identity.of(opened(), sizes=True), json.loads(json.dumps(before)))
+    assert list(found) == list(expected)
+    assert all(re.search(pattern, found[part]) for part, pattern in expected.items())
+    assert (identity.facts(opened()) == facts) == (change == "other size")
 
 
 def test_an_unreadable_image_is_named(folder: Path) -> None:

@@ -180,6 +180,30 @@ def test_repeated_augmentation_is_judged_by_rounds(tmp_path: Path) -> None:
     assert audit(tmp_path).faults != ()
 
 
+def change(epoch: int, step: int, before: int, after: int) -> Entry:
+    return Entry(epoch, (step + 1, step), 0, (0, 0), 0, (before, after))
+
+
+def test_an_epoch_that_a_change_of_the_data_has_ended_may_lack_samples(tmp_path: Path) -> None:
+    """Only that epoch may; a change between two epochs ends none, and later ones are judged by the new set."""
+    early = [*exact(1), *list(steps_of(1, step=11))[:4], change(1, 14, 100, 95), change(1, 14, 95, 90)]
+    later = [*steps_of(2, 90, step=15), change(2, 23, 90, 110), *steps_of(3, 110, step=24)]
+    write(tmp_path, {**START, "num_samples": 110}, entries=[*early, *later])
+    report = audit(tmp_path)
+    assert (report.faults, report.epochs, report.steps, report.num_samples) == ((), 3, 34, 110)
+    assert report.changes == ("epoch 2 ended after 40 of 100 samples because the data changed",)
+    assert report.changes[0] in str(report)
+    for wrong in ([*early, *later[1:]], [*early, *steps_of(2, 100, step=15)], [*early[:5], *early[6:], *later]):
+        assert audit_entries(wrong, 100, seed=SEED).faults != ()
+
+
+def test_a_change_of_the_data_cuts_a_round_of_repeated_augmentation() -> None:
+    entries = [*exact(1, times=2), change(0, 10, 100, 90)]
+    entries += [step for epoch in (1, 2, 3) for step in steps_of(epoch, 90, step=9 * epoch + 2, times=2)]
+    report = audit_entries(entries, 100, 2, SEED)
+    assert (report.faults, len(report.changes)) == ((), 1)
+
+
 def test_the_last_start_of_the_run_counts_and_other_lines_are_passed_over(tmp_path: Path) -> None:
     """A run that was begun again in its folder may have another training set."""
     note = {"kind": "event", "name": "note", "message": "start", "num_samples": 7}
@@ -294,6 +318,22 @@ def test_the_next_rank_0_writes_what_a_lost_one_did_not(
     (tmp_path / "ledger.jsonl").write_bytes(b"".join(left) + (whole[-1][:torn] if torn else b""))
     Run(tmp_path, run.recent, done).trains_to(1000, world_size).file.sync()
     report = audit_entries(read(tmp_path / "ledger.jsonl"), 1000, seed=SEED)
+    assert (report.faults, report.epochs, report.steps) == ((), 2, 1000)
+
+
+@pytest.mark.parametrize(("done", "happened"), [(500, True), (500, False), (503, True), (620, True)])
+def test_a_change_of_the_data_is_in_the_ledger_once_if_it_happened(done: int, happened: bool, tmp_path: Path) -> None:
+    """The state that a run resumes from may be of a moment before the change, of the same step or of a later one."""
+    run = Run(tmp_path, [], 0).trains_to(500)
+    before = run.recent
+    run.recent = [*before, change(0, 500, 1000, 1000)]
+    run.file.took(run.recent[-1])
+    run.trains_to(done).file.complete()
+    resumed = Run(tmp_path, run.recent if happened else before, done).trains_to(1000)
+    resumed.file.sync()
+    entries = list(read(tmp_path / "ledger.jsonl"))
+    assert sum(isinstance(entry, Entry) and entry.data_changed is not None for entry in entries) == happened
+    report = audit_entries(entries, 1000, seed=SEED)
     assert (report.faults, report.epochs, report.steps) == ((), 2, 1000)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from hvd_train.data.dataset import Arrays
+from hvd_train.data.dataset import Arrays, DataSet, MapDataset
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.progress.order import EpochOrder, key
-from hvd_train.run import check, read_target
+from hvd_train.run import check, evaluate, read_target
+from hvd_train.run_files.ledger import audit
+from hvd_train.settings.data import DataConfig
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.malicious import Malicious
 from tests.support.runs import Weights, equal, largest_difference, small_config, trained
-from tests.support.worlds import StoppingWorld, own_generator
+from tests.support.worlds import StoppingWorld, own_generator, run_ranks
 
 TOLERANCE = 1e-5
 EPOCHS, GLOBAL_BATCH = 2, 20
@@ -143,6 +146,70 @@ def test_everything_at_once_stopped_and_resumed(after: int) -> None:
     assert not result.finished
     _, weights = trained(LocalWorld(), config, runs.batch_norm)
     assert equal(weights, expected)
+
+
+def digits(**changes: Any) -> Callable[[DataConfig], DataSet]:
+    """A function that returns the digits, or others: all such functions have the same name in a config."""
+    return lambda config: replace(runs.few_digits(config), **changes)
+
+
+def without_first(count: int, part: Arrays | MapDataset | None) -> Arrays:
+    assert isinstance(part, Arrays)
+    return Arrays(part.images[count:], part.labels[count:], len(part) - count)
+
+
+FEW = runs.few_digits(DataConfig())
+FEWER = digits(train=without_first(1, FEW.train))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_changed_data_are_refused_or_begin_the_next_epoch(named: bool) -> None:
+    """The epoch under way ends, and an audit knows after how many of its samples."""
+    config = small_config(ledger=True, epochs=3)
+    trained(StoppingWorld(14), config, data=digits())
+    again = config.replace(resume=str(next(Path("run/checkpoints").iterdir())), output_dir=Path("other"))
+    config = again if named else config
+    with pytest.raises(UsageError, match=r"189 images, the run had 190.*--resume never .*--data-changed"):
+        trained(LocalWorld(), config, data=FEWER)
+    run_ranks(2, lambda world: trained(world, config.replace(data_changed=True), data=FEWER))
+    verdict = audit(Path("other" if named else "run"))
+    assert verdict.changes == ("epoch 2 ended after 80 of 190 samples because the data changed",)
+    assert verdict.num_samples == 189
+    assert named or (verdict.faults, verdict.epochs) == ((), 2)
+
+
+def test_other_classes_are_named_by_all_that_read_the_run() -> None:
+    other_classes = digits(classes=("zero", *"123456789"))
+    trained(StoppingWorld(14), small_config(), data=digits())
+    checkpoint = next(Path("run/checkpoints").iterdir())
+    for target in (Path("run"), checkpoint):
+        evaluate(target, model=runs.convnet, data=runs.few_digits)
+        with pytest.raises(UsageError, match="class '0' is now 'zero'"):
+            evaluate(target, model=runs.convnet, data=other_classes)
+    with pytest.raises(UsageError, match="class '0' is now 'zero'"):
+        trained(LocalWorld(), small_config(), data=other_classes)
+    Path("run/data.json").write_text('{"classes": 3}')
+    with pytest.raises(UsageError, match="damaged"):
+        evaluate(Path("run"), model=runs.convnet, data=runs.few_digits)
+
+
+def test_another_validation_set_is_said_and_begins_a_new_best(capsys: pytest.CaptureFixture[str]) -> None:
+    changed = digits(val=without_first(30, FEW.val))
+    config = small_config(epochs=2, ledger=True)
+    trained(StoppingWorld(14), config, data=digits())
+    evaluate(Path("run"), model=runs.convnet, data=changed)
+    assert "the validation set has 30 images, the run had 60" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="the validation set"):
+        trained(LocalWorld(), config, data=changed)
+    result, _ = trained(LocalWorld(), config.replace(data_changed=True), data=changed)
+    assert result.best_epoch == 2
+    assert audit(Path("run")).changes == ()
+
+
+def test_ranks_with_different_data_are_refused() -> None:
+    with pytest.raises(UsageError, match="the ranks differ in the data set"):
+        run_ranks(2, lambda world: trained(world, small_config(), data=(digits(), FEWER)[world.place.rank]))
+    assert not Path("run").exists()
 
 
 def test_the_file_to_begin_from_need_not_outlive_the_first_commit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -61,6 +61,18 @@ def test_a_worker_keeps_its_slot_and_so_its_gpu(starts: Starts, monkeypatch: pyt
     assert (world.place.local_rank, world.place.local_size, world.place.size) == (1, 4, 1)
     starts.append(Place(2, 3, 0, 1, 2))
     assert world.run(lambda: world.place) == Place(2, 3, 1, 1, 2)
+
+
+def test_the_driver_compares_the_data_of_a_worker_before_it_joins(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = list[Mapping[str, str]]()
+    monkeypatch.setattr(elastic_world.heartbeat, "wait_for_first_rank", lambda environ, facts: sent.append(facts))
+    starts.append(Place())
+    world = ElasticWorld(facts={"torch": "2.15"})
+    world.compare({"the data set": "7 images"})
+    world.run(lambda: None)
+    assert sent == [{"torch": "2.15", "the data set": "7 images"}]
 
 
 def test_a_fault_and_a_change_lead_into_the_next_world(starts: Starts) -> None:

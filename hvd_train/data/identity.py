@@ -1,0 +1,75 @@
+"""What identifies the data of a run, so that a change between a stop and a resume is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from hvd_train.data.dataset import Arrays, DataSet, Source
+from hvd_train.errors import UsageError
+
+Identity = dict[str, Any]
+"""Plain values: "classes" has the names; "training" and "validation" have the number of samples and a digest, of each
+class folder and (named "") of all."""
+
+
+def of(data: DataSet, *, sizes: bool) -> Identity:
+    """Return the identity of a data set; `sizes` covers the sizes of files, at the cost of a system call for each."""
+    sets = {"training": data.train, "validation": data.val}
+    samples = {p: None if s is None else _samples(s, data.classes, sizes=sizes) for p, s in sets.items()}
+    return {"classes": list(data.classes), **samples}
+
+
+def facts(data: DataSet) -> dict[str, str]:
+    """Return what all ranks must have in common, by name. Sizes of files are left out: only rank 0 asks for them."""
+    digest = _digest(repr(of(data, sizes=False)).encode())
+    return {"the data set": f"{len(data.train)} training images of {len(data.classes)} classes, digest {digest}"}
+
+
+def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
+    """Return in words how data differ from the data of a run, for each part that does; unknown data (None) do not.
+
+    Raises UsageError if `run`, which was read from a file, is no identity.
+    """
+    if now is None or run is None or now == run:
+        return {}
+    try:
+        if now["classes"] != run["classes"]:
+            return {"classes": _classes(now["classes"], run["classes"])}
+        parts = [part for part in ("training", "validation") if now[part] != run[part]]
+        return {part: f"the {part} set has {_samples_differ(now[part], run[part])}" for part in parts}
+    except (TypeError, KeyError, AttributeError):
+        raise UsageError("what the run says of its data is damaged; start again with --resume never") from None
+
+
+def _classes(now: list[str], run: list[str]) -> str:
+    if len(now) == len(run):
+        return _few([f"class {old!r} is now {name!r}" for old, name in zip(run, now, strict=True) if old != name])
+    odd = [f"{name!r} is new" for name in now if name not in run]
+    odd += [f"{name!r} is missing" for name in run if name not in now]
+    return f"there are {len(now)} classes, the run had {len(run)}: class {_few(odd)}"
+
+
+def _samples_differ(now: Identity | None, run: Identity | None) -> str:
+    mine, theirs = now or {"": [0, ""]}, run or {"": [0, ""]}
+    count, before = mine[""][0], theirs[""][0]
+    text = f"{count} images, the run had {before}" if count != before else "other images than the run had"
+    where = [repr(name) for name in mine if name and mine[name] != theirs.get(name)]
+    return f"{text} (in class {_few(where)})" if where else text
+
+
+def _samples(source: Source, classes: tuple[str, ...], *, sizes: bool) -> dict[str, list[object]]:
+    labels = source.labels.cpu().contiguous().numpy().tobytes() if isinstance(source, Arrays) else b""
+    found: dict[str, list[object]] = {"": [len(source), _digest(labels)]}
+    if (files_of_classes := getattr(source, "files_of_classes", None)) is not None:
+        files = zip(classes, files_of_classes(sizes=sizes), strict=True)
+        found |= {name: [count, _digest(content)] for name, (count, content) in files}
+    return found
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def _few(items: list[str], most: int = 3) -> str:
+    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
