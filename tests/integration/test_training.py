@@ -187,7 +187,7 @@ def test_ranks_of_other_settings_are_told_once(launcher: str, tmp_path: Path) ->
 def test_loader_processes_work_with_a_long_path_of_tmpdir(tmp_path: Path) -> None:
     """The path is longer than the address of a socket may be."""
     (folder := tmp_path / ("long" * 25)).mkdir()
-    data = ["--data", "tests.support.runs:mapped_digits", "--workers", "1"]
+    data = ["--data", "tests.support.runs:mapped_digits", "--model", "tests.support.runs:convnet", "--workers", "1"]
     line = [HVD_TRAIN, "train", *data, "--epochs", "1", "--device", "cpu"]
     code, output = finished(line, tmp_path, variables={**OF_TESTS, "TMPDIR": str(folder)})
     assert code == 0, output

@@ -351,8 +351,8 @@ def test_an_error_before_the_first_step_leaves_nothing(words: list[Word]) -> Non
     with pytest.raises(UsageError, match="larger than the training set") as told:
         trained(LocalWorld(), small_config(global_batch_size=1000))
     assert told.value.raised_by is None, "it is of all ranks"
-    wide = TensorDataset(torch.zeros(5, 1, 8, 9), torch.zeros(5, dtype=torch.long))
-    with pytest.raises(UsageError, match="cannot take images of 1 x 8 x 9"):
+    wide = TensorDataset(torch.zeros(5, 1, 8, 12), torch.zeros(5, dtype=torch.long))
+    with pytest.raises(UsageError, match="cannot take images of 1 x 8 x 12"):
         trained(LocalWorld(), small_config(), data=lambda _: (runs.Jittered(190, jitter=False), wide))
     with pytest.raises(UsageError, match="no network"):
         trained(Leaves(UsageError("no network")), small_config())
