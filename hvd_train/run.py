@@ -212,7 +212,7 @@ def trained_parts(
     if "validation" in changes and place.rank == 0:
         console.say(f"{target}: {changes['validation']}, so the scores are not those of training")
     state.check_same_shapes(parts.model.state_dict(), trained)
-    parts.model.load_state_dict(trained)
+    weights.load(trained, parts.model)
     return config, parts
 
 

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from hvd_train.data.identity import Identity
 from hvd_train.errors import ReplicasDiffer, UsageError
-from hvd_train.network import buffers, optim
+from hvd_train.network import buffers, optim, weights
 from hvd_train.network.digest import digest_of, tensors_in
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
@@ -153,8 +153,8 @@ class TrainState:
         optim.match_memory_format(self.optimizer)
         self.load_values(snapshot)
         if self.average is not None:
-            self.average.load_state_dict(snapshot["average"])
-        self.model.load_state_dict(snapshot["model"])
+            weights.load(snapshot["average"], self.average)
+        weights.load(snapshot["model"], self.model)
         self.load_buffers(snapshot.get("buffers", ()))  # checkpoints of old have none
 
     def load_values(self, snapshot: Snapshot) -> None:

@@ -20,6 +20,7 @@ from hvd_train.last_commit import commit_for_all
 from hvd_train.launch import last_word
 from hvd_train.launch.last_word import During
 from hvd_train.membership import Membership
+from hvd_train.network import weights
 from hvd_train.network.device import gpu_name, split_on
 from hvd_train.network.models import Builder
 from hvd_train.output import Claim, Output
@@ -253,7 +254,7 @@ class Training:
         best = job.world.broadcast(checkpoint.read_weights(run_dir / checkpoint.BEST) if run_dir else None, 0)
         model = copy.deepcopy(job.state.result)
         if best is not None:
-            model.load_state_dict(best)
+            weights.load(best, model)
         return loop.validate(job, job.parts.test_loader, model)
 
     def _committed(self, error: RankLost) -> RankLost:

@@ -119,6 +119,13 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
     return f"starting from the weights {weights}{part}{new_head}"
 
 
+def load(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Load into a model the tensors of its state dict, which were saved without the versions that torch adds."""
+    state = OrderedDict(tensors)
+    state._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # MNASNet does not load without them
+    model.load_state_dict(state)
+
+
 def _with_names_of(own: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
     """Return what was loaded under the names of `own`: without prefixes of wrappers, and DenseNet's of today."""
     new = {key: _OLD_DENSENET.sub(r"\1", key.replace("_orig_mod.", "")) for key in loaded if key not in own}

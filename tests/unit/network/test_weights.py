@@ -183,6 +183,7 @@ def test_names_of_older_files_are_those_that_torchvision_loads(
             parameter.data.zero_()
         weights.start_from(file, target, name, 7)
         assert equal(dict(source.state_dict()), dict(target.state_dict())), file
+    weights.load(dict(source.state_dict()), target)  # as from a checkpoint
 
 
 def test_weights_of_features_alone_leave_the_classifier_new(monkeypatch: pytest.MonkeyPatch) -> None:
