@@ -40,6 +40,12 @@ def test_each_rank_of_a_host_has_a_gpu_of_its_own(gpus: None) -> None:
     assert device.choose_device(Config().replace(device="cpu"), places[0]).type == "cpu"
 
 
+def test_ranks_share_gpus_if_nccl_allows_it(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    devices = [device.choose_device(Config(), Place(rank, 3, rank, 3)) for rank in range(3)]
+    assert [one.index for one in devices] == [0, 1, 0]
+
+
 def test_gpus_that_are_not_there_are_an_error_of_use(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="3 ranks on this host but 2 GPUs"):
         device.choose_device(Config(), Place(0, 3, 0, 3))
