@@ -41,8 +41,11 @@ def find_cuda(torch: Torch) -> Cuda:
             return Cuda(home, version, cuda_archs(home), nccl_version, library, include, from_index)
         if version:
             others.append(f"{version} in {home}")
+    # nvcc's wheel takes any later nvvm and crt, whose PTX its own ptxas does not know.
+    names = ("cuda-toolkit[nvcc,cccl]", "nvidia-nvvm", "nvidia-cuda-crt")
+    wheels = " ".join(f"'{name}=={torch.cuda}.*'" for name in names)
     install = (
-        f"{shlex.quote(sys.executable)} -m pip install 'cuda-toolkit[nvcc,cccl]=={torch.cuda}.*'"
+        f"{shlex.quote(sys.executable)} -m pip install {wheels}"
         if int(major) >= 13  # the wheels for CUDA 12 hold no nvcc
         else f"install the CUDA {major} toolkit and set CUDA_HOME to it"
     )
