@@ -15,7 +15,7 @@ WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow test-image campaign fuzz bench bench-quick check lock audit clean build-matrix
+.PHONY: help env train test test-slow test-image campaign fuzz bench bench-quick gpu-check check lock audit clean build-matrix
 
 help:
 	@echo "make train         set up .venv, then train on all GPUs, or on 2 ranks without one"
@@ -27,6 +27,7 @@ help:
 	@echo "make fuzz          damaged JPEG files for the decoder, under sanitizers, ten minutes; FUZZ_SECONDS=60 SEED=1"
 	@echo "make bench         every benchmark and docs/benchmarks.md, on an idle machine (two hours; as root)"
 	@echo "make bench-quick   the ratios, in less than five minutes"
+	@echo "make gpu-check     the trainer on this machine's GPUs: sums, weights, faults, speed (20 minutes); ARGS=\"--stages sums\""
 	@echo "make check         ruff, ruff format --check, mypy --strict, clang-format"
 	@echo "make lock          versions and digests of all packages, again; ARGS=--upgrade takes the newest"
 	@echo "make audit         known faults of the pinned packages, and a bill of materials of .venv (needs the network)"
@@ -70,6 +71,9 @@ bench: env
 
 bench-quick: env
 	@$(WITH_PATH) $(BIN)/python -m benchmarks --quick
+
+gpu-check: env
+	@$(WITH_PATH) $(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 check: env
 	$(BIN)/ruff check .
