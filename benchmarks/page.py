@@ -19,7 +19,7 @@ HEAD = """# Benchmarks
 the same machine (`benchmarks/turns.py`). A value is the median over the turns, or over several starts of both, with its
 95% bootstrap interval in brackets. *met* and *not met* mean that the whole interval is on one side of the aim.
 
-Nothing on this page ran on a GPU or on several machines.
+Only the last section ran on a GPU, and nothing on this page ran on several machines.
 """
 
 
@@ -126,6 +126,14 @@ SECTIONS = [
         "A simulated epoch of 10^9 samples on 1,024 ranks: the time of a sample, the time to resume at any cursor, and "
         "the memory.",
     ),
+    Section(
+        "On a GPU",
+        "gpu-check",
+        "`make gpu-check` on one NVIDIA H200, whose ranks share it (NCCL 2.30). Sums are compared with exact ones. The "
+        "difference of a training is the distance of its weights from those of fp32 on the CPU, over the distance that "
+        "training has moved them. Speeds are of ResNet-50 with images of 224 pixels in batches of 208, our step "
+        "over that of a bare loop. NCCL between several GPUs has not run.",
+    ),
 ]
 
 
@@ -152,6 +160,9 @@ def rows_of(name: str, record: dict[str, Any]) -> list[Row]:
         return [Row("images a second", speed), *phases]
     if name == "input":
         return list(_inputs(record))
+    if name == "gpu-check":
+        findings = [one for one in record["findings"] if one["stage"] != "doctor" or one["verdict"] == "failed"]
+        return [Row(f"{one['stage']}: {one['check']}", one["what"], "", one["verdict"]) for one in findings]
     if name == "wire":
         return list(_measured({"fp16 over fp32": record}))
     return list(_measured(record))
