@@ -39,8 +39,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from benchmarks.record import about, at_least, show
-from hvd_train.bench.tune import interval
+from benchmarks.record import about, at_least, interval, show
 from hvd_train.data import pictures
 from hvd_train.data.augment import crop_and_flip
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, Mark, Source

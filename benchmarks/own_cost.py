@@ -27,10 +27,9 @@ import torch
 from torch import nn
 
 from benchmarks import bare
-from benchmarks.record import about, at_most, show
+from benchmarks.record import about, at_most, interval, show
 from benchmarks.speed import ENVIRONMENT, ours
 from hvd_train import loop, step
-from hvd_train.bench.tune import interval
 from hvd_train.data import batches
 from hvd_train.network.models import digits_convnet
 

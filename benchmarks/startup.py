@@ -20,9 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import about, show
+from benchmarks.record import about, interval, show
 from benchmarks.speed import ENVIRONMENT, LAUNCHERS
-from hvd_train.bench.tune import interval
 
 JOBS = {"digits": [], "resnet18": ["--model", "resnet18", "--image-size", "32"]}
 AIMS = {"digits over import torch": 3.0, "help, seconds": 0.5}

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 import psutil
 
-from hvd_train.bench.tune import interval
+from benchmarks.record import interval
 
 ALLOWED = "allowed"
 LONGEST_TURN_S = 120.0

@@ -15,9 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.record import about, show
+from benchmarks.record import about, interval, show
 from benchmarks.speed import ENVIRONMENT, LAUNCHERS
-from hvd_train.bench.tune import interval
 
 WIRES = {"fp32": "none", "fp16": "fp16"}
 

@@ -18,8 +18,8 @@ from hvd_train.launch import last_word, launcher, rank_log
 from hvd_train.launch.error_report import report_once
 
 COMMANDS = (
-    *("train", "evaluate", "config", "audit", "show-data", "sweep", "bench", "export"),
-    *("tune", "report", "watch", "hosts", "doctor"),
+    *("train", "evaluate", "config", "audit", "show-data", "sweep"),
+    *("bench", "export", "report", "watch", "hosts", "doctor"),
 )
 
 
@@ -83,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
             return 0
         if arguments[0] not in COMMANDS:
             raise unknown_name("command", arguments[0], COMMANDS)
-        if arguments[0] in ("train", "evaluate", "sweep", "bench", "tune"):
+        if arguments[0] in ("train", "evaluate", "sweep", "bench"):
             launcher.refuse_others(os.environ, [PROGRAM, *arguments])
         return command(arguments[0]).run(list(arguments[1:]))
     except HvdTrainError as error:

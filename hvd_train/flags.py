@@ -65,18 +65,18 @@ def take_switch(arguments: list[str], flag: str) -> tuple[bool, list[str]]:
     return flag in arguments, [argument for argument in arguments if argument != flag]
 
 
-def take_number(arguments: list[str], flag: str, default: int, least: int = 1) -> tuple[int, list[str]]:
+def take_number(arguments: list[str], flag: str, default: int) -> tuple[int, list[str]]:
     """Take a flag that holds a whole number out of the arguments, as `take` does, and return the number.
 
     `default` stands in for a flag that was not typed. Raises UsageError where the value is missing, or is anything but
-    digits that write a number from `least` to below a billion.
+    digits that write a number from 1 to below a billion.
     """
     text, arguments = take(arguments, flag, "a number")
     if text is None:
         return default, arguments
     number = whole_number(text)
-    if number is None or not least <= number < 10**9:
-        raise UsageError(f"{flag} {text}: it must be a whole number from {least} on")
+    if number is None or not 1 <= number < 10**9:
+        raise UsageError(f"{flag} {text}: it must be a whole number from 1 on")
     return number, arguments
 
 

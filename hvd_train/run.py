@@ -22,7 +22,7 @@ from hvd_train.data import identity, sources
 from hvd_train.data.identity import Identity
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
-from hvd_train.launch import launcher, rank_log, tuned
+from hvd_train.launch import launcher, rank_log
 from hvd_train.network import freeze, models, weights
 from hvd_train.network.models import Builder
 from hvd_train.parts import Parts, build
@@ -91,12 +91,6 @@ def check(config: Config) -> None:
     freeze.check(config.model)
     if config.optimizer.reduction == "adasum" and launcher.elastic(os.environ):
         raise UsageError("--reduction adasum does not go with an elastic job: workers come and go in any number")
-    if config.run.tuned is not None:
-        tuned.read(config.run.tuned)
-        if launcher.elastic(
-            os.environ
-        ):  # a process of Horovod 0.28.1 with such settings does not survive a second init
-            raise UsageError("--tuned does not go with an elastic job: Horovod cannot take the settings twice")
     if config.run.profile is not None and os.environ.get(launcher.TIMELINE, launcher.ON_DEMAND) != launcher.ON_DEMAND:
         raise UsageError(f"--profile writes Horovod's timeline itself: unset {launcher.TIMELINE}")
     named = config.run.resume not in ("auto", "never") and not launcher.goes_on(os.environ)  # then the job has read it
@@ -124,14 +118,12 @@ def connect(config: Config | None = None) -> World:
             f"{launched.launcher} started {launched.size} ranks, but Horovod cannot be imported ({error}): "
             "type `python packaging/build_horovod.py` in a checkout of hvd_train, or `make env` there"
         ) from error
-    if config is not None and config.run.tuned is not None:
-        tuned.apply(tuned.read(config.run.tuned), os.environ)
     if config is not None and config.run.profile is not None:
         os.environ[launcher.TIMELINE] = launcher.ON_DEMAND
     return (ElasticWorld if launcher.elastic(os.environ) else HorovodWorld)(facts=same_everywhere(config))
 
 
-OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "tuned", "workers", "workers_per_host"}
+OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "workers", "workers_per_host"}
 """Settings in which ranks may differ: where a host has its data, and what it has to work with."""
 
 
@@ -146,8 +138,6 @@ def same_everywhere(config: Config | None) -> dict[str, str]:
     if config is not None:
         settings = {name: value for name, value in config.settings().items() if name not in OF_EACH_HOST}
         found |= {f"--{name.replace('_', '-')}": str(value) for name, value in settings.items()}
-        if config.run.tuned is not None:
-            found["--tuned"] = ", ".join(f"{name}={value}" for name, value in tuned.read(config.run.tuned).items())
     return found
 
 

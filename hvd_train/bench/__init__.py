@@ -1,6 +1,5 @@
-"""How fast it is: the step, sums over ranks, the input, numbers of workers, and Horovod's fastest settings.
+"""How fast it is: the step, sums over ranks, the input, and numbers of workers.
 
 A config and a world go in; a record comes out, which says on what and how it was made (`record`), and a table for
-people. Start with `throughput`; `allreduce`, `pipeline` and `scaling` are the other tools of `hvd-train bench`. `tune`
-starts jobs that `turn` times, to find the fastest settings of Horovod.
+people. Start with `throughput`; `allreduce`, `pipeline` and `scaling` are the other tools of `hvd-train bench`.
 """

@@ -45,8 +45,6 @@ class RunConfig:
     """Write what each step took to ledger.jsonl, for `hvd-train audit`."""
     eval_epochs: int = free(1)
     """Epochs from one evaluation to the next (the last epoch is always evaluated)."""
-    tuned: Path | None = free(None)
-    """Take Horovod's settings from this file, which `hvd-train tune` has written."""
     profile: str | None = free(None)
     """Trace these steps on all ranks, into one file of the run folder: 20, or 20:25 (both included)."""
 

@@ -1,4 +1,4 @@
-"""`bench`, `tune` and `--profile` with real launchers, and the commands of docs/measuring.md word for word."""
+"""`bench` and `--profile` with real launchers, and the commands of docs/measuring.md word for word."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 
-from hvd_train.bench import tune
-from hvd_train.launch import horovodrun
-from hvd_train.launch.tuned import CYCLE, FUSION
 from tests.support import jpegs, traces
 from tests.support.documented import DOCS, commands
 from tests.support.launching import HVD_TRAIN, PROGRAMS, finished, launch_line, ranks_of, started, wait_for
@@ -83,31 +80,6 @@ def test_a_documented_command(line: str, tmp_path: Path, monkeypatch: pytest.Mon
         stages = {row["stage"] for row in found.get("stages", [])} | {"items", "decode", "collate", "transfer"}
         known = set(found) | {key for row in found.get("rows", []) for key in row} | stages | {"random"}
         assert explained <= known | {"numbers"}
-
-
-def test_a_turn_and_autotune_on_two_ranks() -> None:
-    """Ranks time their steps with the settings that they get, and Horovod's autotune ends."""
-    ranks = tune.Ranks(horovodrun.line(2, None, "gloo"), [HVD_TRAIN, "tune", "digits", "--device", "cpu"], 0.3)
-    assert ranks.seconds({CYCLE: "400"}) > 0.036, "with patch C9 a cycle begins after a tenth of the cycle time"
-    found = ranks.autotuned()
-    assert found is not None
-    assert found.keys() == {FUSION, CYCLE}
-    assert 0 <= int(found[FUSION]) <= 64 * 2**20
-    assert 1 <= float(found[CYCLE]) <= 100
-
-
-def test_tuned_settings_are_in_force_from_the_first_step(tmp_path: Path) -> None:
-    """A long cycle time in a file of settings delays every step."""
-    (tmp_path / "slow.env").write_text(f"{CYCLE}=400\n")
-    command = launch_line("gloo", 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--output-dir", "run")
-    code, output = finished([*command, "--tuned", "slow.env", "--log-steps", "1"], tmp_path)
-    assert code == 0, output
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    # With patch C9 a cycle begins no sooner than a tenth of the cycle time after the one before.
-    # One step may seem shorter, where this rank came late to the one before.
-    times = [line["time"] for line in lines if line["kind"] == "step"]
-    assert len(times) > 20
-    assert times[-1] - times[0] > 0.036 * (len(times) - 1)
 
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])

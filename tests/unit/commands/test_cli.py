@@ -45,9 +45,9 @@ def test_an_error_is_one_line_and_its_own_exit_code(
     [
         ("show-data", "--ranks", "²"),
         ("sweep", "--workers-per-run", "2.5"),
-        ("tune", "--turns", "١"),
-        ("tune", "--seconds", "-1"),
         ("bench throughput", "--repetitions", ""),
+        ("bench throughput", "--steps", "١"),
+        ("bench input", "--seconds", "-1"),
         ("bench input", "--seconds", "9" * 5000),
         ("bench scaling", "--np", "1_0"),
         ("watch run", "--interval", "0"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -81,12 +80,7 @@ def test_a_sweep_without_a_launcher_trains_one_after_the_other(capsys: pytest.Ca
         ("hosts two", "unknown here: a.invalid"),
         ("sweep digits --lr 0.1,x", "--learning-rate: could not convert string to float: 'x'"),
         ("sweep digits --model resnet18,resnet81", "unknown model 'resnet81'"),
-        ("sweep digits --tuned tuned.env", "--tuned does not go with a sweep"),
         ("sweep digits --workers-per-run 2", "type `mpirun -np 2 hvd-train sweep"),
-        ("tune digits --controller nccl", "--controller nccl: it must be gloo or mpi"),
-        ("tune digits --np 1", "--np 1: it must be a whole number from 2 on"),
-        ("tune digits --output two", "--output two exists"),
-        ("tune digits --hosts nowhere", "cannot read the host file nowhere"),
         ("bench troughput", "did you mean 'throughput'"),
         ("bench throughput --stepz 3", "unknown argument '--stepz'"),
         ("bench input --json", "--json needs"),
@@ -118,7 +112,6 @@ def test_what_cannot_be_done_is_one_line_and_starts_nothing(
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("tune digits", "type `hvd-train tune --np N`"),
         ("doctor", "without a launcher"),
         ("bench throughput", "--min-np"),
     ],
@@ -133,7 +126,7 @@ def test_a_command_that_starts_ranks_itself_refuses_to_be_launched(
     assert reason in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ["train", "evaluate run", "sweep", "tune", "bench scaling --np 2", "bench throughput"])
+@pytest.mark.parametrize("line", ["train", "evaluate run", "sweep", "bench scaling --np 2", "bench throughput"])
 def test_commands_and_programs_refuse_to_run_in_torchrun(
     line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,18 +137,6 @@ def test_commands_and_programs_refuse_to_run_in_torchrun(
     with pytest.raises(UsageError, match=r"type `horovodrun -np 2 python mine\.py`"):
         train(small_config())
     assert list(Path().iterdir()) == []
-
-
-def test_tune_starts_ranks_on_every_slot_of_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --np the host file says how many; the flags of the training reach the ranks."""
-    calls: list[Any] = []
-    monkeypatch.setattr("hvd_train.bench.tune.tune", lambda ranks, path, turns, say: calls.append((ranks, path, turns)))
-    Path("hosts").write_text("localhost slots=3\n")
-    assert cli.run(["tune", "digits", "--hosts", "hosts", "--turns", "4", "--seconds=2", "--seed", "7"]) == 0
-    ((ranks, path, turns),) = calls
-    assert " -np 3 " in f" {' '.join(ranks.launcher)} "
-    assert list(ranks.command[1:]) == ["tune", "digits", "--seed", "7"]
-    assert (ranks.turn_s, path, turns) == (2, Path("tuned.env"), 4)
 
 
 def test_a_host_file_is_checked_and_rewritten(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Launchers: how a process knows its own, which horovodrun is started, and files of Horovod's settings."""
+"""Launchers: how a process knows its own, and which horovodrun is started."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from hvd_train.errors import UsageError
-from hvd_train.launch import horovodrun, tuned
+from hvd_train.launch import horovodrun
 from hvd_train.launch.launcher import SLOT, SPENT, Launch, launched, refuse_others, running_for, slot
-from hvd_train.launch.tuned import CACHE, CYCLE, DEFAULTS, FUSION
 
 
 def test_launchers_are_known_by_their_variables() -> None:
@@ -70,39 +69,3 @@ def test_a_worker_knows_its_slot_and_the_age_of_its_job() -> None:
     assert slot({}) == 0
     assert running_for({SPENT: "1000.5"}, age_s=60.0) == 1060.5
     assert running_for({}, age_s=60.0) == 0.0
-
-
-def test_settings_of_horovod_are_read_back() -> None:
-    path = Path("tuned.env")
-    path.write_text(tuned.text({**DEFAULTS, CYCLE: "2.50"}, ["made by", "a test"]) + f"\n  {'#'} more\n")
-    assert tuned.read(path) == {FUSION: "134217728", CYCLE: "2.50", CACHE: "1024"}
-    environ = {CYCLE: "2"}
-    tuned.apply({CYCLE: "2", FUSION: "1"}, environ)
-    assert environ == {CYCLE: "2", FUSION: "1"}
-    with pytest.raises(UsageError, match="unset HOROVOD_CYCLE_TIME"):
-        tuned.apply({CYCLE: "3"}, environ)
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("HOROVOD_CYCLETIME=3", "unknown setting 'HOROVOD_CYCLETIME'; did you mean 'HOROVOD_CYCLE_TIME'?"),
-        ("PATH=/tmp", "unknown setting 'PATH'"),
-        ("HOROVOD_CYCLE_TIME=nan", "HOROVOD_CYCLE_TIME is 'nan'; it must be a number from 0.01 to 1000"),
-        ("HOROVOD_FUSION_THRESHOLD=64MB", "is '64MB'; it must be a whole number from 0 to 2147483648"),
-        ("HOROVOD_CACHE_CAPACITY=²", "is '²'"),
-        ("HOROVOD_CACHE_CAPACITY=1\nHOROVOD_CACHE_CAPACITY=1", "stands there twice"),
-    ],
-)
-def test_a_wrong_line_of_settings_is_named(line: str, said: str) -> None:
-    path = Path("tuned.env")
-    path.write_text(f"# a comment\n{line}\n")
-    with pytest.raises(UsageError) as error:
-        tuned.read(path)
-    assert said in str(error.value)
-    assert str(error.value).startswith("tuned.env, line ")
-    assert "\n" not in str(error.value)
-    for replaced in (path.unlink, lambda: path.write_bytes(b"\xff\xfe\x00")):
-        replaced()
-        with pytest.raises(UsageError, match=r"^--tuned tuned\.env"):
-            tuned.read(path)
