@@ -47,11 +47,6 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def clock(_: dict[str, Any]) -> dict[str, Any]:
-    """Return the time by this host's clock, in seconds since 1970."""
-    return {"time": time.time()}
-
-
 def listen(_: dict[str, Any]) -> dict[str, Any]:
     """Accept connections on all interfaces, on a port that the system chooses, and return the port.
 
@@ -87,7 +82,7 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = {"facts": facts, "clock": clock, "listen": listen, "reach": reach}[request["do"]](request)
+            answer = {"facts": facts, "listen": listen, "reach": reach}[request["do"]](request)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with this host is an answer
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)

@@ -14,7 +14,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -25,7 +24,6 @@ from hvd_train.doctor import agent, questions
 from hvd_train.doctor.children import children
 from hvd_train.doctor.cluster_findings import (
     HostFacts,
-    check_clocks,
     check_connections,
     check_data,
     check_links,
@@ -124,7 +122,7 @@ def examine(hosts: Sequence[Host], data: Path | None, *, quick: bool, say: Calla
         if not answering:
             return findings
         findings += check_same(answering)
-        findings += [check_clocks(answering), check_names(answering), *check_resources(answering)]
+        findings += [check_names(answering), *check_resources(answering)]
         if data is not None:
             findings.append(check_data(answering, data))
         if len(answering) > 1:
@@ -150,16 +148,10 @@ def agents(hosts: Sequence[Host]) -> Iterator[list[Agent]]:
 
 def _ask_facts(one: Agent, names: list[str], data: Path | None) -> HostFacts | str:
     """Return what an agent reports about its host, or the reason why it does not answer."""
-    first = one.ask(_START_S, do="clock")  # the first answer takes as long as ssh and Python take to start
-    before = time.time()
-    clock = first if "error" in first else one.ask(_REACH_S, do="clock")
-    after = time.time()
-    if "error" in clock:
-        return str(clock["error"])
     answer = one.ask(_FACTS_S, do="facts", names=names, data=None if data is None else str(data.resolve()))
     if "error" in answer:
         return str(answer["error"])
-    return HostFacts(one.host, answer, clock["time"] - (before + after) / 2, (after - before) / 2)
+    return HostFacts(one.host, answer)
 
 
 def _check_connections(alive: Sequence[Agent], threads: ThreadPoolExecutor) -> list[Finding]:

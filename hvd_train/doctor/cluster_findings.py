@@ -11,19 +11,14 @@ from hvd_train.doctor.findings import Finding, check_open_files, check_shared_me
 from hvd_train.launch.addresses import is_loopback
 from hvd_train.launch.hosts import Host
 
-_MOST_SKEW_S = 2.0
-
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What the agent on a host reports, and how far the host's clock is ahead of this one's."""
+    """What the agent on a host reports."""
 
     host: Host
     facts: Mapping[str, Any]
     """The answer of agent.facts."""
-    ahead_s: float
-    uncertainty_s: float
-    """How much more or less `ahead_s` may be."""
 
 
 def check_reached(host: Host, answer: object) -> Finding:
@@ -69,15 +64,6 @@ def check_same(hosts: Sequence[HostFacts]) -> list[Finding]:
         else:
             findings.append(Finding(kind, "ok", "the same hvd_train on all hosts"))
     return findings
-
-
-def check_clocks(hosts: Sequence[HostFacts]) -> Finding:
-    """Check that the hosts' clocks agree: a job compares times of different hosts, for its limits and its records."""
-    wrong = [one for one in hosts if abs(one.ahead_s) - one.uncertainty_s > _MOST_SKEW_S]
-    if wrong:
-        listed = ", ".join(f"{one.host.name} is {abs(one.ahead_s):.0f} s {_side(one.ahead_s)}" for one in wrong)
-        return Finding("clocks", "warning", listed, "set the clocks by NTP: timedatectl set-ntp true")
-    return Finding("clocks", "ok", f"within {_MOST_SKEW_S:.0f} s")
 
 
 def check_names(hosts: Sequence[HostFacts]) -> Finding:
@@ -187,10 +173,6 @@ def check_speed(answer: Mapping[str, Any], ranks: int) -> Finding:
 
 def _named(version: str | None, key: str | None) -> str | None:
     return f"{version} (build {key})" if version and key else version
-
-
-def _side(seconds: float) -> str:
-    return "ahead" if seconds > 0 else "behind"
 
 
 def _tree(tree: Mapping[str, int]) -> str:

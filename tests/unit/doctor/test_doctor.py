@@ -159,7 +159,6 @@ def test_a_cluster_of_one_host_is_examined() -> None:
     found = {finding.name: finding for finding in findings}
     assert found["localhost"].verdict == "ok"
     assert found["data"].what == "0 files of 0 bytes in data on each host"
-    assert found["clocks"].verdict == "ok"
     assert found["python"].verdict == "ok"
     assert "connections" not in found, "there is no host to connect to"
 
@@ -168,10 +167,10 @@ def test_an_agent_ends_with_its_block_and_one_that_has_ended_says_why() -> None:
     """No process is left behind on any host; a request that cannot be answered is an answer, too."""
     before = set(psutil.Process().children())  # those that other tests share live on
     with cluster.agents([Host("localhost", 1)]) as (one,):
-        assert "time" in one.ask(60.0, do="clock")
+        assert one.ask(60.0, do="listen")["port"] > 0
         assert one.ask(60.0, do="sing")["error"].startswith("KeyError")
         (process,) = set(psutil.Process().children()) - before
         process.kill()
         wait_for("its end", lambda: process.status() == psutil.STATUS_ZOMBIE)
-        assert one.ask(60.0, do="clock") == {"error": "exit code -9"}
+        assert one.ask(60.0, do="listen") == {"error": "exit code -9"}
     assert set(psutil.Process().children()) <= before

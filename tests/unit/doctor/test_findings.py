@@ -34,7 +34,7 @@ def answered(**facts: Any) -> Outcome:
 RIGHT = answered(size=2, sums=[3.0], controller="Gloo")
 
 
-def host(name: str, slots: int = 2, ahead: float = 0.0, **facts: Any) -> HostFacts:
+def host(name: str, slots: int = 2, **facts: Any) -> HostFacts:
     """Return the facts of a host that is well, but for these."""
     usual = {
         "interfaces": {"127.0.0.1": "lo", f"10.0.0.{name[1:]}": "eth0"},
@@ -44,7 +44,7 @@ def host(name: str, slots: int = 2, ahead: float = 0.0, **facts: Any) -> HostFac
         "open_files": 4096,
         "data": {"files": 3, "bytes": 10},
     }
-    return HostFacts(Host(name, slots), {**usual, **facts}, ahead, 0.5)
+    return HostFacts(Host(name, slots), {**usual, **facts})
 
 
 ELSEWHERE = [host("h1", names={"h1": ["10.0.0.1"], "h2": ["10.9.9.9"]}), host("h2", names={"h2": ["10.0.0.2"]})]
@@ -122,12 +122,6 @@ def gpus(*counts: int) -> Finding:
         ),
         (horovod_findings.check_nccl(TORCH, HOROVOD), "ok", "2.30.7"),
         (horovod_findings.check_nccl({**TORCH, "gpus": [A100]}, {**HOROVOD, "nccl": False}), "warning", "the CPU"),
-        (cluster_findings.check_clocks([host("h1"), host("h2", ahead=2.4)]), "ok", ""),
-        (
-            cluster_findings.check_clocks([host("h1"), host("h2", ahead=2.6), host("h3", ahead=-30.0)]),
-            "warning",
-            "h2 is 3 s ahead, h3 is 30 s behind",
-        ),
         (
             cluster_findings.check_names(ELSEWHERE),
             "broken",
