@@ -39,7 +39,7 @@ def cifar10_resnet18_transfer() -> Config:
     return Config(
         recipe="cifar10-resnet18-transfer",
         data=DataConfig(data="cifar10", image_size=224),
-        model=ModelConfig(model="resnet18", weights="DEFAULT", freeze="backbone", sync_batch_norm=True),
+        model=ModelConfig(model="resnet18", weights="DEFAULT", freeze="backbone"),
         batch=BatchConfig(batch_size=32, accumulation_steps=4),
         optimizer=OptimizerConfig(optimizer="adam", learning_rate=0.001, weight_decay=0.0),
         schedule=ScheduleConfig(epochs=50, schedule="cosine", warmup_epochs=1),
