@@ -64,8 +64,6 @@ def run(arguments: list[str]) -> int:
         return 0 if arguments else 2
     if arguments[0] not in tools:
         raise unknown_name("tool of bench", arguments[0], tools)
-    if launcher.elastic(os.environ):
-        raise UsageError("bench measures workers that stay: start it with horovodrun -np N, without --min-np")
     if {"-h", "--help"} & set(arguments):
         print(TOOLS)  # the tools' own flags; those of a training follow
     json_file, rest = take(arguments[1:], "--json", "the path of a file")

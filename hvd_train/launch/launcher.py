@@ -37,10 +37,16 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
 
 
 def refuse_others(environ: Mapping[str, str], command: Sequence[str]) -> None:
-    """Raise UsageError if torchrun or the like started several processes, each of which would run `command` alone.
+    """Raise UsageError if Horovod's own elastic driver started this process, or torchrun or the like several of them.
 
-    A job of ours may have its variables as well. A task of Slurm that runs torchrun is no rank.
+    Of torchrun's processes each would run `command` alone. A job of ours may have its variables as well. A task of
+    Slurm that runs torchrun is no rank.
     """
+    if elastic(environ) and WORKER not in environ:
+        raise UsageError(
+            "horovodrun --min-np starts Horovod's own elastic driver, under which hvd-train cannot run: type "
+            "`horovodrun_scripts/train_elastic.sh`, or leave out --min-np and --host-discovery-script"
+        )
     size, ours = whole_number(environ.get("WORLD_SIZE", "")) or 1, launched(environ)
     in_task = ours is not None and ours.launcher == "srun" and ours.size != size and "LOCAL_RANK" in environ
     if size > 1 and (ours is None or in_task):

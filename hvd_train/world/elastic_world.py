@@ -34,10 +34,10 @@ class ElasticWorld(horovod_world.HorovodWorld):
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
         self._has_had_rank = self._core_hangs = False
         self._not_met = ""  # why this rank has not come to one state with the others since it got its rank
-        self._state: horovod_world.ElasticState | None = None
         orphans.kill_predecessor(os.environ)
         addresses.find_driver(os.environ)
-        self._heartbeat = heartbeat.Heartbeat(os.environ)
+        self._heartbeat = heartbeat.Heartbeat()
+        self._heartbeat.start(os.environ)
         super().__init__(facts=facts)
 
     @override
@@ -62,10 +62,10 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 raise
             self._not_met = ""
 
-        self._state = horovod_world.ElasticState(meet, self._forget_step)
+        state = horovod_world.ElasticState(meet, self._forget_step)
         try:
             self._join()
-            return horovod_world.run_elastic(self._state, body, self._join_again)
+            return horovod_world.run_elastic(state, body, self._join_again)
         except Exception:
             if not self._core_hangs:
                 horovod_world.stop()  # at once, so that the others do not wait for this rank
@@ -77,8 +77,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
     def requested(self, *, told_to_end: bool = False) -> Request:
         if told_to_end:
             self._heartbeat.told_to_end()
-        hosts_changed = self._state is not None and self._state.hosts_changed
-        return "change" if hosts_changed and self._heartbeat.requested == "train" else self._heartbeat.requested
+        return self._heartbeat.requested
 
     @override
     def close(self) -> None:
@@ -91,8 +90,6 @@ class ElasticWorld(horovod_world.HorovodWorld):
             optimizer.forget_step()
 
     def _join_again(self) -> None:
-        assert self._state is not None
-        self._state.hosts_changed = False  # before the ranks meet: afterwards it may be news again
         horovod_world.stop()
         self._join()
 
@@ -106,8 +103,8 @@ class ElasticWorld(horovod_world.HorovodWorld):
         while True:
             try:
                 if self._has_had_rank:
-                    if heartbeat.announce_rejoining(os.environ, self._heartbeat, self._not_met):
-                        attempts = 0
+                    heartbeat.announce_rejoining(os.environ, self._heartbeat, self._not_met)
+                    attempts = 0
                 else:
                     heartbeat.wait_for_first_rank(os.environ, self._facts)
                     self._has_had_rank = True

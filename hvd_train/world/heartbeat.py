@@ -32,24 +32,25 @@ class Heartbeat:
     `requested` is what the job asks of it: "train", "change" or "stop". That is what the driver has answered last;
     "change" from the moment on when it answers that the job has given this worker up, and "stop" where it has not
     answered for `GONE_S` seconds. In these two cases the worker commits what it can and ends; the process is ended
-    where that takes too long. Under Horovod's own driver nothing is sent.
+    if that takes too long. Nothing is sent before `start`.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self) -> None:
         self.requested: Request = "train"
-        self._has_driver = WORKER in environ
         self._told_to_end = self._given_up = False
         self._wake = threading.Event()
         self.now = RunningClock(_PAUSED_S)
         self._all_was_well = self.now()
         self._patience_s = GONE_S + _COMMIT_S
-        if self._has_driver:
-            threading.Thread(target=self._live, args=(dict(environ),), daemon=True, name="heartbeat").start()
+
+    def start(self, environ: Mapping[str, str]) -> None:
+        """Begin to tell the driver, which `environ` names, and to hear what it answers."""
+        threading.Thread(target=self._live, args=(dict(environ),), daemon=True, name="heartbeat").start()
 
     @property
     def driver_gone(self) -> bool:
         """Whether the driver has not answered for so long that it counts as gone."""
-        return self._has_driver and self.now() - self._all_was_well > GONE_S and not self._given_up
+        return self.now() - self._all_was_well > GONE_S and not self._given_up
 
     @property
     def silent_since(self) -> float:
@@ -57,13 +58,8 @@ class Heartbeat:
         return self.now() if self._given_up else self._all_was_well
 
     def told_to_end(self) -> None:
-        """Tell the driver at once that this worker was told to end by a signal; the driver answers how it is to.
-
-        Under Horovod's own driver all workers stop.
-        """
-        if not self._has_driver:
-            self.requested = "stop"
-        elif not self._told_to_end:
+        """Tell the driver at once that this worker was told to end by a signal; the driver answers how it is to."""
+        if not self._told_to_end:
             self._told_to_end = True
             self._wake.set()
 
@@ -122,16 +118,14 @@ def _answer(environ: Mapping[str, str], scope: str) -> str | None:
     return answer if answer in _ANSWERS else None
 
 
-def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, not_met: str = "") -> bool:
+def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, not_met: str = "") -> None:
     """Tell our driver that this worker leaves its world, and that Horovod's core is about to ask for its next rank.
 
     `not_met` is why its ranks have not come to one state; empty where they have. The core asks by host and local rank,
     which may be another process's by now: a worker that was silent for a while has been replaced. A driver that is out
-    of reach is asked again until it has not answered `beat` for `GONE_S` seconds either. Returns False where the driver
-    is not ours. Raises SystemExit (0) in a worker that has been given up, DriverLost where the driver is gone.
+    of reach is asked again until it has not answered `beat` for `GONE_S` seconds either. Raises SystemExit (0) in a
+    worker that has been given up, DriverLost if the driver is gone.
     """
-    if WORKER not in environ:
-        return False
     deadline = beat.silent_since + GONE_S
     while True:
         try:
@@ -145,29 +139,24 @@ def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, not_met: str
             time.sleep(_EVERY_S)
     if answer == "end":
         raise SystemExit(0)
-    return True
 
 
 def choose_interface(environ: MutableMapping[str, str]) -> None:
     """Set the network interface by which Horovod's core is about to meet the other ranks.
 
-    On the driver's own host that is a question of whether the job has come to other hosts by now. Under Horovod's own
-    driver it is set already. Raises OSError where the driver cannot be reached, UsageError where this host lacks the
-    interfaces that the user has named.
+    On the driver's own host that is a question of whether the job has come to other hosts by now. Raises OSError if the
+    driver cannot be reached, UsageError if this host lacks the interfaces that the user has named.
     """
-    if WORKER in environ:
-        addresses.choose_interface(environ, client.get(environ, f"elsewhere/{environ[WORKER]}", _ANSWER_S))
+    addresses.choose_interface(environ, client.get(environ, f"elsewhere/{environ[WORKER]}", _ANSWER_S))
 
 
 def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) -> None:
     """Wait until our driver has a rank for this worker, and set the variables in which Horovod's core looks for it.
 
-    Asking tells the driver that the worker is ready; the others go on training until then. Under Horovod's own driver
-    the rank is there from the start. Raises UsageError where `facts` are not those of the job, OSError where the driver
-    cannot be reached, SystemExit (0) where there is no rank for this worker any more.
+    Asking tells the driver that the worker is ready; the others train until then. Raises UsageError if `facts` are not
+    those of the job, OSError if the driver cannot be reached, SystemExit (0) if there is no rank for this worker any
+    more.
     """
-    if WORKER not in environ:
-        return
     client.put(environ, f"facts/{environ[WORKER]}", json.dumps({"host": environ["HOROVOD_HOSTNAME"], **facts}))
     if difference := client.get(environ, f"problem/{environ[WORKER]}"):
         raise UsageError(difference)

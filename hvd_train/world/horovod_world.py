@@ -294,18 +294,6 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
     def __init__(self, sync: Callable[[], None], forget_step: Callable[[], None]) -> None:
         super().__init__(bcast_object=None, get_rank=hvd.rank)
         self._sync, self._forget_step = sync, forget_step
-        self.hosts_changed = False
-        """Whether Horovod's driver has said so since the ranks met. (Ours answers heartbeats instead.)"""
-
-    def on_hosts_updated(self, timestamp: int, update_res: object) -> None:
-        """Note a change, in a thread of Horovod's.
-
-        Horovod's own method compares times in whole seconds, and so forgets the second of two changes in one.
-        """
-        self.hosts_changed = True
-
-    def on_reset(self) -> None:
-        """Do nothing: Horovod's own method would drop the changes that were reported since the ranks left."""
 
     def save(self) -> None:
         """Do nothing: the live weights are the copy."""
@@ -323,7 +311,7 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
 
 
 class _Unnotified:
-    """Takes the place of Horovod's notifications where the driver is ours, which answers heartbeats instead.
+    """Takes the place of Horovod's notifications: our driver answers heartbeats instead.
 
     Horovod's would listen on a port for pickles, and put the key that signs them into the store.
     """
@@ -353,8 +341,7 @@ def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[],
         except WorldChanged:
             raise HostsUpdatedInterrupt(skip_sync=False) from None
 
-    if launcher.WORKER in os.environ:
-        elastic.notification_manager = _Unnotified()
+    elastic.notification_manager = _Unnotified()
     run: Callable[[ElasticState], T] = run_fn(in_one_world, rejoin)
     with as_rank_lost():
         return run(state)

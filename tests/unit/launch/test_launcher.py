@@ -9,7 +9,7 @@ import pytest
 
 from hvd_train.errors import UsageError
 from hvd_train.launch import horovodrun
-from hvd_train.launch.launcher import SLOT, SPENT, Launch, launched, refuse_others, running_for, slot
+from hvd_train.launch.launcher import SLOT, SPENT, WORKER, Launch, launched, refuse_others, running_for, slot
 
 
 def test_launchers_are_known_by_their_variables() -> None:
@@ -47,6 +47,7 @@ def test_processes_of_torchrun_are_refused(environ: dict[str, str]) -> None:
         {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", **IN_TORCHRUN},
         {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", **IN_TORCHRUN},
         {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "WORLD_SIZE": "16"},
+        {"HOROVOD_ELASTIC": "1", WORKER: "1007"},
     ],
 )
 def test_variables_of_torchrun_do_not_matter_to_our_launchers(environ: dict[str, str]) -> None:

@@ -35,6 +35,9 @@ def starts(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> Iterator[Starts
     for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
         monkeypatch.setenv(name, "set by a test")
     monkeypatch.setenv("HVD_TRAIN_SLOT", "1")
+    for question in ("wait_for_first_rank", "announce_rejoining", "choose_interface"):
+        monkeypatch.setattr(elastic_world.heartbeat, question, lambda *_: None)
+    monkeypatch.setattr(elastic_world.heartbeat.Heartbeat, "start", lambda *_: None)
     monkeypatch.delenv("HOROVOD_LOCAL_SIZE", raising=False)
     monkeypatch.setattr(horovod_world, "start", start)
     monkeypatch.setattr(horovod_world, "stop", lambda: calls.append("stop"))

@@ -50,9 +50,6 @@ def test_a_worker_asks_for_its_first_rank_when_all_is_built(driver: tuple[list[s
     with pytest.raises(ValueError, match="zip"):  # an answer that was cut short
         heartbeat.wait_for_first_rank(environment, {})
     assert environment == worker
-    del environment[WORKER]  # Horovod's own driver has given a rank already
-    heartbeat.wait_for_first_rank(environment, {})
-    assert not heartbeat.announce_rejoining(environment, Heartbeat({}))
 
 
 def test_an_evicted_worker_does_not_ask_for_the_rank_of_its_successor(driver: tuple[list[str], list[str]]) -> None:
@@ -60,8 +57,8 @@ def test_an_evicted_worker_does_not_ask_for_the_rank_of_its_successor(driver: tu
     answers, asked = driver
     answers += ["end", "ask"]
     with pytest.raises(SystemExit, match="0"):
-        heartbeat.announce_rejoining({WORKER: "1007"}, Heartbeat({}))
-    assert heartbeat.announce_rejoining({WORKER: "1007"}, Heartbeat({}), "connection refused")
+        heartbeat.announce_rejoining({WORKER: "1007"}, Heartbeat())
+    heartbeat.announce_rejoining({WORKER: "1007"}, Heartbeat(), "connection refused")
     assert asked == ["may_ask/1007", "not_met/1007 connection refused", "may_ask/1007"]
 
 
@@ -77,8 +74,7 @@ def requested_after(
     `before` holds what happens before the beats of these numbers (from 1), and `pauses` how long the process is paused
     there. What was asked for is appended to `scopes`.
     """
-    beat, found, now = heartbeat.Heartbeat({}), list[str](), [1000.0]
-    beat._has_driver = True
+    beat, found, now = heartbeat.Heartbeat(), list[str](), [1000.0]
 
     def get(environ: dict[str, str], path: str, timeout_s: float) -> str:
         assert 0 < timeout_s <= 2, "a driver that takes a beat and does not answer must not stop the heart"
@@ -164,9 +160,6 @@ def test_a_signal_is_told_to_the_driver_which_says_what_comes_of_it(monkeypatch:
     assert requested_after(["train", "change", "stop"], monkeypatch, told, scopes) == ["train", "change", "stop"]
     assert scopes == ["heartbeat/1007", "leaving/1007", "leaving/1007"]
     assert requested_after(["train", *[""] * 5], monkeypatch, told) == [*["train"] * 4, "stop", "stop"]
-    without_driver = heartbeat.Heartbeat({})
-    without_driver.told_to_end()
-    assert without_driver.requested == "stop"
 
 
 def test_a_driver_out_of_reach_is_asked_again_before_a_worker_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,10 +178,10 @@ def test_a_driver_out_of_reach_is_asked_again_before_a_worker_gives_up(monkeypat
     monkeypatch.setattr(client, "get", ask)
     monkeypatch.setattr(client, "put", ask)
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(sleep=sleep))
-    beat = Heartbeat({})
+    beat = Heartbeat()
     monkeypatch.setattr(beat, "now", RunningClock(heartbeat._PAUSED_S, lambda: now[0]))
     beat._hear("train")
-    assert heartbeat.announce_rejoining({WORKER: "1007"}, beat, "connection refused")
+    heartbeat.announce_rejoining({WORKER: "1007"}, beat, "connection refused")
     assert now[0] == 1000.0 + heartbeat.GONE_S + 1
     failures[0] = 100
     beat._hear("train")
