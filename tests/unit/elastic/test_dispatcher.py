@@ -184,8 +184,8 @@ def test_workers_that_stop_since_the_driver_was_paused_are_replaced(two: Job) ->
     two.exit_codes |= {first: 75, second: 75}
     wait_for("successors", lambda: len(two.started) == 4)
     assert all(ranks.environment[GOES_ON] == "1" for ranks in two.started[2:])
-    new = numbers_of(two)[2:]
-    assert None not in two.ask(*new).values()
+    new = numbers_of(two)[2]  # one alone may form a world, in which the other has no rank before it leaves
+    assert two.ask(new)[new] is not None
 
 
 def test_after_a_signal_all_are_told_to_stop(two: Job) -> None:
