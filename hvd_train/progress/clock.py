@@ -128,7 +128,8 @@ class RunningClock:
     """A monotonic clock that leaves out the time in which this process was paused (SIGSTOP, a frozen container).
 
     It must be read more often than every `longest_s` seconds: a longer time between two readings was a pause. The clock
-    then stands still for another 10 s, in which the other processes of the job wake up as well.
+    then stands still for another 10 s, in which the other processes of the job wake up as well. During its next 10 s it
+    does not stand still again: in a process that is always slow, limits are reached late but they are reached.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class RunningClock:
         """Start at the time of `now`; `paused` is called with the length of each pause and this clock's time."""
         self._longest_s, self._now, self._paused = longest_s, now, paused
         self._lock = threading.Lock()
-        self._read_at = self._time = now()
+        self._read_at = self._time = self._next_pause = now()
         self._woke_at = self._time - _GRACE_S
 
     def __call__(self) -> float:
@@ -145,11 +146,11 @@ class RunningClock:
         with self._lock:
             now = self._now()
             passed, self._read_at = now - self._read_at, now
-            if passed > self._longest_s:
-                self._woke_at = now
+            if passed > self._longest_s and self._time >= self._next_pause:
+                self._woke_at, self._next_pause = now, self._time + _GRACE_S
                 self._paused(passed, self._time)
             elif now - self._woke_at > _GRACE_S:
-                self._time += passed
+                self._time += min(passed, self._longest_s)
             return self._time
 
 

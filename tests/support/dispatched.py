@@ -21,6 +21,8 @@ class Job:
         self.exit_codes: dict[int, int] = {}
         self.deaf: set[int] = set()
         """Workers whose processes go on, whatever they are told."""
+        self.over = False
+        """Whether each process ends by itself, also one that is only about to start."""
         self.interrupted = threading.Event()
         roster = Roster(min_workers, min_workers, 8, patience_s=60)
         self.dispatcher = Dispatcher(roster, lambda: self.hosts, lambda ranks: self.worlds.append(len(ranks)))
@@ -34,8 +36,8 @@ class Job:
     def _run_worker(self, ranks: RankAssignment, events: list[threading.Event]) -> tuple[int, float]:
         self.started.append(ranks)
         while ranks.worker in self.deaf or not any(event.is_set() for event in events):
-            if ranks.worker in self.exit_codes:
-                return self.exit_codes[ranks.worker], 0.0
+            if self.over or ranks.worker in self.exit_codes:
+                return self.exit_codes.get(ranks.worker, 0), 0.0
             events[0].wait(0.01)
         return 143, 0.0
 
@@ -49,7 +51,6 @@ class Job:
     def end(self) -> Finish:
         """All workers that are left end well; how the job has finished then."""
         self.deaf.clear()
-        for ranks in self.started:
-            self.exit_codes.setdefault(ranks.worker, 0)
+        self.over = True
         self.dispatcher.stop()
         return self.dispatcher.wait_for_end()
