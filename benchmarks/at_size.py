@@ -62,7 +62,8 @@ def write_run(folder: Path, epochs: int) -> list[Entry]:
     """Write ledger and metrics of a run that is at the end of an epoch; return the entries in its state."""
     entries: list[Entry] = []
     with (folder / LEDGER).open("w") as ledger, (folder / METRICS).open("w") as metrics:
-        metrics.write(json.dumps({"kind": "event", "name": "start", "num_samples": SAMPLES, "seed": 0}) + "\n")
+        start = {"kind": "event", "name": "start", "num_samples": SAMPLES, "repeated_augmentation": 1, "seed": 0}
+        metrics.write(json.dumps(start) + "\n")
         for epoch in range(epochs):
             order, entries = order_of(0, epoch, SAMPLES, 1)[:], []
             for number in range(STEPS):

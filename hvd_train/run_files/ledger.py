@@ -14,8 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.progress.fingerprint import added, fingerprint, of_all
@@ -26,7 +24,6 @@ LEDGER = "ledger.jsonl"
 _LINES_PER_EPOCH = 100  # if the world stays as it is
 _AT_ONCE = 1 << 20  # samples that an audit looks up at once
 _MOST_SAMPLES = 10**10  # of a round: an audit takes minutes for as many, and a file can claim any number
-_MOST_LISTED = 1 << 27  # of a training set whose samples are listed one by one, and counted in memory
 _MOST_FAULTS = 100
 _of_all = lru_cache(of_all)
 
@@ -53,21 +50,6 @@ class Entry:
         return json.dumps({**values, "fingerprint": f"{self.fingerprint:016x}"}) + "\n"
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A finished step as version 0.1.0 wrote it: with the number of each sample that any rank took."""
-
-    epoch: int
-    step: int
-    world_size: int
-    samples: tuple[int, ...]
-
-    @property
-    def steps(self) -> tuple[int, int]:
-        """The first and the last step, as an `Entry` has them."""
-        return self.step, self.step
-
-
 def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[Entry]:
     """Return the entries of an epoch of `num_samples` positions with one more step; a new epoch begins with it alone.
 
@@ -91,14 +73,11 @@ def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[En
     return [*others, joined]
 
 
-def parse(line: str | bytes, source: str) -> Entry | Listed:
+def parse(line: str | bytes, source: str) -> Entry:
     """Return the entry in a line. Raises UsageError, naming `source`, where it holds none."""
     try:
         values: dict[str, Any] = json.loads(line)
         epoch, world_size = _numbers((values["epoch"], values["world_size"]))
-        if "samples" in values:
-            (step,) = _numbers((values["step"],))
-            return Listed(epoch, step, world_size, tuple(_numbers(values["samples"])))
         (first, last), (start, stop) = _numbers(values["steps"]), _numbers(values["positions"])
         entry = Entry(epoch, (first, last), world_size, (start, stop), int(values["fingerprint"], 16))
         if "data_changed" not in values:
@@ -117,7 +96,7 @@ def _numbers(values: Iterable[Any]) -> list[int]:
     return numbers
 
 
-def read(path: Path) -> Iterator[Entry | Listed]:
+def read(path: Path) -> Iterator[Entry]:
     """Yield the entries of a ledger, without a torn last line: a killed process leaves one.
 
     Raises UsageError where another line is not an entry, and OSError where the file cannot be read.
@@ -167,44 +146,44 @@ def audit(folder: Path) -> Audit:
     """Check the ledger of a run folder.
 
     Raises UsageError where there is no ledger, where a line of it is not an entry, or where metrics.jsonl does not say
-    how many samples the training set has, and by which seed they are ordered.
+    how many samples the training set has, and in which order they come.
     """
     path = folder / LEDGER
     if not path.exists():
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
     try:
         start = _last_event(folder / METRICS, "start", "num_samples")
-        numbers = [start.get("num_samples"), start.get("repeated_augmentation", 1), start.get("seed", 0)]
+        numbers: list[Any] = [start.get(name) for name in ("num_samples", "repeated_augmentation", "seed")]
         if not all(
             type(number) is int and least <= number < 2**63 for number, least in zip(numbers, (1, 1, 0), strict=True)
         ):
             raise UsageError(
-                f"{folder / METRICS} does not say how many samples the training set has: the ledger cannot be judged"
+                f"{folder / METRICS} does not say how many samples the training set has, or in which order they come: "
+                "the ledger cannot be judged"
             )
-        changes = [entry.data_changed for entry in read(path) if isinstance(entry, Entry) and entry.data_changed]
+        changes = [entry.data_changed for entry in read(path) if entry.data_changed]
         numbers[0] = changes[0][0] if changes else numbers[0]
         if (total := max([numbers[0], *(after for _, after in changes)]) * numbers[1]) > _MOST_SAMPLES:
             raise UsageError(f"{folder / METRICS} tells of {total:,} samples, an audit counts {_MOST_SAMPLES:,}")
         from_step = _last_event(folder / METRICS, FROM_FILE, "step").get("step")
-        return audit_entries(read(path), numbers[0], numbers[1], start.get("seed"), from_step)
+        return audit_entries(read(path), *numbers, from_step)
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or folder}: {error.strerror}") from None
 
 
 def audit_entries(
-    entries: Iterable[Entry | Listed],
+    entries: Iterable[Entry],
     num_samples: int,
     repetitions: int = 1,
-    seed: int | None = None,
+    seed: int = 0,
     from_step: int | None = None,
 ) -> Audit:
     """Check entries: each step comes once and in order, and in each finished epoch each sample comes exactly once.
 
     In the last epoch, which may be unfinished, a sample may be missing, but must not come twice. With repeated
     augmentation `repetitions` epochs are judged as one round, in which each sample comes `repetitions` times. `seed` is
-    that of the order; runs of version 0.1.0 can be judged without it. Raises UsageError where it is missing. After a
-    hundred faults the rest is not looked at. A run that resumed from a file after `from_step` is judged from there, or
-    from the beginning of that epoch if the file had it.
+    the seed of the order. After a hundred faults the rest is not looked at. A run that resumed from a file after
+    `from_step` is judged from there, or from the beginning of that epoch if the file had it.
     """
     judge = _Judge(num_samples, repetitions, seed, from_step)
     for entry in entries:
@@ -233,7 +212,7 @@ class _Judge:
     each sample at one position, so that each counts once if each position does.
     """
 
-    def __init__(self, num_samples: int, repetitions: int, seed: int | None, from_step: int | None = None) -> None:
+    def __init__(self, num_samples: int, repetitions: int, seed: int, from_step: int | None = None) -> None:
         self._from_step = from_step
         self._begun_round: int | None = None  # its first samples are in the ledger of another run
         self._num_samples, self._repetitions, self._seed = num_samples, repetitions, seed
@@ -242,21 +221,20 @@ class _Judge:
         self._lines = self._steps = self._last_step = self._finished = self._round = 0
         self._in_order = True
         self._entries: list[Entry] = []
-        self._listed: list[Listed] = []
 
-    def take(self, entry: Entry | Listed) -> None:
+    def take(self, entry: Entry) -> None:
         """Take the next entry."""
         self._lines += 1
         first, last = entry.steps
         if self._lines == 1 and type(self._from_step) is int and first <= self._from_step + 1:
             self._last_step, self._round = first - 1, entry.epoch // self._repetitions
-            if isinstance(entry, Entry) and (entry.epoch % self._repetitions or entry.positions[0]):
+            if entry.epoch % self._repetitions or entry.positions[0]:
                 self._begun_round = self._round
         if first != self._last_step + 1 and self._in_order:
             self._in_order = False
             self._faults.append(f"line {self._lines} is of step {first}")
         self._last_step, self._steps = last, self._steps + last - first + 1
-        if isinstance(entry, Entry) and entry.data_changed:
+        if entry.data_changed:
             self._change(entry, entry.data_changed[1])
             return
         self._world_sizes.add(entry.world_size)
@@ -268,10 +246,7 @@ class _Judge:
             self._end_round(is_last=False)
         if self.is_lost:
             return
-        if isinstance(entry, Entry):
-            self._entries.append(entry)
-        else:
-            self._listed.append(entry)
+        self._entries.append(entry)
 
     @property
     def is_lost(self) -> bool:
@@ -292,7 +267,7 @@ class _Judge:
         """
         while self._round < entry.epoch // self._repetitions and not self.is_lost:
             self._end_round(is_last=False)
-        if self._entries or self._listed:
+        if self._entries:
             count, total = self._end_round(is_last=True), self._num_samples * self._repetitions
             early = f"epoch {entry.epoch + 1} ended after {count.taken:,} of {total:,} samples"
             self._changes += [f"{early} because the data changed"] if count.too_rarely else []
@@ -304,7 +279,7 @@ class _Judge:
         is_last = is_last or self._round == self._cut_round
         times, epoch = self._repetitions, self._round * self._repetitions
         name = f"epoch {epoch}" if times == 1 else f"epochs {epoch} to {epoch + times - 1}"
-        count = self._count_samples() if self._listed else self._count_positions()
+        count = self._count_positions()
         if not self._adds_up(count):
             self._faults += [
                 f"{_named(entry.steps)}: not the samples that stand at positions {entry.positions[0]} to "
@@ -325,7 +300,7 @@ class _Judge:
         elif is_last and times > 1:
             self._finished += count.taken // self._num_samples
         self._round += 1
-        self._entries, self._listed = [], []
+        self._entries = []
         return count
 
     def _count_positions(self) -> _Count:
@@ -346,28 +321,9 @@ class _Judge:
             unknown += max(0, reached - self._num_samples)
         return _Count(min(often, self._num_samples), min(rarely, self._num_samples), unknown, taken)
 
-    def _count_samples(self) -> _Count:
-        """Count the samples of a round in which steps list theirs; the others' are those at their positions."""
-        if self._num_samples > _MOST_LISTED:
-            raise UsageError(f"{self._num_samples:,} samples are more than an audit counts one by one")
-        counts = np.zeros(self._num_samples, dtype=np.int32)
-        unknown, taken = set[int](), 0
-        for of_step in self._listed:
-            samples = np.array(of_step.samples, dtype=np.int64)
-            known = (samples >= 0) & (samples < self._num_samples)
-            unknown.update(samples[~known].tolist())
-            np.add.at(counts, samples[known], 1)
-            taken += len(samples)
-        for entry in self._as_many_as_fit():
-            for samples in self._samples_of(entry):
-                np.add.at(counts, samples % self._num_samples, 1)
-                taken += len(samples)
-        too_often, too_rarely = (counts > self._repetitions).sum(), (counts < self._repetitions).sum()
-        return _Count(int(too_often), int(too_rarely), len(unknown), taken)
-
     def _adds_up(self, count: _Count) -> bool:
         """Return whether the round is finished, and its fingerprints are together that of all samples."""
-        if self._listed or count.too_often or count.too_rarely or count.unknown:
+        if count.too_often or count.too_rarely or count.unknown:
             return False
         return added(entry.fingerprint for entry in self._entries) == _of_all(self._num_samples * self._repetitions)
 
@@ -394,8 +350,6 @@ class _Judge:
 
     def _samples_of(self, entry: Entry) -> Iterator[Indices]:
         """Yield the numbers of the samples that stand at an entry's positions, as many at once as memory can hold."""
-        if self._seed is None:
-            raise UsageError(f"{METRICS} does not say the seed of the order: the ledger cannot be judged")
         order = order_of(self._seed, entry.epoch, self._num_samples, self._repetitions)
         positions = self._within(entry)
         for begin in positions[::_AT_ONCE]:

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from hvd_train.errors import UsageError
 from hvd_train.progress.fingerprint import fingerprint
 from hvd_train.progress.order import order_of
-from hvd_train.run_files.ledger import Entry, Listed, audit, audit_entries, extended, parse, read
+from hvd_train.run_files.ledger import Entry, audit, audit_entries, extended, parse, read
 from hvd_train.run_files.ledger_file import LedgerFile
 
 IMAGENET, BATCH = 1_281_167, 256
 SEED = 5
-START = {"kind": "event", "name": "start", "num_samples": 100, "seed": SEED}
+START = {"kind": "event", "name": "start", "num_samples": 100, "repeated_augmentation": 1, "seed": SEED}
 
 
 def steps_of(
@@ -106,7 +106,7 @@ def test_steps_that_do_not_follow_on_each_other_are_not_joined() -> None:
 
 def test_an_epoch_of_imagenet_takes_20_kb_and_can_be_audited() -> None:
     entries = joined(list(steps_of(0, IMAGENET, BATCH, world_size=1024)), IMAGENET)
-    report = audit_entries(entries, IMAGENET)
+    report = audit_entries(entries, IMAGENET, seed=SEED)
     assert (report.faults, report.epochs, report.steps) == ((), 1, 5005)
     late = [replace(e, epoch=90, steps=(e.steps[0] + 90 * 5005, e.steps[1] + 90 * 5005)) for e in entries]
     assert sum(len(entry.line()) for entry in late) < 20_000
@@ -219,14 +219,14 @@ def test_without_a_ledger_the_user_is_told_how_to_have_one(tmp_path: Path) -> No
     (tmp_path / "ledger.jsonl").write_text("what\n" + entry.line())
     with pytest.raises(UsageError, match="does not say how many samples"):
         audit(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text('{"name": "start", "num_samples": 100}\n')
+    for lacking in ("repeated_augmentation", "seed"):
+        (tmp_path / "metrics.jsonl").write_text(json.dumps({**START, lacking: None}))
+        with pytest.raises(UsageError, match="in which order they come"):
+            audit(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(START) + '\n{"name": "start", "nu')
     with pytest.raises(UsageError, match="line 1 is not a step"):
         audit(tmp_path)
     (tmp_path / "ledger.jsonl").write_text(entry.line() + entry.line()[:20])
-    with pytest.raises(UsageError, match="does not say the seed"):
-        audit(tmp_path)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write(f'{{"name": "start", "num_samples": 100, "seed": {SEED}}}\n{{"name": "start", "nu')
     assert audit(tmp_path).steps == 1
 
 
@@ -238,7 +238,7 @@ def test_without_a_ledger_the_user_is_told_how_to_have_one(tmp_path: Path) -> No
         '{"epoch": 1e999}',
         '{"epoch": 0, "world_size": 1, "steps": [1], "positions": [0, 1], "fingerprint": "00"}',
         '{"epoch": 0, "world_size": 1, "steps": [1, 1], "positions": [0, 1], "fingerprint": "xy"}',
-        '{"epoch": null, "world_size": 1, "step": 1, "samples": []}',
+        '{"epoch": 0, "world_size": 1, "step": 1, "samples": [0]}',
         '{"epoch": 0, "world_size": 1, "steps": [1, 9223372036854775808], "positions": [0, 1], "fingerprint": "00"}',
     ],
 )
@@ -249,7 +249,8 @@ def test_what_is_no_entry_is_refused_by_its_place(line: str) -> None:
 
 def test_a_run_of_any_content_is_refused_in_one_line(tmp_path: Path) -> None:
     for number in ('"many"', "[]", "0", "1" * 400):
-        write(tmp_path, '"start"' + "[" * 100_000, f'{{"name": "start", "num_samples": {number}, "seed": 0}}')
+        start = json.dumps({**START, "num_samples": -1}).replace("-1", number)
+        write(tmp_path, '"start"' + "[" * 100_000, start)
         with pytest.raises(UsageError, match="the ledger cannot be judged"):
             audit(tmp_path)
     for claimed in ({"num_samples": 10**18}, {"repeated_augmentation": 10**12}):
@@ -276,8 +277,6 @@ def test_nothing_that_a_file_claims_keeps_an_audit_longer() -> None:
     assert faults[-1] == "epoch 0: 10000000 samples more than once, 0 that do not exist"
     false = (replace(step, epoch=n, steps=(n + 1, n + 1), positions=(0, 10**5)) for n in range(10**6))
     assert len(audit_entries(false, 10**5, seed=SEED).faults) < 1000
-    with pytest.raises(UsageError, match="10,000,000,000 samples are more than an audit counts one by one"):
-        audit_entries([Listed(0, 1, 2, (3, 1))], 10**10)
 
 
 STEPS = [*steps_of(0, 1000, 2), *steps_of(1, 1000, 2, step=501)]
@@ -332,7 +331,7 @@ def test_a_change_of_the_data_is_in_the_ledger_once_if_it_happened(done: int, ha
     resumed = Run(tmp_path, run.recent if happened else before, done).trains_to(1000)
     resumed.file.sync()
     entries = list(read(tmp_path / "ledger.jsonl"))
-    assert sum(isinstance(entry, Entry) and entry.data_changed is not None for entry in entries) == happened
+    assert sum(entry.data_changed is not None for entry in entries) == happened
     report = audit_entries(entries, 1000, seed=SEED)
     assert (report.faults, report.epochs, report.steps) == ((), 2, 1000)
 
