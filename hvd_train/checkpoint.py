@@ -6,6 +6,7 @@ weights_only=True. `head -2` of it says what it is.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -31,6 +32,7 @@ from hvd_train.state import Snapshot, TrainState, result_in, to_host
 
 BEST, FINAL = "model-best.pt", "model-final.pt"
 MAGIC = b"hvd_train checkpoint 1\n"
+_KEYS = {field.name for field in dataclasses.fields(TrainState)} | {"buffers", "config"}
 _HEADER_SIZE = 512
 _PIECE_BYTES = 1 << 20
 _NAME = re.compile(r"step-(\d{10})\.ckpt")
@@ -283,6 +285,8 @@ def read(path: Path) -> Snapshot:
             if payload.digest() != digest:
                 raise BadCheckpoint(f"{path}: its contents do not match their checksum")
             snapshot: Snapshot = torch.load(io.BufferedReader(payload), map_location="cpu", weights_only=True)
+            if lacking := _KEYS.difference(snapshot):
+                raise BadCheckpoint(f"{path} is no checkpoint of this version: it has no {', '.join(sorted(lacking))}")
             return snapshot
     except OSError as error:
         raise BadCheckpoint(f"{path}: {error.strerror}") from None

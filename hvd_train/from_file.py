@@ -48,7 +48,7 @@ def adapted(
     if state.average is not None and snapshot["average"] is None:
         weights = {f"module.{name}": value for name, value in snapshot["model"].items()}
         changed["average"] = {"n_averaged": torch.tensor(1), **weights}
-        changed["buffers"] = [*snapshot.get("buffers", ())][:1] * 2  # the model's, for the average as well
+        changed["buffers"] = snapshot["buffers"][:1] * 2  # the model's, for the average as well
         notes.append(f"the moving average starts from the weights in {file}")
     if best := snapshot["best"]:
         score = f"top-1 {best['top1']:.2%} in epoch {best['epoch']}"

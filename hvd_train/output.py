@@ -99,7 +99,7 @@ class Output:
 
     def _load(self, state: TrainState, snapshot: Snapshot, notes: list[str]) -> None:
         """Load a checkpoint. Raises UsageError if its data are others than those of `state`, which stay in it."""
-        data, earlier = state.data, snapshot.get("data")
+        data, earlier = state.data, snapshot["data"]
         changes = "; ".join(identity.differences(data, earlier).values())
         fits = not (data and earlier) or len(data["classes"]) == len(earlier["classes"])
         if changes and not (fits and self._config.run.data_changed):

@@ -225,11 +225,11 @@ def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor], Identity
         raise UsageError(f"{target}: no such run folder or checkpoint")
     snapshot = checkpoint.read_named(target)
     config = config_file.from_dict(snapshot["config"], source=str(target))
-    return config, state.result_in(snapshot), snapshot.get("data")
+    return config, state.result_in(snapshot), snapshot["data"]
 
 
 def _data_of(path: Path) -> Identity | None:
-    """Return what data.json says of the data of a run; None if there is none: earlier versions did not write it."""
+    """Return what data.json says of the data of a run; None if there is none: the disk may have been full."""
     try:
         found: Identity | None = json.loads(plain_file.read_bytes(path))
         return found

@@ -86,7 +86,7 @@ class TrainState:
     average: AveragedModel | None = None
     """The moving average of the model, if one is kept."""
     data: Identity | None = None
-    """The data of the run; None if its version did not keep them."""
+    """The data of the run; None on a rank that has not taken the state of the run yet."""
 
     @property
     def result(self) -> nn.Module:
@@ -155,7 +155,7 @@ class TrainState:
         if self.average is not None:
             weights.load(snapshot["average"], self.average)
         weights.load(snapshot["model"], self.model)
-        self.load_buffers(snapshot.get("buffers", ()))  # checkpoints of old have none
+        self.load_buffers(snapshot["buffers"])
 
     def load_values(self, snapshot: Snapshot) -> None:
         """Take over from a snapshot all but the tensors of model, moving average and optimizer."""
@@ -165,12 +165,11 @@ class TrainState:
         self.progress = Progress(**snapshot["progress"])
         self.totals = Totals(**snapshot["totals"])
         self.best, self.last = (Evaluation(**e) if e else None for e in (snapshot["best"], snapshot["last"]))
-        # Those of version 0.1.0 list samples; it wrote each at once, and they need not be written again.
-        self.recent = [Entry(**entry) for entry in snapshot["recent"] if "samples" not in entry]
-        last_step, last_epoch = snapshot.get("last_step"), snapshot.get("last_epoch")  # checkpoints of old have none
+        self.recent = [Entry(**entry) for entry in snapshot["recent"]]
+        last_step, last_epoch = snapshot["last_step"], snapshot["last_epoch"]
         self.last_step = StepRecord(**last_step) if last_step else None
         self.last_epoch = EpochRecord(**last_epoch) if last_epoch else None
-        self.data = snapshot.get("data")
+        self.data = snapshot["data"]
 
     def change_data(self, before: Identity, after: Identity) -> None:
         """End the epoch under way, so that the next one takes all samples of the changed data.

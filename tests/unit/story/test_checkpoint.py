@@ -74,7 +74,7 @@ def test_a_checkpoint_is_read_back_bit_for_bit() -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("whole") / "step-0000000005.ckpt"
-    checkpoint.write(path, state_at(5).snapshot())
+    checkpoint.write(path, {**state_at(5).snapshot(), "config": {}})
     return path.read_bytes()
 
 
@@ -129,6 +129,19 @@ def test_a_hole_a_pipe_and_a_missing_file_are_refused() -> None:
         checkpoint.read_named(Path("x.ckpt"))
     with pytest.raises(UsageError, match=r"none\.ckpt: No such file"):
         checkpoint.read_named(Path("none.ckpt"))
+
+
+def test_a_checkpoint_that_lacks_a_value_is_skipped() -> None:
+    """Its checksum is right, so another version wrote it: the one before it is used."""
+    commit(5)
+    snapshot = read(path_of(RUN, 5))
+    del snapshot["buffers"]
+    checkpoint.write(path_of(RUN, 6), snapshot)
+    with pytest.raises(UsageError, match=r"0006\.ckpt is no checkpoint of this version: it has no buffers$"):
+        checkpoint.read_named(path_of(RUN, 6))
+    newest = newest_good(RUN, lambda message: None)
+    assert newest is not None
+    assert newest["progress"]["step"] == 5
 
 
 def test_a_checkpoint_with_code_in_it_is_not_run() -> None:
