@@ -31,7 +31,7 @@ from hvd_train.run_files.durable import Permission, always
 from hvd_train.state import Snapshot, TrainState, result_in, to_host
 
 BEST, FINAL = "model-best.pt", "model-final.pt"
-MAGIC = b"hvd_train checkpoint 1\n"
+MAGIC = b"hvd_train checkpoint\n"
 _KEYS = {field.name for field in dataclasses.fields(TrainState)} | {"buffers", "config"}
 _HEADER_SIZE = 512
 _PIECE_BYTES = 1 << 20
@@ -332,10 +332,7 @@ class _Payload(io.RawIOBase):
 
 def _header(path: Path, file: BinaryIO) -> tuple[Any, Any]:
     """Read the header of a checkpoint: the size and the digest of what follows. Raises BadCheckpoint, and OSError."""
-    magic = file.readline(64)
-    if magic != MAGIC:
-        if magic.startswith(MAGIC[:-3]):
-            raise BadCheckpoint(f"{path} was written by another version of hvd_train")
+    if file.readline(64) != MAGIC:
         raise BadCheckpoint(f"{path} is not a checkpoint of hvd_train")
     try:
         header = json.loads(file.readline(4096))

@@ -67,7 +67,7 @@ def test_a_checkpoint_is_read_back_bit_for_bit() -> None:
     state.load(snapshot)
     assert state.digest() == state_at(5).digest()
     lines = path_of(RUN, 5).read_bytes().split(b"\n")
-    assert lines[0] == b"hvd_train checkpoint 1"
+    assert lines[0] == b"hvd_train checkpoint"
     assert json.loads(lines[1])["step"] == 5
 
 
@@ -103,15 +103,14 @@ def test_a_damaged_file_is_found(whole: bytes, data: st.DataObject) -> None:
     ("content", "message"),
     [
         (b"PK\x03\x04 a zip file of torch.save\n", "is not a checkpoint of hvd_train"),
-        (b"hvd_train checkpoint 2\n{}\n", "was written by another version of hvd_train"),
-        (b"hvd_train checkpoint 1\nnot json\n", "its header is damaged"),
-        (b"hvd_train checkpoint 1\n[1, 2]\n", "its header is damaged"),
-        (b"hvd_train checkpoint 1\n{}\n", "its header is damaged"),
+        (MAGIC + b"not json\n", "its header is damaged"),
+        (MAGIC + b"[1, 2]\n", "its header is damaged"),
+        (MAGIC + b"{}\n", "its header is damaged"),
         (MAGIC + b'{"size": 100, "digest": ""}\nabc', "is truncated: 3 of 100 bytes"),
     ],
 )
 def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(content: bytes, message: str) -> None:
-    """A foreign file, a newer format, a broken header and a missing end each have their own words."""
+    """A foreign file, a broken header and a missing end each have their own words."""
     path = Path("x.ckpt")
     path.write_bytes(content)
     with pytest.raises(UsageError, match=rf"^x\.ckpt.*{message}$"):
