@@ -133,10 +133,8 @@ def _digest_of_code() -> str | None:
     """Return the digest of the installed hvd_train's code, or None where it is not installed."""
     if _folder("hvd_train") is None:
         return None
-    try:
-        from hvd_train._version import digest_of_code
-    except ImportError:
-        return "of an earlier version"
+    from hvd_train._version import digest_of_code
+
     return digest_of_code()
 
 

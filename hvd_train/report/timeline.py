@@ -40,7 +40,7 @@ def phases(runs: Sequence[History], names: Sequence[str]) -> Markup:
         split = split_of(run)
         total = sum(split.values()) if split else 0
         if split is None or not total:
-            gaps.append((name, "no time split in the metrics (a run of an earlier version, or no step logged)"))
+            gaps.append((name, "no time split in the metrics: no logged step has one"))
             continue
         cells = [
             (f"{1e3 * split[phase]:.2f} ms · {split[phase] / total:.0%}", split[phase] / total) for phase in PHASES

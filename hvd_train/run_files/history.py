@@ -1,7 +1,4 @@
-"""A run folder read back: settings, metrics, events and how the run ended. What is missing or damaged is named.
-
-Folders of earlier versions are read as well: no record needs to have every field of today.
-"""
+"""A run folder read back: settings, metrics, events and how the run ended. What is missing or damaged is named."""
 
 from __future__ import annotations
 
@@ -119,7 +116,7 @@ def read(path: Path) -> History:
     summary = _json(path / run_folder.SUMMARY, gaps)
     environment = _json(path / run_folder.ENVIRONMENT, gaps)
     if not environment:
-        gaps.append(f"no {run_folder.ENVIRONMENT}: the run is of an earlier version, or could not write it")
+        gaps.append(f"no {run_folder.ENVIRONMENT}: the run could not write it")
     kinds: dict[str, list[Record]] = {"step": [], "epoch": [], "event": []}
     for line in lines:
         kinds.get(str(line.get("kind")), []).append(line)
@@ -193,7 +190,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _settings(path: Path, gaps: list[str]) -> dict[str, Any]:
-    """Return the settings in config.yaml, whether or not this version still has them."""
+    """Return the settings in config.yaml by name, unchecked: a page shows what is there."""
     try:
         values = config_file.parse(plain_file.read_text(path, config_file.MOST_BYTES))
     except OSError as error:
