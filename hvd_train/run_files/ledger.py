@@ -166,7 +166,7 @@ def audit(folder: Path) -> Audit:
         if (total := max([numbers[0], *(after for _, after in changes)]) * numbers[1]) > _MOST_SAMPLES:
             raise UsageError(f"{folder / METRICS} tells of {total:,} samples, an audit counts {_MOST_SAMPLES:,}")
         from_step = _last_event(folder / METRICS, FROM_FILE, "step").get("step")
-        return audit_entries(read(path), *numbers, from_step)
+        return audit_entries(read(path), numbers[0], numbers[1], numbers[2], from_step)
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or folder}: {error.strerror}") from None
 

@@ -62,4 +62,4 @@ class OptimizerConfig:
             raise UsageError("--gradient-predivide-factor does not go with --reduction adasum, which adds no gradients")
         within("ema-decay", self.ema_decay or 0.0, 0, 1)
         if self.nesterov and (self.optimizer not in ("sgd", "lars") or self.momentum == 0):
-            raise UsageError("--nesterov needs --optimizer sgd or lars with a momentum above 0; type --no-nesterov for others")
+            raise UsageError("--nesterov needs --optimizer sgd or lars with a momentum above 0, else --no-nesterov")
