@@ -1,8 +1,8 @@
 """The ledger: which samples finished steps took, in ledger.jsonl of the run folder, for anyone to audit.
 
-A line stands for some steps in a row. It says which positions of their epoch's order were theirs, and has a fingerprint
-of the samples that the loaders of all ranks really delivered. So the file is small however large the training set is,
-and the fingerprints of an epoch add up to that of all samples only where each of them came once.
+A line stands for one or more steps in a row. It has the positions of the epoch's order that they took, and a
+fingerprint of the samples that the loaders of all ranks delivered. So the file is small for a training set of any size,
+and the fingerprints of an epoch add up to that of all samples only if each sample came once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.progress.fingerprint import added, fingerprint, of_all
-from hvd_train.progress.order import Indices, order_of
+from hvd_train.progress.order import order_of
 from hvd_train.run_files.run_folder import FROM_FILE, METRICS
 
 LEDGER = "ledger.jsonl"
@@ -145,28 +145,29 @@ class Audit:
 def audit(folder: Path) -> Audit:
     """Check the ledger of a run folder.
 
-    Raises UsageError where there is no ledger, where a line of it is not an entry, or where metrics.jsonl does not say
-    how many samples the training set has, and in which order they come.
+    Raises UsageError if there is no ledger, if a line of it is not an entry, or if metrics.jsonl does not say how many
+    samples the training set has, and in which order they come.
     """
-    path = folder / LEDGER
+    path, metrics = folder / LEDGER, folder / METRICS
     if not path.exists():
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
     try:
-        start = _last_event(folder / METRICS, "start", "num_samples")
-        numbers: list[Any] = [start.get(name) for name in ("num_samples", "repeated_augmentation", "seed")]
-        if not all(
-            type(number) is int and least <= number < 2**63 for number, least in zip(numbers, (1, 1, 0), strict=True)
-        ):
+        start = _last_event(metrics, "start", "num_samples")
+        facts: list[Any] = [start.get(name) for name in ("num_samples", "repeated_augmentation", "seed")]
+        if not all(type(fact) is int and least <= fact < 2**63 for fact, least in zip(facts, (1, 1, 0), strict=True)):
             raise UsageError(
-                f"{folder / METRICS} does not say how many samples the training set has, or in which order they come: "
+                f"{metrics} does not say how many samples the training set has, or in which order they come: "
                 "the ledger cannot be judged"
             )
-        changes = [entry.data_changed for entry in read(path) if entry.data_changed]
-        numbers[0] = changes[0][0] if changes else numbers[0]
-        if (total := max([numbers[0], *(after for _, after in changes)]) * numbers[1]) > _MOST_SAMPLES:
-            raise UsageError(f"{folder / METRICS} tells of {total:,} samples, an audit counts {_MOST_SAMPLES:,}")
-        from_step = _last_event(folder / METRICS, FROM_FILE, "step").get("step")
-        return audit_entries(read(path), numbers[0], numbers[1], numbers[2], from_step)
+        num_samples, repetitions, seed = facts
+        if changes := [entry.data_changed for entry in read(path) if entry.data_changed]:
+            num_samples = changes[0][0]
+        if (total := max([num_samples, *(after for _, after in changes)]) * repetitions) > _MOST_SAMPLES:
+            raise UsageError(f"{metrics} tells of {total:,} samples, an audit counts {_MOST_SAMPLES:,}")
+        from_step = _last_event(metrics, FROM_FILE, "step").get("step")
+        return audit_entries(
+            read(path), num_samples, repetitions, seed, from_step if isinstance(from_step, int) else None
+        )
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or folder}: {error.strerror}") from None
 
@@ -178,12 +179,12 @@ def audit_entries(
     seed: int = 0,
     from_step: int | None = None,
 ) -> Audit:
-    """Check entries: each step comes once and in order, and in each finished epoch each sample comes exactly once.
+    """Check that each step comes once and in order, and in each finished epoch each sample once.
 
-    In the last epoch, which may be unfinished, a sample may be missing, but must not come twice. With repeated
-    augmentation `repetitions` epochs are judged as one round, in which each sample comes `repetitions` times. `seed` is
-    the seed of the order. After a hundred faults the rest is not looked at. A run that resumed from a file after
-    `from_step` is judged from there, or from the beginning of that epoch if the file had it.
+    The last epoch may be unfinished: samples may be missing there, but none may come twice. With repeated augmentation
+    `repetitions` epochs are judged as one round, in which each sample comes `repetitions` times. `seed` is the seed of
+    the order. The check ends after a hundred faults. A run that resumed from a file after `from_step` is judged from
+    there, or from the beginning of that epoch if the file had it.
     """
     judge = _Judge(num_samples, repetitions, seed, from_step)
     for entry in entries:
@@ -201,109 +202,103 @@ class _Count:
     too_rarely: int
     unknown: int
     taken: int
-    """Samples in all, or positions that they came from."""
+    """Positions in all."""
 
 
 class _Judge:
-    """Takes the entries of a ledger one by one. What it holds of them is one round: the epochs that are judged as one.
+    """Judge the entries of a ledger one by one; of these, hold those of one round: the epochs judged as one.
 
-    In a finished round the fingerprints must add up to that of all samples, which they do whatever the order was. Else,
-    as in an unfinished round, each is compared with that of the samples at the entry's positions; a permutation has
-    each sample at one position, so that each counts once if each position does.
+    The fingerprints of a finished round must add up to that of all samples, which does not depend on the order. If they
+    do not, and in an unfinished round, each is compared with that of the samples at the entry's positions. The order is
+    a permutation, so each sample comes once if each position does.
     """
 
-    def __init__(self, num_samples: int, repetitions: int, seed: int, from_step: int | None = None) -> None:
-        self._from_step = from_step
-        self._begun_round: int | None = None  # its first samples are in the ledger of another run
-        self._num_samples, self._repetitions, self._seed = num_samples, repetitions, seed
-        self._faults, self._changes, self._cut_round = list[str](), list[str](), -1
-        self._world_sizes: set[int] = set()
+    def __init__(self, num_samples: int, repetitions: int, seed: int, from_step: int | None) -> None:
+        self._num_samples, self._repetitions, self._seed, self._from_step = num_samples, repetitions, seed, from_step
+        self._faults, self._changes, self._world_sizes = list[str](), list[str](), set[int]()
         self._lines = self._steps = self._last_step = self._finished = self._round = 0
+        self._partial = set[int]()  # rounds that a change of the data or another run's ledger has a part of
         self._in_order = True
         self._entries: list[Entry] = []
 
     def take(self, entry: Entry) -> None:
-        """Take the next entry."""
+        """Judge the next entry."""
         self._lines += 1
-        first, last = entry.steps
-        if self._lines == 1 and type(self._from_step) is int and first <= self._from_step + 1:
-            self._last_step, self._round = first - 1, entry.epoch // self._repetitions
+        (first, last), number = entry.steps, entry.epoch // self._repetitions
+        if self._lines == 1 and self._from_step is not None and first <= self._from_step + 1:
+            self._last_step, self._round = first - 1, number
             if entry.epoch % self._repetitions or entry.positions[0]:
-                self._begun_round = self._round
+                self._partial.add(number)
         if first != self._last_step + 1 and self._in_order:
             self._in_order = False
             self._faults.append(f"line {self._lines} is of step {first}")
         self._last_step, self._steps = last, self._steps + last - first + 1
+        while self._round < number and not self.is_lost:
+            self._end_round()
         if entry.data_changed:
-            self._change(entry, entry.data_changed[1])
+            self._change_data(entry.epoch, entry.data_changed[1])
             return
         self._world_sizes.add(entry.world_size)
-        number = entry.epoch // self._repetitions
         if number < self._round:
             self._faults.append(f"line {self._lines} is of epoch {entry.epoch}, after a later one")
-            return
-        while self._round < number and not self.is_lost:
-            self._end_round(is_last=False)
-        if self.is_lost:
-            return
-        self._entries.append(entry)
+        else:
+            self._entries.append(entry)
 
     @property
     def is_lost(self) -> bool:
-        """Whether there are so many faults already that no more of them need to be found."""
+        """Whether there are more faults than anyone needs to see."""
         return len(self._faults) > _MOST_FAULTS
 
     def verdict(self) -> Audit:
         """Return what all entries prove. Nothing can be taken after it."""
-        self._end_round(is_last=True)
+        self._end_round(may_lack=True)
         sizes = tuple(sorted(self._world_sizes))
         faults, changes = tuple(self._faults), tuple(self._changes)
         return Audit(self._finished, self._steps, self._num_samples, sizes, faults, self._repetitions, changes)
 
-    def _change(self, entry: Entry, num_samples: int) -> None:
-        """End the round at a change of the data, and judge later rounds by the new number of samples.
+    def _change_data(self, epoch: int, num_samples: int) -> None:
+        """End the epoch, and judge later ones by the new number of samples.
 
-        Both parts of a round with repeated augmentation may lack samples.
+        With repeated augmentation a change may cut a round in two; both parts may lack samples.
         """
-        while self._round < entry.epoch // self._repetitions and not self.is_lost:
-            self._end_round(is_last=False)
         if self._entries:
-            count, total = self._end_round(is_last=True), self._num_samples * self._repetitions
-            early = f"epoch {entry.epoch + 1} ended after {count.taken:,} of {total:,} samples"
-            self._changes += [f"{early} because the data changed"] if count.too_rarely else []
+            count, total = self._end_round(may_lack=True), self._num_samples * self._repetitions
+            if count.too_rarely:
+                early = f"epoch {epoch + 1} ended after {count.taken:,} of {total:,} samples"
+                self._changes.append(f"{early} because the data changed")
         self._num_samples = num_samples
-        self._round, rest = divmod(entry.epoch + 1, self._repetitions)
-        self._cut_round = self._round if rest else -1
+        self._round, rest = divmod(epoch + 1, self._repetitions)
+        if rest:
+            self._partial.add(self._round)
 
-    def _end_round(self, *, is_last: bool) -> _Count:
-        is_last = is_last or self._round == self._cut_round
-        times, epoch = self._repetitions, self._round * self._repetitions
+    def _end_round(self, *, may_lack: bool = False) -> _Count:
+        """Judge the entries of the round, and begin the next one."""
+        may_lack = may_lack or self._round in self._partial
+        times, epoch, count = self._repetitions, self._round * self._repetitions, self._count()
         name = f"epoch {epoch}" if times == 1 else f"epochs {epoch} to {epoch + times - 1}"
-        count = self._count_positions()
-        if not self._adds_up(count):
+        is_whole = not (count.too_often or count.too_rarely or count.unknown)
+        if not is_whole or added(entry.fingerprint for entry in self._entries) != _of_all(self._num_samples * times):
             self._faults += [
                 f"{_named(entry.steps)}: not the samples that stand at positions {entry.positions[0]} to "
                 f"{entry.positions[1] - 1} of epoch {entry.epoch}"
-                for entry in self._as_many_as_fit()
-                if not self._took_its_own(entry)
+                for entry in self._wrong()
             ]
         if count.too_often or count.unknown:
             self._faults.append(
                 f"{name}: {count.too_often} samples more than {_times(times)}, {count.unknown} that do not exist"
             )
-        if count.too_rarely and not is_last and self._round != self._begun_round:
-            self._faults.append(
-                f"{name}: {count.too_rarely} samples {'never' if times == 1 else f'less than {_times(times)}'}"
-            )
+        if count.too_rarely and not may_lack:
+            never = "never" if times == 1 else f"less than {_times(times)}"
+            self._faults.append(f"{name}: {count.too_rarely} samples {never}")
         if not count.too_rarely:
             self._finished += times
-        elif is_last and times > 1:
+        elif may_lack and times > 1:
             self._finished += count.taken // self._num_samples
         self._round += 1
         self._entries = []
         return count
 
-    def _count_positions(self) -> _Count:
+    def _count(self) -> _Count:
         """Count the positions of the round that entries name, each of which stands for a sample."""
         often = unknown = taken = 0
         epochs: dict[int, list[tuple[int, int]]] = {}
@@ -321,39 +316,22 @@ class _Judge:
             unknown += max(0, reached - self._num_samples)
         return _Count(min(often, self._num_samples), min(rarely, self._num_samples), unknown, taken)
 
-    def _adds_up(self, count: _Count) -> bool:
-        """Return whether the round is finished, and its fingerprints are together that of all samples."""
-        if count.too_often or count.too_rarely or count.unknown:
-            return False
-        return added(entry.fingerprint for entry in self._entries) == _of_all(self._num_samples * self._repetitions)
+    def _wrong(self) -> Iterator[Entry]:
+        """Yield the entries whose steps did not take the samples at their positions.
 
-    def _as_many_as_fit(self) -> Iterator[Entry]:
-        """Yield entries of the round, until they have more positions than it has: the others come twice, which is told.
-
-        Otherwise a file of some lines, each of a whole epoch, would keep an audit busy for days.
+        Stop once the entries have more positions than the round, so that some come twice, which is a fault already. A
+        short file could otherwise claim enough to keep an audit busy for days.
         """
         room = self._num_samples * self._repetitions
         for entry in self._entries:
-            yield entry
-            room -= len(self._within(entry))
+            order = order_of(self._seed, entry.epoch, self._num_samples, self._repetitions)
+            positions = range(max(0, entry.positions[0]), min(entry.positions[1], self._num_samples))
+            parts = (order[begin : min(begin + _AT_ONCE, positions.stop)] for begin in positions[::_AT_ONCE])
+            if added(map(fingerprint, parts)) != entry.fingerprint:
+                yield entry
+            room -= len(positions)
             if room < 0:
                 return
-
-    def _within(self, entry: Entry) -> range:
-        """Return the positions of an entry that its epoch has."""
-        start, stop = entry.positions
-        return range(max(0, start), min(stop, self._num_samples))
-
-    def _took_its_own(self, entry: Entry) -> bool:
-        """Return whether the steps of an entry took the samples that stand at its positions."""
-        return added(fingerprint(samples) for samples in self._samples_of(entry)) == entry.fingerprint
-
-    def _samples_of(self, entry: Entry) -> Iterator[Indices]:
-        """Yield the numbers of the samples that stand at an entry's positions, as many at once as memory can hold."""
-        order = order_of(self._seed, entry.epoch, self._num_samples, self._repetitions)
-        positions = self._within(entry)
-        for begin in positions[::_AT_ONCE]:
-            yield order[begin : min(begin + _AT_ONCE, positions.stop)]
 
 
 def _named(steps: tuple[int, int]) -> str:
