@@ -19,7 +19,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from hvd_train.run_files.appended_file import AppendedFile
 from hvd_train.run_files.durable import Permission, always
 
-_numbers = itertools.count()  # of this process's event files: two may be opened in the same second
+_numbers = itertools.count()  # TensorBoard reads the files of one second in the order of their names
 
 
 class Board:
@@ -32,7 +32,7 @@ class Board:
 
         For `report` and `permission` see AppendedFile.
         """
-        name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_numbers):04}"
         self._file = AppendedFile(folder / name, report, permission)
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if resumed_step:

@@ -13,7 +13,8 @@ SAMPLES, BATCH, START = 1000, 100, 1.8e9
 
 def start(time: float = 0.0, **facts: Any) -> dict[str, Any]:
     """Return the event at the beginning of a life."""
-    return event("start", time, message="a net on digits", **{"world_size": 2, "num_samples": SAMPLES, **facts})
+    known = {"world_size": 2, "num_samples": SAMPLES, "repeated_augmentation": 1, "seed": 0}
+    return event("start", time, message="a net on digits", **{**known, **facts})
 
 
 def event(name: str, time: float, message: str = "something", **facts: Any) -> dict[str, Any]:
