@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hvd_train.travel import may_travel
 
@@ -78,3 +78,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names[:12])}"
     return UsageError(f"unknown {kind} {name!r}; {hint}")
+
+
+def first_few(items: Sequence[object], most: int = 4) -> str:
+    """Return the first `most` items in one line for the user, and how many more there are."""
+    shown = ", ".join(map(str, items[:most]))
+    return f"{shown} and {len(items) - most} more" if len(items) > most else shown

@@ -43,7 +43,7 @@ def adapted(
     changed["optimizer"] = optim.adapted(snapshot["optimizer"], old.optimizer, state.optimizer, state.model)
     if mine["optimizer"] != theirs["optimizer"] or changed["optimizer"] is None:
         changed["optimizer"] = state.optimizer.state_dict()
-        notes.append(f"--optimizer {mine['optimizer']} starts with fresh state: {file} has that of another optimizer")
+        notes.append(f"--optimizer {mine['optimizer']} starts with fresh state: {file} is of another optimizer")
 
     if state.average is not None and snapshot["average"] is None:
         weights = {f"module.{name}": value for name, value in snapshot["model"].items()}
@@ -57,7 +57,7 @@ def adapted(
 
 
 def _check(config: Config, old: Config, progress: Progress) -> None:
-    """Raise UsageError for settings that differ from those of the checkpoint's run and cannot."""
+    """Raise UsageError for changed settings that a continued run cannot change."""
     file, mine, theirs = config.run.resume, config.settings(), old.settings()
     fixed = {name: theirs[name] for name in _FIXED if mine[name] != theirs[name]}
     if all(map(is_reference, (mine["data"], theirs["data"]))):

@@ -8,7 +8,7 @@ from torch import nn
 
 from hvd_train import checkpoint
 from hvd_train.data.batches import Ahead, Loader
-from hvd_train.errors import Diverged
+from hvd_train.errors import Diverged, first_few
 from hvd_train.goals import better, reason_to_end
 from hvd_train.job import Job
 from hvd_train.network import freeze, optim
@@ -17,7 +17,7 @@ from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import assignments, order_of
 from hvd_train.run_files.ledger import Entry
 from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
-from hvd_train.state import Evaluation, first_few
+from hvd_train.state import Evaluation
 from hvd_train.step import StepResult, Votes
 from hvd_train.validate import Scores, evaluate
 from hvd_train.world.world import WorldChanged, result_of_rank_0

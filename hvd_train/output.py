@@ -98,7 +98,7 @@ class Output:
         return Claim(folder, tuple(notes), loaded=snapshot is not None or by_name, from_file=by_name)
 
     def _load(self, state: TrainState, snapshot: Snapshot, notes: list[str]) -> None:
-        """Load a checkpoint. Raises UsageError if its data are others than those of `state`, which stay in it."""
+        """Load a checkpoint. Raises UsageError if its data differ from the data of `state`, which keeps its own."""
         data, earlier = state.data, snapshot["data"]
         changes = "; ".join(identity.differences(data, earlier).values())
         fits = not (data and earlier) or len(data["classes"]) == len(earlier["classes"])

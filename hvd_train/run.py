@@ -196,11 +196,12 @@ def trained_parts(
     if not trust:
         plugin.check_trusted(str(target), named)
     parts = build(config, place, own_model, own_data)
-    changes = identity.differences(identity.of(parts.data, sizes=True), data)
+    scored = ("validation",) if place.rank == 0 else ()  # sizes of the training files would take their time
+    changes = identity.differences(identity.of(parts.data, sizes=True, parts=scored), data)
     if "classes" in changes:
         raise UsageError(f"{target}: {changes['classes']}; name the class folders as they were, or train again")
-    if "validation" in changes and place.rank == 0:
-        console.say(f"{target}: {changes['validation']}, so the scores are not those of training")
+    if "validation" in changes:
+        console.say(f"{target}: {changes['validation']}, so the scores differ from training")
     state.check_same_shapes(parts.model.state_dict(), trained)
     weights.load(trained, parts.model)
     return config, parts

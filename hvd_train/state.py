@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from hvd_train.data.identity import Identity
-from hvd_train.errors import ReplicasDiffer, UsageError
+from hvd_train.errors import ReplicasDiffer, UsageError, first_few
 from hvd_train.network import buffers, optim, weights
 from hvd_train.network.digest import digest_of, tensors_in
 from hvd_train.progress.metrics import Totals
@@ -255,12 +255,6 @@ def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str
     return [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
 
 
-def first_few(items: Sequence[object], most: int = 4) -> str:
-    """Return the first `most` items in one line for the user, and how many more there are."""
-    shown = ", ".join(map(str, items[:most]))
-    return f"{shown} and {len(items) - most} more" if len(items) > most else shown
-
-
 def to_host(value: Any) -> Any:
     """Return a copy of nested values with every tensor in host memory."""
     if isinstance(value, Tensor):
@@ -278,6 +272,5 @@ def check_same_shapes(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) 
     if shapes == other:
         return
     wrong = sorted(name for name in {**shapes, **other} if shapes.get(name) != other.get(name))
-    shown = ", ".join(f"{name} {other.get(name, 'absent')} for {shapes.get(name, 'absent')}" for name in wrong[:3])
-    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-    raise UsageError(f"the checkpoint is of another model: {shown}{more}; start it with the same --model and --data")
+    shown = first_few([f"{name} {other.get(name, 'absent')} for {shapes.get(name, 'absent')}" for name in wrong], 3)
+    raise UsageError(f"the checkpoint is of another model: {shown}; start it with the same --model and --data")

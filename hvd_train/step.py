@@ -155,7 +155,7 @@ class Step:
         """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
 
         `meanwhile` is called while the gradients are on their way between the ranks. Raises RankLost before any weight
-        has changed, and Untrainable as `trainable` does: the state is then that of the step before.
+        has changed, and Untrainable as `trainable` does: the state is then the state before the step.
         """
         try:
             with trainable():

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from hvd_train.data.dataset import Arrays, DataSet, Source
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, first_few
 
 Identity = dict[str, Any]
 """Plain values: "classes" has the names; "training" and "validation" have the number of samples and a digest, of each
 class folder and (named "") of all."""
 
 
-def of(data: DataSet, *, sizes: bool) -> Identity:
-    """Return the identity of a data set; `sizes` covers the sizes of files, at the cost of a system call for each."""
-    sets = {"training": data.train, "validation": data.val}
-    samples = {p: None if s is None else _samples(s, data.classes, sizes=sizes) for p, s in sets.items()}
+_PARTS = ("training", "validation")
+
+
+def of(data: DataSet, *, sizes: bool, parts: Sequence[str] = _PARTS) -> Identity:
+    """Return the identity of these parts of a data set.
+
+    `sizes` covers the sizes of files, at the cost of a system call for each.
+    """
+    sets = {part: source for part, source in zip(_PARTS, (data.train, data.val), strict=True) if part in parts}
+    samples = {part: s if s is None else _samples(s, data.classes, sizes=sizes) for part, s in sets.items()}
     return {"classes": list(data.classes), **samples}
 
 
@@ -27,7 +34,9 @@ def facts(data: DataSet) -> dict[str, str]:
 
 
 def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
-    """Return in words how data differ from the data of a run, for each part that does; unknown data (None) do not.
+    """Return in words how data differ from the data of a run, for each part of `now` that does.
+
+    Unknown data (None) do not differ.
 
     Raises UsageError if `run`, which was read from a file, is no identity.
     """
@@ -36,7 +45,7 @@ def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
     try:
         if now["classes"] != run["classes"]:
             return {"classes": _classes(now["classes"], run["classes"])}
-        parts = [part for part in ("training", "validation") if now[part] != run[part]]
+        parts = [part for part in _PARTS if part in now and now[part] != run[part]]
         return {part: f"the {part} set has {_samples_differ(now[part], run[part])}" for part in parts}
     except (TypeError, KeyError, AttributeError):
         raise UsageError("what the run says of its data is damaged; start again with --resume never") from None
@@ -44,10 +53,10 @@ def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
 
 def _classes(now: list[str], run: list[str]) -> str:
     if len(now) == len(run):
-        return _few([f"class {old!r} is now {name!r}" for old, name in zip(run, now, strict=True) if old != name])
+        return first_few([f"class {old!r} is now {name!r}" for old, name in zip(run, now, strict=True) if old != name])
     odd = [f"{name!r} is new" for name in now if name not in run]
     odd += [f"{name!r} is missing" for name in run if name not in now]
-    return f"there are {len(now)} classes, the run had {len(run)}: class {_few(odd)}"
+    return f"there are {len(now)} classes, the run had {len(run)}: class {first_few(odd)}"
 
 
 def _samples_differ(now: Identity | None, run: Identity | None) -> str:
@@ -55,7 +64,7 @@ def _samples_differ(now: Identity | None, run: Identity | None) -> str:
     count, before = mine[""][0], theirs[""][0]
     text = f"{count} images, the run had {before}" if count != before else "other images than the run had"
     where = [repr(name) for name in mine if name and mine[name] != theirs.get(name)]
-    return f"{text} (in class {_few(where)})" if where else text
+    return f"{text} (in class {first_few(where)})" if where else text
 
 
 def _samples(source: Source, classes: tuple[str, ...], *, sizes: bool) -> dict[str, list[object]]:
@@ -69,7 +78,3 @@ def _samples(source: Source, classes: tuple[str, ...], *, sizes: bool) -> dict[s
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
-
-
-def _few(items: list[str], most: int = 3) -> str:
-    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")

@@ -126,7 +126,7 @@ def _decode(data: bytes, max_pixels: int) -> Tensor:
 def _bits(image: Image.Image) -> int:
     """Return of how many bits the grey values of an image are, 9 to 16.
 
-    Raises ValueError, which names the mode, where they are signed, have more bits or are floating point numbers.
+    Raises ValueError, which names the mode, if they are signed, have more bits or are floating point numbers.
     """
     if image.mode.startswith("I;16"):
         return int(getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (16,))[0])

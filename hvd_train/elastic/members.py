@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hvd_train.errors import first_few
 from hvd_train.travel import may_travel
 
 Holds = Literal["whole", "fresh", "torn", "distrusted"]
@@ -93,8 +94,8 @@ class Change:
 
     def describe(self, seconds: float) -> str:
         """Return the change in one line; `seconds` is the time from the fault to the end of the next step."""
-        parts = [f"{_names(self.left)} left"] if self.left else []
-        parts += [f"{_names(self.came)} came"] if self.came else []
+        parts = [f"{first_few(self.left, 3)} left"] if self.left else []
+        parts += [f"{first_few(self.came, 3)} came"] if self.came else []
         who = " and ".join(parts) or "the same ranks met again"
         return (
             f"world {len(self.before)} -> {len(self.after)} at step {self.step}: {who} ({self.reason}); "
@@ -164,8 +165,3 @@ def change_between(reports: Sequence[RankReport], step: int) -> Change | None:
         step=step,
         steps_lost=leader.step - step,
     )
-
-
-def _names(members: Sequence[Member]) -> str:
-    shown = ", ".join(str(member) for member in members[:3])
-    return shown if len(members) <= 3 else f"{shown} and {len(members) - 3} more"

@@ -7,7 +7,7 @@ import pickle
 import re
 import struct
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hvd_train import plain_file
-from hvd_train.errors import UsageError, unknown_name
+from hvd_train.errors import UsageError, first_few, unknown_name
 from hvd_train.network.models import head_of, torchvision_names
 
 # Auxiliary classifiers, which help these models to train from random weights; `models.build` leaves them out.
@@ -112,7 +112,7 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
         found["missing"] = [key for key in missing if key not in {*in_head, *misshapen}]
     except (RuntimeError, ValueError) as error:
         found["torch says"] = [str(error).splitlines()[-1].strip()]
-    if faults := [f"{what}: {_few(keys)}" for what, keys in found.items() if keys]:
+    if faults := [f"{what}: {first_few(keys)}" for what, keys in found.items() if keys]:
         model.load_state_dict(before)
         raise UsageError(f"--weights {weights} do not fit --model {name}: {'; '.join(faults)}")
     new_head = f", but a new last layer ({head}) for {num_classes} classes" if in_head else ""
@@ -134,10 +134,6 @@ def _with_names_of(own: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> O
     while not own.keys() & short.keys() and len({key.partition(".")[0] for key in short}) == 1 < len(short):
         short = OrderedDict((key.partition(".")[2], value) for key, value in short.items())
     return short if own.keys() & short.keys() else named
-
-
-def _few(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
 
 
 def _names(model: str) -> list[str]:

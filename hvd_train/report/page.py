@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from hvd_train.errors import first_few
 from hvd_train.progress.clock import duration
 from hvd_train.report.charts import DARK, LIGHT, Chart
 from hvd_train.report.drawing import svg
@@ -50,12 +51,10 @@ def gaps(notes: Iterable[tuple[str, str]]) -> Markup:
     runs_of: dict[str, list[str]] = {}
     for name, text in notes:
         runs_of.setdefault(text, []).append(name)
-    return Markup().join(gap(f"{_listed(names)}: {text}" if any(names) else text) for text, names in runs_of.items())
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    named = {
+        text: f"{first_few(names, _MOST_NAMES)}: {text}" if any(names) else text for text, names in runs_of.items()
+    }
+    return Markup().join(map(gap, named.values()))
 
 
 def paragraph(text: str) -> Markup:

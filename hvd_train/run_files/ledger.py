@@ -2,7 +2,7 @@
 
 A line stands for one or more steps in a row. It has the positions of the epoch's order that they took, and a
 fingerprint of the samples that the loaders of all ranks delivered. So the file is small for a training set of any size,
-and the fingerprints of an epoch add up to that of all samples only if each sample came once.
+and the fingerprints of an epoch add up to the fingerprint of all samples only if each sample came once.
 """
 
 from __future__ import annotations
@@ -206,11 +206,11 @@ class _Count:
 
 
 class _Judge:
-    """Judge the entries of a ledger one by one; of these, hold those of one round: the epochs judged as one.
+    """Judge the entries of a ledger one by one; of these, hold one round: the epochs judged as one.
 
-    The fingerprints of a finished round must add up to that of all samples, which does not depend on the order. If they
-    do not, and in an unfinished round, each is compared with that of the samples at the entry's positions. The order is
-    a permutation, so each sample comes once if each position does.
+    The fingerprints of a finished round must add up to the fingerprint of all samples, which does not depend on the
+    order. If they do not, and in an unfinished round, each is compared with the fingerprint of the samples at the
+    entry's positions. The order is a permutation, so each sample comes once if each position does.
     """
 
     def __init__(self, num_samples: int, repetitions: int, seed: int, from_step: int | None) -> None:

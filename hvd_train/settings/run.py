@@ -26,7 +26,7 @@ class RunConfig:
     resume: str = free("auto")
     """auto: go on from the newest good checkpoint of the run folder; never: start anew; or a checkpoint file."""
     data_changed: bool = free(False)
-    """Resume although the data are not those of the run: the epoch under way ends, the next one has the new data."""
+    """Resume with changed data: the current epoch ends, and the next one uses the new data."""
     commit_steps: int | None = free(None)
     """Steps from one checkpoint to the next."""
     commit_seconds: float | None = free(60.0)
