@@ -166,7 +166,8 @@ def test_c8_sums_are_right(ranks: int, env: dict[str, object], controller: str) 
 def test_c9_a_sum_does_not_wait_for_the_clock(controller: str, tmp_path: Path) -> None:
     """A cycle begins as soon as a tensor waits, unless HVD_TRAIN_EAGER_CYCLES=0; an idle rank wakes up rarely.
 
-    Cycles by the clock alone would take at least 80 s in the first case; 1,000 cycles are due in the idle second.
+    Cycles by the clock alone would take at least 80 s in the first case. In the idle second they would be 1,000; there
+    are 50, each with two sleeps and a wait for the other rank, or two.
     """
 
     def taken(what: str, **env: object) -> float:
@@ -176,7 +177,7 @@ def test_c9_a_sum_does_not_wait_for_the_clock(controller: str, tmp_path: Path) -
 
     assert taken("sums", HOROVOD_CYCLE_TIME=4000) < 20 * 3.9
     assert taken("sums", HOROVOD_CYCLE_TIME=200, HVD_TRAIN_EAGER_CYCLES=0) > 20 * 0.19
-    assert taken("rests") < 100
+    assert taken("rests") < 500
 
 
 def test_c10_a_rank_that_waits_for_a_result_sleeps(controller: str) -> None:
