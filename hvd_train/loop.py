@@ -154,7 +154,6 @@ def give_up(job: Job, result: StepResult) -> None:
 def finish_epoch(job: Job) -> None:
     """Evaluate if it is time to, keep the best weights, write the epoch down and move to the next one."""
     state, config = job.state, job.config
-    job.step.bring_together()
     number = state.progress.epoch + 1
     due = number % config.run.eval_epochs == 0 or number == config.schedule.epochs
     scores = validate(job, job.parts.val_loader, state.result) if due and job.parts.val_loader else None

@@ -161,12 +161,8 @@ class Step:
             with trainable():
                 return self._take(state, batch, votes, want_norm, meanwhile)
         except (RankLost, Untrainable):
-            self._buffers.undo()
+            self._buffers.put_back()
             raise
-
-    def bring_together(self) -> None:
-        """Between two steps, give all ranks the buffers of rank 0 that have changed unseen. Raises RankLost."""
-        self._buffers.bring_together(self._world)
 
     def _take(
         self, state: TrainState, batch: Batch, votes: Votes, want_norm: bool, meanwhile: Callable[[], None]
@@ -202,7 +198,7 @@ class Step:
         sums = _constant((0.0,) * NUM_SUMS, self._device)
         if outcomes:
             sums = reduce(operator.add, [outcome.sums for outcome in outcomes])
-        flags = votes.stop, votes.commit, votes.change, self._buffers.has_news
+        flags = votes.stop, votes.commit, votes.change, self._buffers.others_changed
         wishes = _constant(tuple(map(float, flags)), self._device)
         words = [sums, wishes, *([self._fingerprint(batch)] if self._ledger else [])]
         # In memory of its own: the sum over the ranks comes into it.
@@ -217,9 +213,9 @@ class Step:
         # Reduce, unscale, clip, step, in this order.
         with self._world.reduced(optimizer):
             answer = pending()
-            totals, agreed, news, taken = _read(answer[:num_words], batch.size)
-            if news:
-                self._buffers.exchange_news(self._world)
+            totals, agreed, buffers_changed, taken = _read(answer[:num_words], batch.size)
+            if buffers_changed:
+                self._buffers.broadcast_others(self._world)
             wait_for_part()
             # That was the last word of other ranks: from here on the step cannot break.
             self._mark("reduction")
@@ -227,7 +223,7 @@ class Step:
             norm = self._clip(parameters)
             skipped = not (math.isfinite(totals.loss) and math.isfinite(norm))  # on all ranks: both are sums over them
             if skipped:
-                self._buffers.undo()
+                self._buffers.put_back()
             else:
                 self._buffers.finish(answer[num_words:], batch.num_slots)
                 scaler.step(optimizer)
@@ -241,7 +237,7 @@ class Step:
 
         Random numbers (dropout, mixes) are those of this step and slot, on whichever rank they are drawn.
         """
-        self._buffers.begin_slot()
+        self._buffers.put_back()
         seed(self._device, order.key(self._seed, SLOT, step, micro.number))
         inputs, targets = self._mix(micro.inputs, micro.targets)
         with self.autocast():
@@ -249,7 +245,7 @@ class Step:
             loss = self._losses(logits, targets, "sum")
         logits = logits.detach()
         outcomes.append(_Outcome(logits, targets, sums_of(loss.detach(), logits, micro.targets)))
-        self._buffers.end_slot(micro.number)
+        self._buffers.end_micro_batch(micro.number)
         self._mark("forward")
         return loss
 
@@ -304,13 +300,9 @@ def _constant(value: float | tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(value, device=device)
 
 
-def _read(answer: Tensor, count: int) -> tuple[Totals, Votes, bool, int | None]:
-    """Return what the numbers say that travelled as one tensor.
-
-    These are the sums over `count` samples, what the ranks want, whether one of them has news of buffers, and the
-    fingerprint of all samples if there is one.
-    """
-    numbers = answer.tolist()
-    stop, commit, change, news, *taken = numbers[NUM_SUMS:]
+def _read(message: Tensor, count: int) -> tuple[Totals, Votes, bool, int | None]:
+    """Unpack the summed message: sums over `count` samples, votes, "a buffer changed", and the fingerprint if any."""
+    numbers = message.tolist()
+    stop, commit, change, buffers_changed, *taken = numbers[NUM_SUMS:]
     votes = Votes(stop > 0, commit > 0, change > 0)
-    return Totals.of(numbers[:NUM_SUMS], count), votes, news > 0, from_bytes(taken) if taken else None
+    return Totals.of(numbers[:NUM_SUMS], count), votes, buffers_changed > 0, from_bytes(taken) if taken else None

@@ -1,8 +1,8 @@
-"""What a step makes of buffers: the mean over its slots, or the value of slot 0; equal on all ranks after each step."""
+"""The buffers of a model in an optimizer step: equal on all ranks after it, for any number of ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +12,13 @@ from hvd_train.world.world import World
 
 
 class StepBuffers:
-    """Moves the buffers of a model once a step, each by its rule (`buffers.averaged`): a mean, or the value of slot 0.
+    """Updates the buffers once a step: running statistics to a mean, all others to the value of micro-batch 0.
 
-    The slots of a step, on all ranks, start from the same values, so neither the number of ranks nor the order of slots
-    matters. What no slot changes (a frozen layer) stays the same to the last bit. After a fault in the middle of a step
-    `undo` brings back the values from before it.
+    Every micro-batch of a step starts from the same values, so the number of ranks does not change the result.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, patterns: Sequence[str] = ()) -> None:
-        """`patterns` name buffers to be averaged, besides running statistics; `device` is that of the model.
+        """`patterns` name further buffers to average; `device` is the device of the model.
 
         Raises UsageError as `buffers.averaged` does.
         """
@@ -28,274 +26,125 @@ class StepBuffers:
         mean = [buffer for buffer in buffers if buffer.name in names]
         floats = [buffer for buffer in mean if buffer.tensor.is_floating_point()]
         counts = [buffer for buffer in mean if not buffer.tensor.is_floating_point()]
-        # One call for all buffers of a kind: a ResNet-50 has 159, and each would be a kernel of its own on a GPU.
-        self._means = [_MeanOverSlots(kind, device) for kind in (floats, counts) if kind]
-        others = [buffer for buffer in buffers if buffer.name not in names]
-        self._others = _ValueOfSlot0(others, device) if others else None
-        self._rules: list[_MeanOverSlots | _ValueOfSlot0] = [*self._means, *([self._others] if self._others else [])]
+        self._means = [_Means(kind, device) for kind in (floats, counts) if kind]
+        self._others = [_Other(buffer) for buffer in buffers if buffer.name not in names]
+        self._kinds = (*self._means, *self._others)
+        self._new: dict[str, Tensor] = {}
         self._begun = False
 
     def begin(self) -> None:
-        """Note the values at the beginning of a step."""
-        for rule in self._rules:
-            rule.begin()
-        self._begun = True
+        """Save the values at the beginning of a step."""
+        for kind in self._kinds:
+            kind.begin()
+        self._new, self._begun = {}, True
 
-    def begin_slot(self) -> None:
-        """Put back the values from the beginning of the step, before the forward pass of a slot.
+    def put_back(self) -> None:
+        """Restore the values from the beginning of the step: before each forward pass, and if a fault breaks the step.
 
-        Called after the backward pass of the slot before: autograd refuses a backward pass through a layer whose
-        statistics have been written to since its forward pass.
+        Autograd refuses a backward pass through a layer if its statistics were written to after the forward pass, so
+        the backward pass comes first.
         """
-        for rule in self._rules:
-            rule.put_back()
+        for kind in self._kinds if self._begun else ():
+            kind.put_back()
 
-    def end_slot(self, number: int) -> None:
-        """Take note of what the forward pass of slot `number` of the step has changed."""
+    def end_micro_batch(self, number: int) -> None:
+        """Record the changes that the forward pass of micro-batch `number` of the step made."""
         for mean in self._means:
-            mean.end_slot()
-        if self._others is not None and number == 0:
-            self._others.end_slot_0()
+            mean.add_changes()
+        changed = [other.buffer for other in self._others if other.changed_by_pass()]
+        if number == 0:
+            self._new = {buffer.name: buffer.tensor.to("cpu", copy=True) for buffer in changed}
 
     @property
     def changes(self) -> list[Tensor]:
-        """What this rank has to tell of the step: float32 tensors of one dimension, of the same lengths on all ranks.
-
-        Their sums over the ranks go to `finish`.
-        """
-        return [rule.changes for rule in self._rules]
+        """The changes of averaged buffers on this rank: float32, 1-D, of the same lengths on all ranks."""
+        return [mean.changes for mean in self._means]
 
     @property
-    def has_news(self) -> bool:
-        """Whether slot 0 was this rank's, and has changed a buffer of which `changes` does not tell yet."""
-        return self._others is not None and bool(self._others.news)
+    def others_changed(self) -> bool:
+        """Whether this rank ran micro-batch 0, and it changed a buffer that is not averaged."""
+        return bool(self._new)
 
-    def exchange_news(self, world: World) -> None:
-        """Tell all ranks what is new, where any rank has news; `changes` will tell of these buffers from then on.
+    def broadcast_others(self, world: World) -> None:
+        """Send the changed buffers that are not averaged from rank 0, which runs micro-batch 0. Raises RankLost."""
+        self._new = world.broadcast(self._new, 0)
 
-        Raises RankLost.
-        """
-        if self._others is not None:
-            self._others.exchange_news(world)
-
-    def finish(self, total: Tensor, num_slots: int) -> None:
-        """Set the buffers as the `num_slots` slots of a step that has been taken have it.
-
-        `total` is the sum over all ranks of `changes`, joined into one tensor of one dimension.
-        """
+    def finish(self, total: Tensor, num_micro_batches: int) -> None:
+        """Set the buffers to their values after the step; `total` [n] is the sum of `changes` over all ranks."""
+        self.put_back()
         self._begun = False
-        if not self._rules:
-            return
-        parts = torch.split(total, [len(rule.changes) for rule in self._rules])
-        for rule, part in zip(self._rules, parts, strict=True):
-            rule.finish(part, num_slots)
-
-    def undo(self) -> None:
-        """Put back the values from the beginning of a step that is not taken, or was broken by a fault."""
-        if self._begun:
-            for rule in self._rules:
-                rule.put_back()
-
-    def bring_together(self, world: World) -> None:
-        """Between two steps, give all ranks the values of rank 0 where a buffer has changed unseen.
-
-        A forward pass that writes by way of `tensor.data` is unseen unless it does so in the first step of a world.
-        Raises RankLost.
-        """
-        if self._others is not None:
-            self._others.bring_together(world)
+        for mean, part in zip(self._means, torch.split(total, [len(m.changes) for m in self._means]), strict=True):
+            mean.add(part / num_micro_batches)
+        for other in self._others:
+            if other.buffer.name in self._new:
+                copy_into(other.buffer, self._new[other.buffer.name])
 
 
-class _MeanOverSlots:
-    """Buffers of one kind, which move by the mean of what each slot changes in them.
-
-    Also their values before a step, and this rank's changes and the final step of each. `_changes` and `_steps` have
-    one tensor for each buffer; these are views of `changes` and `_step`, one tensor of one dimension each, so that
-    changes travel, and are divided, in one piece.
-    """
+class _Means:
+    """Averaged buffers of one kind, floating point or integer; one tensor holds the changes of all of them."""
 
     def __init__(self, buffers: Sequence[Buffer], device: torch.device) -> None:
-        # Layers of torch write into their statistics; a user's own may put new tensors in their stead.
+        # torch's layers write into their statistics; a user's layer may assign a new tensor.
         buffers = sorted(buffers, key=is_statistic, reverse=True)
         self._tensors = [buffer.tensor for buffer in buffers]
-        self._own = [(n, buffer) for n, buffer in enumerate(buffers) if not is_statistic(buffer)]
+        self._assigned = [(n, buffer) for n, buffer in enumerate(buffers) if not is_statistic(buffer)]
         self._before = [torch.empty_like(tensor) for tensor in self._tensors]
         self._counts = not self._tensors[0].is_floating_point()
-        self.changes, self._changes = _row(self._tensors, torch.float32, device)
-        self._step, self._steps = _row(self._tensors, torch.int64 if self._counts else torch.float32, device)
+        self.changes, self._views = _row(self._tensors, torch.float32, device)
+        self._step, self._step_views = _row(self._tensors, torch.int64 if self._counts else torch.float32, device)
 
     def begin(self) -> None:
-        for number, buffer in self._own:
+        for number, buffer in self._assigned:
             self._tensors[number] = buffer.tensor
         torch._foreach_copy_(self._before, self._tensors)
         self.changes.zero_()
 
     def put_back(self) -> None:
-        for number, buffer in self._own:
+        for number, buffer in self._assigned:
             buffer.put(self._tensors[number])
         torch._foreach_copy_(self._tensors, self._before)
 
-    def end_slot(self) -> None:
-        now = self._tensors[: len(self._tensors) - len(self._own)] + [buffer.tensor for _, buffer in self._own]
-        torch._foreach_add_(self._changes, torch._foreach_sub(now, self._before))
+    def add_changes(self) -> None:
+        now = self._tensors[: len(self._tensors) - len(self._assigned)] + [b.tensor for _, b in self._assigned]
+        torch._foreach_add_(self._views, torch._foreach_sub(now, self._before))
 
-    def finish(self, total: Tensor, num_slots: int) -> None:
-        self.put_back()
-        mean = total / num_slots
+    def add(self, mean: Tensor) -> None:
         self._step.copy_(mean.round() if self._counts else mean)
-        torch._foreach_add_(self._before, self._steps)
-        torch._foreach_copy_(self._tensors, self._before)
+        torch._foreach_add_(self._tensors, self._step_views)
 
 
 def _row(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Return zeros for all numbers of `tensors` as one tensor of one dimension, and a view of it for each tensor."""
     sizes = [tensor.numel() for tensor in tensors]
     row = torch.zeros(sum(sizes), dtype=dtype, device=device)
     return row, [part.view_as(tensor) for part, tensor in zip(torch.split(row, sizes), tensors, strict=True)]
 
 
-class _ValueOfSlot0:
-    """Buffers that have, after a step, the values that the forward pass of slot 0 has given them.
-
-    Most models have some that never change (tables, masks), and what a model is going to change is not known before. So
-    at first none of them travels. The first change of one is news, of which the ranks tell each other in an exchange of
-    its own; from then on the buffer is live: its values travel with each step's message.
-    """
-
-    def __init__(self, buffers: Sequence[Buffer], device: torch.device) -> None:
-        self._device = device
-        self._held = [_Held(buffer) for buffer in buffers]
-        self._live: list[_Held] = []
-        self._quiet = self._held
-        self._none = self.changes = torch.zeros(0, device=device)
-        self._stepped = False
-        self.news: dict[str, Tensor] = {}
-        self._told: Mapping[str, Tensor] = {}
-
-    def begin(self) -> None:
-        for held in self._held:
-            held.note()
-        self.changes, self.news, self._told = self._none, {}, {}
-
-    def put_back(self) -> None:
-        _put_back([*self._live, *self._changed_quiet()])
-
-    def end_slot_0(self) -> None:
-        parts = []
-        for held in self._live:
-            if held.reshaped:
-                self.news[held.buffer.name] = held.buffer.tensor.clone()
-            parts.append(held.numbers(held.value if held.reshaped else held.buffer.tensor).to(self._device))
-        if parts:
-            self.changes = torch.cat(parts)
-        for held in self._changed_quiet():
-            self.news[held.buffer.name] = held.buffer.tensor.clone()
-
-    def _changed_quiet(self) -> list[_Held]:
-        # Writes by way of `tensor.data` escape torch's count: who makes them is found by value, in the first step.
-        return [held for held in self._quiet if (held.touched if self._stepped else held.differs)]
-
-    def exchange_news(self, world: World) -> None:
-        offered = world.gather({name: value.cpu() for name, value in self.news.items()})
-        self._told = {name: value for of_rank in offered for name, value in of_rank.items()}
-
-    def finish(self, total: Tensor, num_slots: int) -> None:
-        _put_back(self._changed_quiet())
-        for held, part in zip(self._live, torch.split(total, [held.count for held in self._live]), strict=True):
-            held.value.copy_(held.of_numbers(part))
-        _put_back(self._live)
-        self._stepped = True
-        if self._told:
-            self._set(self._told, self._told)
-
-    def bring_together(self, world: World) -> None:
-        if not self._stepped:
-            return
-        mine = {held.buffer.name: held.buffer.tensor.cpu() for held in self._held if held.differs}
-        offered = world.gather(mine if world.place.rank == 0 else dict.fromkeys(mine))
-        changed = {name for of_rank in offered for name in of_rank}
-        if changed:
-            _put_back([held for held in self._held if held.differs])
-            self._set({name: value for name, value in offered[0].items() if value is not None}, changed)
-
-    def _set(self, values: Mapping[str, Tensor], live: Collection[str]) -> None:
-        """Set these buffers, and have those of `live`, besides the ones that are, travel with each message."""
-        known = {held.buffer.name for held in self._live} | set(live)
-        for held in self._held:
-            if held.buffer.name in values:
-                copy_into(held.buffer, values[held.buffer.name])
-                held.note()
-        self._live = [held for held in self._held if held.buffer.name in known]
-        self._quiet = [held for held in self._held if held.buffer.name not in known]
-        self._none = torch.zeros(sum(held.count for held in self._live), device=self._device)
-
-
-_EXACT_IN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16, torch.int16, torch.int8, torch.uint8, torch.bool)
-
-
-class _Held:
-    """A buffer, the tensor that was there when the step began, and a copy of what it held."""
-
-    tensor: Tensor
-    value: Tensor
+class _Other:
+    """A buffer that is not averaged, and its value at the beginning of the step."""
 
     def __init__(self, buffer: Buffer) -> None:
-        self.buffer = buffer
-        self.version = -1  # of no tensor
+        self.buffer, self._tensor, self._value, self._version = buffer, buffer.tensor, buffer.tensor.clone(), -1
+        # torch does not count writes through `tensor.data`. The first forward pass shows whether the buffer changes.
+        self._compares: bool | None = None
 
-    @property
-    def touched(self) -> bool:
-        """Whether there is another tensor now, or this one has been written to as torch counts it."""
-        return self.version < 0 or self.buffer.tensor is not self.tensor or self.tensor._version != self.version
+    def begin(self) -> None:
+        if self.has_changed():
+            self._tensor = self.buffer.tensor
+            self._value, self._version = self._tensor.clone(), self._tensor._version
 
-    @property
-    def reshaped(self) -> bool:
-        """Whether there is a tensor of another shape or type now."""
+    def put_back(self) -> None:
+        if self.has_changed():
+            self.buffer.put(self._tensor)
+            if not torch.equal(self._tensor, self._value):
+                self._tensor.copy_(self._value)
+            self._version = self._tensor._version
+
+    def changed_by_pass(self) -> bool:
+        changed = self.has_changed()
+        self._compares = changed if self._compares is None else self._compares
+        return changed
+
+    def has_changed(self) -> bool:
         now = self.buffer.tensor
-        return now.shape != self.value.shape or now.dtype != self.value.dtype
-
-    @property
-    def differs(self) -> bool:
-        """Whether the buffer holds something else now."""
-        now = self.buffer.tensor
-        return self.reshaped or now.device != self.value.device or not torch.equal(now, self.value)
-
-    def note(self) -> None:
-        """Take the buffer as it is now for the beginning of a step."""
-        if self.touched:
-            self.tensor = self.buffer.tensor
-            if self.version < 0 or self.reshaped or self.value.device != self.tensor.device:
-                self.value = self.tensor.clone()
-            else:
-                self.value.copy_(self.tensor)
-            self.count = self.numbers(self.value).numel()
-            self.version = self.tensor._version
-
-    # A message is a sum of float32 numbers, of which all ranks but one give zeros: integers beyond 2^24 and float64
-    # travel as the 16-bit pieces of their memory.
-    def numbers(self, tensor: Tensor) -> Tensor:
-        """Return what a tensor of this buffer's shape and type holds as float32 numbers, exactly."""
-        flat = tensor.reshape(-1)
-        return (flat if flat.dtype in _EXACT_IN_FLOAT32 else flat.view(_pieces(flat.dtype))).float()
-
-    def of_numbers(self, numbers: Tensor) -> Tensor:
-        """Return the tensor of which `numbers` are those that the method of this name returns."""
-        dtype = self.value.dtype
-        if dtype in _EXACT_IN_FLOAT32:
-            return numbers.to(dtype).view(self.value.shape)
-        return numbers.to(_pieces(dtype)).view(dtype).view(self.value.shape)
-
-
-def _pieces(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of the pieces as which numbers of a type travel that float32 does not hold exactly."""
-    return torch.uint8 if dtype.itemsize == 1 else torch.int16
-
-
-def _put_back(some: Sequence[_Held]) -> None:
-    """Put the tensors that were there when the step began where they were, with `value` in them."""
-    for held in some:
-        held.buffer.put(held.tensor)
-    if some:
-        torch._foreach_copy_([held.tensor for held in some], [held.value for held in some])
-    for held in some:
-        held.version = held.tensor._version
+        written = now is not self._tensor or now._version != self._version
+        return written or (self._compares is not False and not torch.equal(now, self._value))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,15 +25,15 @@ SLOTS = [torch.sin(torch.arange(12.0).view(4, 3) * (n + 1)) for n in range(5)]
 def take(world: World, held: StepBuffers, model: nn.Module, slots: list[Tensor], *, undo: bool = False) -> None:
     held.begin()
     for number, slot in list(enumerate(slots))[world.place.rank :: world.place.size]:
-        held.begin_slot()
+        held.put_back()
         model(slot).square().sum().backward()
-        held.end_slot(number)
-    total = world.sum(torch.cat([torch.tensor([float(held.has_news)]), *held.changes]), "changes")
+        held.end_micro_batch(number)
+    total = world.sum(torch.cat([torch.tensor([float(held.others_changed)]), *held.changes]), "changes")
     if undo:
-        held.undo()
+        held.put_back()
         return
     if total[0] > 0:
-        held.exchange_news(world)
+        held.broadcast_others(world)
     held.finish(total[1:], len(slots))
 
 
@@ -156,10 +155,10 @@ def test_a_broken_step_is_undone(steps: int, change: Callable[[Noted, Tensor], N
     """The tensors are there again with what they held, in the first step of a world and later; whole steps stay."""
     model = nn.Sequential(Noted(torch.ones(3), change), started())
     held = StepBuffers(model, CPU)
-    held.undo()
+    held.put_back()
     for _ in range(steps):
         take(LocalWorld(), held, model, SLOTS)
-    held.undo()
+    held.put_back()
     assert model[1].num_batches_tracked == steps
     before, values = model[0].held, {name: value.clone() for name, value in model.state_dict().items()}
     take(LocalWorld(), held, model, SLOTS, undo=True)
@@ -210,22 +209,3 @@ def test_an_evaluation_changes_no_buffer(ranks: int) -> None:
         return int(weights["passes"])
 
     assert run_ranks(ranks, body) == [10] * ranks
-
-
-def test_ranks_end_with_equal_buffers_whatever_writes_into_them() -> None:
-    """Also a pass that begins to write late, and unseen by torch: buffers are synchronized after each epoch."""
-
-    def make(num_classes: int) -> nn.Module:
-        model, passes = runs.convnet(num_classes), itertools.count()
-        model.register_buffer("seen", torch.zeros(()))
-
-        def write(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-            if module.training and next(passes) > 5:
-                module.seen.data.add_(inputs[0].mean())
-
-        model.register_forward_hook(write)
-        return model
-
-    results = run_ranks(2, lambda world: trained(world, small_config(epochs=2), make))
-    assert torch.equal(*(weights["seen"] for _, weights in results))
-    assert results[0][1]["seen"] != 0
