@@ -31,7 +31,7 @@ from hvd_train.progress.order import Cut, order_of
 from hvd_train.run_files.journal import RunJournal
 from hvd_train.run_files.ledger import LEDGER, Entry, audit, extended
 from hvd_train.run_files.records import StepRecord
-from hvd_train.run_files.run_folder import METRICS
+from hvd_train.run_files.run_folder import METRICS, RunFolder
 from hvd_train.state import TrainState
 
 BYTES = 2_000_000_000
@@ -80,7 +80,7 @@ def write_run(folder: Path, epochs: int) -> list[Entry]:
 
 def take_over(folder: Path, entries: list[Entry]) -> None:
     """Do what a new rank 0 does with the files of a run."""
-    journal = RunJournal(folder, entries[-1].steps[1], entries[-1].epoch, live=False, ledger=True)
+    journal = RunJournal(RunFolder(folder), entries[-1].steps[1], entries[-1].epoch, live=False, ledger=True)
     journal.catch_up(entries, None, None)
     journal.close()
 

@@ -27,7 +27,7 @@ from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.network.weights import UNREADABLE, tensors_in
 from hvd_train.run_files import durable
-from hvd_train.run_files.durable import Permission, always
+from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import Snapshot, TrainState, result_in, to_host
 
 BEST, FINAL = "model-best.pt", "model-final.pt"
@@ -100,16 +100,14 @@ class DiskStore(Store):
     older files are removed only after a newer one is safe.
     """
 
-    def __init__(
-        self, folder: Path, keep: int, config: Mapping[str, Any], report: Report, permission: Permission = always
-    ) -> None:
-        """Prepare to write into the run folder; nothing is written where `permission`, asked for each file, says no."""
-        self.folder, self._keep, self._config, self._report = folder, keep, dict(config), report
-        self._permission = permission
-        with suppress(OSError):  # what cannot be removed or made now is no reason not to train
-            (folder / "checkpoints").mkdir(exist_ok=True)
-            durable.remove_partial(folder / "checkpoints")
-            durable.remove_partial(folder)
+    def __init__(self, run_folder: RunFolder, keep: int, config: Mapping[str, Any], report: Report) -> None:
+        """Prepare to write into the run folder, in which the `keep` newest checkpoints stay."""
+        self._run_folder, self._keep, self._config, self._report = run_folder, keep, dict(config), report
+        self.folder = run_folder.path
+        with suppress(OSError):  # training can go on without
+            (self.folder / "checkpoints").mkdir(exist_ok=True)
+            durable.remove_partial(self.folder / "checkpoints")
+            durable.remove_partial(self.folder)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._last: Future[bool] | None = None
         self._unwritten: dict[str, dict[str, Tensor]] = {}
@@ -155,7 +153,9 @@ class DiskStore(Store):
         step = snapshot["progress"]["step"]
         path = path_of(self.folder, step)
         try:
-            write(path, snapshot, self._permission)
+            path.parent.mkdir(exist_ok=True)
+            with self._run_folder.writing(f"checkpoints/{path.name}") as file:
+                write_into(file, snapshot)
         except OSError as error:
             if last or not self._failing:
                 newest = next(iter(committed(self.folder)), None)
@@ -182,7 +182,8 @@ class DiskStore(Store):
         for name, weights in list(self._unwritten.items()):
             path = self.folder / name
             try:
-                write_weights(path, weights, self._permission)
+                with self._run_folder.writing(name) as file:
+                    _save(weights, file)
             except OSError as error:
                 if not quietly:
                     kept = "" if last else "; it is kept in memory until it fits"
@@ -212,23 +213,25 @@ def newest_good(folder: Path, report: Report) -> Snapshot | None:
     return None
 
 
-def write(path: Path, snapshot: Snapshot, permission: Permission = always) -> None:
-    """Write a checkpoint durably. Raises OSError where the disk does not take it, or there is no `permission`.
-
-    It goes into the file without a copy in between: training on the same cores pays for each.
-    """
+def write(path: Path, snapshot: Snapshot) -> None:
+    """Write a checkpoint durably. Raises OSError if the disk does not take it."""
     path.parent.mkdir(exist_ok=True)
-    with durable.writing(path, permission) as file:
-        file.write(MAGIC)
-        file.write(b" " * _HEADER_SIZE)  # what stands here is known when all the rest is written
-        payload = _Digested(file)
-        with _without_crc32():
-            _save(snapshot, payload)
-        header = {"digest": payload.digest.hexdigest(), "size": payload.size, **snapshot["progress"]}
-        line = json.dumps(header).encode().ljust(_HEADER_SIZE - 1) + b"\n"
-        assert len(line) == _HEADER_SIZE
-        file.seek(len(MAGIC))
-        file.write(line)
+    with durable.writing(path) as file:
+        write_into(file, snapshot)
+
+
+def write_into(file: BinaryIO, snapshot: Snapshot) -> None:
+    """Write a checkpoint into an open file, without a copy in between: training pays for each. Raises OSError."""
+    file.write(MAGIC)
+    file.write(b" " * _HEADER_SIZE)  # the header is known when the rest is written
+    payload = _Digested(file)
+    with _without_crc32():
+        _save(snapshot, payload)
+    header = {"digest": payload.digest.hexdigest(), "size": payload.size, **snapshot["progress"]}
+    line = json.dumps(header).encode().ljust(_HEADER_SIZE - 1) + b"\n"
+    assert len(line) == _HEADER_SIZE
+    file.seek(len(MAGIC))
+    file.write(line)
 
 
 def _save(value: Mapping[str, Any], file: Any) -> None:
@@ -356,9 +359,3 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
     except UNREADABLE:
         return None
     return weights
-
-
-def write_weights(path: Path, weights: Mapping[str, Tensor], permission: Permission = always) -> None:
-    """Write a plain state_dict durably. Raises OSError where the disk does not take it, or there is no `permission`."""
-    with durable.writing(path, permission) as file:
-        _save(weights, file)

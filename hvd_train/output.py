@@ -21,7 +21,7 @@ from hvd_train.data.identity import Identity
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.progress.order import Cut
-from hvd_train.run_files import durable, machine, run_folder
+from hvd_train.run_files import machine, run_folder
 from hvd_train.run_files.journal import Journal, RunJournal, SilentJournal
 from hvd_train.run_files.run_folder import Busy, RunFolder
 from hvd_train.state import Snapshot, TrainState
@@ -119,21 +119,19 @@ class Output:
         progress = state.progress
         if self._folder is None:
             self._folder = claim.folder
-            path, run = claim.folder.path, self._config.run
+            run = self._config.run
             bar = shows_bar(self._config, place)
-            held = claim.folder.held
-            journal = RunJournal(path, progress.step, progress.epoch, live=bar, ledger=run.ledger, permission=held)
+            journal = RunJournal(claim.folder, progress.step, progress.epoch, live=bar, ledger=run.ledger)
             for note in (*claim.folder.notes, *claim.notes):
                 journal.event("note", note)
             if journal.steps_lost:
                 lost = f"at least {journal.steps_lost} steps lost: the run resumes after step {progress.step}"
                 journal.event("lost", lost, steps_lost=journal.steps_lost)
             self.store = DiskStore(
-                path,
+                claim.folder,
                 run.keep_checkpoints,
                 self._config.as_dict(),
                 lambda message: journal.event("checkpoint", message),
-                held,
             )
             self.journal = journal
         if claim.from_file:
@@ -155,8 +153,8 @@ class Output:
         if self._folder is None or not self._folder.held():
             return
         try:
-            machine.write(self._folder.path, hosts, gpu)
-            durable.write_text(self._folder.path / run_folder.DATA, json.dumps(data) + "\n")
+            machine.write(self._folder, hosts, gpu)
+            self._folder.write(run_folder.DATA, json.dumps(data) + "\n")
         except OSError as error:
             self.journal.event("note", f"cannot write {run_folder.ENVIRONMENT}: {error.strerror}")
 
@@ -164,10 +162,10 @@ class Output:
         """Write how the run ended, and return whether that is on disk; true on a rank that does not write."""
         if self._folder is None:
             return True
-        path = self._folder.path / run_folder.SUMMARY
         try:
-            durable.write_text(path, json.dumps(values, indent=2) + "\n", self._folder.held)
+            self._folder.write(run_folder.SUMMARY, json.dumps(values, indent=2) + "\n")
         except OSError as error:
+            path = self._folder.path / run_folder.SUMMARY
             self.journal.event("summary", f"cannot write {path}: {error.strerror}")
             return False
         return True

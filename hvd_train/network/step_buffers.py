@@ -28,7 +28,7 @@ class StepBuffers:
         counts = [buffer for buffer in mean if not buffer.tensor.is_floating_point()]
         self._means = [_Means(kind, device) for kind in (floats, counts) if kind]
         self._others = [_Other(buffer) for buffer in buffers if buffer.name not in names]
-        self._kinds = (*self._means, *self._others)
+        self._kinds: list[_Means | _Other] = [*self._means, *self._others]
         self._new: dict[str, Tensor] = {}
         self._begun = False
 
@@ -44,7 +44,7 @@ class StepBuffers:
         Autograd refuses a backward pass through a layer if its statistics were written to after the forward pass, so
         the backward pass comes first.
         """
-        for kind in self._kinds if self._begun else ():
+        for kind in self._kinds if self._begun else []:
             kind.put_back()
 
     def end_micro_batch(self, number: int) -> None:

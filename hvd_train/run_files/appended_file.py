@@ -1,4 +1,4 @@
-"""A file that a training appends to: what a full disk does not take is kept, and written when it fits."""
+"""A file that a run appends to. Entries that a full disk does not take are kept, and written when they fit."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hvd_train.plain_file import in_place
-from hvd_train.run_files.durable import Permission, always, sync_folder
+from hvd_train.run_files.durable import sync_folder
 
 _AGAIN_S = 1.0  # how often a disk that was full is tried: each try would write all that is waiting
 _MOST_BYTES = 64 * 2**20
 
 
 class AppendedFile:
-    """Appends entries. One is in the file as a whole or not at all, unless the process is killed in the middle."""
+    """Appends entries. Each is in the file as a whole or not at all, unless the process is killed in the middle."""
 
     def __init__(
         self,
         path: Path,
         report: Callable[[str], None],
-        permission: Permission = always,
+        held: Callable[[], bool] = lambda: True,
         most_bytes: int = _MOST_BYTES,
     ) -> None:
         """Prepare to append to `path`, which need not exist. Neither this nor any method raises OSError.
 
-        `report` takes a sentence for the user, once each: where entries do not fit, where more than `most_bytes` of
-        them wait, so that the oldest are lost, and how many are missing at the end. Nothing is written where
-        `permission`, which is asked before each entry, says no.
+        `report` takes a sentence for the user, once each: if entries do not fit, if more than `most_bytes` of them wait
+        and the oldest are lost, and how many are missing at the end. If `held`, called before each write, returns
+        False, entries are dropped.
         """
-        self._path, self._report, self._permission, self._most_bytes = path, report, permission, most_bytes
+        self._path, self._report, self._held, self._most_bytes = path, report, held, most_bytes
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = self._lost = 0
         self._file: int | None = None
@@ -52,14 +52,14 @@ class AppendedFile:
             self._flush()
 
     def take_back(self) -> bool:
-        """Forget the newest entry where it is still waiting; return whether it was, for otherwise it is in the file."""
+        """Forget the newest entry if it is still waiting; return False if it is in the file already."""
         if not self._waiting:
             return False
         self._waiting_bytes -= len(self._waiting.pop())
         return True
 
     def sync(self) -> None:
-        """Force to disk what is written, so that it outlives a power failure."""
+        """Force written entries to disk, so that they survive a power failure."""
         try:
             if self._file is not None:
                 os.fsync(self._file)
@@ -67,7 +67,7 @@ class AppendedFile:
             self._failed(error)
 
     def close(self) -> None:
-        """Write what is still waiting, and close the file."""
+        """Write the entries that still wait, and close the file."""
         self._flush()
         if missing := len(self._waiting) + self._lost:
             self._report(f"{self._path} lacks {missing} entries, which could not be written")
@@ -76,7 +76,7 @@ class AppendedFile:
             self._file = None
 
     def _flush(self) -> None:
-        if not self._permission():
+        if not self._held():
             self._waiting.clear()
             self._waiting_bytes = 0
             return

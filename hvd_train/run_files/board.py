@@ -10,14 +10,12 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from hvd_train.run_files.appended_file import AppendedFile
-from hvd_train.run_files.durable import Permission, always
+from hvd_train.run_files.run_folder import RunFolder
 
 _numbers = itertools.count()  # TensorBoard reads the files of one second in the order of their names
 
@@ -25,15 +23,13 @@ _numbers = itertools.count()  # TensorBoard reads the files of one second in the
 class Board:
     """An event file of TensorBoard, open for writing."""
 
-    def __init__(
-        self, folder: Path, resumed_step: int, report: Callable[[str], None], permission: Permission = always
-    ) -> None:
-        """Begin a file in `folder`; TensorBoard forgets what other files there have of steps after `resumed_step`.
+    def __init__(self, folder: RunFolder, resumed_step: int, report: Callable[[str], None]) -> None:
+        """Begin a file; TensorBoard then drops the steps after `resumed_step` of earlier files.
 
-        For `report` and `permission` see AppendedFile.
+        `report` is that of AppendedFile.
         """
         name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_numbers):04}"
-        self._file = AppendedFile(folder / name, report, permission)
+        self._file = folder.append(f"tensorboard/{name}", report)
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if resumed_step:
             start = SessionLog(status=SessionLog.START)

@@ -1,73 +1,60 @@
-"""Files that are whole or absent, even where the process is killed or the disk fills up while they are written."""
+"""Write files that are whole or absent, even if the process is killed or the disk fills up on the way."""
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 PARTIAL_SUFFIX = ".partial"
 
-Permission = Callable[[], bool]
-"""Says whether this process may write (still): another one may have taken over what it writes into."""
-
-
-def always() -> bool:
-    """Give permission: nobody else writes there."""
-    return True
-
 
 @contextmanager
-def writing(path: Path, permission: Permission = always) -> Iterator[BinaryIO]:
-    """Open a file beside `path` for the block, then force it to disk and rename it to `path`.
+def writing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[BinaryIO]:
+    """Open a file next to `path` for the block, then force it to disk and rename it to `path`.
 
-    Whoever reads `path` sees the old content or the new one, never a part. Raises OSError (disk full, or where
-    `permission`, which is asked at the beginning and again before the file gets its name, says no) and removes the
-    unfinished file then; whatever else the block raises passes through in the same way.
+    A reader of `path` sees the old content or the new one, never a part. `check` is called first, and again before the
+    rename. Raises OSError if the disk is full or `check` raises it. The unfinished file is then removed, unless
+    `check` raises again: another process may be writing it.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    _ask(permission, path)
+    check()
     try:
         partial.unlink(missing_ok=True)  # a killed process left it; or it is a link, which is removed and not followed
         with open(partial, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _ask(permission, path)
+        check()
         os.replace(partial, path)
     except BaseException:
-        if permission():  # else it may be the unfinished file of the process that has taken over
+        with suppress(OSError):
+            check()
             partial.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
-def write(path: Path, content: bytes, permission: Permission = always) -> None:
+def write(path: Path, content: bytes) -> None:
     """Write a whole file, as `writing` does. Raises OSError."""
-    with writing(path, permission) as file:
+    with writing(path) as file:
         file.write(content)
 
 
-def write_text(path: Path, text: str, permission: Permission = always) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a whole file in UTF-8, as `writing` does. Raises OSError."""
-    write(path, text.encode(), permission)
+    write(path, text.encode())
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk: only then does a rename outlive a power failure. Raises OSError."""
+    """Force the names in a folder to disk: only then does a rename survive a power failure. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _ask(permission: Permission, path: Path) -> None:
-    if not permission():
-        raise OSError(errno.EPERM, "another process has taken over the folder", str(path))
 
 
 def remove_partial(folder: Path) -> None:

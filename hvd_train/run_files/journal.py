@@ -18,13 +18,11 @@ from typing_extensions import override
 
 from hvd_train.elastic.members import Change
 from hvd_train.plain_file import in_place
-from hvd_train.run_files.appended_file import AppendedFile
 from hvd_train.run_files.display import Display, LineDisplay, TerminalDisplay
-from hvd_train.run_files.durable import Permission, always
 from hvd_train.run_files.ledger import Entry
 from hvd_train.run_files.ledger_file import LedgerFile
 from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
-from hvd_train.run_files.run_folder import METRICS
+from hvd_train.run_files.run_folder import METRICS, RunFolder
 from hvd_train.run_files.tail import lines_backwards
 
 
@@ -110,30 +108,28 @@ class RunJournal(Journal):
 
     def __init__(
         self,
-        folder: Path,
+        folder: RunFolder,
         resumed_step: int,
         epochs_done: int,
         *,
         live: bool,
         ledger: bool = False,
-        permission: Permission = always,
     ) -> None:
-        """Open the files of `folder`; a bar is shown where `live`, else lines, and a ledger is kept where `ledger`.
+        """Open the files of `folder`; `live` shows a bar instead of lines, `ledger` keeps a ledger.
 
-        The run goes on after step `resumed_step`, with `epochs_done` epochs finished: whatever the files hold beyond
-        that did not happen and is removed. Nothing is written where `permission`, which is asked for each line, says
-        no. Raises OSError where the files cannot be read.
+        The run resumes after step `resumed_step` and `epochs_done` whole epochs. Later entries of the files did not
+        happen and are removed. Raises OSError if the files cannot be read.
         """
         from hvd_train.run_files.board import Board  # slow to import, and only one rank needs it
 
         self._display: Display = TerminalDisplay() if live else LineDisplay()
-        report, path = self._display.say, folder / METRICS
+        report, path = self._display.say, folder.path / METRICS
         self._last_step, self._last_epoch, reached = _forget_after(path, resumed_step, epochs_done)
         self.steps_lost = max(0, reached - resumed_step)
         """The steps after `resumed_step` in the files. As not every step has a line, more may be lost."""
-        self._lines = AppendedFile(path, report, permission)
-        self._board = Board(folder / "tensorboard", resumed_step, report, permission)
-        self._ledger = LedgerFile(folder, resumed_step, report, permission) if ledger else None
+        self._lines = folder.append(METRICS, report)
+        self._board = Board(folder, resumed_step, report)
+        self._ledger = LedgerFile(folder, resumed_step, report) if ledger else None
 
     @override
     def begin(self, epochs: int, samples_per_epoch: int) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from hvd_train.console import say
 from hvd_train.plain_file import in_place
-from hvd_train.run_files.appended_file import AppendedFile
-from hvd_train.run_files.durable import Permission, always
 from hvd_train.run_files.ledger import LEDGER, Entry, parse
+from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.run_files.tail import lines_backwards
 
 
@@ -19,17 +17,15 @@ class LedgerFile:
     What is not written yet is in the state of the training, which has all entries of its epoch.
     """
 
-    def __init__(
-        self, folder: Path, step: int, report: Callable[[str], None] = say, permission: Permission = always
-    ) -> None:
+    def __init__(self, folder: RunFolder, step: int, report: Callable[[str], None] = say) -> None:
         """Open the ledger in `folder`, without what goes beyond `step`: the run goes on there, so it did not happen.
 
         An entry that goes beyond it is removed whole; `took` gets the steps up to `step` again from the state. Only the
-        end of the file is read. For `report` and `permission` see AppendedFile. Raises OSError where the file cannot be
-        read, and UsageError where something else than entries stands there.
+        end of the file is read. For `report` see AppendedFile. Raises OSError if the file cannot be read, and
+        UsageError if it holds anything else than entries.
         """
-        self._path, self._permission = folder / LEDGER, permission
-        self._file = AppendedFile(self._path, report, permission)
+        self._folder, self._path = folder, folder.path / LEDGER
+        self._file = folder.append(LEDGER, report)
         self._last_step = 0
         self._unwritten: Entry | None = None
         if self._path.exists():
@@ -50,7 +46,7 @@ class LedgerFile:
     def complete(self) -> None:
         """Write the entry that steps may still join."""
         entry, self._unwritten = self._unwritten, None
-        if entry is None or not self._permission():
+        if entry is None or not self._folder.held():
             return
         if entry.steps[0] <= self._last_step and not self._file.take_back():
             # It was written when the run was stopped, and steps have joined since.

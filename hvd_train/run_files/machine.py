@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from hvd_train._version import __version__
-from hvd_train.run_files import durable
-from hvd_train.run_files.run_folder import ENVIRONMENT
+from hvd_train.run_files.run_folder import ENVIRONMENT, RunFolder
 
 
-def write(folder: Path, hosts: Sequence[str], gpu: str | None) -> None:
+def write(folder: RunFolder, hosts: Sequence[str], gpu: str | None) -> None:
     """Write environment.json into a run folder; for the arguments see `environment`. Raises OSError."""
-    durable.write_text(folder / ENVIRONMENT, json.dumps(environment(hosts, gpu), indent=1) + "\n")
+    folder.write(ENVIRONMENT, json.dumps(environment(hosts, gpu), indent=1) + "\n")
 
 
 def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:

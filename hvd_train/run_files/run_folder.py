@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 from hvd_train import config_file, plain_file
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.run_files import durable
+from hvd_train.run_files.appended_file import AppendedFile
 
 RUNS = Path("runs")
 CONFIG, SUMMARY, METRICS, ENVIRONMENT = "config.yaml", "summary.json", "metrics.jsonl", "environment.json"
@@ -40,22 +42,46 @@ class RunFolder:
     """A run folder that this process has claimed; the claim ends with the process at the latest."""
 
     path: Path
-    earlier: bool
+    earlier: bool = False
     """Whether the same run has trained in it before."""
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """What the user should know about the choice of the folder."""
-    _lock: IO[str]
+    _lock: IO[str] | None = None
 
     def held(self) -> bool:
-        """Return whether the claim still holds: a job that has given up this process takes the folder back."""
+        """Return whether the claim still holds: a job that evicted this process takes the folder over."""
+        if self._lock is None:
+            return True
         try:
             return os.stat(self.path / _LOCK).st_ino == os.fstat(self._lock.fileno()).st_ino
         except OSError:
             return False
 
+    @contextmanager
+    def writing(self, name: str) -> Iterator[BinaryIO]:
+        """Open a whole file of the folder, as `durable.writing` does. Raises OSError, also if the claim is lost."""
+        path = self.path / name
+
+        def check() -> None:
+            if not self.held():
+                raise OSError(errno.EPERM, "another process has taken over the folder", str(path))
+
+        with durable.writing(path, check) as file:
+            yield file
+
+    def write(self, name: str, text: str) -> None:
+        """Write a whole file of the folder in UTF-8. Raises OSError, also if the claim is lost."""
+        with self.writing(name) as file:
+            file.write(text.encode())
+
+    def append(self, name: str, report: Callable[[str], None]) -> AppendedFile:
+        """Return a file of the folder to append to; entries are dropped once the claim is lost."""
+        return AppendedFile(self.path / name, report, self.held)
+
     def release(self) -> None:
-        """Give up the claim, so that another run, of this process too, can claim the folder."""
-        self._lock.close()
+        """Give up the claim, so that another run can claim the folder."""
+        if self._lock is not None:
+            self._lock.close()
 
 
 def take_over(path: Path, owner: str = "") -> None:
@@ -192,7 +218,7 @@ def _create(path: Path, config: Config, owner: str, *notes: str) -> RunFolder:
     path.mkdir(parents=True, exist_ok=True)
     lock = _lock(path, owner)
     durable.write_text(path / CONFIG, config_file.dump(config))
-    return RunFolder(path, earlier=False, notes=notes, _lock=lock)
+    return RunFolder(path, notes=notes, _lock=lock)
 
 
 def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:

@@ -92,10 +92,10 @@ def test_what_fails_costs_the_profile_only(
     """One line says that the profile could not be written, and the training runs to its end."""
     whole = durable.write
 
-    def full(path: Path, content: bytes, *permission: durable.Permission) -> None:
+    def full(path: Path, content: bytes) -> None:
         if path.suffix == ".gz":
             raise OSError(errno.ENOSPC, "No space left on device")
-        whole(path, content, *permission)
+        whole(path, content)
 
     if fault == "full disk":
         monkeypatch.setattr(durable, "write", full)

@@ -15,7 +15,7 @@ from hvd_train import __version__, recipes
 from hvd_train.errors import UsageError
 from hvd_train.run_files import machine
 from hvd_train.run_files.history import History, read, speeds, split_of
-from hvd_train.run_files.run_folder import claim
+from hvd_train.run_files.run_folder import RunFolder, claim
 from tests.support.run_folders import epoch, event, start, step, whole_run, write
 
 FILES = ["config.yaml", "metrics.jsonl", "summary.json", "environment.json"]
@@ -75,7 +75,7 @@ def test_damage_is_named_and_the_rest_is_read() -> None:
 
 def test_environment_json_has_the_command_the_hosts_and_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/env/bin/hvd-train", "train", "--output-dir", "my run"])
-    machine.write(Path(), ["h1", "h1", "h2"], "NVIDIA A100")
+    machine.write(RunFolder(Path()), ["h1", "h1", "h2"], "NVIDIA A100")
     found = json.loads(Path("environment.json").read_text())
     assert found["command"] == "hvd-train train --output-dir 'my run'"
     assert (found["world_size"], found["ranks_of_hosts"]) == (3, {"h1": 2, "h2": 1})

@@ -18,6 +18,7 @@ from hvd_train.run_files import appended_file, display
 from hvd_train.run_files.journal import RunJournal
 from hvd_train.run_files.ledger import Entry, read
 from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
+from hvd_train.run_files.run_folder import RunFolder
 from tests.support.full_disk import no_room
 
 
@@ -49,7 +50,7 @@ def shown(tag: str) -> list[tuple[int, float]]:
 
 
 def resumed(resumed_step: int, epochs_done: int, *steps: int, notes: bool = False, epochs: Sequence[int] = ()) -> None:
-    journal = RunJournal(Path(), resumed_step, epochs_done, live=False)
+    journal = RunJournal(RunFolder(Path()), resumed_step, epochs_done, live=False)
     for step in steps:
         journal.step(step_record(step))
         if notes:
@@ -60,7 +61,7 @@ def resumed(resumed_step: int, epochs_done: int, *steps: int, notes: bool = Fals
 
 
 def test_each_record_is_one_line_of_json() -> None:
-    journal = RunJournal(Path(), 0, 0, live=False)
+    journal = RunJournal(RunFolder(Path()), 0, 0, live=False)
     journal.step(step_record(1, loss=float("nan")))
     journal.step(step_record(2, loss=float("inf")))
     journal.epoch(epoch_record(1, 2))
@@ -75,7 +76,7 @@ def test_each_record_is_one_line_of_json() -> None:
 
 
 def test_tensorboard_shows_the_numbers_under_their_names() -> None:
-    journal = RunJournal(Path(), 0, 0, live=False)
+    journal = RunJournal(RunFolder(Path()), 0, 0, live=False)
     journal.step(StepRecord(1, 4, 40, 0.5, 0.25, 0.75, 0.125, None, 1024.0, 3, 100.0, {"forward": 0.5}))
     journal.epoch(epoch_record(1, 4))
     values = {"train/loss": 0.5, "train/top1": 0.25, "train/top5": 0.75, "train/learning_rate": 0.125}
@@ -89,7 +90,7 @@ def test_tensorboard_shows_the_numbers_under_their_names() -> None:
 def test_a_change_of_world_says_who_when_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     members = [Member("h1", 1), Member("h2", 2), Member("h3", 3)]
     change = Change(tuple(members[:2]), (members[0], members[2]), "a rank was lost", 1.0, step=7, steps_lost=3)
-    journal = RunJournal(Path(), 0, 0, live=False)
+    journal = RunJournal(RunFolder(Path()), 0, 0, live=False)
     journal.world(change, 8, 1.25)
     journal.close()
     (line,) = lines()
@@ -103,11 +104,11 @@ def test_a_change_of_world_says_who_when_and_why(capsys: pytest.CaptureFixture[s
 
 def test_steps_after_the_one_resumed_did_not_happen() -> None:
     resumed(0, 0, 1, 2, 3, 4, notes=True)
-    journal = RunJournal(Path(), 4, 0, live=False)
+    journal = RunJournal(RunFolder(Path()), 4, 0, live=False)
     for step in (2, 4):
         journal.event("skipped", f"skipped {step}", step=step)
     journal.close()
-    journal = RunJournal(Path(), 2, 0, live=False)
+    journal = RunJournal(RunFolder(Path()), 2, 0, live=False)
     journal.step(step_record(3, loss=3.5))
     journal.close()
     assert told() == [1, "after 1", 2, "after 2", "after 3", "after 4", "skipped 2", 3]
@@ -126,7 +127,7 @@ def test_a_torn_last_line_is_taken_out() -> None:
     resumed(0, 0, 1, 2, 3)
     with Path("metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "st\xe9')
-    journal = RunJournal(Path(), 2, 0, live=False)
+    journal = RunJournal(RunFolder(Path()), 2, 0, live=False)
     journal.catch_up([], step_record(2), None)
     journal.step(step_record(3))
     journal.close()
@@ -137,7 +138,7 @@ def test_what_a_full_disk_does_not_take_is_written_when_it_fits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
-    journal = RunJournal(Path(), 0, 0, live=False, ledger=True)
+    journal = RunJournal(RunFolder(Path()), 0, 0, live=False, ledger=True)
     for step in range(1, 10):
         with no_room() if 3 <= step <= 6 else nullcontext():
             journal.took(Entry(0, (step, step), 1, (step - 1, step), step))
@@ -162,7 +163,7 @@ def test_a_process_that_is_killed_while_it_cuts_the_records_loses_none(monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(os, "ftruncate", dies)
         with pytest.raises(KeyboardInterrupt):
-            RunJournal(Path(), 2, 0, live=False)
+            RunJournal(RunFolder(Path()), 2, 0, live=False)
     resumed(2, 0, 3)
     assert told()[:3] == [1, "after 1", 2]
     assert {f"after {number}" for number in range(1, 6)} <= set(told())
@@ -177,7 +178,7 @@ def test_progress_and_epochs_are_lines_with_the_time_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
-    journal = RunJournal(Path(), 0, 0, live=False)
+    journal = RunJournal(RunFolder(Path()), 0, 0, live=False)
     journal.begin(5, 1000)
     journal.progress(HALFWAY)
     journal.epoch(epoch_record(2, 20))
@@ -192,7 +193,7 @@ def test_progress_and_epochs_are_lines_with_the_time_left(
 
 @pytest.mark.parametrize("live", [False, True])
 def test_messages_are_text_and_do_not_act_on_the_terminal(live: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    journal = RunJournal(Path(), 0, 0, live=live)
+    journal = RunJournal(RunFolder(Path()), 0, 0, live=live)
     journal.begin(5, 1000)
     journal.progress(HALFWAY)
     journal.event("note", "a [bold] \x1b]0;title\x07 \u202e message")

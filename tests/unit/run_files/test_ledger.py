@@ -20,6 +20,7 @@ from hvd_train.progress.fingerprint import fingerprint
 from hvd_train.progress.order import order_of
 from hvd_train.run_files.ledger import Entry, audit, audit_entries, extended, parse, read
 from hvd_train.run_files.ledger_file import LedgerFile
+from hvd_train.run_files.run_folder import RunFolder
 
 IMAGENET, BATCH = 1_281_167, 256
 SEED = 5
@@ -288,7 +289,7 @@ class Run:
 
     def __init__(self, folder: Path, recent: list[Entry], step: int) -> None:
         self.recent, self.step = recent, step
-        self.file = LedgerFile(folder, step)
+        self.file = LedgerFile(RunFolder(folder), step)
         for entry in recent:
             self.file.took(entry)
 
@@ -351,5 +352,5 @@ def test_something_else_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text("what\nelse\n")
     with pytest.raises(UsageError, match="the line at byte 5 is not a step of a ledger"):
-        LedgerFile(tmp_path, 0)
+        LedgerFile(RunFolder(tmp_path), 0)
     assert path.read_text() == "what\nelse\n"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from hvd_train import checkpoint
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.metrics import Totals
-from hvd_train.run_files.durable import Permission
 from hvd_train.state import Snapshot, TrainState
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import convnet, few_digits, small_config
@@ -31,11 +30,11 @@ def state() -> Iterator[TrainState]:
 @pytest.fixture
 def may_write(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Return an event that the disk waits for before it writes a checkpoint."""
-    event, write = threading.Event(), checkpoint.write
+    event, write = threading.Event(), checkpoint.write_into
 
-    def slow(path: Path, snapshot: Snapshot, permission: Permission) -> None:
+    def slow(file: BinaryIO, snapshot: Snapshot) -> None:
         assert event.wait(60)
-        write(path, snapshot, permission)
+        write(file, snapshot)
 
-    monkeypatch.setattr(checkpoint, "write", slow)
+    monkeypatch.setattr(checkpoint, "write_into", slow)
     return event

@@ -17,6 +17,7 @@ from hvd_train import checkpoint
 from hvd_train.checkpoint import MAGIC, BadCheckpoint, DiskStore, committed, newest_good, path_of, read
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import Cut
+from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import Progress, TrainState
 from tests.support.launching import wait_for
 from tests.support.malicious import Malicious
@@ -36,7 +37,7 @@ def state_at(step: int) -> TrainState:
 
 def store(told: list[str] | None = None, keep: int = 3) -> DiskStore:
     RUN.mkdir(exist_ok=True)
-    return DiskStore(RUN, keep, {"recipe": "test"}, (told if told is not None else []).append)
+    return DiskStore(RunFolder(RUN), keep, {"recipe": "test"}, (told if told is not None else []).append)
 
 
 def commit(*steps: int, keep: int = 3) -> list[str]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ import torch
 
 from hvd_train.checkpoint import DiskStore, newest_good, path_of, read
 from hvd_train.network import optim
+from hvd_train.run_files import run_folder
 from hvd_train.settings.optimizer import OptimizerConfig
 from tests.support.full_disk import no_room
 from tests.support.launching import wait_for
+from tests.support.runs import small_config
 from tests.unit.story.test_checkpoint import RUN, commit, commit_next, state_at, steps_on_disk, store
 
 ROOT = Path(__file__).parents[3]
@@ -144,14 +147,12 @@ def test_a_process_that_is_stopped_while_it_writes_does_not_replace_a_newer_file
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It wakes up when another process has taken the folder over, and has written the same step."""
-    held, fsync = True, os.fsync
-    RUN.mkdir()
-    disk = DiskStore(RUN, 3, {}, [].append, lambda: held)
+    fsync = os.fsync
+    disk = DiskStore(run_folder.claim(small_config(output_dir=RUN), datetime.now()), 3, {}, [].append)
 
     def stopped_meanwhile(descriptor: int) -> None:
-        nonlocal held
-        fsync(descriptor)
-        held = False
+        monkeypatch.setattr(os, "fsync", fsync)
+        run_folder.take_over(RUN)
         path_of(RUN, 1).write_text("the other's")
 
     monkeypatch.setattr(os, "fsync", stopped_meanwhile)

@@ -128,7 +128,7 @@ def test_a_step_that_cannot_be_kept_is_reported(
     """Whether the folder is free or not, a full disk is not called a commit, and neither is a folder that is gone."""
     monkeypatch.setattr(last_commit, "_PATIENCE_S", 0.0)
     other = held() if taken else None
-    monkeypatch.setattr(checkpoint, "write", full)
+    monkeypatch.setattr(checkpoint, "write_into", full)
     told = commit(state)
     assert told.startswith("NOT committed: another process has the run folder, and run/" if taken else "NOT committed")
     assert "rescued" not in (RUN / "metrics.jsonl").read_text()

@@ -17,9 +17,10 @@ from hvd_train.launch import launcher
 from hvd_train.output import Output
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import Cut
-from hvd_train.run_files import durable, run_folder
+from hvd_train.run_files import run_folder
 from hvd_train.run_files.ledger import Entry, read
 from hvd_train.run_files.records import StepRecord
+from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 from tests.support.runs import small_config
@@ -244,8 +245,7 @@ def test_a_full_disk_is_reported_and_costs_nothing_that_fits_later(
     """On the console and in metrics.jsonl; the exit code rests on what the last commit and the summary answer."""
     output = opened(small_config(), state)
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "write_text", full)
-        patch.setattr(checkpoint, "write", full)
+        patch.setattr(RunFolder, "writing", full)
         assert not output.write_summary({"top1": 1.0})
         output.write_surroundings(["node1"], None)
         assert not output.commit_last(state)

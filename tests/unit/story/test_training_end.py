@@ -8,10 +8,10 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import pytest
@@ -28,9 +28,9 @@ from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError
 from hvd_train.launch import last_word
 from hvd_train.progress.order import order_of
 from hvd_train.progress.stop import StopSignal
-from hvd_train.run_files import durable, run_folder
-from hvd_train.run_files.durable import Permission
+from hvd_train.run_files import run_folder
 from hvd_train.run_files.ledger import audit
+from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.settings.data import DataConfig
 from hvd_train.world.world import DriverLost, LocalWorld, Request, already_in_sync
 from tests.support import runs
@@ -73,10 +73,10 @@ def kill_writer(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, due: Cal
     """Kill the first rank that calls this writer when it is due; the list is empty afterwards."""
     write, deaths = getattr(where, name), [Killed("while it writes")]
 
-    def dies_once(*given: Any) -> None:
+    def dies_once(*given: Any) -> Any:
         if deaths and due(*given):
             raise deaths.pop()
-        write(*given)
+        return write(*given)
 
     monkeypatch.setattr(where, name, dies_once)
     return deaths
@@ -181,7 +181,7 @@ def test_a_rank_that_leaves_by_a_signal_commits_and_has_its_exit_code() -> None:
 )
 def test_a_lost_rank_ends_a_static_job(victim: int, disk: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if disk:
-        monkeypatch.setattr(checkpoint, "write", full_disk)
+        monkeypatch.setattr(checkpoint, "write_into", full_disk)
 
     def body(world: ThreadWorld) -> None:
         with pytest.raises(RankLost, match=told):
@@ -240,9 +240,9 @@ def test_ranks_that_come_apart_end_the_job_and_rank_0_saves_its_weights() -> Non
 @pytest.mark.parametrize("dies", [True, False], ids=["rank 0 dies", "full disk"])
 def test_a_stop_is_not_called_committed_if_it_is_not(dies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if dies:
-        kill_writer(monkeypatch, checkpoint, "write", lambda *_: True)
+        kill_writer(monkeypatch, checkpoint, "write_into", lambda *_: True)
     else:
-        monkeypatch.setattr(checkpoint, "write", full_disk)
+        monkeypatch.setattr(checkpoint, "write_into", full_disk)
     signal_ranks(monkeypatch, lambda name: True)
 
     def body(world: ThreadWorld) -> object:
@@ -257,19 +257,16 @@ def test_a_stop_is_not_called_committed_if_it_is_not(dies: bool, monkeypatch: py
         assert [(result.finished, result.stopped_by, result.saved) for result in results] == [(False, 15, False)] * 2
 
 
-@pytest.mark.parametrize("what", ["weights", "summary"])
+@pytest.mark.parametrize("what", [checkpoint.FINAL, run_folder.SUMMARY])
 def test_all_ranks_know_that_the_final_files_are_not_on_disk(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_text = durable.write_text
+    writing = RunFolder.writing
 
-    def fails(path: Path, text: str, permission: Permission = durable.always) -> None:
-        if path.name == run_folder.SUMMARY:
+    def fails(folder: RunFolder, name: str) -> AbstractContextManager[BinaryIO]:
+        if name == what:
             full_disk()
-        write_text(path, text, permission)
+        return writing(folder, name)
 
-    if what == "weights":
-        monkeypatch.setattr(checkpoint, "write_weights", full_disk)
-    else:
-        monkeypatch.setattr(durable, "write_text", fails)
+    monkeypatch.setattr(RunFolder, "writing", fails)
     results = run_ranks(2, lambda world: trained(world, small_config(epochs=1))[0])
     assert [(result.finished, result.saved) for result in results] == [(True, False)] * 2
 
@@ -283,13 +280,12 @@ def test_the_best_weights_survive_the_rank_that_writes_them(monkeypatch: pytest.
     assert largest_difference(*best_weights(folder)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("file", ["write", "write_weights"])
+@pytest.mark.parametrize("file", [f"checkpoints/step-{STEPS:010}.ckpt", checkpoint.FINAL])
 def test_a_rank_that_dies_while_it_writes_the_last_files_is_replaced(
     file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No rank leaves before they are on disk, so another one writes them, from its live weights."""
-    last = f"step-{STEPS:010}.ckpt", "model-final.pt"
-    deaths = kill_writer(monkeypatch, checkpoint, file, lambda path, *rest: path.name in last)
+    deaths = kill_writer(monkeypatch, RunFolder, "writing", lambda folder, name: name == file)
     job, folder = play([], ONE, TWO, THREE, most=3)
     check(job, folder, undisturbed())
     assert not deaths
@@ -307,7 +303,7 @@ def test_a_rank_that_dies_while_it_commits_a_stop_is_replaced(monkeypatch: pytes
         def requested(self, *, told_to_end: bool = False) -> Request:
             return "stop" if self._job.steps >= 6 else super().requested(told_to_end=told_to_end)
 
-    deaths = kill_writer(monkeypatch, checkpoint, "write", lambda *_: True)
+    deaths = kill_writer(monkeypatch, checkpoint, "write_into", lambda *_: True)
     job, folder = play([], ONE, TWO, most=2, kind=Stopped)
     assert not deaths
     results = [result for result, _ in job.results]
