@@ -1,32 +1,39 @@
-"""`--profile STEPS`: chosen steps as each rank and Horovod saw them, in one trace, and what they cost.
+"""`--profile STEPS`: a trace of chosen steps on all ranks, and a summary of where their time went.
 
-Whatever goes wrong with a profile ends the profile with one line, never the training.
+An error of the profiler ends the profile with one line, never the training.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import statistics
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from torch.profiler import ProfilerActivity
 
 from hvd_train.profiling import trace
-from hvd_train.profiling.recording import ClockSample, RankTrace, Recording, sample_clocks
+from hvd_train.profiling.trace import Span, named, packed, process, summary
 from hvd_train.progress.clock import Split, Stopwatch
 from hvd_train.run_files import durable
 from hvd_train.run_files.journal import Journal
-from hvd_train.world.world import World
+from hvd_train.world.world import World, barrier
 
 FOLDER = "profile"
 _MOST_RANKS = 32  # rank 0 holds the traces of all of them in memory
+_BARRIERS = 9
 
 
 class Profile:
-    """Records the wanted steps on all ranks: it begins before the first of them and ends after the last one.
+    """Records the chosen steps on all ranks.
 
-    A change of world ends it, too; rank 0 then writes what it has of itself and of Horovod. The profile does not go on
-    in the next world, where a newcomer knows nothing of it.
+    A change of world ends the profile. Rank 0 then writes the steps that it recorded itself.
     """
 
     def __init__(
@@ -42,84 +49,192 @@ class Profile:
         """`steps` may be empty; `folder` is the run folder on the rank that writes it, and None on the others."""
         self._wanted, self._world, self._device, self._journal = steps, world, device, journal
         self._folder, self._stopwatch, self._split = folder, stopwatch, split
-        self._recording: Recording | None = None
+        self._recording: _Recording | None = None
 
     @contextmanager
     def within(self, step: int) -> Iterator[None]:
-        """Train inside this block, after `step` steps; when the block ends, so does a profile that is under way."""
+        """Train inside this block, after `step` steps; the end of the block ends a profile that is running."""
         try:
             if self._wanted and step >= self._wanted.start:
-                self._report(f"nothing more is traced of {_named(self._wanted)}: step {step} is done already")
+                self._report(f"no further profile of {named(self._wanted)}: step {step} is done already")
             self._begin_after(step)
             yield
             if self._recording is not None:
-                self._end(self._recording, sample_clocks(self._world), "the training ended then")
+                self._end(self._recording, "the training ended then")
         except BaseException as error:
             if self._recording is not None:
-                self._end(self._recording, None, f"{type(error).__name__} broke it off")
+                self._end(self._recording, f"{type(error).__name__} ended it", alone=True)
             raise
 
     def step_done(self, step: int) -> None:
-        """Take note that all ranks have done this step. Raises RankLost where the profile begins or ends with it."""
+        """Record that all ranks have done this step. Raises RankLost if the profile begins or ends with it."""
         if self._recording is None:
             self._begin_after(step)
         else:
             self._recording.step_done(step)
             if step + 1 == self._wanted.stop:
-                self._end(self._recording, sample_clocks(self._world))
+                self._end(self._recording)
 
     def _begin_after(self, step: int) -> None:
-        if step + 1 != self._wanted.start or not self._wanted:
-            return
-        recording = self._recording = Recording(self._device)
-        self._world.timeline(recording.timeline)
-        recording.start()
-        recording.clocks = sample_clocks(self._world)
-        recording.start_steps(self._split)
-        self._stopwatch.restart()
+        if self._wanted and step + 1 == self._wanted.start:
+            self._recording = _Recording(self._device, self._world, *_clock(self._world))
+            self._recording.begin(self._split)
+            self._stopwatch.restart()
 
-    def _end(self, recording: Recording, clocks: list[ClockSample] | None, reason: str = "") -> None:
-        """Stop recording and write the trace; without `clocks` of all ranks this rank writes what it has alone."""
+    def _end(self, recording: _Recording, reason: str = "", *, alone: bool = False) -> None:
+        """Stop recording and write the trace; `alone` writes this rank's only, since another rank may be lost."""
         recording.stop(self._split)
-        self._world.timeline(None)
-        rank = self._world.place.rank
-        own = recording.rank_trace(rank, clocks or recording.clocks) if rank < _MOST_RANKS else RankTrace()
-        traces = self._world.gather(own) if clocks else [own]
+        rank, size = self._world.place.rank, self._world.place.size
+        own = recording.contribution(rank) if rank < _MOST_RANKS else (b"", None)
+        traces = [own] if alone else self._world.gather(own)
         self._recording = None
         if self._folder is not None:
-            self._report(self._written(self._folder / FOLDER, recording, traces, reason))
+            self._report(self._written(self._folder / FOLDER, recording, traces, size, reason))
         recording.close()
         self._stopwatch.restart()
         self._split.restart()
 
-    def _written(self, folder: Path, recording: Recording, traces: Sequence[RankTrace], reason: str) -> str:
-        """Write the trace into `folder` and return what the user should know about it, or why there is none."""
-        problem = next((rank.problem for rank in traces if rank.problem), None)
+    def _written(
+        self,
+        folder: Path,
+        recording: _Recording,
+        traces: Sequence[tuple[bytes, str | None]],
+        size: int,
+        reason: str,
+    ) -> str:
+        """Write the trace, and return the message for the user."""
+        problem = next((problem for _, problem in traces if problem), None)
         if problem or not recording.steps:
-            return f"no profile of {_named(self._wanted)}: {problem or reason}; training goes on without it"
+            return f"no profile of {named(self._wanted)}: {problem or reason}; training continues without it"
         numbers = [int(step.name.removeprefix("step ")) for step in recording.steps]
-        steps = _named(range(numbers[0], numbers[-1] + 1))
-        size = self._world.place.size
-        ranks = [rank for rank, contribution in enumerate(traces) if contribution.events]
-        clocks = f"clocks of ranks within {max(rank.uncertainty_ns for rank in traces) / 1e6:.3f} ms of rank 0's"
-        if recording.horovod:
-            clocks += f", Horovod's within {recording.horovods_clock.uncertainty_ns / 1e6:.3f} ms"
-        events = [*[traces[rank].events for rank in ranks], trace.packed(recording.horovods_events(size + 1))]
-        facts = {"steps": steps, "ranks": ranks, "world_size": size, "torch": torch.__version__, "clocks": clocks}
+        steps = named(range(numbers[0], numbers[-1] + 1))
+        ranks = [rank for rank, (events, _) in enumerate(traces) if events]
+        horovod = process(size + 1, "Horovod, seen from rank 0", recording.horovod, recording.begun)
+        facts = {"steps": steps, "ranks": ranks, "world_size": size, "torch": torch.__version__, "cut_short": reason}
         path = folder / f"{steps.replace(' ', '-')}.json.gz"
         try:
             folder.mkdir(exist_ok=True)
-            durable.write(path, trace.merged(events, facts | {"cut_short": reason}))
+            durable.write(path, trace.merged([*(traces[rank][0] for rank in ranks), packed(horovod)], facts))
         except OSError as error:
-            return f"no profile of {steps}: cannot write {path}: {error.strerror}; training goes on without it"
-        whose = f"{len(ranks)} of {size} ranks" if size > 1 else "1 rank"
+            return f"no profile of {steps}: cannot write {path}: {error.strerror}; training continues without it"
+        of_ranks = f"{len(ranks)} of {size} ranks" if size > 1 else "1 rank"
         end = f" ({reason})" if reason else ""
-        first_line = f"profile of {steps}{end}, on {whose}: {path}, to be opened at https://ui.perfetto.dev"
-        return "\n".join([first_line, *recording.summary(), f"  {clocks}"])
+        first_line = f"profile of {steps}{end}, on {of_ranks}: {path} (open it at https://ui.perfetto.dev)"
+        return "\n".join([first_line, *summary(recording.steps, recording.phases, recording.costs, recording.horovod)])
 
     def _report(self, message: str) -> None:
         self._journal.event("profile", message)
 
 
-def _named(steps: range) -> str:
-    return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+class _Recording:
+    """What one rank records: torch's operators, steps and their phases, and Horovod's timeline on rank 0."""
+
+    def __init__(self, device: torch.device, world: World, ahead_ns: int, begun: int) -> None:
+        """`begun` is the time at which the trace begins by rank 0's clock; this rank's clock is `ahead_ns` ahead."""
+        self.steps: list[Span] = []
+        self.phases: list[Span] = []
+        self.horovod: list[Span] = []
+        self.costs: list[tuple[str, float, int]] = []
+        self.begun = begun
+        self._device, self._world, self._ahead_ns = device, world, ahead_ns
+        self._step_began = self._phase_began = 0
+        self._problem: str | None = None
+        self._folder: TemporaryDirectory[str] | None = None
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints lines about GPUs that are not there
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+        self._profiler = torch.profiler.profile(activities=kinds, acc_events=True)
+
+    def begin(self, split: Split) -> None:
+        with self._not_fatal():
+            self._folder = TemporaryDirectory(prefix="hvd-train-profile-")
+        self._world.timeline(self._horovods_file)
+        with self._not_fatal():
+            self._profiler.start()
+        split.listener = self._mark
+        self._mark(None)
+
+    def step_done(self, step: int) -> None:
+        now = time.time_ns()
+        self.steps.append(Span(f"step {step}", self._step_began, now, "steps"))
+        self._step_began = now
+
+    def stop(self, split: Split) -> None:
+        split.listener = None
+        with self._not_fatal():
+            self._profiler.stop()
+        self._world.timeline(None)
+
+    def contribution(self, rank: int) -> tuple[bytes, str | None]:
+        """Return this rank's packed events, or what failed."""
+        events = b""
+        with self._not_fatal():
+            if self.steps and self._folder is not None:
+                events = packed(self._events(rank, Path(self._folder.name) / "torch.json"))
+        return (b"", f"rank {rank}: {self._problem}") if self._problem else (events, None)
+
+    def close(self) -> None:
+        if self._folder is not None:
+            with suppress(OSError):
+                self._folder.cleanup()
+
+    def _events(self, rank: int, path: Path) -> list[trace.Event]:
+        first, last = self.steps[0].start, self.steps[-1].end
+        self._profiler.export_chrome_trace(str(path))
+        operators = trace.of_torch(json.loads(path.read_bytes()), first, last)
+        kind = "CUDA" if self._device.type == "cuda" else "CPU"
+        self.costs = [
+            (cost.key, cost.self_device_time_total if kind == "CUDA" else cost.self_cpu_time_total, cost.count)
+            for cost in self._profiler.key_averages()
+            if cost.device_type.name == kind
+        ]
+        self.phases = [span for span in self.phases if span.end <= last]
+        file = self._horovods_file
+        if file is not None and file.exists():
+            self.horovod = trace.of_horovod(json.loads(file.read_bytes()), first, last)
+        spans = [*self.steps, *self.phases, *operators]
+        return process(rank + 1, f"rank {rank} on {socket.gethostname()}", spans, self.begun + self._ahead_ns)
+
+    @property
+    def _horovods_file(self) -> Path | None:
+        return None if self._folder is None else Path(self._folder.name) / "horovod.json"
+
+    def _mark(self, phase: str | None) -> None:
+        """Record that a phase has just ended; None says that the time until now was not training."""
+        now = time.time_ns()
+        if phase is None:
+            self._step_began = now
+        else:
+            self.phases.append(Span(phase, self._phase_began, now, "phases"))
+        self._phase_began = now
+
+    @contextmanager
+    def _not_fatal(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # an error of the profiler must not end the training
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            self._problem = self._problem or f"the profiler failed ({reason})"
+
+
+def _clock(world: World) -> tuple[int, int]:
+    """Return the nanoseconds that this rank's clock is ahead of rank 0's, and the time by rank 0's clock.
+
+    The first is 0 if the ranks share a kernel. Else it is the median over some barriers, which all ranks leave at about
+    the same time. A collective operation. Raises RankLost.
+    """
+    times = []
+    for _ in range(_BARRIERS):
+        barrier(world)
+        times.append(time.time_ns())
+    samples = world.gather((_kernel(), times))
+    (kernel, theirs), (own_kernel, mine) = samples[0], samples[world.place.rank]
+    ahead = statistics.median(a - b for a, b in zip(mine, theirs, strict=True))
+    return 0 if kernel == own_kernel else int(ahead), theirs[-1]
+
+
+def _kernel() -> str:
+    """Return an identifier of the running kernel: processes with the same one share a clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()

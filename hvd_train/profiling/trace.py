@@ -1,7 +1,6 @@
-"""Traces: read from torch's profiler and from Horovod, and written as one that Perfetto and chrome://tracing show.
+"""Traces in the Trace Event Format, which Perfetto shows: read, merged and summed up.
 
-All are in the Trace Event Format. Times are nanoseconds since 1970 by the clock of whoever recorded them; written
-into the one trace they become microseconds since it began.
+Spans have nanoseconds since 1970; the written trace has microseconds since it began.
 """
 
 from __future__ import annotations
@@ -9,48 +8,40 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-_OF_THE_PROFILER = {"Trace", "overhead"}  # torch's categories of events about its profiler, not about the training
+Event = dict[str, Any]
+_OF_THE_PROFILER = {"Trace", "overhead"}  # torch's categories of events about its profiler
 _ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
+_NUM_COSTS = 10
 
 
-@dataclass(frozen=True)
-class Span:
-    """An activity from its start to its end, in nanoseconds."""
+class Span(NamedTuple):
+    """An activity from its start to its end, in nanoseconds since 1970."""
 
     name: str
     start: int
     end: int
     track: str = ""
-    """Where it went on: a thread or a stream of a GPU; for Horovod the tensor that it worked on."""
-    on_gpu: bool = False
-
-    def earlier(self, by_ns: int) -> Span:
-        """Return the span as a clock shows it that is `by_ns` nanoseconds behind this span's."""
-        return replace(self, start=self.start - by_ns, end=self.end - by_ns)
+    """A thread, a stream of a GPU, or for Horovod a tensor."""
 
 
-def read_torch(document: Mapping[str, Any]) -> list[Span]:
-    """Return the spans of a trace that torch's profiler has exported."""
+def of_torch(document: Mapping[str, Any], first: int, last: int) -> list[Span]:
+    """Return the spans between two times of a trace that torch's profiler exported."""
     base, events = document["baseTimeNanoseconds"], document["traceEvents"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     spans = []
     for event in events:
         if event["ph"] == "X" and event.get("cat") not in _OF_THE_PROFILER:
-            start, on_gpu = base + round(event["ts"] * 1000), event.get("cat") in _ON_GPU
+            start = base + round(event["ts"] * 1000)
             track = names.get((event["pid"], event["tid"]), f"thread {event['tid']}").strip()
-            track = f"GPU {event['pid']} {track}" if on_gpu else track
-            spans.append(Span(event["name"], start, start + round(event["dur"] * 1000), track, on_gpu))
-    return spans
+            track = f"GPU {event['pid']} {track}" if event.get("cat") in _ON_GPU else track
+            spans.append(Span(event["name"], start, start + round(event["dur"] * 1000), track))
+    return [span for span in spans if first <= span.start and span.end <= last]
 
 
-def read_horovod(events: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """Return the spans of Horovod's timeline.
-
-    The timeline begins and ends while Horovod is at work: an activity without its beginning or its end is left out.
-    """
+def of_horovod(events: Sequence[Mapping[str, Any]], first: int, last: int) -> list[Span]:
+    """Return the spans between two times of Horovod's timeline, without activities that miss their start or end."""
     spans: list[Span] = []
     tensors: dict[int, str] = {}
     begun: dict[int, list[tuple[str, int]]] = {}
@@ -65,14 +56,11 @@ def read_horovod(events: Sequence[Mapping[str, Any]]) -> list[Span]:
         elif phase == "E" and begun.get(pid):
             name, start = begun[pid].pop()
             spans.append(Span(name, 1000 * (base + start), 1000 * (base + event["ts"]), tensors[pid]))
-    return spans
+    return [span for span in spans if first <= span.start and span.end <= last]
 
 
-def process(pid: int, name: str, spans: Iterable[Span], zero: int) -> list[dict[str, Any]]:
-    """Return the events of one process of the trace, with a thread for each track in the order of its first span.
-
-    `zero` is the time at which the trace begins, in nanoseconds by the clock of the spans.
-    """
+def process(pid: int, name: str, spans: Iterable[Span], zero: int) -> list[Event]:
+    """Return the events of one process, with a thread for each track; `zero` is the time at which the trace begins."""
     events = [_metadata(pid, 0, "process_name", name=name), _metadata(pid, 0, "process_sort_index", sort_index=pid)]
     tids: dict[str, int] = {}
     for span in spans:
@@ -80,23 +68,66 @@ def process(pid: int, name: str, spans: Iterable[Span], zero: int) -> list[dict[
             tid = tids[span.track] = len(tids) + 1
             events.append(_metadata(pid, tid, "thread_name", name=span.track))
             events.append(_metadata(pid, tid, "thread_sort_index", sort_index=tid))
-        start, length = (span.start - zero) / 1000, (span.end - span.start) / 1000
-        thread = {"pid": pid, "tid": tids[span.track]}
-        events.append({"ph": "X", "cat": "hvd_train", "name": span.name, **thread, "ts": start, "dur": length})
-    return events
+        times = {"ts": (span.start - zero) / 1000, "dur": (span.end - span.start) / 1000}
+        events.append({"ph": "X", "cat": "hvd_train", "name": span.name, "pid": pid, "tid": tids[span.track], **times})
+    return events if tids else []
 
 
-def _metadata(pid: int, tid: int, kind: str, **values: str | int) -> dict[str, Any]:
+def _metadata(pid: int, tid: int, kind: str, **values: str | int) -> Event:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": values}
 
 
-def packed(events: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return events as a rank sends them to rank 0: JSON without the brackets of the list, compressed by gzip."""
+def packed(events: Sequence[Event]) -> bytes:
+    """Return events as JSON without the brackets of the list, compressed by gzip."""
     return gzip.compress(json.dumps(events, separators=(",", ":")).encode()[1:-1], 5)
 
 
 def merged(parts: Iterable[bytes], facts: Mapping[str, Any]) -> bytes:
-    """Return the whole trace, compressed by gzip, from the packed events of all ranks and facts about the run."""
+    """Return the whole trace, compressed by gzip, from packed events and facts about the run."""
     events = b",\n".join(filter(None, map(gzip.decompress, parts)))
     properties = json.dumps({"displayTimeUnit": "ms", "otherData": facts}).encode()[1:-1]
     return gzip.compress(b'{"traceEvents":[\n' + events + b"],\n" + properties + b"}", 5)
+
+
+def named(steps: range) -> str:
+    """Return "steps 20 to 25", or "step 20"."""
+    return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+
+
+def summary(
+    steps: Sequence[Span], phases: Sequence[Span], costs: Sequence[tuple[str, float, int]], horovod: Sequence[Span]
+) -> list[str]:
+    """Return the lines for the user: phases, the largest costs, and the exposed reduction.
+
+    `costs` are operators, or kernels of a GPU: name, microseconds without the operators that it called, calls.
+    """
+    total = sum(step.end - step.start for step in steps)
+    lines = [f"  {'phase':<44} {'ms a step':>10} {'share':>6}"]
+    for name in dict.fromkeys(span.name for span in phases):
+        spent = sum(span.end - span.start for span in phases if span.name == name)
+        lines.append(f"  {name:<44} {spent / 1e6 / len(steps):10.2f} {spent / total:6.1%}")
+    lines.append(f"  {f'the {_NUM_COSTS} largest costs':<44} {'total ms':>10} {'share':>6} {'calls':>7}")
+    for name, microseconds, calls in sorted(costs, key=lambda cost: -cost[1])[:_NUM_COSTS]:
+        lines.append(f"  {name[:44]:<44} {microseconds / 1e3:10.2f} {microseconds * 1e3 / total:6.1%} {calls:7}")
+    waits = [span for span in phases if span.name == "reduction"]
+    waited = sum(wait.end - wait.start for wait in waits)
+    line = f"  exposed reduction: {waited / 1e6 / len(steps):.2f} ms a step ({waited / total:.1%})"
+    if waited and horovod:
+        shares = {
+            name: sum(_overlap([span for span in horovod if span.name == name], wait) for wait in waits) / waited
+            for name in dict.fromkeys(span.name for span in horovod)
+        }
+        largest = sorted(shares.items(), key=lambda item: -item[1])
+        activities = [f"{name} {share:.0%}" for name, share in largest if share >= 0.01]
+        line += f"; meanwhile in Horovod: {', '.join(activities) or 'nothing'}"
+    return [*lines, line]
+
+
+def _overlap(spans: Iterable[Span], window: Span) -> int:
+    """Return the nanoseconds of the window that at least one of the spans covers."""
+    covered, reached = 0, window.start
+    for span in sorted(spans, key=lambda span: span.start):
+        start, end = max(span.start, reached), min(span.end, window.end)
+        if end > start:
+            covered, reached = covered + end - start, end
+    return covered
