@@ -1,4 +1,4 @@
-"""Committed checkpoints: written in the background, atomic, checked when they are read.
+"""Write checkpoints in the background, atomically, and check them when they are read.
 
 A file is a line of magic, a line of JSON (digest, size, progress) and a payload of torch.save that loads with
 weights_only=True. `head -2` of it says what it is.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -38,66 +38,45 @@ _PIECE_BYTES = 1 << 20
 _NAME = re.compile(r"step-(\d{10})\.ckpt")
 
 Report = Callable[[str], None]
-"""Takes a sentence for the user."""
+"""Prints a line for the user."""
 
 
 class BadCheckpoint(Exception):
     """A file that is not a whole checkpoint, with the reason."""
 
 
-class Store(Protocol):
-    """Takes the commits and the weights of a training."""
+class Store:
+    """Takes the commits and the weights of a training. This one keeps nothing, on ranks that do not write."""
 
     def commit(self, state: TrainState) -> bool:
-        """Keep this state in a checkpoint, in the background; return whether it is taken.
-
-        It is not where the disk is still busy with the one before: try again at the next step.
-        """
+        """Write a checkpoint in the background; return False if the disk is still busy with the one before."""
+        return True
 
     def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
-        """Keep this state in a checkpoint after all that is still being written, and the final weights if asked to.
+        """Write a checkpoint, and the final weights if asked to, after all that is still being written.
 
-        The result is there when all is on disk, and says whether it is. The state may be changed meanwhile.
+        The result says whether all of it is on disk. The state may change meanwhile.
         """
+        done: Future[bool] = Future()
+        done.set_result(True)
+        return done
 
     def save_weights(self, name: str, state: TrainState) -> None:
         """Write the plain state_dict of the state's result into the file `name` of the run folder, and wait for it.
 
-        The best weights are gone with the next step: should this process die in that step, they must be on disk. Where
-        they do not fit, they are kept in memory, and written with a later commit.
+        The best weights are gone after the next step, so they must be on disk before it. If they do not fit, they stay
+        in memory and are written with a later commit.
         """
 
     def close(self) -> None:
         """Wait for what is being written."""
 
 
-class NoStore(Store):
-    """The store of ranks that do not write: it takes everything and keeps nothing."""
-
-    @override
-    def commit(self, state: TrainState) -> bool:
-        return True
-
-    @override
-    def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
-        done: Future[bool] = Future()
-        done.set_result(True)
-        return done
-
-    @override
-    def save_weights(self, name: str, state: TrainState) -> None:
-        pass
-
-    @override
-    def close(self) -> None:
-        pass
-
-
 class DiskStore(Store):
     """Writes checkpoints in a thread of its own: training waits for the copy only.
 
-    A write that fails (disk full) is reported in one line, as is the first one that fits again, and training goes on;
-    older files are removed only after a newer one is safe.
+    If a write fails (disk full), one line reports it and training continues; another line reports the first write that
+    fits again. Older files are removed only after a newer one is safe.
     """
 
     def __init__(self, run_folder: RunFolder, keep: int, config: Mapping[str, Any], report: Report) -> None:
@@ -167,7 +146,7 @@ class DiskStore(Store):
         if self._failing:
             self._failing = False
             self._report(f"commits fit again: step {step} is on disk")
-        # What has a higher number was skipped as damaged when this run was resumed: it must not push out good ones.
+        # Newer files were damaged when this run was resumed; they must not push out good ones.
         older = [old for old in committed(self.folder) if old.name <= path.name]
         for old in older[self._keep :]:
             with suppress(OSError):
@@ -204,7 +183,7 @@ def committed(folder: Path) -> list[Path]:
 
 
 def newest_good(folder: Path, report: Report) -> Snapshot | None:
-    """Return the newest whole checkpoint, or None; damaged ones are named to `report` and left where they are."""
+    """Return the newest whole checkpoint, or None; damaged ones are reported and stay."""
     for path in committed(folder):
         try:
             return read(path)
@@ -271,7 +250,7 @@ def _without_crc32() -> Iterator[None]:
 
 
 def read(path: Path) -> Snapshot:
-    """Return the snapshot in a file; it takes the memory of the snapshot and no more.
+    """Return the snapshot in a file, without a second copy in memory.
 
     Raises:
         BadCheckpoint: if the file is damaged or not a checkpoint; the message names it.
@@ -345,7 +324,7 @@ def _header(path: Path, file: BinaryIO) -> tuple[Any, Any]:
 
 
 def read_named(path: Path) -> Snapshot:
-    """Return the snapshot in a file that the user named. Raises UsageError where it cannot be used."""
+    """Return the snapshot in a file that the user named. Raises UsageError if it cannot be used."""
     try:
         return read(path)
     except BadCheckpoint as error:
@@ -353,7 +332,7 @@ def read_named(path: Path) -> Snapshot:
 
 
 def read_weights(path: Path) -> dict[str, Tensor] | None:
-    """Return the plain state_dict in a file, on the CPU; None where it cannot be read."""
+    """Return the plain state_dict in a file, on the CPU; None if it cannot be read."""
     try:
         weights: dict[str, Tensor] = tensors_in(path)
     except UNREADABLE:

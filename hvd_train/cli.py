@@ -45,7 +45,7 @@ def main() -> None:
 def _leave(codes: list[int]) -> None:
     """End the process, which has done all that it had to do, without taking the interpreter and torch apart.
 
-    That takes a second or two, in which a launcher waits for its ranks, and a signal would spoil the exit code. Where
+    That takes a second or two, in which a launcher waits for its ranks, and a signal would spoil the exit code. If
     `codes` is empty, the command has raised what nobody expected, and the interpreter ends in its own way.
     """
     if codes:
@@ -57,7 +57,7 @@ def _leave(codes: list[int]) -> None:
 
 
 def _finalize_mpi() -> None:
-    """Finalize MPI where a sweep or the user's own model has mpi4py do so when the interpreter ends.
+    """Finalize MPI if a sweep or the user's own model has mpi4py do so when the interpreter ends.
 
     To mpirun a process that ends without it has failed.
     """

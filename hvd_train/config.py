@@ -25,7 +25,7 @@ from hvd_train.settings.schedule import ScheduleConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A complete run. Making one raises UsageError where a value, or two values together, cannot be."""
+    """A complete run. Making one raises UsageError if a value, or two values together, cannot be."""
 
     recipe: str = "custom"
     """Name of the recipe this started from; it names the run folder."""

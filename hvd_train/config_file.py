@@ -21,14 +21,14 @@ class _Plain(yaml.SafeLoader):
     """Reads YAML without aliases, by which a few bytes stand for gigabytes."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Return the next node. Raises YAMLError where it is an alias."""
+        """Return the next node. Raises YAMLError if it is an alias."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases are refused: write out what they stand for")
         return super().compose_node(parent, index)
 
 
 def parse(text: str) -> Any:
-    """Return the values in the text of a YAML file. Raises ValueError where it is none or has aliases."""
+    """Return the values in the text of a YAML file. Raises ValueError if it is none or has aliases."""
     try:
         return yaml.load(text, _Plain)  # noqa: S506  # made of SafeLoader
     except yaml.YAMLError as error:
@@ -38,7 +38,7 @@ def parse(text: str) -> Any:
 
 
 def load(path: Path) -> Config:
-    """Read a config.yaml. Raises UsageError where the file is missing, not YAML or not a config."""
+    """Read a config.yaml. Raises UsageError if the file is missing, not YAML or not a config."""
     try:
         values = parse(plain_file.read_text(path, MOST_BYTES))
     except OSError as error:
@@ -58,7 +58,7 @@ def dump(config: Config) -> str:
 def from_dict(values: Mapping[str, Any], source: str = "the config") -> Config:
     """Make a Config of the values that `Config.as_dict` returned.
 
-    Raises UsageError where a name is unknown or a value is none of its field's type; `source`, a path as a rule,
+    Raises UsageError if a name is unknown or a value is none of its field's type; `source`, a path as a rule,
     begins the message.
     """
     try:
@@ -88,7 +88,7 @@ def _typed_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
-    """Return a value as the type hint of its field wants it. Raises UsageError where it cannot be that."""
+    """Return a value as the type hint of its field wants it. Raises UsageError if it cannot be that."""
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(map(str, get_args(hint)))}")

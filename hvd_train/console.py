@@ -13,7 +13,7 @@ from typing import Any, TextIO
 PROGRAM = "hvd-train"
 # C0, DEL, C1, and the signs that turn the direction of writing or end lines: they act on a terminal, or forge a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET)  # nobody reads the pipe; the terminal is gone
+_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET)  # no process reads the pipe; the terminal is gone
 
 
 def say(message: str) -> None:
@@ -38,12 +38,11 @@ def show(text: object) -> None:
 
 
 def outlive() -> None:
-    """Let what this process prints from here on vanish where its console is gone, instead of raising OSError.
+    """Discard the output of this process if its console is gone, instead of raising OSError.
 
-    That is so for print, warnings, logging and progress bars, of libraries and of the user's own code. Where nobody
-    reads the pipe any more, or the terminal is gone, native code and child processes started later write into nothing,
-    too; what a full disk does not take is dropped. Streams that are not files of the system, as in a notebook, are left
-    alone, and a second call changes nothing.
+    This holds for print, warnings, logging and progress bars, and for native code and child processes that start later.
+    Output that a full disk does not take is dropped. Streams that are not files of the system, as in a notebook, stay
+    as they are. A second call changes nothing.
     """
     for number in range(3):  # one that was closed (`>&-`) would soon be the number of a file that is written to
         try:
@@ -55,7 +54,7 @@ def outlive() -> None:
 
 
 def _outliving(stream: TextIO | None, number: int) -> TextIO:
-    """Return a stream that writes where `stream` does, or into nothing where there is none; else `stream` itself."""
+    """Return a stream that discards what `stream` cannot write, or `stream` itself if it is no file of the system."""
     if stream is None:
         return open(os.devnull, "w")  # as long as the process lives
     raw = getattr(getattr(stream, "buffer", None), "raw", getattr(stream, "buffer", None))
@@ -73,7 +72,7 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
 
 
 class _Outliving(io.FileIO):
-    """Writes to a file descriptor, and takes for written what cannot be."""
+    """Writes to a file descriptor, and discards what it cannot write."""
 
     def write(self, data: Any) -> int:
         try:

@@ -14,7 +14,7 @@ class HvdTrainError(Exception):
 
     exit_code = 1
     raised_by: int | None = None
-    """The rank that raised the error, where the others did not: they will only see that this rank has gone."""
+    """The rank that raised the error, if the others did not: they only see that this rank is gone."""
     of_all_ranks = False
     """Whether all ranks find the error in the same step, so that one of them can report it."""
     reported = False
@@ -45,7 +45,7 @@ class RankLost(HvdTrainError):
 
 
 class ReplicasDiffer(HvdTrainError):
-    """Ranks that must hold the same weights do not: training on would give a model nobody asked for."""
+    """Ranks that must hold the same weights differ."""
 
     exit_code = 4
 
@@ -84,3 +84,8 @@ def first_few(items: Sequence[object], most: int = 4) -> str:
     """Return the first `most` items in one line for the user, and how many more there are."""
     shown = ", ".join(map(str, items[:most]))
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words, as in `1 slot` and `2 slots`."""
+    return f"{count} {noun}{'s' if count != 1 else ''}"

@@ -23,7 +23,7 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
     """Write a run's best weights (or a checkpoint's), the torch.export program and, if asked for, ONNX.
 
     The program takes images float32 [batch, channels, height, width], normalised as model.json says, to logits
-    [batch, classes], for any batch; `trust` is as in `run.evaluate`. Raises UsageError where `target` is no run, the
+    [batch, classes], for any batch; `trust` is as in `run.evaluate`. Raises UsageError if `target` is no run, the
     model cannot be exported, or what was written gives other logits than the model. Returns the paths of the files.
     """
     config, parts = trained_parts(target, Place(), device="cpu", trust=trust)

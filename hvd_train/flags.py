@@ -46,8 +46,8 @@ def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T
 def take(arguments: list[str], flag: str, needs: str) -> tuple[str | None, list[str]]:
     """Take a flag and its value, `--flag value` or `--flag=value`, out of the arguments.
 
-    Returns the value, None where the flag was not typed, and the arguments that are left. This is for flags that belong
-    to a command and not to the dataclass it parses. Raises UsageError where the value is missing; `needs` says what
+    Returns the value, None if the flag was not typed, and the arguments that are left. This is for flags that belong
+    to a command and not to the dataclass it parses. Raises UsageError if the value is missing; `needs` says what
     the flag wants, as in "the path of a file".
     """
     for index, argument in enumerate(arguments):
@@ -68,7 +68,7 @@ def take_switch(arguments: list[str], flag: str) -> tuple[bool, list[str]]:
 def take_number(arguments: list[str], flag: str, default: int) -> tuple[int, list[str]]:
     """Take a flag that holds a whole number out of the arguments, as `take` does, and return the number.
 
-    `default` stands in for a flag that was not typed. Raises UsageError where the value is missing, or is anything but
+    `default` stands in for a flag that was not typed. Raises UsageError if the value is missing, or is anything but
     digits that write a number from 1 to below a billion.
     """
     text, arguments = take(arguments, flag, "a number")

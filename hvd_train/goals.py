@@ -1,4 +1,4 @@
-"""When there is nothing more to train, and which evaluation is the best: functions of the config and the state."""
+"""When a training ends, and which evaluation is the best: functions of the config and the state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvd_train.state import Evaluation, TrainState
 
 
 def reason_to_end(config: Config, state: TrainState) -> str | None:
-    """Return why there is nothing more to train, or None. No restart goes on beyond it: it follows from the state."""
+    """Return why the training ends, or None. It follows from the state, so no restart trains beyond it."""
     schedule, best, last, epoch = config.schedule, state.best, state.last, state.progress.epoch
     if epoch >= schedule.epochs:
         return "done"

@@ -1,4 +1,4 @@
-"""What a training writes: on rank 0 into the run folder, which it has for itself; on other ranks nothing."""
+"""The output of a training: rank 0 writes into the run folder, other ranks write nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_train import checkpoint, from_file
-from hvd_train.checkpoint import DiskStore, NoStore, Store
+from hvd_train.checkpoint import DiskStore, Store
 from hvd_train.config import Config
 from hvd_train.console import say
 from hvd_train.data import identity
@@ -22,7 +22,7 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.progress.order import Cut
 from hvd_train.run_files import machine, run_folder
-from hvd_train.run_files.journal import Journal, RunJournal, SilentJournal
+from hvd_train.run_files.journal import Journal, RunJournal
 from hvd_train.run_files.run_folder import Busy, RunFolder
 from hvd_train.state import Snapshot, TrainState
 from hvd_train.world.world import Place
@@ -53,8 +53,8 @@ class Output:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._folder: RunFolder | None = None
-        self.journal: Journal = SilentJournal()
-        self.store: Store = NoStore()
+        self.journal: Journal = Journal()
+        self.store: Store = Store()
 
     @property
     def path(self) -> Path | None:
@@ -64,9 +64,9 @@ class Output:
     def claim(self, state: TrainState, run_dir: Path | None, first_cut: Callable[[], Cut], *, from_disk: bool) -> Claim:
         """Take the run folder for this rank, which is to be rank 0, and load the newest checkpoint if `from_disk`.
 
-        Where there is none, the state is that of the file that the user named, or a fresh one with `first_cut()`.
-        `run_dir` is the folder in which the job has been training, if it has. Raises UsageError where the folder
-        belongs to another run or process, where the file cannot be loaded, and what `first_cut` raises; no folder is
+        If there is none, the state is that of the file that the user named, or a fresh one with `first_cut()`.
+        `run_dir` is the folder in which the job has been training, if it has. Raises UsageError if the folder
+        belongs to another run or process, if the file cannot be loaded, and what `first_cut` raises; no folder is
         touched then.
         """
         if self._folder is not None:
@@ -112,7 +112,7 @@ class Output:
             notes.append(f"the data have changed: {changes}")
 
     def open(self, claim: Claim | None, state: TrainState, place: Place) -> None:
-        """Write into the claimed folder from here on; without a claim, write nothing from here on."""
+        """Write into the claimed folder from now on; without a claim, write nothing."""
         if claim is None:
             self.close()
             return
@@ -139,7 +139,7 @@ class Output:
             message = f"resuming from {self._config.run.resume}"
             self.journal.event(run_folder.FROM_FILE, message, step=progress.step, epoch=progress.epoch)
         if state.best and (state.best.epoch, 0) == (progress.epoch, progress.cursor):
-            self.store.save_weights(checkpoint.BEST, state)  # whoever was writing these may be gone
+            self.store.save_weights(checkpoint.BEST, state)  # the rank that wrote these may be gone
 
     def commit_last(self, state: TrainState) -> bool:
         """Commit before this process ends, and return whether it is on disk.
@@ -176,7 +176,7 @@ class Output:
         self.journal.close()
         if self._folder is not None:
             self._folder.release()
-        self._folder, self.journal, self.store = None, SilentJournal(), NoStore()
+        self._folder, self.journal, self.store = None, Journal(), Store()
 
 
 def _claim(config: Config, start: Callable[[], None], *, abandoned: bool) -> RunFolder:
@@ -189,16 +189,16 @@ def _claim(config: Config, start: Callable[[], None], *, abandoned: bool) -> Run
     owner = launcher.owner(os.environ)
     patience = 0.0 if abandoned or not launcher.elastic(os.environ) else _PATIENCE_SECONDS
     deadline = time.monotonic() + patience
-    told = False
+    waits = False
     while True:
         wait = time.monotonic() < deadline
         try:
             return run_folder.claim(config, datetime.now(), start, owner=owner, wait=wait)
         except Busy as busy:
             if wait:
-                if not told:
+                if not waits:
                     say(f"another process is training in {busy.path}: waiting {patience:.0f} s at most for its end")
-                    told = True
+                    waits = True
                 time.sleep(0.05)
             elif abandoned or run_folder.belongs_to(busy.path, owner):
                 run_folder.take_over(busy.path, owner)
@@ -209,7 +209,7 @@ def _claim(config: Config, start: Callable[[], None], *, abandoned: bool) -> Run
 def shows_bar(config: Config, place: Place) -> bool:
     """Return whether progress is shown as a live bar.
 
-    Launchers forward what ranks print line by line, and Open MPI gives ranks a terminal even where its own output
+    Launchers forward what ranks print line by line, and Open MPI gives ranks a terminal even if its own output
     goes to a file: there a bar must be asked for.
     """
     if config.run.progress == "auto":

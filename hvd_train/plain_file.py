@@ -1,7 +1,7 @@
-"""Files that somebody else may have planted: opened where they are plain ones, else an OSError that says what they are.
+"""Open regular files only; raise OSError for FIFOs, devices and symlinks.
 
-A run folder may be anybody's. What has the name of a file in it can be a pipe that nobody writes into, a device
-without an end, a link to somewhere else, or a file that is larger than the memory.
+Another user may have written a run folder. A file in it can be a FIFO without a writer, an endless device, a symlink to
+elsewhere, or larger than the memory.
 """
 
 from __future__ import annotations
@@ -19,31 +19,30 @@ _IS_NONE = "it is no file, but a pipe or a device"
 
 
 def in_place(path: str | Path, flags: int) -> int:
-    """Open a file of a run folder itself, to be written where it stands; this is an `opener` for `open`.
+    """Open a file of a run folder for writing in place; this is an `opener` for `open`.
 
-    Raises OSError where the name is a link, the file has other names, or it is no file: whoever has planted that means
-    another file outside of the folder. It is never emptied here: leave O_TRUNC out.
+    Raises OSError if the name is a symlink, the file has other names, or it is no regular file. Leave O_TRUNC out.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from None
+            raise OSError(errno.ELOOP, "it is a symlink, which is not followed", str(path)) from None
         raise
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.ELOOP, "it is no file of its own, but a link or a device", str(path))
+    raise OSError(errno.ELOOP, "it is a hard link or a device, not a file of its own", str(path))
 
 
 def opened(path: str | Path) -> BinaryIO:
-    """Open a file to be read; a link to a file is followed. Raises OSError, at once, where it is a pipe or a device."""
+    """Open a file for reading; follow a symlink to a file. Raises OSError if it is a pipe or a device."""
     return open(path, "rb", opener=_to_read)
 
 
 def read_bytes(path: str | Path, most_bytes: int = _MOST_BYTES) -> bytes:
-    """Return all that the file held when it was opened. Raises OSError where that is more than `most_bytes`."""
+    """Return all that the file held when it was opened. Raises OSError if that is more than `most_bytes`."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
@@ -52,12 +51,12 @@ def read_bytes(path: str | Path, most_bytes: int = _MOST_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, most_bytes: int = _MOST_BYTES) -> str:
-    """Return the text of a file in UTF-8, as `read_bytes` does. Raises ValueError where it is none."""
+    """Return the text of a file in UTF-8, as `read_bytes` does. Raises ValueError if it is none."""
     return read_bytes(path, most_bytes).decode()
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file, each with its line end. Raises OSError where one is longer than any of ours."""
+    """Yield the lines of a file, each with its line end. Raises OSError if one is longer than 16 MB."""
     while line := file.readline(LONGEST_LINE):
         if len(line) == LONGEST_LINE:
             raise OSError(errno.EFBIG, f"a line of it is longer than {LONGEST_LINE:,} bytes", str(file.name))

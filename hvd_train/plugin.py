@@ -24,9 +24,9 @@ def is_reference(name: str) -> bool:
 
 
 def check_trusted(source: str, names: Mapping[str, str]) -> None:
-    """Raise Untrusted where one of the names that a file holds means code; they stand under the names of settings.
+    """Raise Untrusted if a file names code to import; `names` are values by setting.
 
-    Whoever reads a run does not run what it names: anybody may have written it, and the current folder may hold it.
+    Another user may have written the run, and the current folder may hold a module of that name.
     """
     for setting, name in names.items():
         if is_reference(name):
@@ -39,7 +39,7 @@ def check_trusted(source: str, names: Mapping[str, str]) -> None:
 def load(kind: str, reference: str) -> Callable[..., Any]:
     """Import the function that a reference, `package.module:function`, names.
 
-    Raises UsageError where the module cannot be imported or has no such function; `kind` is the name of the flag that
+    Raises UsageError if the module cannot be imported or has no such function; `kind` is the name of the flag that
     held the reference, without its dashes.
     """
     module_name, _, function_name = reference.partition(":")
@@ -47,7 +47,7 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises while it is imported
+    except Exception as error:  # the user's module may raise anything
         raise UsageError(f"--{kind} {reference}: cannot import {module_name}: {error}") from error
     function = getattr(module, function_name, None)
     if not callable(function):

@@ -156,7 +156,7 @@ DEFAULT = "digits"
 
 
 def get(name: str) -> Config:
-    """Return the config of a recipe by its name. Raises UsageError, with the nearest name, where there is none."""
+    """Return the config of a recipe by its name. Raises UsageError, with the nearest name, if there is none."""
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]()
@@ -165,7 +165,7 @@ def get(name: str) -> Config:
 def suited(config: Config) -> Config:
     """Return the config with what its recipe changes for networks other than its own.
 
-    `imagenet-resnet50` trains networks without batch norm with a lower learning rate. Call this only where the user has
+    `imagenet-resnet50` trains networks without batch norm with a lower learning rate. Call this only if the user has
     not typed one.
     """
     without_norms = config.model.model.startswith(("alexnet", "vgg")) and not config.model.model.endswith("_bn")

@@ -1,4 +1,4 @@
-"""How a run began and ended, in the words and numbers that the user sees."""
+"""How a run began and ended, in words and numbers for the user."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hvd_train.config import Config
+from hvd_train.errors import counted
 from hvd_train.goals import reason_to_end
 from hvd_train.job import Job
 from hvd_train.network.compiled import slot_sizes
@@ -29,7 +30,7 @@ class Result:
     saved: bool
     """Whether the last commit, the weights and the summary are on disk; the same on all ranks."""
     stopped_by: int | None
-    """The number of the signal that stopped it, on whichever rank; None where no signal did."""
+    """The number of the signal that stopped any rank; None if no signal did."""
     epochs: int
     steps: int
     loss: float
@@ -40,16 +41,16 @@ class Result:
     test_loss: float
     test_top1: float
     test_top5: float
-    """The test_ fields are those of the best weights on the test set; NaN where there is none."""
+    """The test_ fields are scores of the best weights on the test set; NaN without one."""
     why: str
-    """Why nothing more is to be trained: the last epoch is done, or an aim was reached before it; else empty."""
+    """Why the training ended: the last epoch is done, or an aim was reached; empty if it was stopped."""
     images_per_second: float
     world_size: int
     seconds: float
 
 
 def describe(job: Job) -> str:
-    """Return one line about what is going to be trained, on what, and how a step is cut."""
+    """Return one line about the model, the data, the devices and the batch layout."""
     config, training, place = job.config, job.state, job.world.place
     cut, parameters = training.cut, sum(p.numel() for p in training.model.parameters())
     slots = len(cut.slots(range(cut.global_batch)))
@@ -127,8 +128,3 @@ def result_of(job: Job, *, finished: bool, stopped_by: int | None, saved: bool, 
 def ranks(count: int) -> str:
     """Return a number of ranks in words: `1 rank`, `2 ranks`."""
     return counted(count, "rank")
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number of things in words, as in `1 slot` and `2 slots`."""
-    return f"{count} {noun}{'s' if count != 1 else ''}"

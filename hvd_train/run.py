@@ -43,7 +43,7 @@ def train(
 
     `model(num_classes)` and `data(config.data)` bring your own network and (training set, validation set or
     None); they take the place of `config.model` and `config.data`. Raises UsageError for settings or data that
-    cannot be used, RankLost when another rank ends, ReplicasDiffer should the ranks come apart.
+    cannot be used, RankLost if another rank ends, ReplicasDiffer if the weights of the ranks differ.
     """
     console.outlive()
     config = _with_own_names(config, model, data)
@@ -51,7 +51,7 @@ def train(
     if config.run.log_dir is not None:
         rank_log.start(config.run.log_dir, os.environ)
     with (
-        # A worker whose ssh is lost is not stopped by that: its heartbeats tell whether the job goes on.
+        # The driver decides what the loss of ssh means for a worker.
         StopSignal(hangup=not launcher.elastic(os.environ)) as stop,
         closing(world or connect(config)) as here,
         closing(Training(config, here, stop, model, data)) as training,
@@ -71,7 +71,7 @@ def evaluate(
     """Return the scores of a run (its best weights) or of a checkpoint file, as training measured them.
 
     `model` and `data` are those that `train` was given, if it was. Code that the run names is imported only with
-    `trust`. Raises UsageError where `target` is neither a run nor a checkpoint, or names code that is not trusted.
+    `trust`. Raises UsageError if `target` is neither a run nor a checkpoint, or names code that is not trusted.
     """
     world = world or connect()
     try:
@@ -124,11 +124,11 @@ def connect(config: Config | None = None) -> World:
 
 
 OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "workers", "workers_per_host"}
-"""Settings in which ranks may differ: where a host has its data, and what it has to work with."""
+"""Settings that may differ between ranks: paths, devices and processes of a host."""
 
 
 def same_everywhere(config: Config | None) -> dict[str, str]:
-    """Return what every rank of a job must have in common: versions, and the value of each flag that may not differ."""
+    """Return the versions and flags that must be the same on all ranks of a job."""
     found = {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "torch": torch.__version__,
@@ -179,8 +179,8 @@ def trained_parts(
 ) -> tuple[Config, Parts]:
     """Return the config of a run or checkpoint, and its parts with the trained weights.
 
-    `own_model`, `own_data` and `trust` are as in `evaluate`. Raises UsageError where the target cannot be read or used,
-    and Untrusted, before anything is imported, where it names code that neither of them stands for.
+    `own_model`, `own_data` and `trust` are as in `evaluate`. Raises UsageError if the target cannot be read or used,
+    and Untrusted, before anything is imported, if it names code that neither of them stands for.
     """
     config, trained, data = read_target(target)
     if device is not None:
@@ -210,7 +210,7 @@ def trained_parts(
 def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor], Identity | None]:
     """Return the config, the weights (the best ones) and the data of a run folder, or of a checkpoint file.
 
-    Raises UsageError where there are none, or where they cannot be read.
+    Raises UsageError if there are none, or if they cannot be read.
     """
     if target.is_dir():
         config = config_file.load(target / run_folder.CONFIG)

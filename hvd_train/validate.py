@@ -53,7 +53,7 @@ def evaluate(
 
     The set is cut into the same micro-batches of `micro_batch` samples for every world size, which the ranks take in
     turn, or those that compute according to `share`; sums are float64. The model and its buffers are as before
-    afterwards. Raises RankLost where a rank is gone.
+    afterwards. Raises RankLost if a rank is gone.
     """
     modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
     model.eval()

@@ -26,9 +26,9 @@ class AuditOptions:
 
 
 def run(arguments: list[str]) -> int:
-    """Print the verdict; return 0 where every sample counted exactly once, else 1.
+    """Print the verdict; return 0 if every sample counted exactly once, else 1.
 
-    Raises UsageError where the folder holds no ledger that can be read.
+    Raises UsageError if the folder holds no ledger that can be read.
     """
     options = parse_flags(AuditOptions, arguments, f"{PROGRAM} audit")
     verdict = ledger.audit(options.run)

@@ -34,7 +34,7 @@ class EvaluateOptions:
 def run(arguments: list[str]) -> int:
     """Evaluate on all ranks, let rank 0 print the scores and return 0.
 
-    Raises UsageError where the target is neither a run folder with weights nor a checkpoint.
+    Raises UsageError if the target is neither a run folder with weights nor a checkpoint.
     """
     options = parse_flags(EvaluateOptions, arguments, f"{PROGRAM} evaluate")
     from hvd_train.run import connect, evaluate  # imports torch, which parsing can do without

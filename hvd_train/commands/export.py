@@ -34,14 +34,14 @@ class ExportOptions:
 def run(arguments: list[str]) -> int:
     """Export the model, print the path of each file that was written and return 0.
 
-    Raises UsageError where the target holds no model, or where the model cannot be exported.
+    Raises UsageError if the target holds no model, or if the model cannot be exported.
     """
     options = parse_flags(ExportOptions, arguments, f"{PROGRAM} export")
     from hvd_train.export import export  # imports torch, which parsing can do without
 
     target = options.target
     usual = target / "export" if target.is_dir() else target.with_name(f"{target.name}.export")
-    if options.output is None and usual.is_symlink():  # planted by whoever has made the run
+    if options.output is None and usual.is_symlink():  # the author of the run may have planted it
         raise UsageError(f"{usual} is a link, which is not followed: name a folder with --output")
     for path in export(target, options.output or usual, onnx=options.onnx, trust=options.trust):
         show(path)

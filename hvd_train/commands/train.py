@@ -36,8 +36,8 @@ OF_LAUNCHERS = (
 def run(arguments: list[str]) -> int:
     """Train and return the exit code.
 
-    That is 0 for a finished run, 128 + N where signal N stopped it, 75 (EX_TEMPFAIL) where a time limit did, and 74
-    (EX_IOERR) where its last files could not be written. Raises UsageError for settings that cannot give a run.
+    That is 0 for a finished run, 128 + N if signal N stopped it, 75 (EX_TEMPFAIL) if a time limit did, and 74
+    (EX_IOERR) if its last files could not be written. Raises UsageError for settings that cannot give a run.
     """
     console.outlive()
     settings = parse_train(arguments)

@@ -1,9 +1,8 @@
-"""By which addresses and network interfaces the processes of an elastic job reach one another. No torch.
+"""Addresses and network interfaces between the processes of an elastic job. No torch.
 
-Nothing is settled for all when a job starts, since hosts come and go later. The driver tells a worker on another host
-all its own addresses, the likeliest first, and the worker takes the one that answers. A worker uses the interface that
-leads to the driver; on the driver's own host, the one that leads to the other hosts, or the loopback while there are
-none.
+Each worker chooses for itself, since hosts come and go. The driver sends all its addresses to a worker on another host,
+the likeliest first, and the worker takes the first that answers. A worker uses the interface that leads to the driver;
+on the driver's own host, the interface that leads to the other hosts, or the loopback if there are none.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _ANSWER_S = 2.0
 
 
 def resolved(host_name: str) -> str | None:
-    """Return the IPv4 address of a host, or None where only ssh may know the name.
+    """Return the IPv4 address of a host, or None if only ssh may know the name.
 
     Any address of the loopback is 127.0.0.1: Debian lets a host's own name lead to 127.0.1.1 on that host.
     """
@@ -42,7 +41,7 @@ def is_loopback(address: str) -> bool:
 
 
 def for_worker_on(host_name: str, interfaces: Collection[str] = ()) -> list[str]:
-    """Return the addresses at which a worker on this host may reach the process that asks, the likeliest first.
+    """Return the addresses at which a worker on this host may reach this process, the likeliest first.
 
     They are of the `interfaces` that this host has, of all if it has none of them. A worker on this host itself reaches
     it over the loopback, which stays when networks go.
@@ -63,9 +62,9 @@ def for_worker_on(host_name: str, interfaces: Collection[str] = ()) -> list[str]
 
 
 def find_driver(environ: MutableMapping[str, str]) -> None:
-    """Let `environ` name the first address of the driver that answers; where none does, it stays as it is.
+    """Let `environ` name the first address of the driver that answers; if none does, it stays as it is.
 
-    Raises UsageError where this host has none of the interfaces that the user has named: it need not ask for a rank.
+    Raises UsageError if this host has none of the interfaces that the user has named: it need not ask for a rank.
     """
     _named_and_here(environ)
     candidates = environ.get(DRIVER_ADDRESSES, "").split(",")
@@ -78,8 +77,8 @@ def find_driver(environ: MutableMapping[str, str]) -> None:
 def choose_interface(environ: MutableMapping[str, str], elsewhere: str) -> None:
     """Let `environ` name the interface by which other hosts reach this process, for Gloo and, once, for NCCL.
 
-    `elsewhere` is the address of another host in the job, for a worker on the driver's own host; empty where there is
-    none. Interfaces that the user has named come first. Raises UsageError where this host has none of these.
+    `elsewhere` is the address of another host in the job, for a worker on the driver's own host; empty if there is
+    none. Interfaces that the user has named come first. Raises UsageError if this host has none of these.
     """
     driver = environ[ADDRESS]
     chosen = _interface_to(elsewhere or LOOPBACK if is_loopback(driver) else driver)
@@ -97,7 +96,7 @@ def named_interfaces(environ: Mapping[str, str], options: Collection[str] | None
 
 
 def _named_and_here(environ: Mapping[str, str]) -> list[str]:
-    """Return the interfaces that the user has named and this host has. Raises UsageError where it has none of them."""
+    """Return the interfaces that the user has named and this host has. Raises UsageError if it has none of them."""
     named, own = [name for name in environ.get(INTERFACES, "").split(",") if name], _addresses()
     here = [name for name in named if name in own]
     if named and not here:
@@ -117,7 +116,7 @@ def _interface_to(address: str) -> str:
 
 
 def _sender_to(address: str) -> str:
-    """Return the address from which this host would send packets to another. Raises OSError where there is no way."""
+    """Return the address from which this host would send packets to another. Raises OSError if there is no way."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing; any port will do
         sender: str = probe.getsockname()[0]

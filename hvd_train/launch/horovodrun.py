@@ -14,7 +14,7 @@ from hvd_train.errors import UsageError
 def program(name: str) -> str:
     """Return the path of a program: beside this Python, where other hosts should have it as well, or on the PATH.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is none.
     """
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
@@ -26,7 +26,7 @@ def program(name: str) -> str:
 def line(ranks: int, host_file: str | None, controller: str) -> list[str]:
     """Return the start of a horovodrun command; the program that the ranks run and its arguments come after it.
 
-    `host_file` None means this machine; `controller` is `gloo` or `mpi`. Raises UsageError where horovodrun is missing.
+    `host_file` None means this machine; `controller` is `gloo` or `mpi`. Raises UsageError if horovodrun is missing.
     """
     hosts = [] if host_file is None else ["--hostfile", host_file]
     environment = _open_mpi_environment() if controller == "mpi" else []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, counted
 from hvd_train.numerals import whole_number
 
 FileFormat = Literal["horovod", "openmpi", "mpich", "slurm"]
@@ -34,7 +34,7 @@ def read(path: Path, file_format: FileFormat = "horovod") -> tuple[Host, ...]:
 
     A line is `NAME`, `NAME:SLOTS` or `NAME slots=SLOTS` (`max_slots=` is ignored); in Slurm's format (SLURM_HOSTFILE)
     there is one line with the name of the host for each task. Blank lines and text after a # are skipped. Raises
-    UsageError, which lists every wrong line, or where the file cannot be read.
+    UsageError, which lists every wrong line, or if the file cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ def unknown(hosts: Iterable[Host]) -> list[str]:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a host may be called so: not where ssh would take the name as an option."""
+    """Return whether a text is a valid host name; one that begins with - is not, since ssh takes it as an option."""
     return re.fullmatch(_NAME, text, re.ASCII) is not None
 
 
@@ -78,7 +78,7 @@ def describe(hosts: Sequence[Host]) -> str:
     """Return the numbers of hosts and slots, and the hosts with their slots, in one line."""
     slots = sum(host.slots for host in hosts)
     listed = ", ".join(f"{host.name} ({host.slots})" for host in hosts)
-    return f"{len(hosts)} host{'s' * (len(hosts) != 1)}, {slots} slot{'s' * (slots != 1)}: {listed}"
+    return f"{counted(len(hosts), 'host')}, {counted(slots, 'slot')}: {listed}"
 
 
 def _checked(lines: Iterable[tuple[str, str]], file_format: FileFormat, source: str) -> tuple[Host, ...]:

@@ -20,7 +20,7 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class Launch:
-    """The place of one process in the group that a launcher started."""
+    """The rank of one process in the group that a launcher started."""
 
     launcher: str
     rank: int
@@ -28,7 +28,7 @@ class Launch:
 
 
 def launched(environ: Mapping[str, str]) -> Launch | None:
-    """Return the place that a launcher gave to this process, or None where the process was started alone."""
+    """Return the rank that a launcher gave to this process, or None if it was started alone."""
     for launcher, rank, size in _VARIABLES:
         number, count = whole_number(environ.get(rank, "")), whole_number(environ.get(size, ""))
         if number is not None and count is not None:
@@ -67,12 +67,12 @@ SLOT = "HVD_TRAIN_SLOT"  # which slot of its host (which GPU) is the worker's fo
 JOB = "HVD_TRAIN_JOB"  # a name that no other job has
 OWNER = "HVD_TRAIN_OWNER"  # a name that the job keeps when its driver is started again: its run folder has it
 REPLACES = "HVD_TRAIN_REPLACES"  # the number of the worker that had the slot before
-SUPERVISOR = "HVD_TRAIN_SUPERVISOR"  # the id of the process without which the driver is not to go on
+SUPERVISOR = "HVD_TRAIN_SUPERVISOR"  # the id of the supervisor; without it the driver ends
 STARTED = "HVD_TRAIN_STARTED"  # when the job started, by time.monotonic of the supervisor's host, where the driver is
 SPENT = "HVD_TRAIN_SPENT"  # how many seconds old the job was when it started this process: its workers come and go
 DRIVER_ADDRESSES = "HVD_TRAIN_DRIVER_ADDRESSES"  # where the driver may be reached, the likeliest address first
 INTERFACES = "HVD_TRAIN_INTERFACES"  # the network interfaces that the user has named, if any
-GOES_ON = "HVD_TRAIN_GOES_ON"  # "1" where the process continues a job, so that `--resume never` no longer holds
+GOES_ON = "HVD_TRAIN_GOES_ON"  # "1" if the process continues a job, so that `--resume never` no longer holds
 
 TIMELINE, ON_DEMAND = "HOROVOD_TIMELINE", "DYNAMIC"  # when ranks meet, all of them must have this variable, or none
 
@@ -93,7 +93,7 @@ def owner(environ: Mapping[str, str]) -> str:
 
 
 def running_for(environ: Mapping[str, str], age_s: float) -> float:
-    """Return the seconds since this process's job started; 0 where the job starts with it. `age_s` is the process's."""
+    """Return the seconds since this process's job started; 0 if the job starts with it. `age_s` is the process's."""
     return float(environ[SPENT]) + age_s if SPENT in environ else 0.0
 
 

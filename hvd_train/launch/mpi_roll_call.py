@@ -29,7 +29,7 @@ def meets_over_mpi(environ: Mapping[str, str]) -> bool:
 def call(communicator: Any, facts: Mapping[str, str]) -> None:
     """Wait until all ranks of an mpi4py communicator are here and run the same.
 
-    Raises UsageError on all of them where their `facts` differ; rank 0 prints it.
+    Raises UsageError on all of them if their `facts` differ; rank 0 prints it.
     """
     come_together(communicator)
     texts = gathered(communicator, json.dumps({"host": socket.gethostname(), **facts}))

@@ -1,4 +1,4 @@
-"""What each rank prints: written in whole lines, and with `--log-dir` kept in a file per rank as well. No torch."""
+"""The output of each rank: whole lines, and a file per rank with `--log-dir`. No torch."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def name_of(environ: Mapping[str, str]) -> str:
 
 
 def start(folder: Path, environ: Mapping[str, str]) -> None:
-    """Append all that this process prints from now on to a file in `folder`, native code and child processes included.
+    """Append all later output of this process to a file in `folder`, also of native code and child processes.
 
-    A second call does nothing. Raises UsageError where the file cannot be written.
+    A second call does nothing. Raises UsageError if the file cannot be written.
     """
     if _tees:
         return
@@ -59,8 +59,8 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
         number = stream.fileno()
         saved.append((os.dup(number), number))
         # In a session of its own: a signal that ends this process must not end tee before the last output is through.
-        # Nor must SIGPIPE, which Python ignores, end it where its other reader is gone: the file goes on.
-        # By /proc it opens the file that is open here, whatever has that name by then.
+        # SIGPIPE, which Python ignores, must not end it either if its other reader is gone.
+        # /proc names the file that is open here, even if its name has moved on.
         tee = subprocess.Popen(
             ["tee", "-a", f"/proc/self/fd/{file}"],
             stdin=subprocess.PIPE,
@@ -87,7 +87,7 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
 
 
 def write(text: str) -> None:
-    """Append what another process prints for this rank to this rank's file, if it has one."""
+    """Append output of another process for this rank to this rank's file, if it has one."""
     for file in _files:
         with contextlib.suppress(OSError):
             os.write(file, f"{text}\n".encode(errors="backslashreplace"))

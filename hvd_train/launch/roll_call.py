@@ -1,12 +1,10 @@
-"""The roll call before ranks meet: which ranks are here, which are missing, and whether all run the same.
+"""The roll call before the rendezvous: which ranks are missing, and whether all run the same.
 
-Horovod itself waits without a word for a rank that never comes, or fails without naming it. The roll call uses what
-ranks have before they have Horovod: the key-value store of the launcher, which there is with Gloo. For ranks that meet
-over MPI see `mpi_roll_call`.
+Horovod waits silently for a missing rank, or fails without naming it. The roll call uses the launcher's key-value
+store, which exists with Gloo. For MPI see `mpi_roll_call`.
 
-Each rank writes under a name that its process has started, and later that it is here, with what it
-runs. Rank 0 waits for all of them, compares, and writes a verdict, which the others wait for. Rank 1 reports where rank
-0 itself is missing.
+Each rank writes that its process has started, and later that it is here, with the facts about what it runs. Rank 0
+waits for all of them, compares, and writes a verdict, for which the others wait. Rank 1 reports if rank 0 is missing.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from hvd_train.console import say as print_line
-from hvd_train.errors import HvdTrainError, RankLost, UsageError
+from hvd_train.errors import HvdTrainError, RankLost, UsageError, first_few
 from hvd_train.launch import client, launcher
 from hvd_train.numerals import whole_number
 
@@ -40,18 +38,18 @@ _ALL_WELL, _MISSING = "go", "missing: "
 _calls = itertools.count()
 
 
-class Board(Protocol):
-    """A place where ranks write texts under names for one another."""
+class KeyValueStore(Protocol):
+    """A key-value store that all ranks can read and write."""
 
     def put(self, name: str, text: str) -> None:
-        """Write a text. Raises OSError where the board cannot be reached."""
+        """Write a text. Raises OSError if the store cannot be reached."""
 
     def get(self, name: str) -> str | None:
-        """Return the text under a name, or None where there is none. Raises OSError as `put` does."""
+        """Return the text under a name, or None if there is none. Raises OSError as `put` does."""
 
 
 @dataclass(frozen=True)
-class LauncherStore(Board):
+class LauncherStore(KeyValueStore):
     """The key-value store that Horovod's launcher serves for Gloo, found through a process's environment."""
 
     environ: Mapping[str, str]
@@ -70,14 +68,14 @@ class LauncherStore(Board):
             return None
 
 
-def store(environ: Mapping[str, str]) -> Board | None:
-    """Return the launcher's store, or None where there is none (MPI) or where ranks come and go (an elastic job)."""
+def store(environ: Mapping[str, str]) -> KeyValueStore | None:
+    """Return the launcher's store, or None if there is none (MPI) or in an elastic job."""
     has_store = client.ADDRESS in environ and "HOROVOD_RANK" in environ
     return LauncherStore(environ) if has_store and not launcher.elastic(environ) else None
 
 
 def launcher_gone(environ: Mapping[str, str]) -> bool:
-    """Return whether the launcher's store no longer answers: ranks on other hosts see its end in no other way."""
+    """Return whether the launcher's store no longer answers. Ranks on other hosts see its end in no other way."""
     board = store(environ)
     if board is None:
         return False
@@ -89,13 +87,13 @@ def launcher_gone(environ: Mapping[str, str]) -> bool:
 
 
 def started(environ: Mapping[str, str]) -> None:
-    """Write that this rank's process has started; its imports may take minutes on a file system that hosts share.
+    """Write that this rank's process has started; imports may take minutes on a shared file system.
 
-    If the launcher ends before the ranks meet, this process ends as well, whatever its imports wait for.
+    If the launcher ends before the rendezvous, this process ends as well, even in the middle of an import.
     """
     board = store(environ)
     if board is not None:
-        with suppress(OSError):  # `call` will report what is wrong with the store
+        with suppress(OSError):  # `call` reports an error of the store
             board.put(f"started.{environ['HOROVOD_RANK']}", socket.gethostname())
         threading.Thread(target=_end_with_launcher, args=(environ,), daemon=True, name="launcher").start()
 
@@ -112,18 +110,18 @@ def _end_with_launcher(environ: Mapping[str, str]) -> None:
 
 
 def call(
-    board: Board,
+    board: KeyValueStore,
     rank: int,
     size: int,
     facts: Mapping[str, str],
     environ: Mapping[str, str],
     say: Callable[[str], None] | None = None,
 ) -> None:
-    """Wait until all ranks are here and run the same, as rank 0 finds; `say` prints lines about waiting and problems.
+    """Wait until all ranks are here and run the same; `say` prints lines about waiting and problems.
 
-    Raises UsageError on every rank where `facts` differ between ranks or HVD_TRAIN_START_TIMEOUT_SECONDS is no number,
-    and RankLost, which names the missing ranks, where some have not come after so many seconds (default: 600), or
-    where the launcher cannot be reached.
+    Raises UsageError on every rank if `facts` differ between ranks or HVD_TRAIN_START_TIMEOUT_SECONDS is no number,
+    and RankLost, which names the missing ranks, if some are missing after that many seconds (default: 600), or
+    if the launcher cannot be reached.
     """
     number = next(_calls)
     roll_call = _RollCall(board, number, _patience_s(environ), environ.get(HOSTS, ""), say or print_line)
@@ -141,7 +139,7 @@ def call(
             verdict = roll_call.wait_for_verdict(rank)
     except OSError as error:
         raise RankLost(f"the launcher cannot be reached ({error})") from None
-    _met.set()  # from here on the ranks see one another's end
+    _met.set()  # the ranks now see each other's end
     if verdict != _ALL_WELL:
         raise error_for(verdict, by_rank_0=rank == 0 or not roll_call.rank_0_is_missing)
 
@@ -165,7 +163,7 @@ def error_for(verdict: str, *, by_rank_0: bool) -> HvdTrainError:
 class _RollCall:
     """One roll call of this process; `number` is its place among them, and equal on all ranks."""
 
-    board: Board
+    board: KeyValueStore
     number: int
     patience_s: float
     hosts: str
@@ -173,7 +171,7 @@ class _RollCall:
     rank_0_is_missing: bool = False
 
     def wait_for_ranks(self, ranks: Sequence[int], *, prints: bool) -> str | None:
-        """Wait until these ranks are here; return None then, or the verdict that names those that are missing."""
+        """Wait until these ranks are here; return None then, or the verdict that names the missing ones."""
         begun, notice_after = time.monotonic(), _FIRST_NOTICE_S
         missing = list(ranks)
         while missing := [rank for rank in missing if self.board.get(f"here.{self.number}.{rank}") is None]:
@@ -198,15 +196,15 @@ class _RollCall:
             time.sleep(_POLL_S)
         return verdict
 
-    def _describe(self, ranks: Sequence[int], most: int = 6) -> str:
-        """Return the ranks with their hosts, at most so many, and whether their processes have started."""
+    def _describe(self, ranks: Sequence[int]) -> str:
+        """Return the ranks with their hosts, and whether their processes have started."""
         shown = []
-        for rank in ranks[:most]:
+        for rank in ranks:
             started_on = self.board.get(f"started.{rank}")
             host = started_on or host_of(rank, self.hosts)
             where = f" on {host}" if host else ""
-            shown.append(f"rank {rank}{where}{'' if started_on else ' (nothing heard of it)'}")
-        return ", ".join(shown) + (f" and {len(ranks) - most} more" if len(ranks) > most else "")
+            shown.append(f"rank {rank}{where}{'' if started_on else ' (process not started yet)'}")
+        return first_few(shown, 6)
 
 
 def host_of(rank: int, hosts: str) -> str | None:
@@ -222,7 +220,7 @@ def host_of(rank: int, hosts: str) -> str | None:
 
 
 def disagreement(facts_of_ranks: Sequence[Mapping[str, str]]) -> str | None:
-    """Return the first fact in which ranks differ, and which ranks have what, in one line; None where all agree.
+    """Return the first fact in which ranks differ, and which ranks have what, in one line; None if all agree.
 
     The fact `host` may differ; it says where each rank is.
     """
@@ -234,13 +232,15 @@ def disagreement(facts_of_ranks: Sequence[Mapping[str, str]]) -> str | None:
             shown = []
             for value, ranks in ranks_with.items():
                 hosts = dict.fromkeys(facts_of_ranks[rank]["host"] for rank in ranks)
-                shown.append(f"{value} on {', '.join(hosts)} (rank{'s' * (len(ranks) > 1)} {_short(ranks)})")
+                shown.append(
+                    f"{value} on {', '.join(hosts)} ({'rank' if len(ranks) == 1 else 'ranks'} {first_few(ranks, 8)})"
+                )
             return f"the ranks differ in {name}: {'; '.join(shown)}; {_cure(name)}"
     return None
 
 
 def difference_from_job(job: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
-    """Return the first fact in which a worker differs from the job that it wants to join, in one line, or None.
+    """Return the first fact in which a worker differs from the job that it joins, in one line, or None.
 
     The fact `host` may differ; it says where each of them runs.
     """
@@ -254,7 +254,3 @@ def difference_from_job(job: Mapping[str, str], worker: Mapping[str, str]) -> st
 
 def _cure(name: str) -> str:
     return "start all of them with the same arguments" if name.startswith("--") else "set up the same on all"
-
-
-def _short(ranks: Sequence[int], most: int = 8) -> str:
-    return ", ".join(map(str, ranks[:most])) + (", ..." if len(ranks) > most else "")

@@ -33,9 +33,9 @@ def alone(environ: Mapping[str, str]) -> bool:
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that tell Horovod, with Gloo, this task's ranks and where the ranks meet.
 
-    They meet on the first node of the step, over the loopback where there is no other node, on a port computed from
-    the numbers of the job and the step, or on HVD_TRAIN_PORT. Raises UsageError where Slurm's variables are missing or
-    not understood, or where HVD_TRAIN_PORT is no port.
+    They meet on the first node of the step, over the loopback if there is no other node, on a port computed from
+    the numbers of the job and the step, or on HVD_TRAIN_PORT. Raises UsageError if Slurm's variables are missing or
+    not understood, or if HVD_TRAIN_PORT is no port.
     """
     try:
         tasks = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
@@ -64,7 +64,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class KeyFile:
-    """Where rank 0 leaves the key of the job for the other tasks of the step, which no other user can read.
+    """The file with the key of the job, from rank 0 for the other tasks of the step. Other users cannot read it.
 
     It is in the home folder, which nodes share. With HOROVOD_RENDEZVOUS_KEY in the environment of srun, which Slurm
     gives to its tasks alone, there is no file.
@@ -76,7 +76,7 @@ class KeyFile:
         self.path = cache / "hvd_train" / "jobs" / f"{step}.key"
 
     def write(self, key: str) -> None:
-        """Write the key, in place of whatever is there. Raises UsageError where that cannot be."""
+        """Write the key over any earlier file. Raises UsageError if that fails."""
         new = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ class KeyFile:
             ) from None
 
     def read(self) -> str | None:
-        """Return the key, or None where rank 0 has not written it, or somebody else has."""
+        """Return the key, or None if rank 0 has not written it, or another user has."""
         with suppress(OSError), open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
             if os.fstat(file.fileno()).st_uid == os.geteuid():
                 return file.read()

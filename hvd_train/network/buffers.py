@@ -56,7 +56,7 @@ def averaged(model: nn.Module, patterns: Sequence[str]) -> set[str]:
     """Return the names of the buffers of which a step keeps the mean over its slots.
 
     These are the running statistics of batch norm and instance norm, and what the `patterns` of `--average-buffers`
-    match. Of any other buffer that a forward pass changes a step keeps the value of slot 0. Raises UsageError where a
+    match. Of any other buffer that a forward pass changes a step keeps the value of slot 0. Raises UsageError if a
     pattern matches no buffer, or one that holds no numbers to be averaged.
     """
     buffers = buffers_of(model)
@@ -108,7 +108,7 @@ def load(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 def copy_into(buffer: Buffer, value: Tensor) -> None:
-    """Give a buffer this value: in the tensor that is there, or in a new one where that cannot hold it."""
+    """Give a buffer this value: in the tensor that is there, or in a new one if that cannot hold it."""
     here = buffer.tensor
     expanded = any(size > 1 and stride == 0 for size, stride in zip(here.shape, here.stride(), strict=True))
     if (here.shape, here.dtype) == (value.shape, value.dtype) and not expanded:

@@ -34,10 +34,10 @@ def compile_model(
 ) -> None:
     """Compile the model and pass batches of these sizes through it, made of images of `example`.
 
-    torch.compile works when a model is called, for a kind of input at a time; where ranks have met, all others wait for
-    the one that compiles. Training passes include the backward one. Weights, buffers, gradients, modes and random
-    numbers are the same afterwards as before. What is compiled later: an evaluation of the moving average, and an
-    epoch in which other parameters are frozen.
+    torch.compile works when a model is called, for one kind of input at a time. After the rendezvous all ranks would
+    wait for the one that compiles. Training passes include the backward one. Weights, buffers, gradients, modes
+    and random numbers stay the same. An evaluation of the moving average, and an epoch in which other parameters are
+    frozen, are compiled later.
     """
     model.compile()
     with _unchanged(model, example.device):

@@ -12,7 +12,7 @@ from hvd_train.errors import UsageError
 from hvd_train.progress.clock import Split
 from hvd_train.world.world import Place
 
-# The first loss scales. 65,536 is torch's own default for fp16 arithmetic. Where only the wire is fp16, gradients are
+# The first loss scales. 65,536 is torch's own default for fp16 arithmetic. If only the wire is fp16, gradients are
 # computed in fp32, and a scale that does not overflow at the start loses no step.
 _FP16_SCALE, _WIRE_SCALE = 65536.0, 1024.0
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
@@ -21,7 +21,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
 def choose_device(config: Config, place: Place) -> torch.device:
     """Return this rank's device, a GPU of its own or the CPU, and prepare torch and this process for it.
 
-    On a CPU torch gets this rank's share of the cores as threads. Raises UsageError where GPUs are asked for and there
+    On a CPU torch gets this rank's share of the cores as threads. Raises UsageError if GPUs are asked for and there
     are none, where `--gpu-ids` names one that is not there, and where the host has fewer GPUs than ranks.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -127,7 +127,7 @@ def uses_fp16_wire(config: Config, device: torch.device) -> bool:
 def loss_scaler(config: Config, device: torch.device, *, fp16_wire: bool) -> torch.amp.GradScaler:
     """Return the loss scaler that keeps gradients in the range of fp16, in the arithmetic or only on the wire.
 
-    It is disabled where neither is fp16. Horovod's fp16 compression casts without scaling: 7e4 becomes inf and 1e-8
+    It is disabled if neither is fp16. Horovod's fp16 compression casts without scaling: 7e4 becomes inf and 1e-8
     becomes 0. A scale that grows until a gradient overflows, and then halves, saves small gradients; an overflow skips
     the step on every rank (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740).
     """

@@ -17,7 +17,7 @@ _UNFREEZE = re.compile(r"(\d+):(.+)")
 
 
 def check(config: ModelConfig) -> None:
-    """Raise UsageError where `--unfreeze` is not a list of EPOCH:PATTERN, or is given without `--freeze`."""
+    """Raise UsageError if `--unfreeze` is not a list of EPOCH:PATTERN, or is given without `--freeze`."""
     for entry in config.unfreeze:
         if not _UNFREEZE.fullmatch(entry):
             raise UsageError(f"--unfreeze {entry}: write it as EPOCH:PATTERN, as in --unfreeze 5:layer4.* 10:*")
@@ -28,8 +28,8 @@ def check(config: ModelConfig) -> None:
 def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
     """Return the names of the parameters of `model` that are frozen in `epoch` (counted from 0).
 
-    Raises UsageError where a pattern matches no parameter, where `backbone` is asked for and the model has no head, and
-    where every parameter would be frozen.
+    Raises UsageError if a pattern matches no parameter, if `backbone` is asked for and the model has no head, and
+    if every parameter would be frozen.
     """
     names = [name for name, _ in model.named_parameters()]
     if config.freeze == "none":

@@ -43,9 +43,9 @@ def digits_convnet(num_classes: int, channels: int = 1) -> nn.Module:
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError, with the nearest known name, where no model is called `name`.
+    """Raise UsageError, with the nearest known name, if no model is called `name`.
 
-    The user's own MODULE:FUNCTION is loaded; raises UsageError, too, where that fails or timm is not installed.
+    The user's own MODULE:FUNCTION is loaded; raises UsageError, too, if that fails or timm is not installed.
     """
     if name == DIGITS_CONVNET:
         return
@@ -93,7 +93,7 @@ def needs_colour(name: str) -> bool:
 def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder | None = None) -> nn.Module:
     """Return the named model for `num_classes` classes, with random weights drawn from `seed`.
 
-    `own`, a function of the user's, goes before `name`; it decides about channels by itself. Raises UsageError where
+    `own`, a function of the user's, goes before `name`; it decides about channels by itself. Raises UsageError if
     the user's function cannot be loaded or does not return a module, or timm is not installed.
     """
     torch.manual_seed(seed)
@@ -120,7 +120,7 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
 def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int, *, trains: bool = False) -> None:
     """Pass the images `example` [batch, channels, height, width] through `model`, which stays as it was.
 
-    If it `trains`, a copy of it does so in training, too. Raises UsageError where the model cannot take them, or does
+    If it `trains`, a copy of it does so in training, too. Raises UsageError if the model cannot take them, or does
     not return logits [batch, num_classes].
     """
     was_training = model.training

@@ -27,7 +27,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
     """Return the optimizer of the parameters of `model` that require a gradient.
 
-    Raises UsageError where there is none, or LARS or LAMB is asked for and timm is not installed.
+    Raises UsageError if there is none, or LARS or LAMB is asked for and timm is not installed.
     """
     groups = parameter_groups(config, model)
     if not groups:
@@ -46,7 +46,7 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
 def _sgd(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
     """Return SGD with momenta of zero, of which the first step makes the gradient, as it does without momenta.
 
-    Without them torch's fused SGD (2.15) fails where a thawed parameter has its first step later than others.
+    Without them torch's fused SGD (2.15) fails if a thawed parameter has its first step later than others.
     """
     built = _never_compiled(torch.optim.SGD)(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
     if config.momentum:
@@ -127,7 +127,7 @@ def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str
 def _of_timm(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
     """Return LARS (You, Gitman and Ginsburg, arXiv 1708.03888) or LAMB (You et al., arXiv 1904.00962).
 
-    Raises UsageError where timm is not installed.
+    Raises UsageError if timm is not installed.
     """
     try:
         from timm.optim.lamb import Lamb

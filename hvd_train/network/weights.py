@@ -52,7 +52,7 @@ def why_unreadable(error: Exception) -> str:
 
 
 def tensors_in(path: Path) -> Any:
-    """Return the tensors and plain values in a file, on the CPU. Raises one of UNREADABLE where there are none."""
+    """Return the tensors and plain values in a file, on the CPU. Raises one of UNREADABLE if there are none."""
     with plain_file.opened(path) as file:
         return torch.load(file, map_location="cpu", weights_only=True)
 
@@ -63,7 +63,7 @@ def is_file(weights: str) -> bool:
 
 
 def check(weights: str, model: str) -> None:
-    """Raise UsageError where the file `weights` does not exist, or torchvision has no such weights for `model`."""
+    """Raise UsageError if the file `weights` does not exist, or torchvision has no such weights for `model`."""
     if is_file(weights):
         if not Path(weights).is_file():
             raise UsageError(f"--weights {weights}: no such file")
@@ -87,7 +87,7 @@ def normalisation(weights: str, model: str) -> tuple[tuple[float, ...], tuple[fl
 def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> str:
     """Load `weights` into `model`, which is called `name`, and return a line that says what was loaded.
 
-    A last layer for another number of classes keeps its random weights. Raises UsageError where other tensors do not
+    A last layer for another number of classes keeps its random weights. Raises UsageError if other tensors do not
     fit (it lists them), or where the weights cannot be read or fetched (it says where to put the file).
     """
     loaded, part = _from_file(Path(weights)) if is_file(weights) else (_from_torchvision(weights, name), "")
@@ -145,7 +145,7 @@ def _names(model: str) -> list[str]:
 def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
     """Return torchvision's weights; the ranks of a host fetch the file once, into torch's own folder for such files.
 
-    Raises UsageError where it cannot be fetched.
+    Raises UsageError if it cannot be fetched.
     """
     from filelock import FileLock
     from torchvision.models import get_model_weights

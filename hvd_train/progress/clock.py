@@ -89,7 +89,7 @@ class Split:
             self.listener(None)
 
     def take(self) -> dict[str, float] | None:
-        """Return the mean seconds of each phase over the steps since the last call; None where there were no steps."""
+        """Return the mean seconds of each phase over the steps since the last call; None if there were no steps."""
         self._add_up()
         spent, steps = self._spent, self._steps
         self._spent, self._steps = dict.fromkeys(PHASES, 0.0), 0

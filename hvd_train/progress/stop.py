@@ -15,7 +15,7 @@ class StopSignal:
 
     Stop signals are SIGINT, SIGTERM, SIGUSR1, which batch systems can send some time before they end a job, and SIGHUP,
     which comes when a terminal or an ssh session is gone, unless it is ignored already (nohup). SIGHUP never ends the
-    process: shells and the kernel send it several times. Outside the main thread, where Python allows no signal
+    process: shells and the kernel send it several times. Outside the main thread, in which Python allows no signal
     handlers, nothing is noted.
     """
 

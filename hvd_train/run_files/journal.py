@@ -1,7 +1,4 @@
-"""The journal of a run: everything it reports goes to the console, metrics.jsonl, TensorBoard and the ledger.
-
-Rank 0 keeps it; all other ranks have a `SilentJournal`, so that training never asks who writes.
-"""
+"""The journal of a run: it reports to the console, metrics.jsonl, TensorBoard and the ledger."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from typing_extensions import override
 
@@ -26,20 +23,17 @@ from hvd_train.run_files.run_folder import METRICS, RunFolder
 from hvd_train.run_files.tail import lines_backwards
 
 
-class Journal(Protocol):
-    """Records what happens in a training."""
+class Journal:
+    """Records what happens in a training. This one records nothing, on ranks that do not write."""
 
     def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        """Training starts and is to take this many epochs of this many samples."""
+        """Start the display of a training of `epochs` epochs."""
 
     def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
-        """Write what the state of the training holds and the files lack.
-
-        The rank that kept the journal before may have been lost, and this one may have missed the end of a step.
-        """
+        """Write what the state of the training holds and the files lack, after another rank was lost."""
 
     def progress(self, moment: Moment) -> None:
-        """Show how far training is; called after every step, and written nowhere."""
+        """Show progress; called after every step."""
 
     def step(self, record: StepRecord) -> None:
         """Write the metrics of a step; the config says which steps have a record."""
@@ -50,61 +44,21 @@ class Journal(Protocol):
     def world(self, change: Change, step: int, seconds: float) -> None:
         """Report a change of world after the first step in the new one.
 
-        `step`: the number of that step; `seconds`: the time from the fault, or the wish to change, to its end.
+        `step` is the number of that step, `seconds` the time from the fault or the request to the end of the step.
         """
 
     def took(self, entry: Entry) -> None:
-        """Write which samples finished steps took, where the run keeps a ledger: one more step has joined the entry."""
+        """Write which samples finished steps took, if the run keeps a ledger. Another step joined the entry."""
 
     def event(self, name: str, message: str, **facts: Any) -> None:
         """Show a message to the user, and write it with machine-readable facts under a name for its kind."""
 
     def close(self) -> None:
-        """Close the files; nothing is reported after this. The ledger is complete up to the last step then."""
-
-
-class SilentJournal(Journal):
-    """Discards everything, on ranks that do not write."""
-
-    @override
-    def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        pass
-
-    @override
-    def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
-        pass
-
-    @override
-    def progress(self, moment: Moment) -> None:
-        pass
-
-    @override
-    def step(self, record: StepRecord) -> None:
-        pass
-
-    @override
-    def epoch(self, record: EpochRecord) -> None:
-        pass
-
-    @override
-    def world(self, change: Change, step: int, seconds: float) -> None:
-        pass
-
-    @override
-    def took(self, entry: Entry) -> None:
-        pass
-
-    @override
-    def event(self, name: str, message: str, **facts: Any) -> None:
-        pass
-
-    @override
-    def close(self) -> None:
-        pass
+        """Complete the ledger and close the files."""
 
 
 class RunJournal(Journal):
-    """Writes the files of a run folder and shows progress. What a full disk does not take is written when it fits."""
+    """Writes the files of a run folder and shows progress. Entries that do not fit on the disk are written later."""
 
     def __init__(
         self,
@@ -211,19 +165,18 @@ class RunJournal(Journal):
 
 
 def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int, int]:
-    """Remove from metrics.jsonl what comes after `step`, and a torn last line.
+    """Remove the lines after `step` from metrics.jsonl, and a torn last line.
 
-    Returns the last step and the last epoch that are left, and the last step that was there before.
+    Return the last step and the last epoch that are left, and the last step that was there before.
 
-    An epoch whose last step is done, but which a stop or a crash kept from its end, ends again and is then written
-    again: its old line goes, too. Only the end of the file is read, back to the record of an earlier step: whatever
-    stands before that is of earlier steps as well. Raises OSError where the file cannot be written at all: what is kept
-    is written in place, so that a full disk has room for it.
+    An epoch that a stop or a crash kept from its end is written again, so its old line goes, too. Only the end of the
+    file is read, back to the record of an earlier step. The kept lines are written in place, so that a full disk has
+    room for them. Raises OSError if the file cannot be written.
     """
     if not path.exists():
-        return step, epochs_done, step  # the run goes on in another folder than the one it began in
+        return step, epochs_done, step  # the run resumes in another folder
     last_step = last_epoch = reached = 0
-    kept = list[bytes]()  # of the lines from `begin` on, the last one first
+    kept = list[bytes]()  # kept lines since `begin`, the last one first
     with open(path, "r+b", opener=in_place) as file:
         begin = 0
         for offset, line in lines_backwards(file):
@@ -246,11 +199,11 @@ def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int, in
         tail = b"".join(reversed(kept))
         file.seek(begin)
         if file.read() != tail:
-            # In this order: whatever moment the process is killed in, no line that is kept is lost.
+            # In this order no kept line is lost if the process is killed on the way.
             file.seek(begin)
             file.write(tail)
             file.flush()
             os.ftruncate(file.fileno(), begin + len(tail))
-            with suppress(OSError):  # a full disk may say so here, too; the lines are cut off all the same
+            with suppress(OSError):  # a full disk may fail here, too; the lines are cut off all the same
                 os.fsync(file.fileno())
     return last_step, last_epoch, reached

@@ -1,8 +1,8 @@
-"""The ledger: which samples finished steps took, in ledger.jsonl of the run folder, for anyone to audit.
+"""The ledger: which samples finished steps took, in ledger.jsonl of the run folder, and its audit.
 
-A line stands for one or more steps in a row. It has the positions of the epoch's order that they took, and a
-fingerprint of the samples that the loaders of all ranks delivered. So the file is small for a training set of any size,
-and the fingerprints of an epoch add up to the fingerprint of all samples only if each sample came once.
+A line has one or more steps in a row: the positions of the epoch's order that they took, and a fingerprint of the
+samples that the loaders of all ranks delivered. The fingerprints of an epoch add up to the fingerprint of all samples
+only if each sample came once.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Entry:
     """The first and the last of them, counted from 1 over the whole run."""
     world_size: int
     positions: tuple[int, int]
-    """The positions of the epoch's order that were theirs: the first one, and the one after the last."""
+    """The positions of the epoch's order that they took: the first one, and the one after the last."""
     fingerprint: int
-    """The fingerprint (`progress.fingerprint`) of the samples that all ranks took in them."""
+    """The fingerprint (`progress.fingerprint`) of the samples that all ranks took."""
     data_changed: tuple[int, int] | None = None
     """Numbers of samples: the training set was changed after all earlier steps, from this to that; `steps` is empty."""
 
@@ -53,16 +53,16 @@ class Entry:
 def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[Entry]:
     """Return the entries of an epoch of `num_samples` positions with one more step; a new epoch begins with it alone.
 
-    Steps are joined while the world size is the same and they begin in the same hundredth of the epoch. So the entries
-    follow from the steps, and are the same whichever rank makes them.
+    Steps are joined while the world size is the same and they begin in the same hundredth of the epoch, so every rank
+    makes the same entries.
     """
     if not entries or entries[-1].epoch != step.epoch:
         return [step]
     *others, last = entries
     end = last.world_size, last.steps[1] + 1, last.positions[1]
-    goes_on = end == (step.world_size, step.steps[0], step.positions[0])
+    continues = end == (step.world_size, step.steps[0], step.positions[0])
     hundredths = {entry.positions[0] * _LINES_PER_EPOCH // num_samples for entry in (last, step)}
-    if not goes_on or len(hundredths) > 1:
+    if not continues or len(hundredths) > 1:
         return [*entries, step]
     joined = replace(
         last,
@@ -74,7 +74,7 @@ def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[En
 
 
 def parse(line: str | bytes, source: str) -> Entry:
-    """Return the entry in a line. Raises UsageError, naming `source`, where it holds none."""
+    """Return the entry in a line. Raises UsageError, naming `source`, if it holds none."""
     try:
         values: dict[str, Any] = json.loads(line)
         epoch, world_size = _numbers((values["epoch"], values["world_size"]))
@@ -89,7 +89,7 @@ def parse(line: str | bytes, source: str) -> Entry:
 
 
 def _numbers(values: Iterable[Any]) -> list[int]:
-    """Return the whole numbers in a part of a line. Raises ValueError where one is larger than any of a run."""
+    """Return the whole numbers in a part of a line. Raises ValueError if one is larger than any of a run."""
     numbers = list(map(int, values))
     if not all(-(2**63) <= number < 2**63 for number in numbers):
         raise ValueError("too large")
@@ -99,7 +99,7 @@ def _numbers(values: Iterable[Any]) -> list[int]:
 def read(path: Path) -> Iterator[Entry]:
     """Yield the entries of a ledger, without a torn last line: a killed process leaves one.
 
-    Raises UsageError where another line is not an entry, and OSError where the file cannot be read.
+    Raises UsageError if another line is not an entry, and OSError if the file cannot be read.
     """
     with plain_file.opened(path) as file:
         for number, line in enumerate(plain_file.lines(file), 1):
@@ -114,7 +114,7 @@ def read(path: Path) -> Iterator[Entry]:
 
 @dataclass(frozen=True)
 class Audit:
-    """What a ledger proves: `faults` has a line for each deviation and is empty where the training was exact."""
+    """What a ledger proves: `faults` has a line for each deviation and is empty if the training was exact."""
 
     epochs: int
     """Finished epochs."""
@@ -163,7 +163,7 @@ def audit(folder: Path) -> Audit:
         if changes := [entry.data_changed for entry in read(path) if entry.data_changed]:
             num_samples = changes[0][0]
         if (total := max([num_samples, *(after for _, after in changes)]) * repetitions) > _MOST_SAMPLES:
-            raise UsageError(f"{metrics} tells of {total:,} samples, an audit counts {_MOST_SAMPLES:,}")
+            raise UsageError(f"{metrics} has {total:,} samples, an audit counts at most {_MOST_SAMPLES:,}")
         from_step = _last_event(metrics, FROM_FILE, "step").get("step")
         return audit_entries(
             read(path), num_samples, repetitions, seed, from_step if isinstance(from_step, int) else None
@@ -246,11 +246,11 @@ class _Judge:
 
     @property
     def is_lost(self) -> bool:
-        """Whether there are more faults than anyone needs to see."""
+        """Whether there are too many faults to list."""
         return len(self._faults) > _MOST_FAULTS
 
     def verdict(self) -> Audit:
-        """Return what all entries prove. Nothing can be taken after it."""
+        """Return the verdict on all entries. Call it last."""
         self._end_round(may_lack=True)
         sizes = tuple(sorted(self._world_sizes))
         faults, changes = tuple(self._faults), tuple(self._changes)

@@ -1,4 +1,4 @@
-"""The ledger of a run that trains, open for writing. Opening it costs the same however long the run has been."""
+"""Write the ledger of a run. Opening it takes the same time for short and long runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hvd_train.run_files.tail import lines_backwards
 
 
 class LedgerFile:
-    """Writes an entry as soon as another one begins: until then steps may join it.
+    """Writes an entry when the next one begins: until then steps may join it.
 
-    What is not written yet is in the state of the training, which has all entries of its epoch.
+    The state of the training has all entries of its epoch, so an unwritten one is not lost.
     """
 
     def __init__(self, folder: RunFolder, step: int, report: Callable[[str], None] = say) -> None:
-        """Open the ledger in `folder`, without what goes beyond `step`: the run goes on there, so it did not happen.
+        """Open the ledger in `folder` and remove entries beyond `step`, after which the run resumes.
 
-        An entry that goes beyond it is removed whole; `took` gets the steps up to `step` again from the state. Only the
-        end of the file is read. For `report` see AppendedFile. Raises OSError if the file cannot be read, and
+        Such an entry is removed whole; `took` gets the steps up to `step` again from the state. Only the end of the
+        file is read. For `report` see AppendedFile. Raises OSError if the file cannot be read, and
         UsageError if it holds anything else than entries.
         """
         self._folder, self._path = folder, folder.path / LEDGER
@@ -32,7 +32,7 @@ class LedgerFile:
             self._cut(step, changes=False)
 
     def took(self, entry: Entry) -> None:
-        """Take an entry which has begun, or which another step has joined, or a change of the data."""
+        """Record an entry that began, or that another step joined, or a change of the data."""
         if entry.data_changed:
             self.complete()
             self._file.write(entry.line().encode())
@@ -55,7 +55,7 @@ class LedgerFile:
         self._last_step = entry.steps[1]
 
     def sync(self) -> None:
-        """Force all entries to disk, where they outlive a power failure."""
+        """Force all entries to disk, so that they survive a power failure."""
         self.complete()
         self._file.sync()
 

@@ -28,7 +28,7 @@ def write(folder: RunFolder, hosts: Sequence[str], gpu: str | None) -> None:
 def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
     """Return what this rank sees of the machine, for JSON; devices and versions are taken to be alike on all ranks.
 
-    `hosts` has the host name of each rank, `gpu` the name of this rank's GPU, or None where it trains on the CPU.
+    `hosts` has the host name of each rank, `gpu` the name of this rank's GPU, or None if it trains on the CPU.
     """
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -53,7 +53,7 @@ def versions() -> dict[str, str]:
 
 
 def processor() -> str:
-    """Return the processor's model name, or its architecture where the system does not say more."""
+    """Return the processor's model name, or its architecture if the system does not say more."""
     # psutil does not offer the model name, and platform.processor() is empty or the architecture on Linux.
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -25,7 +25,7 @@ class StepRecord:
     learning_rate: float
     gradient_norm: float | None
     loss_scale: float | None
-    """The factor on the loss of a float16 run; None where gradients are not scaled."""
+    """The factor on the loss of a float16 run; None if gradients are not scaled."""
     skipped_steps: int
     """The steps since the run began whose loss or gradient was not finite."""
     images_per_second: float
@@ -35,7 +35,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """An epoch as metrics.jsonl has it, counted from 1; the val_ fields are None where it was not evaluated."""
+    """An epoch as metrics.jsonl has it, counted from 1; the val_ fields are None if it was not evaluated."""
 
     epoch: int
     step: int

@@ -1,4 +1,4 @@
-"""Run folders: which one a command means, which config it belongs to, and that one process at a time writes into it."""
+"""Choose, claim and lock run folders: one process at a time writes into one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WRITTEN_IN_PLACE = (_LOCK, _MEMBERS, METRICS, "ledger.jsonl")
 
 
 class Busy(UsageError):
-    """Raised where another process trains in the folder `path`."""
+    """Raised if another process trains in the folder `path`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"another process is training in {path}; wait for it, or name another --output-dir")
@@ -39,7 +39,7 @@ class Busy(UsageError):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run folder that this process has claimed; the claim ends with the process at the latest."""
+    """A run folder that this process has claimed. The claim ends with the process."""
 
     path: Path
     earlier: bool = False
@@ -85,9 +85,9 @@ class RunFolder:
 
 
 def take_over(path: Path, owner: str = "") -> None:
-    """End the claim of a process that the job `owner` has given up but which may still exist, stopped or cut off.
+    """End the claim of a process that the job `owner` evicted, but which may still exist, stopped or cut off.
 
-    A new lock file replaces the one that the process holds. Raises UsageError where the folder cannot be written.
+    A new lock file replaces the one that the process holds. Raises UsageError if the folder cannot be written.
     """
     fresh = path / f"{_LOCK}-{os.getpid()}"
     try:
@@ -100,7 +100,7 @@ def take_over(path: Path, owner: str = "") -> None:
 
 
 def belongs_to(path: Path, owner: str) -> bool:
-    """Return whether the job of this name has claimed the folder, and nobody after it; no job has an empty name."""
+    """Return whether the job `owner` made the last claim on the folder; an empty name is no job."""
     try:
         if not owner:
             return False
@@ -111,9 +111,9 @@ def belongs_to(path: Path, owner: str) -> bool:
 
 
 def stay(path: Path) -> IO[str] | None:
-    """Have new jobs wait for this process before they go on in the folder: it may have steps that are not committed.
+    """Make new jobs wait for this process before they resume in the folder: it may have uncommitted steps.
 
-    That holds until what is returned is closed, or the process ends. None where the file system has no such locks.
+    Closing the returned file, or the end of the process, lets them continue. None if the file system has no locks.
     """
     with suppress(OSError):
         # Held open for as long as the process stays.
@@ -124,7 +124,7 @@ def stay(path: Path) -> IO[str] | None:
 
 
 def _has_members(path: Path) -> bool:
-    """Return whether a process stays in the folder, whoever holds its lock."""
+    """Return whether a process has called `stay` on the folder and still runs."""
     try:
         with open(path / _MEMBERS, "r+", opener=plain_file.in_place) as members:
             fcntl.flock(members, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,8 +137,7 @@ def _has_members(path: Path) -> bool:
 
 def in_use(path: Path) -> bool:
     """Return whether a process of this machine trains in the folder, without touching its lock."""
-    # Taking the lock to see whether it is free would refuse the folder to a run that starts at this moment. psutil
-    # does not offer the kernel's list of locks, so it is read here.
+    # Taking the lock would refuse the folder to a run that starts at this moment.
     try:
         inode = (path / _LOCK).stat().st_ino
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
@@ -152,11 +151,10 @@ def claim(
 ) -> RunFolder:
     """Choose, create and lock the folder of this run, and write its config.yaml; `now` names a folder without a name.
 
-    `start` is called before a new folder is made or an old one moved aside: what it raises leaves all as it was. A
-    folder that the job `owner` has claimed before is its own, whatever the config says about resuming. Without
-    `--output-dir`, a folder in which another job trains is passed over unless the caller would rather `wait`: also for
-    the members of a job that has lost the process which had the folder. Raises Busy where another process trains in the
-    folder, and UsageError where it belongs to another config or to something else entirely, or cannot be written.
+    `start` is called before a new folder is made or an old one moved aside; if it raises, nothing has changed. A job
+    `owner` resumes in the folder that it claimed before, even with --resume never. Without `--output-dir`, a folder in
+    which another job trains is skipped, unless `wait` is set: it also waits for processes that `stay`. Raises Busy if
+    another process trains in the folder, and UsageError if it belongs to another config or cannot be written.
     """
     try:
         if config.run.output_dir:
@@ -173,7 +171,7 @@ def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: s
     if path.exists() and not path.is_dir():
         raise UsageError(f"--output-dir {path} is a file; name a folder")
     if not (path / CONFIG).exists():
-        # A process that was killed right after it had made the folder leaves its lock and nothing of the user's.
+        # A process that was killed right after it made the folder leaves its lock and nothing else.
         if path.exists() and any(
             entry.name not in (_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}") for entry in path.iterdir()
         ):
@@ -197,7 +195,7 @@ def _claim_own(config: Config, now: datetime, start: Callable[[], None], owner: 
     found = [path for path in found if path not in foreign]
     if foreign and config.run.resume == "auto":
         notes.append(
-            f"{foreign[0]} belongs to another user and is passed over; to go on in it, type --output-dir {foreign[0]}"
+            f"{foreign[0]} belongs to another user and is skipped; to resume it, type --output-dir {foreign[0]}"
         )
     own = [path for path in found if belongs_to(path, owner)]
     unfinished = [path for path in found if config.run.resume == "auto" and not (path / SUMMARY).exists()]
@@ -226,7 +224,7 @@ def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:
     differences = config.differences(config_file.load(path / CONFIG))
     if differences:
         raise UsageError(
-            f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never to start anew "
+            f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never to start again "
             "(the old run is kept aside), or name another --output-dir"
         )
     lock = _lock(path, owner, wait=wait)
@@ -235,15 +233,15 @@ def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:
     if plain_file.read_text(path / CONFIG, config_file.MOST_BYTES) != text:
         try:
             durable.write_text(path / CONFIG, text)
-        except OSError as error:  # it differs in what any run may change: no reason not to go on
+        except OSError as error:  # the file differs in settings that may change on resume
             notes.append(f"cannot write {path / CONFIG}: {error.strerror}; it stays as it is")
     return RunFolder(path, earlier=True, notes=tuple(notes), _lock=lock)
 
 
 def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
-    """Lock the folder, and write into the lock file which job owns the folder from here on.
+    """Lock the folder, and write its owner into the lock file.
 
-    Raises Busy where another process has it or, if the caller would rather `wait`, where one stays in it.
+    Raises Busy if another process has it, or with `wait` if one stays in it.
     """
     if wait and _has_members(path):
         raise Busy(path)
@@ -255,14 +253,14 @@ def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
         lock.close()
         raise Busy(path) from None
     except OSError:
-        os.utime(path / _LOCK)  # the file system has no locks: go on without one, if it can be written at all
+        os.utime(path / _LOCK)  # the file system has no locks: continue without one, if it can be written
     if not belongs_to(path, owner):
         _name_owner(lock, owner)
     return lock
 
 
 def _name_owner(lock: IO[str], owner: str) -> None:
-    """Write into a lock file which job owns the folder, if the disk takes it: a full one must not end a job."""
+    """Write the owner into a lock file, if the disk takes it: a full disk must not end a job."""
     try:
         lock.truncate(0)
         os.write(lock.fileno(), owner.encode())
@@ -273,21 +271,22 @@ def _name_owner(lock: IO[str], owner: str) -> None:
 
 
 def _check_no_links(path: Path) -> None:
-    """Raise UsageError where something in a run folder is a link: what is written there would land elsewhere."""
+    """Raise UsageError if a run folder holds a symlink or a device: writes would go elsewhere."""
     for entry in sorted((*path.iterdir(), *path.glob("checkpoints/*"))):
         try:
             status = entry.lstat()
-        except FileNotFoundError:  # a former rank 0 has just committed: its partial file has its final name now
+        except FileNotFoundError:  # a former rank 0 has just renamed its partial file
             continue
         plain = stat.S_ISREG(status.st_mode) and (status.st_nlink == 1 or entry.name not in _WRITTEN_IN_PLACE)
         if not plain and not stat.S_ISDIR(status.st_mode):
             raise UsageError(
-                f"{entry} is a link or a device, and a run writes into none: remove it, or name another --output-dir"
+                f"{entry} is a symlink or a device, and a run does not write through it: remove it, or name another "
+                "--output-dir"
             )
 
 
 def _is_foreign(path: Path) -> bool:
-    """Return whether a folder, or a link to it, belongs to another user; root could do anything anyway."""
+    """Return whether a folder, or a symlink to it, belongs to another user than root and this one."""
     return bool({path.stat().st_uid, path.lstat().st_uid} - {0, os.geteuid()})
 
 

@@ -18,24 +18,24 @@ def free(default: T) -> T:
 
 
 def at_least(flag: str, value: float | None, least: float) -> None:
-    """Raise UsageError where a value is below `least`; None, which stands for the default, passes every check."""
+    """Raise UsageError if a value is below `least`; None, which stands for the default, passes every check."""
     if value is not None and not value >= least:
         raise UsageError(f"--{flag} is {value:g}; it must be at least {least:g}")
 
 
 def positive(flag: str, value: float | None) -> None:
-    """Raise UsageError where a value is not finite or not above 0; None passes."""
+    """Raise UsageError if a value is not finite or not above 0; None passes."""
     if value is not None and not (value > 0 and math.isfinite(value)):
         raise UsageError(f"--{flag} is {value:g}; it must be a number above 0")
 
 
 def share(flag: str, value: float) -> None:
-    """Raise UsageError where a value lies outside 0 to 1, both included."""
+    """Raise UsageError if a value lies outside 0 to 1, both included."""
     if not 0 <= value <= 1:
         raise UsageError(f"--{flag} is {value:g}; it must be at least 0 and at most 1")
 
 
 def within(flag: str, value: float, least: float, below: float) -> None:
-    """Raise UsageError where a value is below `least`, or not below `below`."""
+    """Raise UsageError if a value is below `least`, or not below `below`."""
     if not least <= value < below:
         raise UsageError(f"--{flag} is {value:g}; it must be at least {least:g} and below {below:g}")

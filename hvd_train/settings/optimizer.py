@@ -16,7 +16,7 @@ class OptimizerConfig:
     optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
     """Optimizer; lars and lamb, for large batches, are timm's (pip install timm)."""
     learning_rate: float = 0.1
-    """Peak learning rate, for a global batch of `lr-base-batch` where it is scaled."""
+    """Peak learning rate, for a global batch of `lr-base-batch` if it is scaled."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate follows the global batch: not at all, in proportion, or with its square root."""
     lr_base_batch: int = 256

@@ -24,7 +24,7 @@ class RunConfig:
     output_dir: Path | None = free(None)
     """Run folder; default: that of an earlier run of the same command which was stopped, else runs/RECIPE-TIME."""
     resume: str = free("auto")
-    """auto: go on from the newest good checkpoint of the run folder; never: start anew; or a checkpoint file."""
+    """auto: resume from the newest good checkpoint of the run folder; never: start again; or a checkpoint file."""
     data_changed: bool = free(False)
     """Resume with changed data: the current epoch ends, and the next one uses the new data."""
     commit_steps: int | None = free(None)
@@ -60,7 +60,7 @@ class RunConfig:
 
     @property
     def max_seconds(self) -> float | None:
-        """`max_time` in seconds; None where there is no limit. Raises UsageError for what is not a time."""
+        """`max_time` in seconds; None if there is no limit. Raises UsageError for what is not a time."""
         if self.max_time is None:
             return None
         match = re.fullmatch(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?", self.max_time)

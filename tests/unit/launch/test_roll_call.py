@@ -76,12 +76,12 @@ def test_other_versions_or_settings_stop_all_ranks() -> None:
 def test_a_missing_rank_is_named(clock: None) -> None:
     board, said = Blackboard(here_0_1="{}", started_3="h7"), list[str]()
     environ = {roll_call.HOSTS: "h1:2,h2:1", roll_call.PATIENCE: "40"}
-    expected = "rank 2 on h2 (nothing heard of it), rank 3 on h7 did not come within 41 s: look at"
+    expected = "rank 2 on h2 (process not started yet), rank 3 on h7 did not come within 41 s: look at"
     with pytest.raises(RankLost, match=f"^{expected}".replace("(", r"\(").replace(")", r"\)")) as lost:
         roll_call.call(board, 0, 4, {}, environ, said.append)
-    missing = "rank 2 on h2 (nothing heard of it), rank 3 on h7"
+    missing = "rank 2 on h2 (process not started yet), rank 3 on h7"
     assert said == [f"waiting for {missing} (16 s)", f"waiting for {missing} (31 s)", str(lost.value)]
-    with pytest.raises(RankLost, match=r"^rank 2 on h2 \(nothing heard of it\), rank 3 on h7 did not come"):
+    with pytest.raises(RankLost, match=r"^rank 2 on h2 \(process not started yet\), rank 3 on h7 did not come"):
         roll_call.call(board, 1, 4, {}, environ)
     hosts = [roll_call.host_of(rank, "a:2,b:1") for rank in range(4)]
     assert hosts == ["a", "a", "b", None]
@@ -90,7 +90,7 @@ def test_a_missing_rank_is_named(clock: None) -> None:
 def test_a_missing_rank_0_is_an_error_on_all_others(clock: None) -> None:
     said: list[int] = []
     for rank in (1, 2):
-        with pytest.raises(RankLost, match=r"^rank 0 \(nothing heard of it\) did not come within 601 s"):
+        with pytest.raises(RankLost, match=r"^rank 0 \(process not started yet\) did not come within 601 s"):
             roll_call.call(Blackboard(), rank, 3, {}, {}, lambda _, rank=rank: said.append(rank))
     assert set(said) == {1}
 

@@ -88,7 +88,7 @@ def test_entries_are_appended_to_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     planted.write(b"two\n")
     planted.close()
     assert PATH.read_text() == "before\none\n"
-    assert "cannot write link: it is a link, which is not followed" in told[0]
+    assert "cannot write link: it is a symlink, which is not followed" in told[0]
 
 
 @pytest.mark.usefixtures("_impatient")

@@ -256,7 +256,9 @@ def test_a_run_of_any_content_is_refused_in_one_line(tmp_path: Path) -> None:
             audit(tmp_path)
     for claimed in ({"num_samples": 10**18}, {"repeated_augmentation": 10**12}):
         write(tmp_path, {**START, **claimed})
-        with pytest.raises(UsageError, match=r"metrics.jsonl tells of [10,]+ samples, an audit counts 10,000,000,000"):
+        with pytest.raises(
+            UsageError, match=r"metrics.jsonl has [10,]+ samples, an audit counts at most 10,000,000,000"
+        ):
             audit(tmp_path)
     for name in ("metrics.jsonl", "ledger.jsonl"):
         write(tmp_path, START)

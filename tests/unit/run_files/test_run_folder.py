@@ -197,7 +197,7 @@ def test_a_run_folder_with_a_planted_link_is_not_taken(name: str) -> None:
     for link in (path.symlink_to, path.hardlink_to)[: 1 + written_in_place]:
         path.unlink(missing_ok=True)
         link(Path("outside").resolve())
-        with pytest.raises(UsageError, match=f"mine/{name} is a link or a device, .* remove it, or name another"):
+        with pytest.raises(UsageError, match=f"mine/{name} is a symlink or a device, .* remove it, or name another"):
             claim(named(), LATER, owner="job")
     assert Path("outside").read_text() == "precious"
 
@@ -226,6 +226,6 @@ def test_a_folder_of_another_user_is_passed_over(monkeypatch: pytest.MonkeyPatch
     fresh = released(claim(mine, LATER))
     assert fresh.path != planted
     assert fresh.notes == (
-        f"{planted} belongs to another user and is passed over; to go on in it, type --output-dir {planted}",
+        f"{planted} belongs to another user and is skipped; to resume it, type --output-dir {planted}",
     )
     assert released(claim(mine.replace(output_dir=planted), LATER)).path == planted
