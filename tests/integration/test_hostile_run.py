@@ -92,5 +92,5 @@ def test_a_training_writes_through_no_link(tmp_path: Path) -> None:
         assert "Traceback" not in output
         if refused:
             assert f"out/{name}" in output
-            assert "is a link" in output
+            assert "is a symlink" in output
             (tmp_path / "out" / name).unlink()
