@@ -83,7 +83,7 @@ class DiskStore(Store):
         """Prepare to write into the run folder, in which the `keep` newest checkpoints stay."""
         self._run_folder, self._keep, self._config, self._report = run_folder, keep, dict(config), report
         self.folder = run_folder.path
-        with suppress(OSError):  # training can go on without
+        with suppress(OSError):  # training needs neither
             (self.folder / "checkpoints").mkdir(exist_ok=True)
             durable.remove_partial(self.folder / "checkpoints")
             durable.remove_partial(self.folder)
@@ -139,8 +139,8 @@ class DiskStore(Store):
             if last or not self._failing:
                 newest = next(iter(committed(self.folder)), None)
                 good = f"the newest good checkpoint is {newest.name}" if newest else "there is no checkpoint yet"
-                goes_on = "" if last else "training goes on, "
-                self._report(f"cannot write {path}: {error.strerror}; {goes_on}{good}")
+                continues = "" if last else "training goes on, "
+                self._report(f"cannot write {path}: {error.strerror}; {continues}{good}")
             self._failing = True
             return False
         if self._failing:

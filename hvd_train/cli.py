@@ -46,7 +46,7 @@ def _leave(codes: list[int]) -> None:
     """End the process, which has done all that it had to do, without taking the interpreter and torch apart.
 
     That takes a second or two, in which a launcher waits for its ranks, and a signal would spoil the exit code. If
-    `codes` is empty, the command has raised what nobody expected, and the interpreter ends in its own way.
+    `codes` is empty, the command raised an unexpected error, and the interpreter ends in its own way.
     """
     if codes:
         _finalize_mpi()
@@ -63,7 +63,7 @@ def _finalize_mpi() -> None:
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or sys.modules["mpi4py"].rc.finalize is False:
-        return  # whoever has initialized MPI then finalizes it as well
+        return  # the library that initialized MPI then finalizes it as well
     if mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
 

@@ -1,4 +1,4 @@
-"""The whole configuration of a run: one group of settings beside another, and what holds between the groups.
+"""The whole configuration of a run: the groups of settings, and what must hold between them.
 
 Field names are unique across the groups, so that a flag needs no prefix (`--epochs`) and
 `config.replace(epochs=5)` needs no path. A field made with `settings.fields.free` may change when a run is resumed;
@@ -51,7 +51,7 @@ class Config:
         within("seed", self.seed, 0, 2**63)  # what torch.manual_seed takes
 
     def replace(self, **changes: Any) -> Config:
-        """Return this config with other values for the named fields, whatever group they are in.
+        """Return this config with other values for the named fields of any group.
 
         Raises UsageError for a field that does not exist or a value that cannot be.
         """

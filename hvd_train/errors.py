@@ -51,7 +51,7 @@ class ReplicasDiffer(HvdTrainError):
 
 
 class FaultRepeats(HvdTrainError):
-    """One step breaks again and again, in one world after another."""
+    """The same step fails repeatedly, in one world after another."""
 
     exit_code = 5
 

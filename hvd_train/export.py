@@ -53,7 +53,7 @@ def _program(model: nn.Module, images: Tensor, expected: Tensor, path: Path) -> 
     batch = torch.export.Dim("batch", min=1)
     try:
         program = torch.export.export(model, (images,), dynamic_shapes=({0: batch},))
-    except Exception as error:  # whatever torch cannot trace in somebody's model
+    except Exception as error:  # torch may raise anything for a model that it cannot trace
         raise UsageError(f"torch.export cannot take this model: {_first_line(error)}") from error
     with durable.writing(path) as file:
         torch.export.save(program, file)

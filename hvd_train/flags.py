@@ -81,7 +81,7 @@ def take_number(arguments: list[str], flag: str, default: int) -> tuple[int, lis
 
 
 def _field_names(cls: Any) -> list[str]:
-    """Return the names of a dataclass's fields; for Config, those of the fields of its groups."""
+    """Return the names of a dataclass's fields; for Config, the names of the fields of its groups."""
     names = []
     for field in dataclasses.fields(cls):
         group = GROUPS.get(field.name) if cls is Config else None

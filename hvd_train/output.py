@@ -64,7 +64,7 @@ class Output:
     def claim(self, state: TrainState, run_dir: Path | None, first_cut: Callable[[], Cut], *, from_disk: bool) -> Claim:
         """Take the run folder for this rank, which is to be rank 0, and load the newest checkpoint if `from_disk`.
 
-        If there is none, the state is that of the file that the user named, or a fresh one with `first_cut()`.
+        If there is none, the state comes from the file that the user named, or is a fresh one with `first_cut()`.
         `run_dir` is the folder in which the job has been training, if it has. Raises UsageError if the folder
         belongs to another run or process, if the file cannot be loaded, and what `first_cut` raises; no folder is
         touched then.

@@ -106,7 +106,7 @@ def imagenet_resnet50() -> Config:
 
 
 def imagenet_resnet50_modern() -> Config:
-    """ResNet-50 on ImageNet's folders by today's practice, that of torchvision's second set of weights.
+    """ResNet-50 on ImageNet's folders by the recipe of torchvision's second set of weights.
 
     `horovodrun -np 8 hvd-train train imagenet-resnet50-modern --data-dir DATA`: 8 GPUs, mixed precision; 80.9% top-1 is
     published for it (torchvision, IMAGENET1K_V2).

@@ -23,7 +23,7 @@ from hvd_train.validate import Scores
 
 @dataclass(frozen=True)
 class Result:
-    """How a training ended. Scores are those of the last evaluation (NaN without one), as shares of 1."""
+    """How a training ended. Scores are from the last evaluation (NaN without one), as shares of 1."""
 
     run_dir: Path | None
     finished: bool

@@ -101,7 +101,7 @@ def check(config: Config) -> None:
 def connect(config: Config | None = None) -> World:
     """Return the world of the ranks that the launcher has started, or the world of one.
 
-    Raises UsageError for several ranks without Horovod or by torchrun, and where they differ in versions or settings.
+    Raises UsageError for several ranks without Horovod or by torchrun, and if they differ in versions or settings.
     """
     launcher.refuse_others(os.environ, ["python", *sys.argv])
     launched = launcher.launched(os.environ)

@@ -1,4 +1,4 @@
-"""Exact evaluation: every sample counts once, whatever the number of ranks."""
+"""Exact evaluation: every sample counts once, for any number of ranks."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ class EvaluateOptions:
     json: bool = False
     """Print one JSON object, with every digit."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs."""
+    """The device of the model."""
     trust: bool = False
-    """Import the code that the run names as its model or data: it can do here whatever you can."""
+    """Import the code that the run names as its model or data; it runs with your permissions."""
 
 
 def run(arguments: list[str]) -> int:

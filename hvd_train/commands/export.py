@@ -19,7 +19,7 @@ USAGE = """\
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Write a run's best weights, or those of a checkpoint, as weights.pt, model.pt2 (torch.export) and model.json."""
+    """Write the best weights of a run or checkpoint as weights.pt, model.pt2 (torch.export) and model.json."""
 
     target: Annotated[Path, tyro.conf.Positional]
     """Run folder or checkpoint file."""
@@ -28,7 +28,7 @@ class ExportOptions:
     onnx: bool = False
     """Also write model.onnx (pip install onnx onnxscript onnxruntime)."""
     trust: bool = False
-    """Import the code that the run names as its model or data: it can do here whatever you can."""
+    """Import the code that the run names as its model or data; it runs with your permissions."""
 
 
 def run(arguments: list[str]) -> int:

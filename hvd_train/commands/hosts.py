@@ -27,7 +27,7 @@ class HostsOptions:
     to: hosts.FileFormat | None = None
     """Print it in this form: horovod and openmpi are NAME slots=N, mpich is NAME:N, slurm a line for each task."""
     form: hosts.FileFormat = "horovod"
-    """Form of the file; those of horovod, openmpi and mpich are all understood."""
+    """Format of the file; horovod, openmpi and mpich are read alike."""
     resolve: bool = True
     """Check that the names resolve here."""
 

@@ -102,13 +102,13 @@ def _named_and_here(environ: Mapping[str, str]) -> list[str]:
     if named and not here:
         raise UsageError(
             f"{socket.gethostname()} has no network interface {' or '.join(named)} with an IPv4 address, only "
-            f"{', '.join(own)}; name those of all hosts, or none: then the way to the driver decides"
+            f"{', '.join(own)}; name interfaces of all hosts, or none: then the route to the driver decides"
         )
     return here
 
 
 def _interface_to(address: str) -> str:
-    """Return the interface that leads to an address, or that of the loopback where there is no way."""
+    """Return the interface that leads to an address, or the loopback's if there is no route."""
     own, sender = _addresses(), LOOPBACK
     with suppress(OSError):
         sender = _sender_to(address)
@@ -116,7 +116,7 @@ def _interface_to(address: str) -> str:
 
 
 def _sender_to(address: str) -> str:
-    """Return the address from which this host would send packets to another. Raises OSError if there is no way."""
+    """Return the address from which this host would send packets to another. Raises OSError if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing; any port will do
         sender: str = probe.getsockname()[0]

@@ -12,14 +12,14 @@ from hvd_train.errors import UsageError
 
 
 def program(name: str) -> str:
-    """Return the path of a program: beside this Python, where other hosts should have it as well, or on the PATH.
+    """Return the path of a program: next to this Python, if possible, else on the PATH.
 
     Raises UsageError if there is none.
     """
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
+    next_to_python = Path(sys.executable).with_name(name)
+    found = str(next_to_python) if next_to_python.exists() else shutil.which(name)
     if found is None:
-        raise UsageError(f"there is no {name} beside {sys.executable} or on the PATH: type `hvd-train doctor`")
+        raise UsageError(f"there is no {name} next to {sys.executable} or on the PATH: type `hvd-train doctor`")
     return found
 
 
@@ -34,7 +34,7 @@ def line(ranks: int, host_file: str | None, controller: str) -> list[str]:
 
 
 def _open_mpi_environment() -> list[str]:
-    """Return an `env` command that tells this environment's Open MPI 4 where its daemon and files are on other hosts.
+    """Return an `env` command with the paths of this environment's Open MPI 4 on other hosts.
 
     Over ssh the PATH there lacks this Python environment. horovodrun_scripts/_launch.sh does the same in find_open_mpi.
     """

@@ -1,4 +1,4 @@
-"""The roll call of ranks that meet over MPI. MPI itself waits for all of them, busily and without a word. No torch."""
+"""The roll call of ranks that meet over MPI. MPI itself waits for all of them busily and silently. No torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def call(communicator: Any, facts: Mapping[str, str]) -> None:
 def gathered(communicator: Any, text: str) -> list[str]:
     """Return the texts of all ranks of an mpi4py communicator, on each of them.
 
-    mpi4py itself would send a pickle, which may run code where it is read.
+    mpi4py itself would send a pickle, which may run code when it is read.
     """
     sent = text.encode()
     lengths = array("q", [0]) * communicator.size
@@ -78,7 +78,7 @@ def reporting_the_wait(launched: Launch | None) -> Iterator[None]:
         waited = _FIRST_NOTICE_S
         while not done.wait(waited if waited == _FIRST_NOTICE_S else waited / 2):
             who = f"rank {launched.rank if launched else '?'} on {socket.gethostname()}"
-            say(f"{who} has been waiting for other ranks for {waited:.0f} s; those that do not say so are missing")
+            say(f"{who} has been waiting for other ranks for {waited:.0f} s; ranks without such a line are missing")
             waited *= 2
 
     threading.Thread(target=report, daemon=True, name="roll call").start()

@@ -29,6 +29,6 @@ def started_with(variables: Mapping[str, str]) -> list[psutil.Process]:
 
 
 def age_s() -> float:
-    """Return the seconds since this process was started, by the clock that counts from the boot: nobody can set it."""
+    """Return the seconds since this process was started, by the clock since boot, which no user can set."""
     since_boot = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(since_boot) / os.sysconf("SC_CLK_TCK")

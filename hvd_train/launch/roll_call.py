@@ -33,7 +33,7 @@ HOSTS = "HVD_TRAIN_HOSTS"  # NAME:SLOTS,... in the order of ranks, from the scri
 _PATIENCE_S = 600.0
 _FIRST_NOTICE_S = 15.0  # the next notices come after twice as long, and so on
 _POLL_S, _REQUEST_S = 0.1, 30.0
-_LAUNCHER_CHECK_S, _FAILED_CHECKS = 1.0, 3  # the launcher has gone when so many checks in a row fail
+_LAUNCHER_CHECK_S, _FAILED_CHECKS = 1.0, 3  # that many failed checks in a row mean that the launcher is gone
 _ALL_WELL, _MISSING = "go", "missing: "
 _calls = itertools.count()
 
@@ -222,7 +222,7 @@ def host_of(rank: int, hosts: str) -> str | None:
 def disagreement(facts_of_ranks: Sequence[Mapping[str, str]]) -> str | None:
     """Return the first fact in which ranks differ, and which ranks have what, in one line; None if all agree.
 
-    The fact `host` may differ; it says where each rank is.
+    The fact `host` may differ.
     """
     for name in dict.fromkeys(name for facts in facts_of_ranks for name in facts if name != "host"):
         ranks_with: dict[str, list[int]] = {}
@@ -242,7 +242,7 @@ def disagreement(facts_of_ranks: Sequence[Mapping[str, str]]) -> str | None:
 def difference_from_job(job: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
     """Return the first fact in which a worker differs from the job that it joins, in one line, or None.
 
-    The fact `host` may differ; it says where each of them runs.
+    The fact `host` may differ.
     """
     for name in (name for name in {**job, **worker} if name != "host"):
         ours, theirs = job.get(name, "nothing"), worker.get(name, "nothing")

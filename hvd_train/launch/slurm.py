@@ -104,7 +104,7 @@ class KeyFile:
 def find_rank_0(environ: MutableMapping[str, str]) -> None:
     """Wait until rank 0 answers, and let `environ` have the job's key. Ranks may import for a while.
 
-    Another process may have the port, be it anybody's: only who knows the key is rank 0. Raises UsageError after 120
+    Another process may have the port: only a process with the key is rank 0. Raises UsageError after 120
     seconds.
     """
     deadline = time.monotonic() + _PATIENCE_S

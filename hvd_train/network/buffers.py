@@ -1,4 +1,4 @@
-"""The buffers of a model: where each is kept, which rule it follows, and those that belong to no state_dict."""
+"""The buffers of a model: their places, their rules, and the buffers outside of the state_dict."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def copy_into(buffer: Buffer, value: Tensor) -> None:
 
 
 def copy_others(source: nn.Module, target: nn.Module, names: Set[str]) -> None:
-    """Copy the buffers of `source` to those of `target`, a copy of it, except for those with these names."""
+    """Copy the buffers of `source` to those of `target`, a copy of it, except for these names."""
     for buffer, own in zip(buffers_of(source), buffers_of(target), strict=True):
         if buffer.name not in names:
             copy_into(own, buffer.tensor)

@@ -1,4 +1,4 @@
-"""The model compiled before anybody waits for it, in all the shapes that an epoch has."""
+"""Compile the model before other ranks wait for it, for all shapes of an epoch."""
 
 from __future__ import annotations
 

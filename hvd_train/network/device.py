@@ -22,7 +22,7 @@ def choose_device(config: Config, place: Place) -> torch.device:
     """Return this rank's device, a GPU of its own or the CPU, and prepare torch and this process for it.
 
     On a CPU torch gets this rank's share of the cores as threads. Raises UsageError if GPUs are asked for and there
-    are none, where `--gpu-ids` names one that is not there, and where the host has fewer GPUs than ranks.
+    are none, if `--gpu-ids` names a missing one, or if the host has fewer GPUs than ranks.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if config.run.device == "cuda" and count == 0:

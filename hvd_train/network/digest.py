@@ -1,4 +1,4 @@
-"""A digest of tensors, as fast as memory is read: it tells states of equal ranks from states that have come apart."""
+"""A fast digest of tensors, to compare the states of ranks."""
 
 from __future__ import annotations
 

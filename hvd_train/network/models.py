@@ -1,4 +1,4 @@
-"""Models by name: those of torchvision and timm, a small convnet for digits, and the user's own."""
+"""Models by name: of torchvision, of timm, a small convnet for digits, and the user's own."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def head_of(model: nn.Module) -> str | None:
 
 
 def needs_colour(name: str) -> bool:
-    """Return whether a model takes images of three channels only, as those of torchvision and timm do."""
+    """Return whether a model takes images of three channels only, as models of torchvision and timm do."""
     return name != DIGITS_CONVNET and not plugin.is_reference(name)
 
 

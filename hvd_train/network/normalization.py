@@ -67,9 +67,9 @@ class SumsInPasses:
     """What the layers of a model sum over ranks in each pass, and how ranks that have no slot left take part in it.
 
     Slots are dealt out in turn, so only in the last pass of a step ranks may lack one. They do not run the model, which
-    need not work without samples (`x.view(len(x), -1)`). They add zeros to whatever the others sum, until these say
-    that it was all: in such a pass all sums have the same name and length, so that nobody needs to know which comes
-    next. Without such layers nothing is summed.
+    need not work without samples (`x.view(len(x), -1)`). They add zeros to the sums of the
+    others until these report the end. In such a pass all sums have the same name and length, so no rank needs to know
+    which comes next. Without such layers nothing is summed.
     """
 
     def __init__(self, sums: Sequence[SumOverRanks], longest: int, world: World, device: torch.device) -> None:
@@ -78,7 +78,7 @@ class SumsInPasses:
         self._some_lack_one = self._lacks_one = False
 
     def begin_step(self, num_mine: int, num_slots: int) -> None:
-        """A step begins, with so many slots on this rank and on all ranks together."""
+        """Begin a step with this number of slots on this rank and on all ranks."""
         full_passes, left = divmod(num_slots, self._world.place.size)
         self._some_lack_one = bool(self._sums) and left > 0
         self._lacks_one = self._some_lack_one and num_mine == full_passes
@@ -90,7 +90,7 @@ class SumsInPasses:
             self._pad(self._length)
 
     def end_step(self) -> None:
-        """The last of this rank's slots is done: let those who lack one go, or be one of them. Raises RankLost."""
+        """The last of this rank's slots is done: release the ranks without one, or be one of them. Raises RankLost."""
         if self._some_lack_one:
             self._pad(None)
             while self._sum_zeros()[-1] > 0:  # there is more to come; those with a slot say that it was all

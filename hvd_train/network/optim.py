@@ -35,7 +35,7 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
     common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optimizer in ("lars", "lamb"):
         return _of_timm(config, groups, common)
-    # Fused: one pass over memory, where torch's default takes one for each term of the formula.
+    # Fused: one pass over memory; torch's default takes one for each term of the formula.
     common["fused"] = all(_is_dense_and_real(parameter) for group in groups for parameter in group["params"])
     if config.optimizer == "sgd":
         return _sgd(config, groups, common)
@@ -143,9 +143,9 @@ def _of_timm(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict
 
 
 class MovingAverage(AveragedModel):
-    """The exponential moving average of a model's weights and of those of its buffers that have a mean over slots.
+    """The exponential moving average of a model's weights and averaged buffers.
 
-    Its other buffers are those of the model: the mean of two random states or unit vectors is neither.
+    Other buffers are copies of the model's: the mean of two random states or unit vectors is neither.
     """
 
     def __init__(self, model: nn.Module, decay: float, averaged: Set[str]) -> None:

@@ -88,7 +88,7 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
     """Load `weights` into `model`, which is called `name`, and return a line that says what was loaded.
 
     A last layer for another number of classes keeps its random weights. Raises UsageError if other tensors do not
-    fit (it lists them), or where the weights cannot be read or fetched (it says where to put the file).
+    fit (it lists them), or if the weights cannot be read or fetched (it says where to put the file).
     """
     loaded, part = _from_file(Path(weights)) if is_file(weights) else (_from_torchvision(weights, name), "")
     before = copy.deepcopy(model.state_dict())

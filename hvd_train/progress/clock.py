@@ -117,7 +117,7 @@ class Timer:
         return self._limit is not None and self._now() - self._start >= self._limit
 
     def reset(self) -> None:
-        """Start counting anew."""
+        """Restart the count."""
         self._start = self._now()
 
 

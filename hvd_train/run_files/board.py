@@ -26,7 +26,7 @@ class Board:
     def __init__(self, folder: RunFolder, resumed_step: int, report: Callable[[str], None]) -> None:
         """Begin a file; TensorBoard then drops the steps after `resumed_step` of earlier files.
 
-        `report` is that of AppendedFile.
+        For `report` see AppendedFile.
         """
         name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_numbers):04}"
         self._file = folder.append(f"tensorboard/{name}", report)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class StepRecord:
     """A training step as metrics.jsonl has it.
 
-    Loss and accuracies are means over the global batch, accuracies lie between 0 and 1, and the speed is that of all
-    ranks together.
+    Loss and accuracies are means over the global batch, accuracies lie between 0 and 1, and the speed is
+    that of all ranks.
     """
 
     epoch: int

@@ -18,7 +18,7 @@ class BatchConfig:
     global_batch_size: int | None = None
     """Samples per optimizer step over all workers; default: batch size x accumulation steps x workers at the start."""
     accumulation_steps: int = 1
-    """Forward passes per worker and optimizer step; beside a global batch size, that and the workers decide them."""
+    """Forward passes per worker and optimizer step; a global batch size and the number of workers decide it."""
     eval_batch_size: int = 256
     """Samples per worker in one forward pass of an evaluation."""
     on_resize: Literal["global", "per-worker"] = "global"

@@ -1,4 +1,4 @@
-"""Which images a run trains on, where they come from, and what is done to them."""
+"""The images of a run, their source and their transforms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_train.settings.fields import at_least, free, share
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which images, where they come from, and what is done to them."""
+    """The images, their source and their transforms."""
 
     data: str = "digits"
     """Data set: digits, cifar10, cifar100, folder, synthetic, or your own as package.module:function."""

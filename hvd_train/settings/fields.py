@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def free(default: T) -> T:
-    """Return a dataclass field with this default that says where or how often, not what: it may differ on resume."""
+    """Return a dataclass field with this default that may differ on resume, since it does not change the result."""
     value: T = field(default=default, metadata={"free": True})
     return value
 

@@ -19,7 +19,7 @@ class ModelConfig:
     freeze: str = "none"
     """Parameters that are not trained: none, backbone (all but the last layer), or names, as in layer[12].*"""
     sync_batch_norm: bool = False
-    """Batch norm over the samples of all workers, instead of those of each micro-batch."""
+    """Batch norm over the samples of all workers, instead of each micro-batch."""
     unfreeze: tuple[str, ...] = ()
     """Train frozen parameters after this many epochs: EPOCH:NAMES, as in --unfreeze 5:layer4.* 10:*"""
     average_buffers: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ class OptimizerConfig:
     weight_decay: float = 5e-4
     """Strength of the weight decay."""
     decay_of: Literal["all", "weights"] = "all"
-    """What weight decay applies to: all parameters, or all but biases and those of normalisation layers."""
+    """What weight decay applies to: all parameters, or all but biases and normalisation layers."""
     label_smoothing: float = 0.0
     """Share of the target spread evenly over all classes, from 0 to below 1."""
     reduction: Literal["average", "adasum"] = "average"

@@ -21,7 +21,7 @@ class PrecisionConfig:
     compile: bool = False
     """Compile the model with torch.compile: faster steps after a start of a minute or more."""
     deterministic: bool = False
-    """Use only operations that give the same bits each time, on a GPU too (those of CPUs always do); slower."""
+    """Use only deterministic operations on a GPU; slower. CPUs always use them."""
     max_skipped_steps: int = 10
     """Give up when this many steps in a row had a loss or a gradient that is not finite; each is skipped."""
 

@@ -1,4 +1,4 @@
-"""Where a run takes place, what it leaves behind and how often."""
+"""Devices, output and commits of a run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MOST_PROFILED_STEPS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Where a run takes place, what it leaves behind and how often; nothing here changes the result."""
+    """Devices, output and commits of a run; nothing here changes the result."""
 
     device: Literal["auto", "cpu", "cuda"] = free("auto")
-    """Where the model lives; auto: a GPU per rank where there is one."""
+    """Device of the model; auto: a GPU per rank if there is one."""
     gpu_ids: tuple[int, ...] | None = free(None)
     """GPUs of each host, in the order of the local ranks that use them; default: 0, 1, 2, ..."""
     output_dir: Path | None = free(None)
-    """Run folder; default: that of an earlier run of the same command which was stopped, else runs/RECIPE-TIME."""
+    """Run folder; default: the stopped run of the same command, else runs/RECIPE-TIME."""
     resume: str = free("auto")
     """auto: resume from the newest good checkpoint of the run folder; never: start again; or a checkpoint file."""
     data_changed: bool = free(False)
@@ -40,7 +40,7 @@ class RunConfig:
     progress: Literal["auto", "bar", "lines"] = free("auto")
     """A live bar or plain lines; auto: a bar for one process at a terminal (launchers forward lines)."""
     max_time: str | None = free(None)
-    """Commit and stop after this time, as in 2h30m, 90m or 45s; the same command goes on from there."""
+    """Commit and stop after this time, as in 2h30m, 90m or 45s; the same command resumes from there."""
     ledger: bool = free(False)
     """Write what each step took to ledger.jsonl, for `hvd-train audit`."""
     eval_epochs: int = free(1)

@@ -60,7 +60,7 @@ def test_a_launcher_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "executable", str(Path("python").absolute()))
     assert horovodrun.line(4, "hosts", "gloo")[:4] == [str(Path("horovodrun").absolute()), "-np", "4", "--hostfile"]
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(UsageError, match=r"there is no mpirun beside .* type `hvd-train doctor`"):
+    with pytest.raises(UsageError, match=r"there is no mpirun next to .* type `hvd-train doctor`"):
         horovodrun.program("mpirun")
 
 
