@@ -1,5 +1,5 @@
 """How fast it is: the step, sums over ranks, the input, and numbers of workers.
 
-A config and a world go in; a record comes out, which says on what and how it was made (`record`), and a table for
-people. Start with `throughput`; `allreduce`, `pipeline` and `scaling` are the other tools of `hvd-train bench`.
+`stepper` repeats what is measured on all ranks, `record` writes tables and JSON files. `throughput`, `allreduce`,
+`pipeline` and `scaling` are the tools of `hvd-train bench`; start with `throughput`.
 """

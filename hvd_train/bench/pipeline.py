@@ -1,7 +1,7 @@
-"""How many images a second the input gives without a model, and which stage on their way limits it.
+"""How many images a second the input delivers without a model, and which stage limits it.
 
 There are two measurements: the whole pipeline as training has it, with its loader processes; and each stage by itself,
-by the same code in one process on one core, which marks the end of each stage.
+with the same code in one process on one core.
 """
 
 from __future__ import annotations
@@ -11,60 +11,41 @@ from collections.abc import Iterator
 
 import torch
 
-from hvd_train.bench import feed
-from hvd_train.bench.record import Record, estimate, written
+from hvd_train.bench import record
+from hvd_train.bench.record import Record, written_speed
+from hvd_train.bench.stepper import batches, repeat
 from hvd_train.config import Config
 from hvd_train.data.batches import Batch
 from hvd_train.data.dataset import Arrays
 from hvd_train.network.device import num_cores, synchronize
 from hvd_train.parts import Parts, build, loader_processes
-from hvd_train.progress import order
-from hvd_train.world.world import Place, World, barrier, together
+from hvd_train.world.world import Place, World, together
 
 WARM_UP_S = 1.0
 IN_TRAINING_PROCESS = ("transfer", "prepare")
 """Stages that take whole batches and so run in the training process, not in the loader processes."""
-
-
-class Laps:
-    """Adds up the seconds of each stage: each mark gives the time since the last one to a stage."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def mark(self, stage: str) -> None:
-        """Count the time since the last mark as this stage's, work that the device still had to do included."""
-        synchronize(self._device)
-        now = time.perf_counter()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
-        self._last = now
-
-    def restart(self) -> None:
-        """Forget all seconds so far and begin now."""
-        self.seconds.clear()
-        self._last = time.perf_counter()
+_COLUMNS = (
+    ("stage", "stage", ""),
+    ("microseconds_per_image", "us per image", ""),
+    ("images_per_second_per_core", "images/s a core", ",.0f"),
+    ("limits", "", ""),
+)
 
 
 def measure(config: Config, world: World, *, seconds: float, repetitions: int) -> Record:
-    """Run the input of a training `repetitions` times for so many seconds and return the record, which all ranks get.
+    """Run the input of a training `repetitions` times for `seconds` and return the record on all ranks.
 
-    Raises UsageError where the data cannot be had, as training does.
+    Raises UsageError if the data cannot be read, as training does.
     """
     place = world.place
     parts = together(world, lambda: build(config, place, None, None))
-    speeds = world.gather(whole(parts, config, world, seconds=seconds, repetitions=repetitions))
+    speed = record.speed(_speeds(parts, config, world, seconds, repetitions), place.size)
     alone = together(world, lambda: build(config.replace(workers=0, workers_per_host=None), place, None, None))
-    stages = stage_seconds(alone, config, seconds)
+    stages = _stages(alone, config, seconds)
     workers = 0 if isinstance(parts.data.train, Arrays) else loader_processes(config.data, place)
-    speed = estimate([sum(of_ranks) for of_ranks in zip(*speeds, strict=True)])
-    per_rank = speed.mean / place.size
     return {
-        "images_per_second": round(speed.mean, 3),
-        "images_per_second_interval": speed.interval,
-        "images_per_second_per_worker": round(per_rank, 3),
-        "images_per_second_per_process": round(per_rank / max(1, workers), 3),
+        **speed,
+        "images_per_second_per_process": round(speed["images_per_second_per_worker"] / max(1, workers), 3),
         "loader_processes_per_worker": workers,
         "cores_per_worker": num_cores(place),
         "workers": place.size,
@@ -85,41 +66,8 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
     }
 
 
-def whole(parts: Parts, config: Config, world: World, *, seconds: float, repetitions: int) -> list[float]:
-    """Return this rank's images per second in each repetition, with the loader processes that training has."""
-    try:
-        parts.train_loader.start()
-        batches = _batches(parts, config, world.place)
-        _take(batches, WARM_UP_S, parts.device)
-        speeds = []
-        for _ in range(repetitions):
-            barrier(world)
-            images, passed = _take(batches, seconds, parts.device)
-            speeds.append(images / passed)
-        return speeds
-    finally:
-        parts.train_loader.close()
-
-
-def stage_seconds(parts: Parts, config: Config, seconds: float) -> dict[str, float]:
-    """Return the seconds that an image takes at each stage, in this process and on one core (or on the device)."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a loader process
-    laps = Laps(parts.device)
-    try:
-        parts.train_loader.watch(laps.mark)
-        batches = _batches(parts, config, Place())  # as if alone: of several ranks one may have no part in a step
-        _take(batches, WARM_UP_S / 2, parts.device)
-        laps.restart()
-        images, _ = _take(batches, seconds, parts.device)
-    finally:
-        torch.set_num_threads(threads)
-        parts.train_loader.close()
-    return {stage: spent / images for stage, spent in laps.seconds.items()}
-
-
 def limiting(stages: dict[str, float], workers: int, num_cores: int) -> str:
-    """Return the slowest stage on the slower side: that of a rank's loader processes, or that of its training process.
+    """Return the slowest stage of the slower side: the loader processes of a rank, or its training process.
 
     `stages` are seconds per image, `workers` the loader processes of a rank, which share `num_cores` cores.
     """
@@ -131,39 +79,62 @@ def limiting(stages: dict[str, float], workers: int, num_cores: int) -> str:
     return max(stages, key=lambda stage: stages[stage])
 
 
-def table(record: Record) -> str:
-    """Write the record as a table for people."""
-    processes = record["loader_processes_per_worker"]
+def table(measured: Record) -> str:
+    """Write the record as a table."""
+    processes = measured["loader_processes_per_worker"]
     made_by = f"{processes} loader processes a rank" if processes else "the training process"
-    interval = record["images_per_second_interval"]
-    spread = "" if interval is None else f" (95%: {interval[0]:,.0f} to {interval[1]:,.0f})"
-    lines = [
-        f"images/s        {record['images_per_second']:,.0f}{spread}",
-        f"a process       {record['images_per_second_per_process']:,.0f}",
-        f"made by         {made_by}, on {record['cores_per_worker']} cores",
-        "",
-        f"{'stage':<16}{'us per image':>14}{'images/s a core':>17}",
-    ]
-    for stage in record["stages"]:
-        microseconds = stage["microseconds_per_image"]
-        mark = "  <- limits" if stage["stage"] == record["limited_by"] else ""
-        lines.append(
-            f"{stage['stage']:<16}{written(microseconds):>14}{stage['images_per_second_per_core']:>17,.0f}{mark}"
-        )
-    return "\n".join(lines)
+    limit = measured["limited_by"]
+    rows = [{**row, "limits": "<- limits" if row["stage"] == limit else " "} for row in measured["stages"]]
+    return (
+        f"images/s        {written_speed(measured)}\n"
+        f"a process       {measured['images_per_second_per_process']:,.0f}\n"
+        f"made by         {made_by}, on {measured['cores_per_worker']} cores\n\n{record.table(_COLUMNS, rows)}"
+    )
 
 
-def _batches(parts: Parts, config: Config, place: Place) -> Iterator[Batch]:
-    cut = order.choose_cut(config.batch, place.size, parts.train_loader.num_samples)
-    return feed.batches(parts.train_loader, config, cut, place)
+def _speeds(parts: Parts, config: Config, world: World, seconds: float, repetitions: int) -> list[float]:
+    """Return the images per second of all ranks in each repetition, with the loader processes of training."""
+    try:
+        parts.train_loader.start()
+        source = batches(parts.train_loader, config, world.place)
+        _take(source, WARM_UP_S)
+        images, passed = repeat(world, parts.device, lambda: _take(source, seconds), repetitions)
+        return [sum(n) / longest for *n, longest in zip(*world.gather(images), passed, strict=True)]
+    finally:
+        parts.train_loader.close()
 
 
-def _take(batches: Iterator[Batch], seconds: float, device: torch.device) -> tuple[int, float]:
-    """Take batches for about `seconds`; return this rank's images in them and the seconds that really passed."""
-    images, started = 0, time.perf_counter()
+def _stages(parts: Parts, config: Config, seconds: float) -> dict[str, float]:
+    """Return the seconds of an image at each stage, in this process and on one core (or on the device)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a loader process
+    spent: dict[str, float] = {}
+    last = 0.0
+
+    def mark(stage: str) -> None:
+        nonlocal last
+        synchronize(parts.device)
+        now = time.perf_counter()
+        spent[stage] = spent.get(stage, 0.0) + now - last
+        last = now
+
+    try:
+        parts.train_loader.watch(mark)
+        source = batches(parts.train_loader, config, Place())  # of all samples: a rank may have none in a small batch
+        _take(source, WARM_UP_S / 2)
+        spent.clear()
+        last = time.perf_counter()
+        images = _take(source, seconds)
+    finally:
+        torch.set_num_threads(threads)
+        parts.train_loader.close()
+    return {stage: total / images for stage, total in spent.items()}
+
+
+def _take(source: Iterator[Batch], seconds: float) -> int:
+    """Take batches for about `seconds` and return the number of this rank's images in them."""
+    images, end = 0, time.perf_counter() + seconds
     while True:
-        images += sum(len(micro.targets) for micro in next(batches).micro_batches)
-        passed = time.perf_counter() - started
-        if passed >= seconds:
-            synchronize(device)
-            return images, time.perf_counter() - started
+        images += sum(len(micro.targets) for micro in next(source).micro_batches)
+        if time.perf_counter() >= end:
+            return images

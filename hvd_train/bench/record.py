@@ -1,101 +1,92 @@
-"""What every measurement records about itself: means with their intervals, versions, hardware, command. No torch."""
+"""Means with their intervals, tables, and the JSON record of a measurement. No torch."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import platform
-import shlex
-import shutil
 import statistics
-import subprocess
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hvd_train import plain_file
 from hvd_train.errors import UsageError
-from hvd_train.run_files import durable, machine
+from hvd_train.run_files import durable
 
 Record = dict[str, Any]
-"""The result of a measurement as JSON has it; docs/measuring.md explains its keys."""
+"""The result of a measurement, ready for JSON; docs/measuring.md explains its keys."""
 
-# Student's t for 95%, by degrees of freedom from 1 on; beyond the table it is 1.96 + 2.4 / degrees, to 0.3%.
+# Student's t for 95%, for 1 to 20 degrees of freedom. For more, 1.96 + 2.4 / degrees is right to 0.3%.
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
 )
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """The mean of repetitions and half the width of its 95% interval (NaN where there was one repetition only)."""
-
-    mean: float
-    half_width: float
-
-    @property
-    def interval(self) -> list[float] | None:
-        """The two ends of the interval, for JSON; None where it is not known."""
-        if math.isnan(self.half_width):
-            return None
-        return [round(self.mean - self.half_width, 6), round(self.mean + self.half_width, 6)]
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean and its 95% interval by Student's t, since the few values alone tell how much they scatter."""
-    if len(values) < 2:
-        return Estimate(statistics.fmean(values), math.nan)
-    degrees = len(values) - 1
+def estimate(values: Sequence[float]) -> tuple[float, list[float] | None]:
+    """Return the mean and the ends of its 95% interval by Student's t; None for a single value."""
+    mean, degrees = statistics.fmean(values), len(values) - 1
+    if not degrees:
+        return mean, None
     t = _T[degrees - 1] if degrees <= len(_T) else 1.96 + 2.4 / degrees
-    return Estimate(statistics.fmean(values), t * statistics.stdev(values) / math.sqrt(len(values)))
+    half = t * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, [round(mean - half, 6), round(mean + half, 6)]
 
 
-def written(value: float, like: float | None = None) -> str:
-    """Write a number with at least three digits, or with as many decimals as `like` would have."""
-    size = abs(value if like is None else like)
-    return f"{value:,.{max(0, 2 - math.floor(math.log10(size))) if size else 0}f}"
-
-
-def about(tool: str, arguments: Sequence[str]) -> Record:
-    """Return the command, the day, the versions and the hardware of this host."""
+def speed(images_per_second: Sequence[float], ranks: int) -> Record:
+    """Return the keys of a record that say how many images a second all ranks took, and one of them."""
+    mean, interval = estimate(images_per_second)
     return {
-        "bench": tool,
-        "command": shlex.join(["hvd-train", "bench", tool, *arguments]),
-        "date": time.strftime("%Y-%m-%d"),
-        "versions": machine.versions(),
-        "hardware": {
-            "processor": machine.processor(),
-            "cores": len(os.sched_getaffinity(0)),
-            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-            "gpus": _gpus(),
-            "system": f"{platform.system()} {platform.release()}",
-        },
+        "images_per_second": round(mean, 3),
+        "images_per_second_interval": interval,
+        "images_per_second_per_worker": round(mean / ranks, 3),
     }
 
 
-def check_target(path: Path | None, tool: str) -> None:
-    """Check, before anything is measured, that a record of this tool can be written to `path`.
+def written(value: float) -> str:
+    """Write a number with at least three digits."""
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0}f}"
 
-    An earlier record of the same tool may be replaced, nothing else. Raises UsageError where it cannot be written.
+
+def written_speed(record: Record) -> str:
+    """Write the images per second of a record, with the interval if it is known."""
+    mean, interval = written(record["images_per_second"]), record["images_per_second_interval"]
+    return f"{mean} (95%: {written(interval[0])} to {written(interval[1])})" if interval else mean
+
+
+def table(columns: Sequence[tuple[str, str, str]], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write rows as a table whose cells end at the right, with a dash for None.
+
+    A column has the key of its values, a title, and a format; an empty one writes numbers with at least three digits.
+    """
+
+    def cell(value: Any, form: str) -> str:
+        if value is None or isinstance(value, str):
+            return value or "-"
+        return format(value, form) if form else written(value)
+
+    cells = [[title for _, title, _ in columns]]
+    cells += [[cell(row[key], form) for key, _, form in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in cells)
+
+
+def check_target(path: Path | None, tool: str) -> None:
+    """Raise UsageError if no record of this tool can be written to `path`.
+
+    An earlier record of the same tool may be replaced, any other file may not.
     """
     if path is None:
         return
-    if path.is_dir():
-        raise UsageError(f"--json {path} is a folder; name a file")
-    if not path.parent.is_dir():
-        raise UsageError(f"--json {path}: there is no folder {path.parent}; make it first")
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--json {path}: the folder {path.parent} cannot be written to; name another")
+        raise UsageError(f"--json {path}: the folder {path.parent} does not exist or is not writable; name another")
     if path.exists() and not is_of(tool, path):
         raise UsageError(f"--json {path} exists and is no record of `hvd-train bench {tool}`; name another file")
 
 
 def write(path: Path, record: Record) -> None:
-    """Write the record, whole or not at all. Raises UsageError where it cannot be written."""
+    """Write the record atomically. Raises UsageError if it cannot be written."""
     try:
         durable.write_text(path, json.dumps(record, indent=1) + "\n")
     except OSError as error:
@@ -109,16 +100,3 @@ def is_of(tool: str, path: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(record, dict) and record.get("bench") == tool
-
-
-def _gpus() -> list[str]:
-    """Return the names of this host's GPUs, from the driver's own program: torch would make a context on each."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    command = [program, "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.splitlines() if done.returncode == 0 else []

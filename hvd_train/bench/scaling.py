@@ -1,67 +1,63 @@
-"""How a training scales: the same one on several numbers of workers, one after the other, and the table of them.
+"""How a training scales: train on several numbers of workers, one after the other, and compare them in a table.
 
-Each size is a training of its own (`scaling_job`) with a run folder below the output folder; the rows of the table
-(`scaling_table`) are read from what it has written there. No torch here.
+Each number of workers is a job of its own, with a run folder below the output folder. The rows of the table are read
+from what the jobs wrote there. No torch.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import csv
+import io
+import json
 import math
+import re
 import shlex
+import signal
+import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hvd_train import config_file
-from hvd_train.bench import scaling_job, scaling_table
-from hvd_train.bench.record import Record, is_of
-from hvd_train.bench.scaling_job import Size
-from hvd_train.bench.scaling_table import RECORD, Row
+from hvd_train import config_file, plain_file
+from hvd_train.bench import record
+from hvd_train.bench.record import Record
 from hvd_train.config import Config
 from hvd_train.console import show
 from hvd_train.errors import UsageError
-from hvd_train.launch import hosts
-from hvd_train.numerals import whole_number
-from hvd_train.run_files import run_folder
+from hvd_train.launch import horovodrun
+from hvd_train.progress import order, schedule
+from hvd_train.report import curves
+from hvd_train.report.drawing import png
+from hvd_train.report.scaling import COLUMNS, RECORD
+from hvd_train.run_files import durable, run_folder
 
-MODES, CONTROLLERS = ("weak", "strong"), ("gloo", "mpi")
-
-
-def parse_counts(text: str) -> list[int]:
-    """Return the numbers of workers in `1,2,4`, in rising order.
-
-    Raises UsageError for other text, for a number that is there twice and for 100,000 workers or more.
-    """
-    counts = [whole_number(part) or 0 for part in text.split(",")]
-    if not all(0 < count < 100_000 for count in counts):
-        raise UsageError(f"--np {text}: write numbers of workers from 1 on, as in --np 1,2,4")
-    if len(set(counts)) < len(counts):
-        raise UsageError(f"--np {text} names a number of workers twice")
-    return sorted(counts)
+TABLE, TEXT, CHARTS = "scaling.csv", "scaling.txt", ("throughput.png", "efficiency.png")
+_NOTHING: Record = {key: None for key, _, _ in COLUMNS}
 
 
-def one_of(flag: str, value: str, known: Sequence[str]) -> str:
-    """Return the value of a flag. Raises UsageError where it is not one of those known."""
-    if value not in known:
-        raise UsageError(f"{flag} {value}: it must be {' or '.join(known)}")
-    return value
+@dataclass(frozen=True)
+class Size:
+    """A training on `workers` workers: its settings and its run folder."""
 
+    workers: int
+    config: Config
+    folder: Path
 
-def check_hosts(counts: Sequence[int], listed: Sequence[hosts.Host], path: str) -> None:
-    """Raise UsageError where the hosts listed in `path` have fewer slots than the largest size has workers."""
-    slots = sum(host.slots for host in listed)
-    if max(counts) > slots:
-        raise UsageError(f"--np {max(counts)} needs as many slots; {path} has {slots}: {hosts.describe(listed)}")
+    @property
+    def trained(self) -> bool:
+        """Whether its training has finished."""
+        return (self.folder / run_folder.SUMMARY).exists()
 
 
 def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> list[Size]:
     """Return the trainings to run, each with a run folder below `folder`.
 
-    Raises UsageError where something else is there: a file, another tool's record, or a run with other settings.
+    Raises UsageError if something else is there: a file, the record of another tool, or a run with other settings.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--output-dir {folder} is a file; name a folder")
-    if (folder / RECORD).exists() and not is_of("scaling", folder / RECORD):
+    if (folder / RECORD).exists() and not record.is_of("scaling", folder / RECORD):
         raise UsageError(f"{folder / RECORD} exists and is no record of `hvd-train bench scaling`; name another folder")
     sizes = []
     for workers in counts:
@@ -80,8 +76,8 @@ def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> list
 def sized(config: Config, workers: int, mode: str) -> Config:
     """Return the config for a number of workers.
 
-    The global batch of one worker grows with them (weak scaling) or stays as it is (strong scaling); then each worker
-    takes its share in passes as large as those of one worker, or smaller.
+    Weak scaling multiplies the global batch of one worker by their number. Strong scaling keeps it: each worker takes
+    its part of it in micro-batches that are as large as one worker's, or smaller.
     """
     batch = config.batch
     if mode == "weak":
@@ -94,42 +90,118 @@ def sized(config: Config, workers: int, mode: str) -> Config:
     return config.replace(batch_size=size, global_batch_size=total, accumulation_steps=1)
 
 
-def run(
-    sizes: Sequence[Size],
-    mode: str,
-    folder: Path,
-    about: Record,
-    *,
-    host_file: str | None,
-    controller: str,
-) -> Record:
+def run(sizes: Sequence[Size], folder: Path, about: Record, *, host_file: str | None, controller: str) -> Record:
     """Train all sizes, one after the other, write the table after each, and return the record.
 
-    A size that fails becomes a row with the reason; a size that has been trained is not trained again. Raises
-    KeyboardInterrupt where SIGINT or SIGTERM has stopped it: the same command goes on from there.
+    A size that fails becomes a row with the reason. A size that is trained already is not trained again. Raises
+    KeyboardInterrupt after SIGINT or SIGTERM; the same command continues.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    record: Record = {}
+    rows: list[Record] = []
+    measured: Record = {}
     for size in sizes:
-        failed = _trained(size, scaling_job.command(size, host_file, controller))
-        rows.append(Row(size.workers, failed=failed) if failed else scaling_table.row_of(size))
-        rows = scaling_table.with_efficiency(rows)
-        show(f"{size}: {failed or scaling_table.in_short(rows[-1])}")
-        record = {**about, "mode": mode, "rows": [dataclasses.asdict(row) for row in rows]}
-        scaling_table.write(folder, record, rows)
-    show(f"\n{scaling_table.table(rows)}\n\nfiles: {folder}")
-    return record
+        failed, name = None, f"{size.workers} worker{'s' * (size.workers != 1)}"
+        if size.trained:
+            show(f"{name}: trained already, in {size.folder}")
+        else:
+            launcher = horovodrun.line(size.workers, host_file, controller)
+            settings = size.folder.with_suffix(".yaml").resolve()
+            line = [*launcher, horovodrun.program("hvd-train"), "train", "--config", str(settings)]
+            show(f"{name}: {shlex.join(line)}")
+            failed = train(line, size)
+        rows.append({**_NOTHING, "workers": size.workers, "failed": failed} if failed else row_of(size))
+        add_efficiency(rows)
+        show(f"{name}: {failed or '{:,.1f} images/s'.format(rows[-1]['images_per_second'] or math.nan)}")
+        measured = {**about, "rows": rows}
+        _write(folder, measured)
+    show(f"\n{table(rows)}\n\nfiles: {folder}")
+    return measured
 
 
-def _trained(size: Size, line: Sequence[str]) -> str | None:
-    """Train one size unless that has been done, and return why it failed, or None."""
-    if size.trained:
-        show(f"{size}: trained already, in {size.folder}")
+def train(line: Sequence[str], size: Size) -> str | None:
+    """Run the command that trains one size, and return why it failed, or None.
+
+    Raises KeyboardInterrupt after SIGINT or SIGTERM has ended the job.
+    """
+    durable.write_text(size.folder.with_suffix(".yaml"), config_file.dump(size.config))
+    log_file = size.folder.with_suffix(".log")
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # In a group of its own, so that Ctrl-C in a terminal reaches the job once.
+    with (
+        open(log_file, "ab", opener=plain_file.in_place) as log,
+        subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process,
+    ):
+        begins = log.tell()
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    if code == 0 and size.trained:
         return None
-    show(f"{size}: {shlex.join(line)}")
-    try:
-        return scaling_job.train(line, size)
-    except KeyboardInterrupt:
-        show(f"{size}: stopped; the same command goes on from there")
-        raise
+    with open(log_file, "rb") as file:
+        file.seek(begins)
+        output = file.read().decode(errors="replace")
+    reasons = re.findall(r"(?:hvd-train: |\b(?=stopped by |[\w.]*(?:Error|Exception): ))(.*)", output)
+    return f"{reasons[-1] if reasons else f'exit code {code}'} (all it printed: {log_file})"
+
+
+def row_of(size: Size) -> Record:
+    """Return the row of a finished training, from the files in its run folder."""
+    summary = json.loads(plain_file.read_text(size.folder / run_folder.SUMMARY))
+    metrics = plain_file.read_text(size.folder / run_folder.METRICS)
+    lines = [json.loads(line) for line in metrics.splitlines()]
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    samples = next(line["num_samples"] for line in lines if line.get("name") == "start")
+    cut = order.choose_cut(size.config.batch, size.workers, samples)
+    # A run that was resumed for its last few steps has no speed in its summary.
+    speeds = [summary["images_per_second"], *(line["images_per_second"] for line in reversed(epochs))]
+    speed = next((speed for speed in speeds if speed), None)
+    losses = [line["val_loss"] for line in epochs if line["val_loss"] is not None]
+    tested = summary["test_top1"] is not None
+    return {
+        "workers": size.workers,
+        "learning_rate": schedule.peak_learning_rate(size.config.optimizer, cut.global_batch),
+        "global_batch_size": cut.global_batch,
+        "steps_per_epoch": len(cut.batches(range(samples))),
+        "epoch_seconds": samples / speed if speed else None,
+        "images_per_second": speed,
+        "efficiency": None,
+        "val_loss": min(losses, default=None),
+        "test_loss": summary["test_loss"],
+        "top1": summary["test_top1"] if tested else summary["best_top1"],
+        "failed": None,
+    }
+
+
+def add_efficiency(rows: Sequence[Record]) -> None:
+    """Set the efficiency of rows: images per second and worker over the first row's that has a speed."""
+    measured = [row for row in rows if row["images_per_second"]]
+    for row in measured:
+        base = measured[0]["images_per_second"] / measured[0]["workers"]
+        row["efficiency"] = row["images_per_second"] / row["workers"] / base
+
+
+def table(rows: Sequence[Record]) -> str:
+    """Write the rows as a table, with a line for each size that failed."""
+    failures = [f"{row['workers']} workers failed: {row['failed']}" for row in rows if row["failed"]]
+    return "\n".join([record.table(COLUMNS, rows), *failures])
+
+
+def _write(folder: Path, measured: Record) -> None:
+    """Write the record, the table as CSV and as text, and the charts. Raises UsageError if the record cannot be."""
+    rows: list[dict[str, Any]] = measured["rows"]
+    record.write(folder / RECORD, measured)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*_NOTHING, "failed"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    durable.write_text(folder / TABLE, text.getvalue())
+    durable.write_text(folder / TEXT, table(rows) + "\n")
+    for name, chart in zip(CHARTS, curves.scaling(rows), strict=True):
+        durable.write(folder / name, png(chart))

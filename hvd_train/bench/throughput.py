@@ -1,17 +1,13 @@
 """How many images a second a training takes, and where the time of its steps goes.
 
-The step is the real one, but nothing is written. What a training does between its steps (metrics, commits, evaluations)
-is left out.
+The step is the real one. Metrics, commits and evaluations between steps are left out, and no file is written.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from hvd_train.bench import feed
-from hvd_train.bench.record import Record, estimate, written
+from hvd_train.bench import record
+from hvd_train.bench.record import Record, written, written_speed
+from hvd_train.bench.stepper import batches, repeat
 from hvd_train.config import Config
 from hvd_train.data.batches import Ahead
 from hvd_train.errors import UsageError
@@ -21,26 +17,18 @@ from hvd_train.parts import build_step, fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
 from hvd_train.progress.order import choose_cut
 from hvd_train.step import Votes
-from hvd_train.world.world import World, barrier, together
+from hvd_train.world.world import World, together
 
 WARM_UP = 5  # steps that pay for allocation, the choice of algorithms and the first exchange of names between ranks
 _IMAGE_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32}
-_LEARNING_RATE = 1e-6  # random labels are not to be learnt: with a real one some networks diverge, and skip the update
-
-
-@dataclass(frozen=True)
-class Repetition:
-    """Some steps in a row: the images of all ranks in them, this rank's seconds, and seconds per step by phase."""
-
-    images: int
-    seconds: float
-    split: dict[str, float]
+_LEARNING_RATE = 1e-6  # random labels cannot be learned: with a real one some networks diverge and skip the update
+_COLUMNS = (("phase", "phase", ""), ("milliseconds", "ms a step", ",.3f"), ("share", "share", ".1%"))
 
 
 def without_files(config: Config, *, own_data: bool) -> Config:
-    """Return the config without weights from a file, since the speed is that of any weights.
+    """Return the config without files of weights, whose values do not change the speed.
 
-    Unless `own_data` is set it trains on random images, too. These live on the device, have the size of the config's
+    Unless `own_data` is set, it trains on random images. These are kept on the device, have the size of the config's
     own images, and their epoch does not end.
     """
     config = config.replace(weights=None)
@@ -60,23 +48,34 @@ def without_files(config: Config, *, own_data: bool) -> Config:
 
 
 def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Record:
-    """Take steps, time them and return the record, which all ranks get.
+    """Take steps, time them and return the record on all ranks.
 
-    Raises UsageError where every step is skipped, and what training raises where it cannot start.
+    Raises UsageError if every step is skipped, and all errors of the start of a training.
     """
-    training = Training(config, world)
+    stepper = Stepper(config, world)
     try:
-        training.take(WARM_UP)
-        skipped_before = training.state.progress.skipped
-        measured = [training.timed(steps) for _ in range(repetitions)]
+        stepper.take(WARM_UP)
+        skipped_before = stepper.state.progress.skipped
+        results, seconds = repeat(world, stepper.device, lambda: stepper.split_of(steps), repetitions)
     finally:
-        training.close()
-    skipped = training.state.progress.skipped - skipped_before
+        stepper.close()
+    skipped = stepper.state.progress.skipped - skipped_before
     if skipped == steps * repetitions:
         raise UsageError("every step was skipped, its loss or gradient is not finite: there is no training to measure")
+    speeds = [images / longest for (images, _), longest in zip(results, seconds, strict=True)]
     return {
-        **_speeds(world, measured, steps),
-        **training.facts(),
+        **record.speed(speeds, world.place.size),
+        "images_per_second_of_repetitions": [round(images_per_second, 3) for images_per_second in speeds],
+        "seconds_per_step": round(sum(seconds) / (steps * repetitions), 6),
+        "split": {phase: round(sum(split[phase] for _, split in results) / repetitions, 6) for phase in PHASES},
+        "workers": world.place.size,
+        "device": stepper.device.type,
+        "controller": world.transport(stepper.device),
+        "global_batch_size": stepper.state.cut.global_batch,
+        "batch_size": stepper.state.cut.micro_batch,
+        "compression": "fp16" if uses_fp16_wire(config, stepper.device) else "none",
+        "channels_last": uses_channels_last(config, stepper.device),
+        "parameters": sum(parameter.numel() for parameter in stepper.state.model.parameters()),
         "steps": steps,
         "repetitions": repetitions,
         "warm_up_steps": WARM_UP,
@@ -85,103 +84,59 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Re
     }
 
 
-class Training:
-    """A training without files, epochs and evaluations: it takes steps, as many as it is asked for."""
+class Stepper:
+    """Takes steps of a training without epochs, evaluations and files."""
 
     def __init__(self, config: Config, world: World) -> None:
-        """Raises UsageError where the model or the data cannot be had."""
+        """Raises UsageError if the model or the data cannot be loaded."""
         parts, optimizer = world.prepare(lambda: warm_parts(config, world, None, None))
         size, num_samples = world.place.size, parts.train_loader.num_samples
         cut = together(world, lambda: choose_cut(config.batch, size, num_samples))
         self.state = together(world, lambda: fresh_state(config, world, parts, optimizer, cut))
         if freeze.apply(config.model, self.state.model, 0):
             world.regroup(self.state.optimizer)
-        self._config, self._world, self._parts = config, world, parts
-        self._split = split_on(parts.device)
-        self._step = build_step(config, world, parts, self._split)
-        batches = feed.batches(parts.train_loader, config, self.state.cut, world.place)
-        self._batches = Ahead(batches, self._split.mark)
+        self.device, self.split, self.close = parts.device, split_on(parts.device), parts.train_loader.close
+        self._step = build_step(config, world, parts, self.split)
+        self._batches = Ahead(batches(parts.train_loader, config, world.place), self.split.mark)
         optim.set_learning_rate(self.state.optimizer, _LEARNING_RATE)
 
     def take(self, steps: int) -> int:
-        """Take so many steps and return the images of all ranks in them. A GPU may still be at work afterwards."""
+        """Take this many steps and return the images of all ranks in them. A GPU may still be at work afterwards."""
         images = 0
         for _ in range(steps):
             batch = next(self._batches)
             result = self._step.take(self.state, batch, Votes(), want_norm=False, meanwhile=self._batches.prepare)
             self.state.count_step(result.totals, skipped=result.skipped)
             images += batch.size
-            self._split.mark("other")
+            self.split.mark("other")
         return images
 
-    def timed(self, steps: int) -> Repetition:
-        """Take so many steps, which all ranks begin together, to their end on the device, and time them."""
-        barrier(self._world)
-        synchronize(self._parts.device)
-        self._split.take()
-        self._split.restart()
-        started = time.perf_counter()
+    def split_of(self, steps: int) -> tuple[int, dict[str, float]]:
+        """Take this many steps; return the images of all ranks, and this rank's seconds a step by phase."""
+        self.split.take()
+        self.split.restart()
         images = self.take(steps)
-        synchronize(self._parts.device)
-        seconds = time.perf_counter() - started
-        return Repetition(images, seconds, self._split.take() or {})
-
-    def facts(self) -> Record:
-        """Return on what and how this training runs."""
-        device, cut = self._parts.device, self.state.cut
-        return {
-            "workers": self._world.place.size,
-            "device": device.type,
-            "controller": self._world.transport(device),
-            "global_batch_size": cut.global_batch,
-            "batch_size": cut.micro_batch,
-            "compression": "fp16" if uses_fp16_wire(self._config, device) else "none",
-            "channels_last": uses_channels_last(self._config, device),
-            "parameters": sum(parameter.numel() for parameter in self._parts.model.parameters()),
-        }
-
-    def close(self) -> None:
-        """End the loader processes."""
-        self._parts.train_loader.close()
+        synchronize(self.device)
+        return images, self.split.take() or {}
 
 
-def _speeds(world: World, measured: Sequence[Repetition], steps: int) -> Record:
-    """Return the numbers of the record: images per second by the slowest rank, and this rank's split of a step."""
-    seconds = world.gather([repetition.seconds for repetition in measured])
-    slowest = [max(of_ranks) for of_ranks in zip(*seconds, strict=True)]
-    speeds = [repetition.images / longest for repetition, longest in zip(measured, slowest, strict=True)]
-    speed = estimate(speeds)
-    splits = [repetition.split for repetition in measured]
-    return {
-        "images_per_second": round(speed.mean, 3),
-        "images_per_second_interval": speed.interval,
-        "images_per_second_per_worker": round(speed.mean / world.place.size, 3),
-        "images_per_second_of_repetitions": [round(images_per_second, 3) for images_per_second in speeds],
-        "seconds_per_step": round(sum(slowest) / (steps * len(measured)), 6),
-        "split": {phase: round(sum(split[phase] for split in splits) / len(splits), 6) for phase in PHASES},
-    }
-
-
-def table(record: Record) -> str:
-    """Write the record as a table for people."""
-    settings, interval = record["config"], record["images_per_second_interval"]
-    spread = "" if interval is None else f" (95%: {interval[0]:,.1f} to {interval[1]:,.1f})"
+def table(measured: Record) -> str:
+    """Write the record as a table."""
+    settings, step = measured["config"], measured["seconds_per_step"]
     data, size = settings["data"]["data"], settings["data"]["image_size"]
-    step = record["seconds_per_step"]
-    lines = [
-        f"{settings['model']['model']} ({record['parameters'] / 1e6:.2f} M parameters) on {data}"
-        f"{f' images of {size} pixels' if size else ''}, "
-        f"{settings['precision']['precision']}, compression {record['compression']}",
-        f"{record['workers']} x {record['device']} "
-        f"({record['controller']}), {record['global_batch_size']} images a step in slots of {record['batch_size']}",
-        f"images/s         {record['images_per_second']:,.1f}{spread}",
-        f"a worker         {record['images_per_second_per_worker']:,.1f}",
-        f"ms a step        {written(1000 * step)}",
-        *(
-            f"  {phase:<12} {1000 * seconds:>10,.3f}  {seconds / step:6.1%}"
-            for phase, seconds in record["split"].items()
-        ),
+    rows = [
+        {"phase": phase, "milliseconds": 1000 * seconds, "share": seconds / step}
+        for phase, seconds in measured["split"].items()
     ]
-    if record["skipped_steps"]:
-        lines.append(f"{record['skipped_steps']} steps were skipped: their loss or gradient was not finite")
-    return "\n".join(lines)
+    skipped = measured["skipped_steps"]
+    return (
+        f"{settings['model']['model']} ({measured['parameters'] / 1e6:.2f} M parameters) on {data}"
+        f"{f' images of {size} pixels' if size else ''}, "
+        f"{settings['precision']['precision']}, compression {measured['compression']}\n"
+        f"{measured['workers']} x {measured['device']} ({measured['controller']}), "
+        f"{measured['global_batch_size']} images a step in micro-batches of {measured['batch_size']}\n"
+        f"images/s         {written_speed(measured)}\n"
+        f"a worker         {written(measured['images_per_second_per_worker'])}\n"
+        f"ms a step        {written(1000 * step)}\n{record.table(_COLUMNS, rows)}"
+        f"{f'{chr(10)}{skipped} steps were skipped: their loss or gradient was not finite' if skipped else ''}"
+    )

@@ -1,4 +1,4 @@
-"""`hvd-train bench TOOL ...`: what was typed becomes a measurement, its table and its record."""
+"""Parse `hvd-train bench TOOL ...`, measure, print the table and write the record."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import os
 import socket
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +19,8 @@ from hvd_train.console import PROGRAM, show
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.flags import parse_flags, take, take_number
 from hvd_train.launch import hosts, launcher, roll_call
+from hvd_train.numerals import whole_number
+from hvd_train.run_files import machine
 
 if TYPE_CHECKING:
     from hvd_train.bench.record import Record
@@ -35,7 +38,7 @@ TOOLS = """usage: hvd-train bench TOOL ...
   input [RECIPE] [flags of train] [--seconds S] [--repetitions R]
                            images/s of the data pipeline alone, and the stage that limits it
   scaling --np 1,2,4 [--hosts FILE] [RECIPE] [flags of train] [--mode weak|strong] [--controller gloo|mpi]
-                           a training on each number of workers, and the table of them, with plots
+                           a training on each number of workers, and a table of them, with charts
 
 All take --json FILE. On several ranks: horovodrun -np 2 hvd-train bench throughput. scaling starts its ranks itself.
 """
@@ -50,13 +53,13 @@ class AllreduceOptions:
     max_size: str = "256MB"
     """Largest sum; each is four times the one before."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the tensors are."""
+    """Device of the tensors."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run a tool and return 0, or 1 where a training of `scaling` has failed.
+    """Run a tool and return 0, or 1 if a training of `scaling` failed.
 
-    Raises UsageError for what cannot be measured, before anything is.
+    Raises UsageError before anything is measured.
     """
     tools = {"throughput": _throughput, "allreduce": _allreduce, "input": _input, "scaling": _scaling}
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -65,7 +68,7 @@ def run(arguments: list[str]) -> int:
     if arguments[0] not in tools:
         raise unknown_name("tool of bench", arguments[0], tools)
     if {"-h", "--help"} & set(arguments):
-        print(TOOLS)  # the tools' own flags; those of a training follow
+        print(TOOLS)  # the flags of a training follow
     json_file, rest = take(arguments[1:], "--json", "the path of a file")
     return tools[arguments[0]](rest, None if json_file is None else Path(json_file))
 
@@ -79,14 +82,8 @@ def _throughput(arguments: list[str], path: Path | None) -> int:
     from hvd_train.bench import throughput
 
     config = throughput.without_files(config, own_data=bool(flags & {"--data", "--data-dir"}))
-    return _measure(
-        "throughput",
-        arguments,
-        path,
-        config,
-        lambda world: throughput.measure(config, world, steps=steps, repetitions=repetitions),
-        throughput.table,
-    )
+    measure = partial(throughput.measure, config, steps=steps, repetitions=repetitions)
+    return _measure("throughput", path, config, measure, throughput.table)
 
 
 def _allreduce(arguments: list[str], path: Path | None) -> int:
@@ -95,7 +92,7 @@ def _allreduce(arguments: list[str], path: Path | None) -> int:
     launched = launcher.launched(os.environ)
     if launched is None or launched.size == 1:
         raise UsageError(
-            "bench allreduce measures what travels between ranks, and there is one: type "
+            "bench allreduce measures sums between ranks, and there is one: type "
             "`horovodrun -np 2 hvd-train bench allreduce`"
         )
     roll_call.started(os.environ)
@@ -103,14 +100,8 @@ def _allreduce(arguments: list[str], path: Path | None) -> int:
 
     sizes = allreduce.sizes(options.min_size, options.max_size)
     config = recipes.get(recipes.DEFAULT).replace(device=options.device)
-    return _measure(
-        "allreduce",
-        arguments,
-        path,
-        config,
-        lambda world: allreduce.measure(config, world, sizes, repetitions),
-        allreduce.table,
-    )
+    measure = partial(allreduce.measure, config, all_sizes=sizes, repetitions=repetitions)
+    return _measure("allreduce", path, config, measure, allreduce.table)
 
 
 def _input(arguments: list[str], path: Path | None) -> int:
@@ -120,39 +111,32 @@ def _input(arguments: list[str], path: Path | None) -> int:
     roll_call.started(os.environ)
     from hvd_train.bench import pipeline
 
-    return _measure(
-        "input",
-        arguments,
-        path,
-        config,
-        lambda world: pipeline.measure(config, world, seconds=seconds, repetitions=repetitions),
-        pipeline.table,
-    )
+    measure = partial(pipeline.measure, config, seconds=seconds, repetitions=repetitions)
+    return _measure("input", path, config, measure, pipeline.table)
 
 
 def _measure(
-    tool: str,
-    arguments: list[str],
-    path: Path | None,
-    config: Config,
-    measure: Callable[[World], Record],
-    table: Callable[[Record], str],
+    tool: str, path: Path | None, config: Config, measure: Callable[[World], Record], table: Callable[[Record], str]
 ) -> int:
-    """Measure in the world that the launcher has made; rank 0 prints the table and writes the record to `path`."""
+    """Measure on all ranks; rank 0 prints the table and writes the record to `path`."""
+    import torch
+
     from hvd_train.bench import record
+    from hvd_train.network.device import gpu_name
     from hvd_train.run import check, connect
     from hvd_train.world.world import together
 
     check(config)
     with contextlib.closing(connect(config)) as world:
-        speaks = world.place.rank == 0
-        together(world, lambda: record.check_target(path, tool) if speaks else None)
+        first = world.place.rank == 0
+        together(world, lambda: record.check_target(path, tool) if first else None)
         measurement = world.run(lambda: measure(world))
-        num_hosts = len(set(world.gather(socket.gethostname())))
-        if speaks:
+        names = world.gather(socket.gethostname())
+        if first:
             show(table(measurement))
-            if path is not None:
-                record.write(path, {**record.about(tool, arguments), "hosts": num_hosts, **measurement})
+        if first and path is not None:
+            about = machine.environment(names, gpu_name(torch.device(measurement["device"])))
+            record.write(path, {"bench": tool, "environment": about, **measurement})
     return 0
 
 
@@ -168,19 +152,46 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
 
     if numbers is None:
         raise UsageError("bench scaling needs numbers of workers: --np 1,2,4")
-    counts = scaling.parse_counts(numbers)
-    mode = scaling.one_of("--mode", mode or "weak", scaling.MODES)
-    controller = scaling.one_of("--controller", controller or "gloo", scaling.CONTROLLERS)
+    counts = _counts(numbers)
+    mode = _one_of("--mode", mode or "weak", ("weak", "strong"))
+    controller = _one_of("--controller", controller or "gloo", ("gloo", "mpi"))
     if host_file is not None:
-        scaling.check_hosts(counts, hosts.read(Path(host_file)), host_file)
+        _check_slots(counts[-1], host_file)
     record.check_target(path, "scaling")
     folder = config.run.output_dir or Path(f"runs/scaling-{zlib.crc32(' '.join(arguments).encode()):08x}")
     sizes = scaling.plan(config, counts, mode, folder)
     from hvd_train.run import check  # imports torch
 
     check(config)
-    about = record.about("scaling", arguments)
-    measurement = scaling.run(sizes, mode, folder, about, host_file=host_file, controller=controller)
+    about = {"bench": "scaling", "environment": machine.environment([socket.gethostname()], None), "mode": mode}
+    try:
+        measurement = scaling.run(sizes, folder, about, host_file=host_file, controller=controller)
+    except KeyboardInterrupt:
+        show("stopped; the same command continues")
+        raise
     if path is not None:
         record.write(path, measurement)
     return 1 if any(row["failed"] for row in measurement["rows"]) else 0
+
+
+def _counts(text: str) -> list[int]:
+    """Return the numbers of workers in `1,2,4` in rising order. Raises UsageError for other text."""
+    counts = [whole_number(part) or 0 for part in text.split(",")]
+    if not all(0 < count < 100_000 for count in counts):
+        raise UsageError(f"--np {text}: write numbers of workers from 1 on, as in --np 1,2,4")
+    if len(set(counts)) < len(counts):
+        raise UsageError(f"--np {text} names a number of workers twice")
+    return sorted(counts)
+
+
+def _one_of(flag: str, value: str, known: Sequence[str]) -> str:
+    if value not in known:
+        raise UsageError(f"{flag} {value}: it must be {' or '.join(known)}")
+    return value
+
+
+def _check_slots(workers: int, host_file: str) -> None:
+    listed = hosts.read(Path(host_file))
+    slots = sum(host.slots for host in listed)
+    if workers > slots:
+        raise UsageError(f"--np {workers} needs as many slots; {host_file} has {slots}: {hosts.describe(listed)}")

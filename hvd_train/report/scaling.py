@@ -15,7 +15,7 @@ from hvd_train.report import curves, page
 from hvd_train.run_files.history import Record, number
 
 RECORD = "scaling.json"
-_COLUMNS = (
+COLUMNS = (
     ("workers", "workers", ",.0f"),
     ("learning_rate", "learning rate", ".4g"),
     ("global_batch_size", "global batch", ",.0f"),
@@ -58,9 +58,9 @@ def section(scalings: Sequence[Scaling]) -> Markup:
 
 
 def _table_and_charts(scaling: Scaling) -> Markup:
-    rows = [[_cell(row, key, form) for key, _, form in _COLUMNS] for row in scaling.rows]
+    rows = [[_cell(row, key, form) for key, _, form in COLUMNS] for row in scaling.rows]
     title = f"{scaling.path.resolve().name}: {scaling.mode} scaling".replace(":  ", ": ")
-    table = page.table([title for _, title, _ in _COLUMNS], rows, numbers=True)
+    table = page.table([title for _, title, _ in COLUMNS], rows, numbers=True)
     return page.heading(title) + table + page.figures(curves.scaling(scaling.rows))
 
 

@@ -19,7 +19,7 @@ NO_TORCH = [
     "profiling.trace",
     "report.charts", "report.confusion", "report.curves", "report.drawing", "report.overview", "report.page",
     "report.report", "report.scaling", "report.ticks", "report.timeline", "report.watch",
-    "bench.plots", "bench.record", "bench.scaling", "bench.scaling_job", "bench.scaling_table",
+    "bench.record", "bench.scaling",
     "cli",
 ]  # fmt: skip
 NO_TORCH_ROOMS = ("settings", "launch", "elastic", "doctor", "commands")

@@ -26,7 +26,7 @@ def test_the_record_of_a_step() -> None:
 
 
 def test_random_images_take_the_place_of_files() -> None:
-    """A recipe for files that are not here can be measured: images of its size, and no weights to fetch."""
+    """A recipe is measured without its files, with images of its size and without a download of weights."""
     for name, size in (("imagenet-resnet50", 224), ("cifar10-resnet50", 32)):
         config = throughput.without_files(recipes.get(name), own_data=False)
         assert (config.data.data, config.data.image_size, config.model.weights) == ("synthetic", size, None)
@@ -35,13 +35,13 @@ def test_random_images_take_the_place_of_files() -> None:
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
     """4 MiB in a millisecond on 4 ranks: 4.19 GB/s of algorithm, and 2 x 3/4 times that on the bus."""
-    row = allreduce.Timing("fp32", 2**22, record.Estimate(1000.0, 0.0), ranks=4).as_dict()
+    row = allreduce.row_of("fp32", 2**22, [1000.0], ranks=4)
     assert row["algorithm_gb_per_second"] == pytest.approx(4.194304)
     assert row["bus_gb_per_second"] == pytest.approx(4.194304 * 1.5)
 
 
 def test_sizes_of_sums() -> None:
-    """From one size to the other, times four; what is no number of bytes of whole fp32 numbers is refused."""
+    """Sizes grow by a factor of four; a text that is no number of bytes of whole fp32 numbers is refused."""
     assert allreduce.sizes("1KB", "65kb") == [1024, 4096, 16384, 65536]
     for text in ("", "0", "3", "1.5MB", "²KB"):
         with pytest.raises(UsageError, match="--max-size"):
@@ -52,12 +52,12 @@ def test_sizes_of_sums() -> None:
     ("workers", "cores", "limit"), [(0, 8, "decode"), (4, 8, "prepare"), (4, 1, "decode"), (1, 8, "decode")]
 )
 def test_which_stage_of_the_input_limits(workers: int, cores: int, limit: str) -> None:
-    """Loader processes share the work of theirs, as far as there are cores for them."""
+    """Loader processes share their work, as far as there are cores for them."""
     assert pipeline.limiting({"read": 1.0, "decode": 5.0, "prepare": 2.0, "transfer": 1.0}, workers, cores) == limit
 
 
 def test_stages_of_images_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows, their random change and what the device does are told apart; the table marks the slowest."""
+    """Reading, augmenting and preparing are timed separately; the table marks the slowest."""
     monkeypatch.setattr(pipeline, "WARM_UP_S", 0.0)
     config = recipes.get("digits").replace(device="cpu", workers=0)
     found = pipeline.measure(config, LocalWorld(), seconds=0.1, repetitions=2)
@@ -68,16 +68,15 @@ def test_stages_of_images_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 22, 60])
 def test_the_interval_is_student_s(count: int) -> None:
-    """As scipy has it, for few repetitions and for many; a single one has none."""
+    """The interval agrees with scipy's for few and many repetitions; a single one has none."""
     values = [float(number * number % 7) for number in range(count)]
-    found = record.estimate(values)
-    low, high = stats.t.interval(0.95, count - 1, found.mean, stats.sem(values))
-    assert 2 * found.half_width == pytest.approx(high - low, rel=3e-3)
-    assert record.estimate([3.0]).interval is None
+    mean, found = record.estimate(values)
+    assert found == pytest.approx(stats.t.interval(0.95, count - 1, mean, stats.sem(values)), rel=3e-3, abs=3e-3)
+    assert record.estimate([3.0]) == (3.0, None)
 
 
 def test_only_a_record_of_the_same_tool_is_replaced() -> None:
-    """Whatever else a file holds is the user's; a folder, or a place in none, is refused before the measurement."""
+    """Any other file, a folder, and a path in a missing folder are refused before the measurement."""
     path = Path("found.json")
     record.check_target(path, "input")
     for content in ("{}", "[1]", "no JSON", '{"bench": "allreduce"}', "\x00"):

@@ -1,4 +1,4 @@
-"""`hvd-train bench scaling`: its trainings, one job each, and its table."""
+"""`hvd-train bench scaling`: one job for each number of workers, and the table."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from hvd_train import config_file, recipes
-from hvd_train.bench import scaling, scaling_job, scaling_table
-from hvd_train.bench.scaling_job import Size
-from hvd_train.bench.scaling_table import Row
+from hvd_train.bench import scaling
+from hvd_train.bench.scaling import Size
 from hvd_train.errors import UsageError
 
 
@@ -33,7 +32,7 @@ from hvd_train.errors import UsageError
 def test_the_batch_grows_with_the_workers_or_stays(
     batch: int | None, accumulation: int, total: int | None, mode: str, expected: dict[int, Any]
 ) -> None:
-    """Weak scaling gives each worker what one alone takes, strong scaling all of them together, in few passes."""
+    """Weak scaling multiplies the global batch by the workers; strong scaling divides it among them."""
     sizes = {"batch_size": batch, "accumulation_steps": accumulation, "global_batch_size": total}
     settings = recipes.get("digits").replace(**sizes)
     for workers, wanted in expected.items():
@@ -42,7 +41,7 @@ def test_the_batch_grows_with_the_workers_or_stays(
 
 
 def test_a_plan_leaves_other_runs_alone() -> None:
-    """A folder below with other settings is another run; with the same ones it is where the last command got to."""
+    """A run folder with other settings is refused; one with the same settings continues."""
     folder = Path("out")
     sizes = scaling.plan(recipes.digits(), [1, 2], "weak", folder)
     sizes[0].folder.mkdir(parents=True)
@@ -55,24 +54,23 @@ def test_a_plan_leaves_other_runs_alone() -> None:
 def test_the_table_is_written_after_each_size(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A size that fails is a row with the reason, which cannot act on the terminal, also if the next is stopped."""
+    """A size that fails is a row with the reason, printed without control characters, also if the next is stopped."""
 
     def train(line: Sequence[str], size: Size) -> str | None:
         if size.workers == 2:
             raise KeyboardInterrupt
         return "no \x1b[2J room"
 
-    monkeypatch.setattr(scaling_job, "train", train)
+    monkeypatch.setattr(scaling, "train", train)
     sizes = scaling.plan(recipes.digits(), [1, 2], "strong", Path("out"))
     with pytest.raises(KeyboardInterrupt):
-        scaling.run(sizes, "strong", Path("out"), {"bench": "scaling"}, host_file=None, controller="gloo")
+        scaling.run(sizes, Path("out"), {"bench": "scaling"}, host_file=None, controller="gloo")
     rows = json.loads(Path("out/scaling.json").read_text())["rows"]
     assert [(row["workers"], row["failed"]) for row in rows] == [(1, "no \x1b[2J room")]
     assert "1 workers failed: no" in Path("out/scaling.txt").read_text()
     printed = capsys.readouterr().out
     assert "no \ufffd[2J room" in printed
     assert "\x1b" not in printed
-    assert printed.endswith("2 workers: stopped; the same command goes on from there\n")
 
 
 def size() -> Size:
@@ -84,33 +82,33 @@ def line(program: str) -> list[str]:
 
 
 def test_a_training_has_finished_or_there_is_a_reason() -> None:
-    """The error that it printed now, not at an earlier start, or else its exit code."""
+    """The reason is the last error since this start, or else the exit code."""
     Path("np-2.log").write_text("hvd-train: an error of yesterday\n")
     for program, reason in (
         ("print('[1,0]<stderr>:hvd-train: no such data'); sys.exit(2)", "no such data"),
         ("raise ValueError('broken')", "ValueError: broken"),
         ("sys.exit(5)", "exit code 5"),
     ):
-        assert scaling_job.train(line(program), size()) == f"{reason} (all it printed: np-2.log)"
-    assert scaling_job.train(line("Path('np-2').mkdir(); Path('np-2/summary.json').write_text('{}')"), size()) is None
+        assert scaling.train(line(program), size()) == f"{reason} (all it printed: np-2.log)"
+    assert scaling.train(line("Path('np-2').mkdir(); Path('np-2/summary.json').write_text('{}')"), size()) is None
     assert "digits" in Path("np-2.yaml").read_text()
 
 
 def test_a_signal_reaches_the_training() -> None:
-    """SIGTERM is passed on once; the training ends in its own way, and the bench stops after it."""
+    """SIGTERM is passed on; the training ends in its own way, and then the bench stops."""
     blocked = "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})"
     program = (
         f"{blocked}\nos.kill({os.getpid()}, signal.SIGTERM)\nsignal.sigwait({{signal.SIGTERM}})\nprint('committed')"
     )
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
-        scaling_job.train(line(program), size())
+        scaling.train(line(program), size())
     assert Path("np-2.log").read_text() == "committed\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_efficiency_goes_by_the_smallest_size_that_ran() -> None:
-    """Speed per worker over its; a size that failed has none and is no base."""
-    rows = [Row(1, failed="why"), Row(2, images_per_second=100.0), Row(4, images_per_second=150.0), Row(8)]
-    assert [row.efficiency for row in scaling_table.with_efficiency(rows)] == [None, 1.0, 0.75, None]
-    assert scaling_table.with_efficiency([Row(1, failed="why")])[0].efficiency is None
+    """Efficiency is speed per worker over the base's; a size that failed has none and is no base."""
+    rows = [{"workers": n, "images_per_second": speed} for n, speed in ((1, None), (2, 100.0), (4, 150.0), (8, None))]
+    scaling.add_efficiency(rows)
+    assert [row.get("efficiency") for row in rows] == [None, 1.0, 0.75, None]

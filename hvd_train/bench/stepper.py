@@ -1,0 +1,43 @@
+"""Repeat and time an action on all ranks, and take the batches of a training without an end."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+
+from hvd_train.config import Config
+from hvd_train.data.batches import Batch, Loader
+from hvd_train.network.device import synchronize
+from hvd_train.progress.order import assignments, choose_cut, order_of
+from hvd_train.world.world import Place, World, barrier
+
+T = TypeVar("T")
+
+
+def repeat(world: World, device: torch.device, action: Callable[[], T], count: int) -> tuple[list[T], list[float]]:
+    """Repeat an action; return its results on this rank, and the seconds of the slowest rank.
+
+    All ranks begin each repetition together. The device is idle when the clock starts and when it stops.
+    """
+    results: list[T] = []
+    seconds = []
+    for _ in range(count):
+        barrier(world)
+        synchronize(device)
+        started = time.perf_counter()
+        results.append(action())
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return results, [max(of_ranks) for of_ranks in zip(*world.gather(seconds), strict=True)]
+
+
+def batches(loader: Loader, config: Config, place: Place) -> Iterator[Batch]:
+    """Yield this rank's batches in the order of training, epoch after epoch without an end."""
+    cut = choose_cut(config.batch, place.size, loader.num_samples)
+    for epoch in itertools.count():
+        order = order_of(config.seed, epoch, loader.num_samples, config.data.repeated_augmentation)
+        yield from loader.load(epoch, assignments(order, 0, cut, place.rank, place.size))
