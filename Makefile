@@ -25,7 +25,7 @@ help:
 	@echo "make test-image    build the container image and run it (podman or docker; 20 GB, 15 minutes)"
 	@echo "make campaign      random faults, a state of 500 MB, half an hour (as root); SECONDS=600 SEED=1"
 	@echo "make fuzz          damaged JPEG files for the decoder, under sanitizers, ten minutes; FUZZ_SECONDS=60 SEED=1"
-	@echo "make bench         every benchmark and docs/benchmarks.md, on an idle machine (two hours; as root)"
+	@echo "make bench         every benchmark and its record, on an idle machine (two hours; as root)"
 	@echo "make bench-quick   the ratios, in less than five minutes"
 	@echo "make gpu-check     the trainer on this machine's GPUs: sums, weights, faults, speed (20 minutes); ARGS=\"--stages sums\""
 	@echo "make check         ruff, ruff format --check, mypy --strict, clang-format"

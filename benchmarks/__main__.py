@@ -1,58 +1,54 @@
-"""Run all benchmarks and write docs/benchmarks.md (`make bench`), or show the ratios only (`make bench-quick`)."""
+"""Run all benchmarks and write their records (`make bench`), or show the ratios only (`make bench-quick`).
+
+python -m benchmarks             two hours on an idle machine; recovery needs root
+python -m benchmarks --quick     less than five minutes; no record
+python -m benchmarks --table     the records as Markdown tables, for docs/benchmarks.md
+"""
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import subprocess
 import sys
 import time
 
-from benchmarks.speed import ENVIRONMENT, LAUNCHERS, ROOT
+from benchmarks.turns import ENVIRONMENT, RECORDS, ROOT
 
-RECORDS = "benchmarks/records"
-STEP = "hvd-train bench throughput digits --model resnet18 --image-size 32 --batch-size 30"
-CONVNET = "hvd-train bench throughput digits --batch-size 30"
-# In the order of the page. Those with several hosts make network namespaces, which needs root.
-FULL = {
-    "speed": "python -m benchmarks.speed",
-    "own": f"python -m benchmarks.own_cost --json {RECORDS}/own-cost.json",
-    "gloo": f"{' '.join(LAUNCHERS['gloo'])} {STEP} --json {RECORDS}/throughput-gloo.json",
-    "mpi": f"{' '.join(LAUNCHERS['mpi'])} {STEP} --json {RECORDS}/throughput-mpi.json",
-    "convnet": f"{' '.join(LAUNCHERS['gloo'])} {CONVNET} --json {RECORDS}/throughput-convnet.json",
-    "input": f"python -m benchmarks.input --json {RECORDS}/input.json",
-    "wire": f"python -m benchmarks.wire --json {RECORDS}/wire.json",
-    "accuracy": f"python -m benchmarks.wire_accuracy --json {RECORDS}/wire-accuracy.json",
-    "commits": "python -m benchmarks.ready commits",
-    "elastic": "python -m benchmarks.ready elastic",
-    "recovery": "python -m benchmarks.recovery",
-    "size": f"python -m benchmarks.at_size --json {RECORDS}/at-size.json",
-    "startup": f"python -m benchmarks.startup --json {RECORDS}/startup.json",
-    "order": f"python -m benchmarks.order --json {RECORDS}/order.json",
-}
-# These record nothing: a few turns show the ratio, but not its interval.
-QUICK = [
-    "python -m benchmarks.speed --quick",
-    "python -m benchmarks.own_cost --starts 1 --epochs 5",
-    "python -m benchmarks.input --images 30 --turns 2",
-    *(["python -m benchmarks.wire --quick"] if os.geteuid() == 0 else []),
-    "python -m benchmarks.ready commits --quick",
-    "python -m benchmarks.ready elastic --quick",
-    "python -m benchmarks.startup --quick",
-    "python -m benchmarks.order",
-]
+QUICK = ["speed", "input", "ready commits", "ready elastic"]
+FULL = [*QUICK, "recovery"]
+
+
+def table() -> str:
+    """Return a Markdown table of each record that holds comparisons."""
+    parts = []
+    for path in sorted(RECORDS.glob("*.json")):
+        record = json.loads(path.read_text())
+        if "comparisons" in record:
+            rows = [f"\n`{record['command']}`, {record['date']}, commit {record['commit']}; {path.relative_to(ROOT)}\n"]
+            rows.append("| comparison | median (95% interval) | aim | verdict |\n|---|---|---|---|")
+            for row in record["comparisons"]:
+                low, high = row["interval"]
+                value = f"{row['median']:.3g} ({low:.3g} to {high:.3g})"
+                rows.append(f"| {row['comparison']} | {value} | {row.get('aim', '')} | {row.get('verdict', '')} |")
+            parts.append("\n".join(rows))
+    return "\n".join(parts)
 
 
 def main() -> int:
-    """Run the benchmarks and return how many of them failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="show the ratios in less than five minutes; write no record and no page"
+    """Run the benchmarks and return the number of those that failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=FULL, default=list(FULL), help="of the full benchmarks, run these")
+    parser.add_argument("--quick", action="store_true", help="show the ratios only")
+    parser.add_argument("--table", action="store_true", help="print the records that are there, and measure nothing")
     options = parser.parse_args()
+    if options.table:
+        print(table())
+        return 0
     failed = 0
-    for line in QUICK if options.quick else [*[FULL[name] for name in options.only], "python -m benchmarks.page"]:
+    for program in QUICK if options.quick else FULL:
+        line = f"{sys.executable} -m benchmarks.{program}{' --quick' if options.quick else ''}"
         print(f"\n== {line}", flush=True)
         began = time.monotonic()
         failed += subprocess.run(line.split(), cwd=ROOT, env=ENVIRONMENT, check=False).returncode != 0

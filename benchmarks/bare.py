@@ -1,4 +1,4 @@
-"""The programs that users would write without us, as simply as they would: `benchmarks.speed` compares with them.
+"""The programs that users would write without us, and the networks that `benchmarks.speed` compares them with.
 
     horovodrun -np 2 python -m benchmarks.bare horovod NETWORK BATCH
     torchrun --nproc-per-node 2 -m benchmarks.bare ddp NETWORK BATCH
@@ -12,34 +12,60 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from benchmarks import networks
+from benchmarks.turns import gated
+from hvd_train.network.models import digits_convnet
 
-LEARNING_RATE = 0.02
+IMAGE_SIZES = {"convnet": 8, "resnet18": 32, "resnet50": 32}
+
+
+class Grey(nn.Module):
+    """Repeats the one channel of images three times."""
+
+    def forward(self, images: Tensor) -> Tensor:  # noqa: D102
+        return images.expand(-1, 3, -1, -1)
+
+
+def waiting(num_classes: int) -> nn.Module:
+    """Return a small network whose forward pass takes 50 ms and leaves the cores free, as one on a GPU might."""
+    model = digits_convnet(num_classes)
+    model.register_forward_hook(lambda model, *_: time.sleep(0.05) if model.training else None)
+    return gated(model)
+
+
+def convnet(num_classes: int) -> nn.Module:
+    """Return the digits recipe's own network, with 0.09 million parameters."""
+    return gated(digits_convnet(num_classes))
+
+
+def resnet18(num_classes: int) -> nn.Module:
+    """Return torchvision's ResNet-18: 11.2 million parameters with 10 classes."""
+    from torchvision import models  # here, since it imports torch's compiler, which takes seconds
+
+    return gated(nn.Sequential(Grey(), models.resnet18(num_classes=num_classes)))
+
+
+def resnet50(num_classes: int) -> nn.Module:
+    """Return torchvision's ResNet-50: 23.5 million parameters with 10 classes."""
+    from torchvision import models
+
+    return gated(nn.Sequential(Grey(), models.resnet50(num_classes=num_classes)))
 
 
 def images_and_labels(size: int) -> tuple[Tensor, Tensor]:
     """Return the digits that hvd_train trains on, [1437, 1, size, size] from 0 to 1, and their classes, [1437]."""
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     images = torch.from_numpy(digits.images[:1437]).float()[:, None] / 16
     return nn.functional.interpolate(images, size=size), torch.from_numpy(digits.target[:1437])
-
-
-def batches(count: int, batch: int, rank: int, size: int) -> Iterator[Tensor]:
-    """Yield the indices of this rank's part of each global batch, epoch after epoch without an end."""
-    epoch = 0
-    while True:
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(epoch))
-        for step in order.split(batch * size):
-            yield step.tensor_split(size)[rank]
-        epoch += 1
 
 
 def loop(
@@ -47,25 +73,40 @@ def loop(
 ) -> Iterator[None]:
     """Train without an end; yield after each step. `batch` is the number of images on each rank."""
     images, labels = images_and_labels(size)
-    for samples in batches(len(images), batch, rank, ranks):
-        optimizer.zero_grad()
-        loss = cross_entropy(model(images[samples]), labels[samples])
-        loss.backward()
-        optimizer.step()
-        yield
+    for epoch in range(10**9):
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
+        for step in order.split(batch * ranks):
+            samples = step.tensor_split(ranks)[rank]
+            optimizer.zero_grad()
+            loss = cross_entropy(model(images[samples]), labels[samples])
+            loss.backward()
+            optimizer.step()
+            yield
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    """Return the optimizer of all programs."""
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+
+def start_horovod(network: nn.Module) -> torch.optim.Optimizer:
+    """Start Horovod and return its optimizer, with equal weights on all ranks."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
+    optimizer: torch.optim.Optimizer = hvd.DistributedOptimizer(
+        sgd(network), named_parameters=network.named_parameters()
+    )
+    hvd.broadcast_parameters(network.state_dict(), root_rank=0)
+    return optimizer
 
 
 def horovod(network: nn.Module, size: int, batch: int) -> Iterator[None]:
     """Train with Horovod's DistributedOptimizer and the broadcast at the start, and nothing else of Horovod."""
     import horovod.torch as hvd
 
-    hvd.init()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(network.parameters(), lr=LEARNING_RATE, momentum=0.9),
-        named_parameters=network.named_parameters(),
-    )
-    hvd.broadcast_parameters(network.state_dict(), root_rank=0)
+    optimizer = start_horovod(network)
     return loop(network, optimizer, size, batch, hvd.rank(), hvd.size())
 
 
@@ -75,7 +116,7 @@ def ddp(network: nn.Module, size: int, batch: int) -> Iterator[None]:
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     model = nn.parallel.DistributedDataParallel(network)
-    return loop(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9), size, batch, rank, ranks)
+    return loop(model, sgd(model), size, batch, rank, ranks)
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):
@@ -98,16 +139,9 @@ def example(network: nn.Module, size: int, batch: int) -> Iterator[None]:
     """Train as Horovod's pytorch_mnist.py and pytorch_imagenet_resnet50.py do."""
     import horovod.torch as hvd
 
-    hvd.init()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
-    data = Digits(size)
+    optimizer, data = start_horovod(network), Digits(size)
     sampler: DistributedSampler[tuple[Tensor, Tensor]] = DistributedSampler(data, hvd.size(), hvd.rank())
     loader = DataLoader(data, batch_size=batch, sampler=sampler)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(network.parameters(), lr=LEARNING_RATE, momentum=0.9),
-        named_parameters=network.named_parameters(),
-    )
-    hvd.broadcast_parameters(network.state_dict(), root_rank=0)
     for epoch in range(10**9):
         sampler.set_epoch(epoch)
         for images, labels in loader:
@@ -126,5 +160,5 @@ if __name__ == "__main__":
     program, name, batch_size = sys.argv[1:]
     torch.manual_seed(0)
     programs = {"horovod": horovod, "ddp": ddp, "example": example}
-    for _ in programs[program](getattr(networks, name)(10), networks.IMAGE_SIZES[name], int(batch_size)):
+    for _ in programs[program](globals()[name](10), IMAGE_SIZES[name], int(batch_size)):
         pass

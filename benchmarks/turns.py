@@ -1,8 +1,8 @@
-"""Two trainings side by side on one machine that take turns: a few steps of the one, then a few steps of the other.
+"""Compare two programs that take turns on one machine: a few steps of the one, then a few steps of the other.
 
-The speed of a machine drifts by several percent within a minute, more than the difference to be measured; turns of some
-seconds see the same machine. A program takes part by training `gated(model)`, which waits for its turn before a step.
-While it waits all its processes are stopped, so that each program pays for its own threads only.
+The speed of a machine drifts by several percent within a minute, more than the difference to be measured. Turns of a
+second see the same machine. A program takes part by training `gated(model)`, which waits for its turn before a step.
+Between its turns all its processes are stopped, so that each program pays for its own threads only.
 """
 
 from __future__ import annotations
@@ -10,179 +10,202 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
+import random
 import signal
-import socket
 import statistics
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks.record import interval
+from tests.support.launching import started
 
+if TYPE_CHECKING:
+    from torch import nn
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "benchmarks" / "records"
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+ENVIRONMENT = {**os.environ, "PATH": PATH, "PYTHONPATH": str(ROOT)}
+AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+LAUNCHERS = {
+    "gloo": ["horovodrun", "--gloo", "-np", "2"],
+    "mpi": ["mpirun", *AS_ROOT, "--oversubscribe", "--bind-to", "none", "-np", "2"],
+    "torchrun": ["torchrun", "--standalone", "--nproc-per-node", "2"],
+}
 ALLOWED = "allowed"
 LONGEST_TURN_S = 120.0
 
 
-class Hookable(Protocol):
-    """The parts of torch.nn.Module that are used here, so that this module need not import torch."""
+def take_turns(actions: Mapping[str, Callable[[], float]], turns: int, warm_up: int = 1) -> dict[str, list[float]]:
+    """Call the actions in turn, every other time in reverse order, and return what each returned in each turn.
 
-    training: bool
+    The first `warm_up` turns are not counted.
+    """
+    values: dict[str, list[float]] = {name: [] for name in actions}
+    for turn in range(warm_up + turns):
+        for name in list(actions)[:: 1 if turn % 2 else -1]:
+            value = actions[name]()
+            if turn >= warm_up:
+                values[name].append(value)
+    return values
 
-    def register_forward_pre_hook(self, hook: Any) -> Any:
-        """Call the hook before each forward pass, as torch.nn.Module does."""
+
+def ratios(values: Mapping[str, Sequence[float]], over: str, under: str) -> list[float]:
+    """Return the ratio of two actions' values in each turn."""
+    return [one / other for one, other in zip(values[over], values[under], strict=True)]
 
 
-Model = TypeVar("Model", bound=Hookable)
+def summary(name: str, values: Sequence[float], aim: str = "", limit: float | None = None) -> dict[str, Any]:
+    """Return the median of values with its 95% interval, and the verdict on an aim; print them in one line.
+
+    `aim` is "at least" or "at most" the limit. It is met, or not met, if the whole interval is on one side of it. The
+    interval is a bootstrap of the median (Efron 1979) from a fixed seed.
+    """
+    generator, draws = random.Random(0), 2000
+    medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(draws))
+    low, high = (float(f"{medians[int(share * draws)]:.4g}") for share in (0.025, 0.975))
+    found: dict[str, Any] = {"comparison": name, "median": float(f"{statistics.median(values):.4g}")}
+    found["interval"] = [low, high]
+    line = f"{name}: {found['median']} ({low} to {high})"
+    if limit is not None:
+        worse, better = (low < limit, high < limit) if aim == "at least" else (high > limit, low > limit)
+        verdict = "met" if not worse else "not met" if better else "not told apart"
+        found |= {"aim": f"{aim} {limit}", "verdict": verdict}
+        line += f", {aim} {limit}: {verdict}"
+    print(line, flush=True)
+    return found
 
 
-def gated(model: Model) -> Model:
+def write(name: str, module: str, facts: Mapping[str, Any]) -> None:
+    """Write a record: facts, and the command, the date, the machine and the commit of the measurement."""
+    revision = ["git", "rev-parse", "--short", "HEAD"]
+    about = {
+        "command": " ".join(["python -m", module, *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {"cores": psutil.cpu_count(), "system": platform.release(), "torch": metadata.version("torch")},
+        "commit": subprocess.run(revision, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
+    }
+    (RECORDS / f"{name}.json").write_text(json.dumps({**about, **facts}, indent=1) + "\n")
+
+
+def compare(
+    commands: Mapping[str, Sequence[str]],
+    starts: int,
+    turns: int,
+    seconds: float,
+    environment: Mapping[str, str] = ENVIRONMENT,
+) -> tuple[list[float], dict[str, Any]]:
+    """Return how many times as long a step of the first of two programs takes, and facts for the record.
+
+    Both are started `starts` times on two ranks, in alternating order, for `turns` turns of about `seconds`. Another
+    start moves the ratio by 6%, since memory and threads are placed differently. So a ratio is the median of a start,
+    or that of a turn if there is a single start.
+    """
+    of_starts: list[list[float]] = []
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for number in range(starts):
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turns-")))
+            programs = {}
+            for name in list(commands)[:: 1 if number % 2 else -1]:
+                (own := folder / name).mkdir()
+                process = stack.enter_context(started(list(commands[name]), own, own / "output.txt", environment))
+                programs[name] = Program(process, own)
+                programs[name].finished()
+            paced = programs[list(commands)[1]]
+            paced.turn(5)
+            steps = max(3, round(seconds / paced.turn(5)))
+            actions = {name: partial(programs[name].turn, steps) for name in commands}
+            measured = take_turns(actions, turns)
+        of_starts.append(ratios(measured, *commands))
+        for name, values in measured.items():
+            times[name].append(statistics.median(values))
+    medians = [round(statistics.median(values), 4) for values in of_starts]
+    facts = {
+        "seconds_per_step": {name: round(statistics.median(values), 5) for name, values in times.items()},
+        "ratios_of_starts": medians,
+        "turns_of_a_start": turns,
+    }
+    return medians if starts > 1 else of_starts[0], facts
+
+
+def gated(model: nn.Module) -> nn.Module:
     """Make the forward passes in training wait for their turn, and return the model.
 
-    A file in the program's working folder says how many passes are allowed so far.
+    A file in the program's working folder holds the number of passes that are allowed so far.
     """
-    gate = _Gate(Path.cwd())
-    model.register_forward_pre_hook(lambda model, *_: gate.wait() if model.training else None)
+    model.register_forward_pre_hook(_Gate(Path.cwd()))
     return model
 
 
-@dataclass
 class _Gate:
-    """The side of one process: it writes down the seconds of each of its turns at the end of the turn."""
+    """Lets a process take the passes that are allowed, and writes the seconds of each of its turns into a file."""
 
-    folder: Path
-    passes: int = 0
-    released: float = field(default_factory=time.perf_counter)
-    allowed: int = 0
-    seconds: list[float] = field(default_factory=list)
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._passes, self._allowed = folder, 0, 0
+        self._released, self._seconds = time.perf_counter(), list[float]()
 
-    def wait(self) -> None:
-        if self.passes == self.allowed:
-            self.seconds.append(time.perf_counter() - self.released)
-            # With the host's name: processes on hosts in namespaces can have the same number.
-            times = self.folder / f"turns-{socket.gethostname()}-{os.getpid()}"
-            new = times.with_name(f"{times.name}.new")
-            new.write_text(json.dumps(self.seconds))
-            new.rename(times)
-            while self.passes == self.allowed:
+    def __call__(self, model: nn.Module, _: Any) -> None:
+        if not model.training:
+            return
+        if self._passes == self._allowed:
+            self._seconds.append(time.perf_counter() - self._released)
+            _replace(self._folder / f"turns-{os.getpid()}", json.dumps(self._seconds))
+            while self._passes == self._allowed:
                 time.sleep(0.001)
                 with contextlib.suppress(FileNotFoundError):
-                    self.allowed = int((self.folder / ALLOWED).read_text())
-            self.released = time.perf_counter()
-        self.passes += 1
+                    self._allowed = int((self._folder / ALLOWED).read_text())
+            self._released = time.perf_counter()
+        self._passes += 1
 
 
-@dataclass
 class Program:
-    """A running training of `ranks` processes, which are stopped between its turns."""
+    """A running training of two processes, which are stopped between its turns."""
 
-    process: subprocess.Popen[bytes]
-    folder: Path
-    ranks: int
-    allowed: int = 0
-    turns: int = 0
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.process, self._folder, self._allowed, self._turns = process, folder, 0, 0
 
     def turn(self, steps: int) -> float:
-        """Take a turn of `steps` steps and return the seconds per step of the slowest rank.
-
-        Raises SystemExit, with the end of the output, where the program does not come to the end of the turn.
-        """
+        """Take a turn of `steps` steps and return the seconds per step of the slowest rank. Raises SystemExit."""
         self._signal(signal.SIGCONT)
-        self.allowed += steps
-        new = self.folder / f"{ALLOWED}.new"
-        new.write_text(str(self.allowed))
-        new.rename(self.folder / ALLOWED)
-        self.turns += 1
+        self._allowed += steps
+        self._turns += 1
+        _replace(self._folder / ALLOWED, str(self._allowed))
         seconds = self.finished()
         self._signal(signal.SIGSTOP)
         return seconds / steps
 
     def finished(self) -> float:
-        """Wait until all ranks have ended their turn and return the seconds of the slowest.
+        """Wait until both ranks end their turn, or the start, and return the seconds of the slower one.
 
-        Raises SystemExit, with the end of the output, where the program ends or takes longer than LONGEST_TURN_S.
+        Raises SystemExit, with the end of the output, if the program ends or takes longer than LONGEST_TURN_S.
         """
         end = time.monotonic() + LONGEST_TURN_S
         while time.monotonic() < end and self.process.poll() is None:
-            times = [json.loads(path.read_text()) for path in self.folder.glob("turns-*[0-9]")]
-            if len(times) == self.ranks and all(len(seconds) == self.turns + 1 for seconds in times):
+            times = [json.loads(path.read_text()) for path in self._folder.glob("turns-*[0-9]")]
+            if len(times) == 2 and all(len(seconds) == self._turns + 1 for seconds in times):
                 return max(float(seconds[-1]) for seconds in times)
-            time.sleep(0.1)  # a look takes half a millisecond of a core that the ranks want
-        output = (self.folder / "output.txt").read_text()[-3000:]
-        raise SystemExit(f"{self.process.args!r} has not come to the end of its turn:\n{output}")
+            time.sleep(0.1)  # a look takes half a millisecond of a core that the ranks need
+        output = (self._folder / "output.txt").read_text()[-3000:]
+        raise SystemExit(f"{self.process.args!r} did not end its turn:\n{output}")
 
     def _signal(self, number: int) -> None:
-        process = psutil.Process(self.process.pid)
-        for member in [process, *process.children(recursive=True)]:
+        parent = psutil.Process(self.process.pid)
+        for member in [parent, *parent.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.send_signal(number)
 
-    def end(self) -> None:
-        """Kill the program and all processes that it has started."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(self.process.pid)
-            for member in [*process.children(recursive=True), process]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    member.kill()
-        self.process.wait()
 
-
-@contextlib.contextmanager
-def started(command: Sequence[str], folder: Path, ranks: int, environment: Mapping[str, str]) -> Iterator[Program]:
-    """Start a program in a new folder, wait until all ranks stand before their first step, and kill it at the end.
-
-    Raises SystemExit where they do not get there.
-    """
-    folder.mkdir()
-    with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
-    program = Program(process, folder, ranks)
-    try:
-        program.finished()
-        yield program
-    finally:
-        program.end()
-
-
-def compare(first: Program, second: Program, *, turns: int, steps: int, warm_up: int = 3) -> dict[str, Any]:
-    """Let both programs take turns; return their seconds per step, and how many times as long the first one takes.
-
-    Values are medians over `turns` turns of `steps` steps, the ratio's with its 95% interval; the first `warm_up` turns
-    do not count.
-    """
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(warm_up + turns):
-        for which in (0, 1) if turn % 2 else (1, 0):
-            seconds = (first, second)[which].turn(steps)
-            if turn >= warm_up:
-                times[which].append(seconds)
-    ratios = [one / other for one, other in zip(*times, strict=True)]
-    low, high = interval(ratios)
-    return {
-        "seconds_per_step": [round(statistics.median(seconds), 5) for seconds in times],
-        "ratio": round(statistics.median(ratios), 4),
-        "interval": [round(low, 4), round(high, 4)],
-        "turns": turns,
-        "steps_per_turn": steps,
-    }
-
-
-def over_starts(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join what `compare` returned for several starts of the same two programs: the median of the starts' ratios.
-
-    The 95% interval is that of the median over the starts; for a single start it is that over its turns.
-    """
-    ratios = [result["ratio"] for result in results]
-    low, high = interval(ratios) if len(results) > 1 else results[0]["interval"]
-    seconds = zip(*(result["seconds_per_step"] for result in results), strict=True)
-    return {
-        "median": round(statistics.median(ratios), 4),
-        "interval": [round(low, 4), round(high, 4)],
-        "seconds_per_step": [round(statistics.median(of_starts), 5) for of_starts in seconds],
-        "ratios_of_starts": ratios,
-        "turns_of_a_start": results[0]["turns"],
-    }
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text)
+    new.rename(path)

@@ -1,8 +1,7 @@
 """How fast sums over the ranks are, by size and number format.
 
 The bandwidths are defined as in NVIDIA's nccl-tests (doc/PERFORMANCE.md there). The algorithm bandwidth is size / time.
-The bus bandwidth is that times 2 (n - 1) / n, the least that each of n ranks sends and receives, so that it can be
-compared with the hardware's for any number of ranks.
+The bus bandwidth is that times 2 (n - 1) / n, the least that each of n ranks sends and receives.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from hvd_train.world.world import World, together
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _UNITS = {"": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
-_GROWTH = 4  # from one size to the next
 _LOOP_S = 0.1  # a repetition of a small sum takes about this long
 _MOST_SUMS = 1000  # within a repetition
 _COLUMNS = (
@@ -41,11 +39,7 @@ def sizes(smallest: str, largest: str) -> list[int]:
     size, last = _parse("--min-size", smallest), _parse("--max-size", largest)
     if size > last:
         raise UsageError(f"--min-size {smallest} is more than --max-size {largest}")
-    chosen = []
-    while size <= last:
-        chosen.append(size)
-        size *= _GROWTH
-    return chosen
+    return [size * 4**power for power in range(20) if size * 4**power <= last]
 
 
 def measure(config: Config, world: World, all_sizes: list[int], repetitions: int) -> Record:

@@ -1,7 +1,6 @@
 """How many images a second the input delivers without a model, and which stage limits it.
 
-There are two measurements: the whole pipeline as training has it, with its loader processes; and each stage by itself,
-with the same code in one process on one core.
+The whole pipeline is measured as training has it, with loader processes, then each stage in one process on one core.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from hvd_train.parts import Parts, build, loader_processes
 from hvd_train.world.world import Place, World, together
 
 WARM_UP_S = 1.0
-IN_TRAINING_PROCESS = ("transfer", "prepare")
-"""Stages that take whole batches and so run in the training process, not in the loader processes."""
+IN_TRAINING_PROCESS = ("transfer", "prepare")  # stages of whole batches; the others run in loader processes
 _COLUMNS = (
     ("stage", "stage", ""),
     ("microseconds_per_image", "us per image", ""),
@@ -33,10 +31,7 @@ _COLUMNS = (
 
 
 def measure(config: Config, world: World, *, seconds: float, repetitions: int) -> Record:
-    """Run the input of a training `repetitions` times for `seconds` and return the record on all ranks.
-
-    Raises UsageError if the data cannot be read, as training does.
-    """
+    """Run the input `repetitions` times for `seconds` and return the record on all ranks. Raises UsageError."""
     place = world.place
     parts = together(world, lambda: build(config, place, None, None))
     speed = record.speed(_speeds(parts, config, world, seconds, repetitions), place.size)
@@ -52,11 +47,7 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
         "device": parts.device.type,
         "limited_by": limiting(stages, workers, num_cores(place)),
         "stages": [
-            {
-                "stage": stage,
-                "microseconds_per_image": round(per_image * 1e6, 3),
-                "images_per_second_per_core": round(1 / per_image, 3),
-            }
+            {"stage": stage, "microseconds_per_image": 1e6 * per_image, "images_per_second_per_core": 1 / per_image}
             for stage, per_image in stages.items()
         ],
         "num_samples": parts.train_loader.num_samples,
@@ -73,8 +64,7 @@ def limiting(stages: dict[str, float], workers: int, num_cores: int) -> str:
     """
     in_training = {stage: spent for stage, spent in stages.items() if stage in IN_TRAINING_PROCESS}
     in_loaders = {stage: spent for stage, spent in stages.items() if stage not in IN_TRAINING_PROCESS}
-    at_once = min(workers, num_cores)
-    if at_once:
+    if at_once := min(workers, num_cores):
         stages = in_training if sum(in_training.values()) > sum(in_loaders.values()) / at_once else in_loaders
     return max(stages, key=lambda stage: stages[stage])
 

@@ -51,8 +51,8 @@ def written(value: float) -> str:
 
 def written_speed(record: Record) -> str:
     """Write the images per second of a record, with the interval if it is known."""
-    mean, interval = written(record["images_per_second"]), record["images_per_second_interval"]
-    return f"{mean} (95%: {written(interval[0])} to {written(interval[1])})" if interval else mean
+    mean, ends = written(record["images_per_second"]), record["images_per_second_interval"]
+    return f"{mean} (95%: {written(ends[0])} to {written(ends[1])})" if ends else mean
 
 
 def table(columns: Sequence[tuple[str, str, str]], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -73,10 +73,7 @@ def table(columns: Sequence[tuple[str, str, str]], rows: Sequence[Mapping[str, A
 
 
 def check_target(path: Path | None, tool: str) -> None:
-    """Raise UsageError if no record of this tool can be written to `path`.
-
-    An earlier record of the same tool may be replaced, any other file may not.
-    """
+    """Raise UsageError unless a record of this tool can be written to `path`, and replaces no other file."""
     if path is None:
         return
     if not os.access(path.parent, os.W_OK):

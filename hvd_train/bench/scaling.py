@@ -1,7 +1,6 @@
-"""How a training scales: train on several numbers of workers, one after the other, and compare them in a table.
+"""How a training scales: a job for each number of workers, one after the other, and a table of them. No torch.
 
-Each number of workers is a job of its own, with a run folder below the output folder. The rows of the table are read
-from what the jobs wrote there. No torch.
+The rows of the table are read from the run folders of the jobs, which are below the output folder.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hvd_train import config_file, plain_file
 from hvd_train.bench import record
@@ -44,11 +42,6 @@ class Size:
     config: Config
     folder: Path
 
-    @property
-    def trained(self) -> bool:
-        """Whether its training has finished."""
-        return (self.folder / run_folder.SUMMARY).exists()
-
 
 def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> list[Size]:
     """Return the trainings to run, each with a run folder below `folder`.
@@ -58,26 +51,22 @@ def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> list
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--output-dir {folder} is a file; name a folder")
     if (folder / RECORD).exists() and not record.is_of("scaling", folder / RECORD):
-        raise UsageError(f"{folder / RECORD} exists and is no record of `hvd-train bench scaling`; name another folder")
+        raise UsageError(f"{folder / RECORD} is no record of `hvd-train bench scaling`; name another --output-dir")
     sizes = []
     for workers in counts:
         path = folder / f"np-{workers}"
         size = Size(workers, sized(config, workers, mode).replace(output_dir=path, progress="lines"), path)
-        if (path / run_folder.CONFIG).exists():
-            differences = size.config.differences(config_file.load(path / run_folder.CONFIG))
-            if differences:
-                raise UsageError(
-                    f"{path} is a run with other settings ({'; '.join(differences)}): name another --output-dir"
-                )
+        before = path / run_folder.CONFIG
+        if before.exists() and (found := size.config.differences(config_file.load(before))):
+            raise UsageError(f"{path} is a run with other settings ({'; '.join(found)}): name another --output-dir")
         sizes.append(size)
     return sizes
 
 
 def sized(config: Config, workers: int, mode: str) -> Config:
-    """Return the config for a number of workers.
+    """Return the config for a number of workers: weak scaling multiplies the global batch, strong scaling keeps it.
 
-    Weak scaling multiplies the global batch of one worker by their number. Strong scaling keeps it: each worker takes
-    its part of it in micro-batches that are as large as one worker's, or smaller.
+    In strong scaling the micro-batches are as large as one worker's, or smaller.
     """
     batch = config.batch
     if mode == "weak":
@@ -101,7 +90,7 @@ def run(sizes: Sequence[Size], folder: Path, about: Record, *, host_file: str | 
     measured: Record = {}
     for size in sizes:
         failed, name = None, f"{size.workers} worker{'s' * (size.workers != 1)}"
-        if size.trained:
+        if (size.folder / run_folder.SUMMARY).exists():
             show(f"{name}: trained already, in {size.folder}")
         else:
             launcher = horovodrun.line(size.workers, host_file, controller)
@@ -113,7 +102,11 @@ def run(sizes: Sequence[Size], folder: Path, about: Record, *, host_file: str | 
         add_efficiency(rows)
         show(f"{name}: {failed or '{:,.1f} images/s'.format(rows[-1]['images_per_second'] or math.nan)}")
         measured = {**about, "rows": rows}
-        _write(folder, measured)
+        record.write(folder / RECORD, measured)
+        durable.write_text(folder / TABLE, _csv(rows))
+        durable.write_text(folder / TEXT, table(rows) + "\n")
+        for chart_name, chart in zip(CHARTS, curves.scaling(rows), strict=True):
+            durable.write(folder / chart_name, png(chart))
     show(f"\n{table(rows)}\n\nfiles: {folder}")
     return measured
 
@@ -126,27 +119,21 @@ def train(line: Sequence[str], size: Size) -> str | None:
     durable.write_text(size.folder.with_suffix(".yaml"), config_file.dump(size.config))
     log_file = size.folder.with_suffix(".log")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # In a group of its own, so that Ctrl-C in a terminal reaches the job once.
-    with (
-        open(log_file, "ab", opener=plain_file.in_place) as log,
-        subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        ) as process,
-    ):
+    with open(log_file, "ab", opener=plain_file.in_place) as log:
         begins = log.tell()
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            process.terminate()
-            process.wait()
-            raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
-    if code == 0 and size.trained:
+        # In a session of its own, so that Ctrl-C in a terminal reaches the job once.
+        process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if code == 0 and (size.folder / run_folder.SUMMARY).exists():
         return None
-    with open(log_file, "rb") as file:
-        file.seek(begins)
-        output = file.read().decode(errors="replace")
+    output = log_file.read_bytes()[begins:].decode(errors="replace")
     reasons = re.findall(r"(?:hvd-train: |\b(?=stopped by |[\w.]*(?:Error|Exception): ))(.*)", output)
     return f"{reasons[-1] if reasons else f'exit code {code}'} (all it printed: {log_file})"
 
@@ -163,7 +150,6 @@ def row_of(size: Size) -> Record:
     speeds = [summary["images_per_second"], *(line["images_per_second"] for line in reversed(epochs))]
     speed = next((speed for speed in speeds if speed), None)
     losses = [line["val_loss"] for line in epochs if line["val_loss"] is not None]
-    tested = summary["test_top1"] is not None
     return {
         "workers": size.workers,
         "learning_rate": schedule.peak_learning_rate(size.config.optimizer, cut.global_batch),
@@ -174,7 +160,7 @@ def row_of(size: Size) -> Record:
         "efficiency": None,
         "val_loss": min(losses, default=None),
         "test_loss": summary["test_loss"],
-        "top1": summary["test_top1"] if tested else summary["best_top1"],
+        "top1": summary["best_top1"] if summary["test_top1"] is None else summary["test_top1"],
         "failed": None,
     }
 
@@ -193,15 +179,9 @@ def table(rows: Sequence[Record]) -> str:
     return "\n".join([record.table(COLUMNS, rows), *failures])
 
 
-def _write(folder: Path, measured: Record) -> None:
-    """Write the record, the table as CSV and as text, and the charts. Raises UsageError if the record cannot be."""
-    rows: list[dict[str, Any]] = measured["rows"]
-    record.write(folder / RECORD, measured)
+def _csv(rows: Sequence[Record]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [*_NOTHING, "failed"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    durable.write_text(folder / TABLE, text.getvalue())
-    durable.write_text(folder / TEXT, table(rows) + "\n")
-    for name, chart in zip(CHARTS, curves.scaling(rows), strict=True):
-        durable.write(folder / name, png(chart))
+    return text.getvalue()

@@ -26,25 +26,17 @@ _COLUMNS = (("phase", "phase", ""), ("milliseconds", "ms a step", ",.3f"), ("sha
 
 
 def without_files(config: Config, *, own_data: bool) -> Config:
-    """Return the config without files of weights, whose values do not change the speed.
+    """Return the config without files of weights and, unless `own_data` is set, with random images on the device.
 
-    Unless `own_data` is set, it trains on random images. These are kept on the device, have the size of the config's
-    own images, and their epoch does not end.
+    The images have the size of the config's own, and their epoch does not end.
     """
     config = config.replace(weights=None)
     if own_data:
         return config
-    return config.replace(
-        data="synthetic",
-        data_dir=None,
-        download=False,
-        augment="standard",
-        random_erasing=0.0,
-        image_size=config.data.image_size or _IMAGE_SIZES.get(config.data.data, 224),
-        val_crop_size=None,
-        val_resize_size=None,
-        synthetic_samples=2**40,
-    )
+    size = config.data.image_size or _IMAGE_SIZES.get(config.data.data, 224)
+    plain = {"augment": "standard", "random_erasing": 0.0, "val_crop_size": None, "val_resize_size": None}
+    source = {"data": "synthetic", "data_dir": None, "download": False, "synthetic_samples": 2**40}
+    return config.replace(image_size=size, **plain, **source)
 
 
 def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Record:
