@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from hvd_train.bench import record
-from hvd_train.bench.record import Record, written
+from hvd_train.bench.record import Measurement, written
 from hvd_train.bench.stepper import repeat
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
@@ -42,7 +42,7 @@ def sizes(smallest: str, largest: str) -> list[int]:
     return [size * 4**power for power in range(20) if size * 4**power <= last]
 
 
-def measure(config: Config, world: World, all_sizes: list[int], repetitions: int) -> Record:
+def measure(config: Config, world: World, all_sizes: list[int], repetitions: int) -> Measurement:
     """Time sums of all sizes (bytes) in all formats and return the record on all ranks."""
     device = together(world, lambda: choose_device(config, world.place))
     rows = [_row(world, device, dtype, size, repetitions) for dtype in DTYPES for size in all_sizes]
@@ -55,7 +55,7 @@ def measure(config: Config, world: World, all_sizes: list[int], repetitions: int
     }
 
 
-def table(measured: Record) -> str:
+def table(measured: Measurement) -> str:
     """Write the record as a table."""
     rows = []
     for row in measured["rows"]:
@@ -67,7 +67,7 @@ def table(measured: Record) -> str:
     return f"{title}\n{record.table(_COLUMNS, rows)}"
 
 
-def row_of(dtype: str, size: int, microseconds: Sequence[float], ranks: int) -> Record:
+def row_of(dtype: str, size: int, microseconds: Sequence[float], ranks: int) -> Measurement:
     """Return a row of the record for sums of `size` bytes, with bandwidths in 10^9 bytes a second."""
     mean, interval = record.estimate(microseconds)
     algorithm = size / mean / 1e3
@@ -81,7 +81,7 @@ def row_of(dtype: str, size: int, microseconds: Sequence[float], ranks: int) -> 
     }
 
 
-def _row(world: World, device: torch.device, dtype: str, size: int, repetitions: int) -> Record:
+def _row(world: World, device: torch.device, dtype: str, size: int, repetitions: int) -> Measurement:
     # The output of a sum is the input of the next one, and sums of zeros remain zeros.
     values = torch.zeros(size // DTYPES[dtype].itemsize, dtype=DTYPES[dtype], device=device)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from hvd_train.bench import record
-from hvd_train.bench.record import Record, written_speed
+from hvd_train.bench.record import Measurement, written_speed
 from hvd_train.bench.stepper import batches, repeat
 from hvd_train.config import Config
 from hvd_train.data.batches import Batch
@@ -30,7 +30,7 @@ _COLUMNS = (
 )
 
 
-def measure(config: Config, world: World, *, seconds: float, repetitions: int) -> Record:
+def measure(config: Config, world: World, *, seconds: float, repetitions: int) -> Measurement:
     """Run the input `repetitions` times for `seconds` and return the record on all ranks. Raises UsageError."""
     place = world.place
     parts = together(world, lambda: build(config, place, None, None))
@@ -50,7 +50,6 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
             {"stage": stage, "microseconds_per_image": 1e6 * per_image, "images_per_second_per_core": 1 / per_image}
             for stage, per_image in stages.items()
         ],
-        "num_samples": parts.train_loader.num_samples,
         "repetitions": repetitions,
         "seconds": seconds,
         "config": config.as_dict(),
@@ -69,7 +68,7 @@ def limiting(stages: dict[str, float], workers: int, num_cores: int) -> str:
     return max(stages, key=lambda stage: stages[stage])
 
 
-def table(measured: Record) -> str:
+def table(measured: Measurement) -> str:
     """Write the record as a table."""
     processes = measured["loader_processes_per_worker"]
     made_by = f"{processes} loader processes a rank" if processes else "the training process"

@@ -14,7 +14,7 @@ from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.run_files import durable
 
-Record = dict[str, Any]
+Measurement = dict[str, Any]
 """The result of a measurement, ready for JSON; docs/measuring.md explains its keys."""
 
 # Student's t for 95%, for 1 to 20 degrees of freedom. For more, 1.96 + 2.4 / degrees is right to 0.3%.
@@ -34,7 +34,7 @@ def estimate(values: Sequence[float]) -> tuple[float, list[float] | None]:
     return mean, [round(mean - half, 6), round(mean + half, 6)]
 
 
-def speed(images_per_second: Sequence[float], ranks: int) -> Record:
+def speed(images_per_second: Sequence[float], ranks: int) -> Measurement:
     """Return the keys of a record that say how many images a second all ranks took, and one of them."""
     mean, interval = estimate(images_per_second)
     return {
@@ -49,7 +49,7 @@ def written(value: float) -> str:
     return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0}f}"
 
 
-def written_speed(record: Record) -> str:
+def written_speed(record: Measurement) -> str:
     """Write the images per second of a record, with the interval if it is known."""
     mean, ends = written(record["images_per_second"]), record["images_per_second_interval"]
     return f"{mean} (95%: {written(ends[0])} to {written(ends[1])})" if ends else mean
@@ -66,8 +66,7 @@ def table(columns: Sequence[tuple[str, str, str]], rows: Sequence[Mapping[str, A
             return value or "-"
         return format(value, form) if form else written(value)
 
-    cells = [[title for _, title, _ in columns]]
-    cells += [[cell(row[key], form) for key, _, form in columns] for row in rows]
+    cells = [[title for _, title, _ in columns], *([cell(row[key], form) for key, _, form in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.rjust, line, widths)) for line in cells)
 
@@ -82,7 +81,7 @@ def check_target(path: Path | None, tool: str) -> None:
         raise UsageError(f"--json {path} exists and is no record of `hvd-train bench {tool}`; name another file")
 
 
-def write(path: Path, record: Record) -> None:
+def write(path: Path, record: Measurement) -> None:
     """Write the record atomically. Raises UsageError if it cannot be written."""
     try:
         durable.write_text(path, json.dumps(record, indent=1) + "\n")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hvd_train import config_file, plain_file
 from hvd_train.bench import record
-from hvd_train.bench.record import Record
+from hvd_train.bench.record import Measurement
 from hvd_train.config import Config
 from hvd_train.console import show
 from hvd_train.errors import UsageError
@@ -31,7 +31,7 @@ from hvd_train.report.scaling import COLUMNS, RECORD
 from hvd_train.run_files import durable, run_folder
 
 TABLE, TEXT, CHARTS = "scaling.csv", "scaling.txt", ("throughput.png", "efficiency.png")
-_NOTHING: Record = {key: None for key, _, _ in COLUMNS}
+_NOTHING: Measurement = {key: None for key, _, _ in COLUMNS}
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,17 @@ def sized(config: Config, workers: int, mode: str) -> Config:
     return config.replace(batch_size=size, global_batch_size=total, accumulation_steps=1)
 
 
-def run(sizes: Sequence[Size], folder: Path, about: Record, *, host_file: str | None, controller: str) -> Record:
+def run(
+    sizes: Sequence[Size], folder: Path, about: Measurement, *, host_file: str | None, controller: str
+) -> Measurement:
     """Train all sizes, one after the other, write the table after each, and return the record.
 
     A size that fails becomes a row with the reason. A size that is trained already is not trained again. Raises
     KeyboardInterrupt after SIGINT or SIGTERM; the same command continues.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    rows: list[Record] = []
-    measured: Record = {}
+    rows: list[Measurement] = []
+    measured: Measurement = {}
     for size in sizes:
         failed, name = None, f"{size.workers} worker{'s' * (size.workers != 1)}"
         if (size.folder / run_folder.SUMMARY).exists():
@@ -138,7 +140,7 @@ def train(line: Sequence[str], size: Size) -> str | None:
     return f"{reasons[-1] if reasons else f'exit code {code}'} (all it printed: {log_file})"
 
 
-def row_of(size: Size) -> Record:
+def row_of(size: Size) -> Measurement:
     """Return the row of a finished training, from the files in its run folder."""
     summary = json.loads(plain_file.read_text(size.folder / run_folder.SUMMARY))
     metrics = plain_file.read_text(size.folder / run_folder.METRICS)
@@ -165,7 +167,7 @@ def row_of(size: Size) -> Record:
     }
 
 
-def add_efficiency(rows: Sequence[Record]) -> None:
+def add_efficiency(rows: Sequence[Measurement]) -> None:
     """Set the efficiency of rows: images per second and worker over the first row's that has a speed."""
     measured = [row for row in rows if row["images_per_second"]]
     for row in measured:
@@ -173,13 +175,13 @@ def add_efficiency(rows: Sequence[Record]) -> None:
         row["efficiency"] = row["images_per_second"] / row["workers"] / base
 
 
-def table(rows: Sequence[Record]) -> str:
+def table(rows: Sequence[Measurement]) -> str:
     """Write the rows as a table, with a line for each size that failed."""
     failures = [f"{row['workers']} workers failed: {row['failed']}" for row in rows if row["failed"]]
     return "\n".join([record.table(COLUMNS, rows), *failures])
 
 
-def _csv(rows: Sequence[Record]) -> str:
+def _csv(rows: Sequence[Measurement]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [*_NOTHING, "failed"], lineterminator="\n")
     writer.writeheader()

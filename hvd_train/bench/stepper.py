@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 def repeat(world: World, device: torch.device, action: Callable[[], T], count: int) -> tuple[list[T], list[float]]:
-    """Repeat an action; return its results on this rank, and the seconds of the slowest rank.
+    """Repeat an action, which all ranks begin together; return its results on this rank and the slowest rank's seconds.
 
-    All ranks begin each repetition together. The device is idle when the clock starts and when it stops.
+    The device is idle when the clock starts and when it stops.
     """
     results: list[T] = []
     seconds = []

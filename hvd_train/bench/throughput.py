@@ -6,7 +6,7 @@ The step is the real one. Metrics, commits and evaluations between steps are lef
 from __future__ import annotations
 
 from hvd_train.bench import record
-from hvd_train.bench.record import Record, written, written_speed
+from hvd_train.bench.record import Measurement, written, written_speed
 from hvd_train.bench.stepper import batches, repeat
 from hvd_train.config import Config
 from hvd_train.data.batches import Ahead
@@ -39,7 +39,7 @@ def without_files(config: Config, *, own_data: bool) -> Config:
     return config.replace(image_size=size, **plain, **source)
 
 
-def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Record:
+def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Measurement:
     """Take steps, time them and return the record on all ranks.
 
     Raises UsageError if every step is skipped, and all errors of the start of a training.
@@ -70,7 +70,6 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Re
         "parameters": sum(parameter.numel() for parameter in stepper.state.model.parameters()),
         "steps": steps,
         "repetitions": repetitions,
-        "warm_up_steps": WARM_UP,
         "skipped_steps": skipped,
         "config": config.as_dict(),
     }
@@ -82,8 +81,7 @@ class Stepper:
     def __init__(self, config: Config, world: World) -> None:
         """Raises UsageError if the model or the data cannot be loaded."""
         parts, optimizer = world.prepare(lambda: warm_parts(config, world, None, None))
-        size, num_samples = world.place.size, parts.train_loader.num_samples
-        cut = together(world, lambda: choose_cut(config.batch, size, num_samples))
+        cut = together(world, lambda: choose_cut(config.batch, world.place.size, parts.train_loader.num_samples))
         self.state = together(world, lambda: fresh_state(config, world, parts, optimizer, cut))
         if freeze.apply(config.model, self.state.model, 0):
             world.regroup(self.state.optimizer)
@@ -112,7 +110,7 @@ class Stepper:
         return images, self.split.take() or {}
 
 
-def table(measured: Record) -> str:
+def table(measured: Measurement) -> str:
     """Write the record as a table."""
     settings, step = measured["config"], measured["seconds_per_step"]
     data, size = settings["data"]["data"], settings["data"]["image_size"]

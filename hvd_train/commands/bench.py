@@ -23,7 +23,7 @@ from hvd_train.numerals import whole_number
 from hvd_train.run_files import machine
 
 if TYPE_CHECKING:
-    from hvd_train.bench.record import Record
+    from hvd_train.bench.record import Measurement
     from hvd_train.world.world import World
 
 USAGE = """\
@@ -116,7 +116,11 @@ def _input(arguments: list[str], path: Path | None) -> int:
 
 
 def _measure(
-    tool: str, path: Path | None, config: Config, measure: Callable[[World], Record], table: Callable[[Record], str]
+    tool: str,
+    path: Path | None,
+    config: Config,
+    measure: Callable[[World], Measurement],
+    table: Callable[[Measurement], str],
 ) -> int:
     """Measure on all ranks; rank 0 prints the table and writes the record to `path`."""
     import torch

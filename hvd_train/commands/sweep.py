@@ -1,4 +1,4 @@
-"""`hvd-train sweep`: one MPI allocation split into independent trainings, one for each combination of settings."""
+"""Run `hvd-train sweep`: split one MPI allocation into independent trainings, one for each combination of settings."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ ROWS = "sweep.json"
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One training of a sweep: its name, which holds the values that tell it from the others, and its settings."""
+class Setting:
+    """One training of a sweep: its name, which holds the values that differ between trainings, and its config."""
 
     name: str
     config: Config
 
 
 def run(arguments: list[str]) -> int:
-    """Train every combination of the values with commas; return 0 where each has come to its end, else 1.
+    """Train every combination of the values with commas; return 0 if each has finished, else 1.
 
-    Raises UsageError, before any of them starts, where one cannot give a run or where there are too few ranks.
+    Raises UsageError, before any of them starts, if one of them cannot run or if there are too few ranks.
     """
     workers, arguments = take_number(arguments, "--workers-per-run", 1)
     output, arguments = take(arguments, "--output-dir", "a folder")
     folder = Path(output or f"runs/sweep-{zlib.crc32(' '.join(arguments).encode()):08x}")  # one command, one folder
-    return train_all(trials(arguments, lambda words: parse_train(words, "sweep"), folder), workers, folder)
+    return train_all(settings(arguments, lambda words: parse_train(words, "sweep"), folder), workers, folder)
 
 
 def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return the name and the arguments of every combination of values that stand with commas, as in `--lr 0.1,0.05`.
+    """Return the name and the arguments of every combination of values with commas, as in `--lr 0.1,0.05`.
 
-    Values of flags that take lists (--gpu-ids) are left alone.
+    The list of --gpu-ids is one value.
     """
     parts: list[list[tuple[str, list[str]]]] = []
     index = 0
@@ -78,26 +78,26 @@ def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     ]
 
 
-def trials(arguments: Sequence[str], parse: Callable[[list[str]], Config], folder: Path) -> list[Trial]:
+def settings(arguments: Sequence[str], parse: Callable[[list[str]], Config], folder: Path) -> list[Setting]:
     """Return the trainings of a sweep, each with a run folder of its own in `folder`.
 
-    `parse` makes a config of arguments. Raises UsageError where the settings of one cannot give a run.
+    `parse` turns arguments into a config. Raises UsageError if one of the trainings cannot run.
     """
-    from hvd_train.run import check  # imports torch, which parsing can do without
+    from hvd_train.run import check  # imports torch, which parsing does not need
 
     result = []
     for number, (name, words) in enumerate(combinations(arguments)):
         config = parse(words)
         path = folder / f"{number:03}-{name.replace(' ', '-').replace('/', '_')}"
-        result.append(Trial(name, config.replace(output_dir=path, progress="lines")))
+        result.append(Setting(name, config.replace(output_dir=path, progress="lines")))
         check(result[-1].config)
     return result
 
 
-def train_all(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
-    """Train all trials, each on `workers` ranks; return 0 where every one has come to its end, else 1.
+def train_all(sweep: Sequence[Setting], workers: int, folder: Path) -> int:
+    """Train with all settings, each on `workers` ranks; return 0 if every training has finished, else 1.
 
-    A trial that fails leaves the others alone. Raises UsageError where there are fewer than `workers` ranks.
+    A training that fails does not end the others. Raises UsageError if there are fewer than `workers` ranks.
     """
     from hvd_train.world.world import LocalWorld
 
@@ -107,15 +107,15 @@ def train_all(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
                 f"--workers-per-run {workers} needs a launcher: type `mpirun -np {workers} hvd-train sweep ...`, or a "
                 f"multiple of {workers} for several trainings at a time"
             )
-        rows = [_try(trial, LocalWorld(), speaks=True) for trial in sweep]
+        rows = [_try(setting, LocalWorld(), speaks=True) for setting in sweep]
         return _conclude([row for row in rows if row], folder)
     return _run_by_mpi(sweep, workers, folder)
 
 
-def _run_by_mpi(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
-    """Split the ranks into groups of `workers`, train a trial at a time on each and return the exit code.
+def _run_by_mpi(sweep: Sequence[Setting], workers: int, folder: Path) -> int:
+    """Split the ranks into groups of `workers`, train with one setting at a time on each, return the exit code.
 
-    Raises UsageError without mpi4py, and where the launcher has started fewer ranks than `workers`.
+    Raises UsageError without mpi4py, and if the launcher has started fewer ranks than `workers`.
     """
     try:
         from mpi4py import MPI
@@ -123,59 +123,59 @@ def _run_by_mpi(sweep: Sequence[Trial], workers: int, folder: Path) -> int:
         raise UsageError("a sweep on several ranks needs mpi4py: pip install mpi4py") from None
     from hvd_train.world.horovod_world import HorovodWorld, RankGroup
 
-    everyone = MPI.COMM_WORLD
-    if everyone.size < workers:
+    all_ranks = MPI.COMM_WORLD
+    if all_ranks.size < workers:
         raise UsageError(
-            f"--workers-per-run {workers}, but the launcher has started {everyone.size} by MPI: start at least as "
+            f"--workers-per-run {workers}, but the launcher has started {all_ranks.size} by MPI: start at least as "
             "many, with mpirun or horovodrun --mpi"
         )
-    at_a_time = everyone.size // workers
-    group = everyone.rank // workers
-    on_host = everyone.Split_type(MPI.COMM_TYPE_SHARED)
-    mine = everyone.Split(group if group < at_a_time else MPI.UNDEFINED, everyone.rank)
+    at_a_time = all_ranks.size // workers
+    group = all_ranks.rank // workers
+    on_host = all_ranks.Split_type(MPI.COMM_TYPE_SHARED)
+    mine = all_ranks.Split(group if group < at_a_time else MPI.UNDEFINED, all_ranks.rank)
     rows = []
     if mine != MPI.COMM_NULL:
         ranks = RankGroup(mine, on_host.rank, on_host.size)
-        for trial in sweep[group::at_a_time]:
-            rows.append(_try(trial, HorovodWorld(ranks), speaks=mine.rank == 0))
-    mpi_roll_call.come_together(everyone)
-    texts = mpi_roll_call.gathered(everyone, json.dumps([row for row in rows if row]))
+        for setting in sweep[group::at_a_time]:
+            rows.append(_try(setting, HorovodWorld(ranks), speaks=mine.rank == 0))
+    mpi_roll_call.come_together(all_ranks)
+    texts = mpi_roll_call.gathered(all_ranks, json.dumps([row for row in rows if row]))
     of_all: list[dict[str, Any]] = list(itertools.chain(*(json.loads(text) for text in texts)))
-    code = _conclude(of_all, folder) if everyone.rank == 0 else 0
-    mpi_roll_call.come_together(everyone)  # rank 0 has written a file
-    return int(mpi_roll_call.gathered(everyone, str(code))[0])
+    code = _conclude(of_all, folder) if all_ranks.rank == 0 else 0
+    mpi_roll_call.come_together(all_ranks)  # rank 0 has written a file
+    return int(mpi_roll_call.gathered(all_ranks, str(code))[0])
 
 
-def _try(trial: Trial, world: World, *, speaks: bool) -> dict[str, Any] | None:
-    """Train one trial and return its row of the table, or None on ranks that do not speak for it.
+def _try(setting: Setting, world: World, *, speaks: bool) -> dict[str, Any] | None:
+    """Train with one setting; return its row of the table on the rank that `speaks`, else None.
 
-    What the training prints goes to a file beside its run folder.
+    The output of the training goes to a file next to its run folder.
     """
     from hvd_train.run import train
 
     started = time.perf_counter()
-    folder = trial.config.run.output_dir
+    folder = setting.config.run.output_dir
     assert folder is not None
-    row: dict[str, Any] = {"name": trial.name, "run": str(folder), "failed": None}
+    row: dict[str, Any] = {"name": setting.name, "run": str(folder), "failed": None}
     with _printing_to(folder.with_name(f"{folder.name}.log"), speaks=speaks):
         try:
-            result = train(trial.config, world=world)
+            result = train(setting.config, world=world)
             row |= {"top1": result.best_top1, "loss": result.loss, "epochs": result.epochs}
             row["failed"] = None if result.finished else "stopped"
         except HvdTrainError as error:
             row["failed"] = str(error)
-        except Exception as error:  # noqa: BLE001  # whatever a model raises is this training's affair
+        except Exception as error:  # noqa: BLE001  # a model may raise anything
             row["failed"] = f"{type(error).__name__}: {error}"
     row["seconds"] = round(time.perf_counter() - started, 1)
     if not speaks:
         return None
-    console.show(f"{trial.name}: {row['failed'] or _score(row)} ({row['seconds']:.0f} s)")
+    console.show(f"{setting.name}: {row['failed'] or _score(row)} ({row['seconds']:.0f} s)")
     return row
 
 
 @contextlib.contextmanager
 def _printing_to(path: Path, *, speaks: bool) -> Iterator[None]:
-    """Append what this process prints to a file, on the rank that speaks."""
+    """Append the output of this process to a file if it `speaks`."""
     if not speaks:
         yield
         return
@@ -209,5 +209,5 @@ def _score(row: dict[str, Any]) -> str:
 
 
 def _rankable(value: float | None) -> float:
-    """Return a score that sorts: one that is not known stands below all others."""
+    """Return a score that sorts; an unknown one is below all others."""
     return -1.0 if value is None or math.isnan(value) else value
