@@ -54,7 +54,6 @@ STRIKES = (
     ("SIGSTOP of a rank", signal.SIGSTOP, False),
 )
 AIM = 0.97  # the least speed of our step, over that of a bare loop
-Job = subprocess.Popen[bytes]
 Seen = tuple[str, dict[str, Any]]
 """What a check saw: a sentence for the table, and figures for the record."""
 
@@ -302,14 +301,13 @@ def wait_job(device: str, seconds: str) -> str:
     import horovod.torch as hvd
 
     hvd.init()
+    sums, n = [], hvd.size()
     for number in range(2):
         values = torch.full((100_003,), float(hvd.rank() + number), device=device)
         if number and device == "cuda":
             torch.cuda._sleep(int(2.0e9 * float(seconds)))  # type: ignore[no-untyped-call]  # cycles, at 2 GHz at most
-        output = hvd.allreduce(values, name=f"sum {number}", op=hvd.Sum)
-        if output.unique().tolist() != [hvd.size() * (hvd.size() - 1) / 2 + number * hvd.size()]:
-            return f"the sum is {output.unique().tolist()[:4]}"
-    return "right"
+        sums += hvd.allreduce(values, name=f"sum {number}", op=hvd.Sum).unique().tolist()
+    return "right" if sums == [n * (n - 1) / 2, n * (n + 1) / 2] else f"the sums are {sums[:4]}"
 
 
 def bare_job(device: str, kind: str, batch: str, precision: str) -> float:

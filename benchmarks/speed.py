@@ -61,11 +61,8 @@ def other(comparison: Comparison) -> list[str]:
 
 def measure(comparison: Comparison, starts: int, turns: int, seconds: float) -> dict[str, Any]:
     """Return the ratio of images per second; for `starts`, `turns` and `seconds` see `turns.compare`."""
-    commands = {
-        "other": other(comparison),
-        "ours": ours(f"benchmarks.bare:{comparison.network}", LAUNCHERS[comparison.ours]),
-    }
-    ratios, facts = compare(commands, starts, turns, seconds)
+    mine = ours(f"benchmarks.bare:{comparison.network}", LAUNCHERS[comparison.ours])
+    ratios, facts = compare({"other": other(comparison), "ours": mine}, starts, turns, seconds)
     return {**summary(comparison.name, ratios, "at least", comparison.aim), **facts}
 
 
@@ -78,13 +75,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only comparisons whose name contains this; write no record")
     options = parser.parse_args()
     comparisons = []
-    for comparison in COMPARISONS:
-        if options.only in comparison.name:
-            full = (options.starts * comparison.times_starts, options.turns, 1.0)
-            comparisons.append(measure(comparison, *((1, 3, 0.3) if options.quick else full)))
-            print(
-                *(f"{1000 * step:.1f} ms a step ({side})" for side, step in comparisons[-1]["seconds_per_step"].items())
-            )
+    for one in COMPARISONS:
+        if options.only in one.name:
+            full = (options.starts * one.times_starts, options.turns, 1.0)
+            comparisons.append(measure(one, *((1, 3, 0.3) if options.quick else full)))
     if not options.only and not options.quick:
         write("speed", "benchmarks.speed", {"comparisons": comparisons})
 

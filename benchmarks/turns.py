@@ -130,11 +130,9 @@ def compare(
         for name, values in measured.items():
             times[name].append(statistics.median(values))
     medians = [round(statistics.median(values), 4) for values in of_starts]
-    facts = {
-        "seconds_per_step": {name: round(statistics.median(values), 5) for name, values in times.items()},
-        "ratios_of_starts": medians,
-        "turns_of_a_start": turns,
-    }
+    seconds_per_step = {name: round(statistics.median(values), 5) for name, values in times.items()}
+    print(", ".join(f"{name} {1000 * value:.1f} ms a step" for name, value in seconds_per_step.items()), flush=True)
+    facts = {"seconds_per_step": seconds_per_step, "ratios_of_starts": medians, "turns_of_a_start": turns}
     return medians if starts > 1 else of_starts[0], facts
 
 
