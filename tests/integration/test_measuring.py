@@ -1,4 +1,4 @@
-"""`bench` and `--profile` with real launchers, and the commands of docs/measuring.md word for word."""
+"""Run `bench` and `--profile` with real launchers, and the commands of docs/measuring.md as printed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_stopped_scaling_continues(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", [line for lines in commands("measuring.md").values() for line in lines])
 def test_a_documented_command(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Typed as printed in docs/measuring.md, a command's record has every number that the page explains."""
+    """A command of docs/measuring.md runs as printed, and its record has every number that the page explains."""
     jpegs.digits(tmp_path / "data", classes=range(2), most=40)
     (tmp_path / "hostfiles").symlink_to(ROOT / "hostfiles")
     monkeypatch.setenv("PATH", f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}")
@@ -96,10 +96,10 @@ def test_two_ranks_and_horovod_are_in_one_trace(launcher: str, tmp_path: Path) -
             [span["ts"] + span["dur"] for span in rank["phases"] if span["name"] == "reduction" and inside(span, own)]
             for rank, own in ((first, began), (second, step))
         ]
-        # Neither leaves the reduction of a step before the other has begun its own.
+        # No rank ends the reduction of a step before the other rank has begun its own.
         assert all(end > other["ts"] for ends, other in zip(reduced, (step, began), strict=True) for end in ends)
         assert "ALLREDUCE" in {span["name"] for spans in horovod.values() for span in spans if inside(span, began)}
-        # The other rank may ask before this one begins its step; of the first step that is not in the trace then.
+        # The other rank may ask before this rank begins its step, so that the trace of the first step lacks it.
         ended = {
             span["name"]
             for spans in horovod.values()
