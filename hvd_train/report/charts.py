@@ -1,96 +1,122 @@
-"""A chart as a value: lines over a pair of axes, and what happened meanwhile. `drawing` makes PNG and SVG of it.
-
-No chart needs colour to be read: lines differ in dashes and markers too, and bear their names at their ends.
-"""
+"""Draw the charts of the page and of `bench scaling` with matplotlib, in the style of templates/charts.mplstyle."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
 
-NumberFormat = Literal["number", "share", "duration"]
-"""How an axis writes its numbers: plainly, as per cent (a share of 1), or as a duration (seconds)."""
+import matplotlib.style
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
-DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (8, 2, 1.5, 2), (3, 3))
-MARKERS = "os^DvXP*"
-LIGHT = ("#0063a6", "#b8400e", "#00734f", "#8a3a8a", "#7a5c00", "#1a7a94", "#a3123f", "#4d4d4d")
-DARK = ("#6cb6ff", "#ff9d66", "#4fd1a1", "#e39be3", "#e0bd4a", "#6ed3ec", "#ff8aa8", "#c4c4c4")
-"""Tones of lines on light and on dark pages; a page sets them as --tone-0 to --tone-7."""
+from hvd_train.console import printable
 
+Line = tuple[str, Sequence[float | None], Sequence[float | None]]
+"""Name, x and y values of a line; None, NaN and infinity leave a gap."""
 
-@dataclass(frozen=True)
-class Axis:
-    """The quantity that an axis measures, and how it is shown."""
-
-    label: str
-    unit: str = ""
-    log: bool = False
-    number_format: NumberFormat = "number"
-    ticks: tuple[float, ...] = ()
-    """The values to mark; by default the axis marks round numbers."""
-    zero: bool = False
-    """Whether a y axis begins at 0, so that twice as high is twice as much."""
-    end: float | None = None
-    """The value at which a y axis ends although a line may go beyond and so leave the chart."""
-
-    def __str__(self) -> str:
-        return f"{self.label} [{self.unit}]" if self.unit else self.label
-
-
-@dataclass(frozen=True)
-class Series:
-    """A line through points. A value that is None or not finite is a gap; on a log axis so is one that is not above 0.
-
-    `dash`: lengths of strokes and gaps in points, () for a solid line. `tone`: the position of its colour in LIGHT and
-    DARK.
-    """
-
-    name: str
-    x: tuple[float | None, ...]
-    y: tuple[float | None, ...]
-    dash: tuple[float, ...] = ()
-    marker: str = ""
-    tone: int = 0
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened at a value of the x axis."""
-
-    at: float
-    label: str
+_STYLE = Path(__file__).parent / "templates" / "charts.mplstyle"
+_LEGEND_WIDTH, _ROW = 44, 0.18  # letters in a row of the legend, inches of its height
+_GREY = "#5c6068"
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over one pair of axes, and the events to mark among them."""
+    """Lines over one pair of axes.
+
+    `percent`: y values are fractions of 1, written as percentages. `log`: the y axis is logarithmic and leaves out
+    values that are not above 0. `zero`: the y axis begins at 0. `top`: the end of the y axis, by default the end of
+    the lines. `ticks`: the only x values to mark, on a logarithmic axis. `events`: x values and labels of vertical
+    lines.
+    """
 
     title: str
-    x: Axis
-    y: Axis
-    series: tuple[Series, ...]
-    events: tuple[Event, ...] = ()
+    x: str
+    y: str
+    lines: Sequence[Line]
+    percent: bool = False
+    log: bool = False
+    zero: bool = False
+    top: float | None = None
+    ticks: Sequence[float] = ()
+    events: Sequence[tuple[float, str]] = ()
 
     @property
     def description(self) -> str:
-        """The chart in one sentence, for readers who hear the page."""
-        names = ", ".join(series.name for series in self.series if series.name)
+        """The chart in one sentence, for screen readers."""
+        names = ", ".join(name for name, _, _ in self.lines if name)
         return f"{self.title}: {self.y} over {self.x}" + (f", of {names}" if names else "")
 
+    def image(self, kind: str) -> bytes:
+        """Return the chart as a file: `kind` is "svg" (transparent) or "png" (white)."""
+        buffer = io.BytesIO()
+        with matplotlib.style.context(_STYLE):
+            self._figure().savefig(buffer, format=kind, transparent=kind == "svg")
+        return buffer.getvalue()
 
-def styled(number: int, name: str, x: Sequence[float | None], y: Sequence[float | None]) -> Series:
-    """Return line `number` of a chart, counted from 0: the first 40 differ in dashes, marker or tone."""
-    dash, marker = DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
-    return Series(name, tuple(x), tuple(y), dash, marker, number % len(LIGHT))
+    def _figure(self) -> Figure:
+        figure = Figure()
+        axes = figure.add_subplot(xlabel=self.x, ylabel=self.y)
+        axes.set_title(printable(self.title), parse_math=False)
+        if sum(self._draw(axes, line) for line in self.lines):
+            self._scale(axes)
+            self._mark_events(axes)
+        else:
+            axes.set(xticks=[], yticks=[])
+            axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center")
+        if longest := max((len(name) for name, _, _ in self.lines), default=0):
+            columns = max(1, _LEGEND_WIDTH // (longest + 7))
+            figure.set_figheight(figure.get_figheight() - _ROW * (-len(self.lines) // columns))
+            for text in figure.legend(loc="outside lower left", ncols=columns).get_texts():
+                text.set_parse_math(False)
+        return figure
+
+    def _draw(self, axes: Axes, line: Line) -> int:
+        """Draw a line and return how many of its points have a value."""
+        name, x, y = line[0], np.array(line[1], float), np.array(line[2], float)
+        known = np.isfinite(x) & np.isfinite(y) & ((y > 0) | (not self.log))
+        y[~known] = np.nan
+        # A point between two gaps is visible only by its marker. Of the other points a few have one.
+        marked = known & ~np.append(False, known[:-1]) & ~np.append(known[1:], False)
+        marked[:: max(1, len(x) // 8)] = True
+        label = f" {printable(name)}" if name else ""  # the blank: matplotlib hides names that begin with "_"
+        if name and not known.any():
+            label += ": no values"
+        axes.plot(x, y, label=label, markevery=list(np.flatnonzero(marked & known)))
+        return int(known.sum())
+
+    def _scale(self, axes: Axes) -> None:
+        if self.ticks:
+            axes.set_xscale("log")
+            axes.set_xticks(self.ticks)
+            axes.xaxis.set_minor_locator(NullLocator())
+        if self.log:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_minor_locator(NullLocator())
+        if self.zero:
+            axes.set_ylim(0, 1.05 * axes.dataLim.ymax)
+        axes.set_ylim(top=self.top)
+        axes.xaxis.set_major_formatter(_number)
+        axes.yaxis.set_major_formatter(PercentFormatter(1) if self.percent else _number)
+
+    def _mark_events(self, axes: Axes) -> None:
+        low, high = axes.get_xlim()
+        labelled = float("-inf")
+        for at, label in sorted(event for event in self.events if low <= event[0] <= high):
+            axes.axvline(at, color=_GREY, linewidth=0.8, linestyle=":", zorder=1)
+            if at - labelled > 0.05 * (high - low):  # else the labels would overlap
+                labelled = at
+                above = axes.get_xaxis_transform()
+                axes.text(at, 0.98, label, transform=above, rotation=90, ha="right", va="top", size=8, color=_GREY)
 
 
-def compact(value: float) -> str:
-    """Write a number as it stands at an axis: 1500 is 1,500, 25000 is 25k, 1.5e6 is 1.5M."""
-    for limit, unit, sign in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if limit <= abs(value) < 1e12:
-            return f"{value / unit:g}{sign}"
-    if value and not 1e-3 <= abs(value) < 1e12:
-        mantissa, _, exponent = f"{value:.3g}".partition("e")
-        return f"{mantissa}e{int(exponent)}" if exponent else mantissa
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+def _number(value: float, _: object = None) -> str:
+    """Write a number of an axis: 1500 is 1,500, 25000 is 25k, 1.5e6 is 1.5M."""
+    for unit, letter, least in ((1e9, "G", 1e9), (1e6, "M", 1e6), (1e3, "k", 1e4)):
+        if abs(value) >= least:
+            return f"{value / unit:g}{letter}"
+    return f"{value:,.6g}"

@@ -1,20 +1,20 @@
-"""The section on predictions: which classes a run's best weights confuse, and the images that they get most wrong.
+"""Show what a run's best weights predict: the classes that they confuse, and the images that they get most wrong.
 
-`predictions` works them out, which needs torch and the data; this module only shows them.
+`predictions` computes that, which needs torch and the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
-from hvd_train.report import page
+from hvd_train.report.page import pieces
 from hvd_train.run_files.history import History
 
-_MOST_CLASSES = 24  # of a confusion matrix; of more, the pairs confused most often are named
+_MOST_CLASSES = 24  # of a confusion matrix; of more classes, the pairs confused most often are named
 _MOST_PAIRS = 20
 _MOST_OPEN = 3  # runs whose predictions are shown without a click
 
@@ -34,6 +34,10 @@ class MisclassifiedImage:
     loss: float
     sample: int
 
+    def __str__(self) -> str:
+        sure = f"({self.confidence:.0%} sure)"
+        return f"is {self.truth}, predicted {self.predicted} {sure}, loss {self.loss:.2f}, no. {self.sample}"
+
 
 @dataclass(frozen=True)
 class Predictions:
@@ -49,22 +53,24 @@ class Predictions:
 
 
 def section(runs: Sequence[History], names: Sequence[str], predictions: Mapping[Path, Predictions | str]) -> Markup:
-    """Return the predictions of each run, or the text that says why it has none."""
-    pieces = []
+    """Return the predictions of each run, or the text why it has none."""
+    parts = []
     for run, name in zip(runs, names, strict=True):
-        outcome = predictions.get(run.path, "not asked for")
-        if isinstance(outcome, str):
-            pieces.append(page.gap(f"{name}: {outcome}" if len(runs) > 1 else outcome))
+        found = predictions.get(run.path, "not asked for")
+        if isinstance(found, str):
+            parts.append(pieces.gap(f"{name}: {found}" if len(runs) > 1 else found))
             continue
-        body = _confused_classes(outcome) + _worst_images(outcome.worst)
-        if len(runs) > 1:
-            pieces.append(page.heading(name))
-        pieces.append(page.details("confusion matrix and worst images", body) if len(runs) > _MOST_OPEN else body)
-    return Markup().join(pieces)
+        body = _confused_classes(found) + pieces.heading("Worst-classified images")
+        if found.worst:
+            body += pieces.pictures([(image.png, str(image)) for image in found.worst])
+        else:
+            body += pieces.paragraph("None: every validation image was right.")
+        parts.append(pieces.details(f"{name}: confusion matrix and worst images", body, len(runs) <= _MOST_OPEN))
+    return Markup().join(parts)
 
 
-def _confused_classes(predictions: Predictions) -> Markup:
-    classes, counts = predictions.classes, predictions.counts
+def _confused_classes(found: Predictions) -> Markup:
+    classes, counts = found.classes, found.counts
     total = sum(counts.values())
     right = sum(count for (truth, predicted), count in counts.items() if truth == predicted)
     score = f"{right:,} of {total:,} validation images right" + (f" ({right / total:.2%})" if total else "")
@@ -72,21 +78,8 @@ def _confused_classes(predictions: Predictions) -> Markup:
         text = f"{score}, by the best weights. Rows: what an image is; columns: what the model predicted."
         numbers = range(len(classes))
         matrix = [[counts.get((truth, predicted), 0) for predicted in numbers] for truth in numbers]
-        return page.paragraph(text) + page.matrix(classes, matrix)
+        return Markup().join([pieces.paragraph(text), pieces.matrix(classes, matrix)])
+    text = f"{score}, by the best weights. The pairs of classes confused most often:"
     wrong = sorted(((count, *pair) for pair, count in counts.items() if pair[0] != pair[1]), reverse=True)
     rows = [[classes[truth], classes[predicted], f"{count:,}"] for count, truth, predicted in wrong[:_MOST_PAIRS]]
-    text = f"{score}, by the best weights. The pairs of classes confused most often:"
-    return page.paragraph(text) + page.table(["is", "was taken for", "images"], rows)
-
-
-def _worst_images(images: Iterable[MisclassifiedImage]) -> Markup:
-    captioned = [
-        (
-            image.png,
-            f"is {image.truth}, predicted {image.predicted} ({image.confidence:.0%} sure), loss {image.loss:.2f}, "
-            f"no. {image.sample}",
-        )
-        for image in images
-    ]
-    none = "None: every validation image was right."
-    return page.heading("Worst-classified images") + (page.pictures(captioned) if captioned else page.paragraph(none))
+    return Markup().join([pieces.paragraph(text), pieces.table(["is", "was taken for", "images"], rows)])

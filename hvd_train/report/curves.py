@@ -1,156 +1,157 @@
-"""The charts of runs: what was learned, how fast, and how that grows with the workers."""
+"""Compose the sections on the course of runs: learning curves, throughput, phases of a step, and events."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvd_train.report.charts import Axis, Chart, Event, NumberFormat, Series, compact, styled
-from hvd_train.run_files.history import Curve, History, Record, number, speeds, thinned
+from markupsafe import Markup
 
-AXES = {"epochs": Axis("epochs"), "samples": Axis("samples"), "time": Axis("time", number_format="duration")}
-"""The x axes over which a page can show learning curves; `over` is one of these names."""
-METRICS: tuple[tuple[str, str, str, NumberFormat], ...] = (
-    ("loss", "Loss", "cross entropy", "number"),
-    ("top1", "Top-1", "right at once", "share"),
-    ("top5", "Top-5", "among the first five", "share"),
-)
-"""The metrics of a record: key, title of the chart, label and number format of its y axis."""
-SPEED = Axis("images/s, all workers", zero=True)
+from hvd_train.progress.clock import PHASES
+from hvd_train.report import page
+from hvd_train.report.charts import Chart, Line
+from hvd_train.report.page import pieces
+from hvd_train.run_files import run_folder
+from hvd_train.run_files.history import History, Record, number, speeds, thinned
+
+Axis = tuple[str, str, float]
+"""A measure of progress: the label of the x axis, a field of each record, and the unit of its numbers."""
+
+_METRICS = (("loss", "Loss", "cross entropy"), ("top1", "Top-1", "accuracy"), ("top5", "Top-5", "accuracy"))
 _SPEEDS = 60  # points of a line of throughput: from one step to the next it is noise
-_STEEP = 50.0  # a loss whose largest value is so many times its smallest gets a logarithmic axis
+_STEEP = 50.0  # a loss whose largest value is this many times its smallest gets a logarithmic axis
+_MOST_EVENTS, _MOST_CHANGES = 60, 10
 
 
-def learning(runs: Sequence[History], names: Sequence[str], over: str) -> list[Chart]:
-    """Return charts of loss, top-1, top-5 and learning rate over one of AXES.
+def learning(runs: Sequence[History], names: Sequence[str], keys: Sequence[str]) -> Markup:
+    """Return the learning curves over epochs, samples or time.
 
-    One run has training and validation in one chart; of several runs each of the two has a chart of its own.
+    `keys` are names that are short enough for a legend, or empty for a single run.
     """
+    text = "Training: means of the logged steps, with random augmentation. Validation: every sample once."
+    legend = pieces.paragraph(" · ".join(names)) if len(runs) > 1 and names != keys else Markup()
+    axes: list[Axis] = [("epochs", "epochs_done", 1.0), ("samples", "samples_done", 1.0), _time(runs)]
+    choices = [(axis[0].partition(",")[0], _learning_charts(runs, keys, axis)) for axis in axes]
+    return Markup().join([pieces.paragraph(text), legend, pieces.tabs(choices)])
+
+
+def throughput(runs: Sequence[History], names: Sequence[str], keys: Sequence[str]) -> Markup:
+    """Return images/s over time, and a table of the changes of the world and their cost."""
+    text = "Between two logged steps of an epoch; waiting for a new world counts, evaluation does not."
+    label, _, unit = axis = _time(runs)
+    lines: list[Line] = []
+    for run, key in zip(runs, keys, strict=True):
+        times, rates = speeds(run.steps, _SPEEDS)
+        lines.append((key, [time / unit for time in times if time is not None], rates))
+    marks = [_events(run, axis) for run in runs]
+    charts = [("Throughput", lines, marks[0] if len(runs) == 1 else [])]
+    if len(runs) > 1:  # a chart of all runs has no room for their events
+        charts += [(f"Throughput of {line[0]}", [line], m) for line, m in zip(lines, marks, strict=True) if m]
+    figures = [Chart(title, label, "images/s, all workers", of, zero=True, events=m) for title, of, m in charts]
+    return Markup().join([pieces.paragraph(text), pieces.figures(figures), _changes_of_world(runs, names)])
+
+
+def phases(runs: Sequence[History], names: Sequence[str]) -> Markup:
+    """Return a table of the mean time that rank 0 spends in each phase of a step."""
+    rows, gaps = [], []
+    for run, name in zip(runs, names, strict=True):
+        splits = [step["split"] for step in run.steps if isinstance(step.get("split"), dict)]
+        times = [1e3 * sum(number(split, phase) or 0.0 for split in splits) / (len(splits) or 1) for phase in PHASES]
+        if total := sum(times):
+            bars = [pieces.bar(f"{time:.2f} ms · {time / total:.0%}", time / total) for time in times]
+            rows.append([name, f"{total:.2f} ms", *bars])
+        else:
+            gaps.append((name, "no time split in the metrics: no logged step has one"))
+    text = "Means of the sampled steps on rank 0: `reduction` is the part that the backward pass did not hide."
+    table = [pieces.paragraph(text), pieces.table(["run", "step", *PHASES], rows)] if rows else []
+    return Markup().join([*table, page.gaps(gaps)])
+
+
+def events(runs: Sequence[History], names: Sequence[str]) -> Markup:
+    """Return the recorded events of each run and their times."""
+    bodies = []
+    for run, name in zip(runs, names, strict=True):
+        rows = [[page.written_duration(event["elapsed"]), str(event.get("message", ""))] for event in run.events]
+        body = pieces.table(["after", "event"], rows[:_MOST_EVENTS]) if rows else pieces.gap("no events recorded")
+        if len(rows) > _MOST_EVENTS:
+            body += pieces.paragraph(f"and {len(rows) - _MOST_EVENTS} more, in {run.path / run_folder.METRICS}")
+        bodies.append(pieces.details(f"{name}: {len(rows)} events", body, len(runs) == 1))
+    return Markup().join(bodies)
+
+
+def _learning_charts(runs: Sequence[History], keys: Sequence[str], axis: Axis) -> list[Chart]:
+    """Return charts of the metrics and of the learning rate.
+
+    One run has training and validation in one chart; of several runs each of the two has its own chart.
+    """
+    logged = [run.steps if len(run.steps) >= len(run.epochs) else run.epochs for run in runs]
+    # A loss that is no number is null in JSON; the other scores of this epoch are there.
+    evaluated = [[e for e in run.epochs if any(e.get(f"val_{m}") is not None for m, *_ in _METRICS)] for run in runs]
+    events = _events(runs[0], axis) if len(runs) == 1 else []
     charts = []
-    for metric, title, label, number_format in METRICS:
-        training = [_training(run, metric, over) for run in runs]
-        validation = [_validation(run, metric, over) for run in runs]
+    for metric, title, label in _METRICS:
+        training = [_line(key, records, metric, axis) for key, records in zip(keys, logged, strict=True)]
+        validation = [_line(key, records, f"val_{metric}", axis) for key, records in zip(keys, evaluated, strict=True)]
+        groups = {f"{title}, training": training, f"{title}, validation": validation}
         if len(runs) == 1:
-            both = (styled(0, "training", *training[0]), styled(1, "validation", *validation[0]))
-            axis = _metric_axis(metric, label, number_format, both)
-            charts.append(Chart(title, AXES[over], axis, both, events_of(runs[0], over)))
-            continue
-        for phase, lines in (("training", training), ("validation", validation)):
-            series = tuple(styled(n, name, *line) for n, (name, line) in enumerate(zip(names, lines, strict=True)))
-            axis = _metric_axis(metric, label, number_format, series)
-            charts.append(Chart(f"{title}, {phase}", AXES[over], axis, series))
-    return [*charts, _learning_rates(runs, names, over)]
+            groups = {title: [("training", *training[0][1:]), ("validation", *validation[0][1:])]}
+        for name, lines in groups.items():
+            log, top = _loss_scale(lines) if metric == "loss" else (False, None)
+            charts.append(Chart(name, axis[0], label, lines, percent=metric != "loss", log=log, top=top, events=events))
+    rates = [_line(key, run.steps, "learning_rate", axis) for key, run in zip(keys, runs, strict=True)]
+    return [*charts, Chart("Learning rate", axis[0], "", rates)]
 
 
-def throughput(runs: Sequence[History], names: Sequence[str]) -> list[Chart]:
-    """Return a chart of images/s over time of all runs, and one of each run with events, which marks them."""
-    lines = [speeds(run, _SPEEDS) for run in runs]
-    series = tuple(styled(n, name, *line) for n, (name, line) in enumerate(zip(names, lines, strict=True)))
-    charts = [Chart("Throughput", AXES["time"], SPEED, series)] if len(runs) > 1 else []
-    for index, (run, name, line) in enumerate(zip(runs, names, lines, strict=True)):
-        events = events_of(run, "time")
-        if len(runs) == 1 or events:
-            title = "Throughput" if len(runs) == 1 else f"Throughput of {name}"
-            charts.append(Chart(title, AXES["time"], SPEED, (styled(index, "", *line),), events))
-    return charts
+def _line(key: str, records: Sequence[Record], field: str, axis: Axis) -> Line:
+    _, progress, unit = axis
+    places = [None if (place := number(record, progress)) is None else place / unit for record in records]
+    return (key, *thinned(places, [number(record, field) for record in records]))
 
 
-def scaling(rows: Sequence[Record]) -> list[Chart]:
-    """Return charts of images/s and of efficiency over the number of workers, from the rows of a scaling.json."""
-    workers, rates, shares = (
-        tuple(number(row, key) for row in rows) for key in ("workers", "images_per_second", "efficiency")
-    )
-    axis = Axis("workers", log=True, ticks=tuple(sorted({count for count in workers if count})))
-    first = next(((n, rate) for n, rate in zip(workers, rates, strict=True) if n and rate), None)
-    ideal = tuple(first[1] * n / first[0] if first and n else None for n in workers)
-    lines = (styled(0, "measured", workers, rates), styled(1, "ideal", workers, ideal))
-    efficiency = Axis("of the ideal images/s", number_format="share", zero=True)
-    return [
-        Chart("Images/s", axis, Axis("images/s, all workers", log=True), lines),
-        Chart("Efficiency", axis, efficiency, (styled(0, "", workers, shares),)),
-    ]
+def _loss_scale(lines: Sequence[Line]) -> tuple[bool, float | None]:
+    """Return whether a loss falls so steeply that its axis is logarithmic, and where the axis ends.
+
+    Without an end, a run that diverges would flatten the others to a line at the bottom.
+    """
+    values = sorted(value for _, _, y in lines for value in y if value is not None)
+    if not values or values[0] <= 0 or values[-1] <= _STEEP * values[0]:
+        return False, None
+    median = values[len(values) // 2]
+    return True, 100 * median if values[-1] > 1000 * median else None
 
 
-def events_of(run: History, over: str) -> tuple[Event, ...]:
-    """Return a run's changes of the world, recoveries, resumptions and skipped steps as marks on one of AXES."""
+def _time(runs: Sequence[History]) -> Axis:
+    longest = max(run.seconds for run in runs)
+    name, unit = next((unit for unit in (("h", 3600.0), ("min", 60.0)) if longest > 3 * unit[1]), ("s", 1.0))
+    return f"time, {name}", "elapsed", unit
+
+
+def _events(run: History, axis: Axis) -> list[tuple[float, str]]:
+    """Return where to mark changes of the world, recoveries, resumes and skipped steps on an axis."""
+    first = next((event for event in run.events if event.get("name") == "start"), None)
     marks = []
-    started = False
     for event in run.events:
-        name, label = event.get("name"), ""
-        if name == "world":
-            before, after = event.get("previous_size"), event.get("world_size")
-            label = "recovered" if before == after else f"{before}→{after}"
-        elif name == "skipped":
-            label = "not finite"
-        elif name == "start":
-            label, started = "resumed" if started else "", True
-        at = _position_of_event(run, event, over) if label else None
-        if at is not None:
-            marks.append(Event(at, label))
-    return tuple(marks)
+        before, after = event.get("previous_size"), event.get("world_size")
+        world = "recovered" if before == after else f"{before}→{after}"
+        label = {"world": world, "skipped": "not finite", "start": "resumed"}.get(str(event.get("name")))
+        place = number(event, axis[1])
+        if label and place is not None and event is not first:
+            marks.append((place / axis[2], label))
+    return marks
 
 
-def evaluations(run: History) -> list[Record]:
-    """Return the epochs that were evaluated: one whose loss is not a number still has a top-1."""
-    return [epoch for epoch in run.epochs if any(epoch.get(f"val_{metric}") is not None for metric, *_ in METRICS)]
-
-
-def _position_of_event(run: History, event: Record, over: str) -> float | None:
-    if over == "time":
-        return number(event, "elapsed")
-    step = number(event, "step")
-    if step is None:
-        before = [record for record in run.steps if record["elapsed"] <= event["elapsed"]]
-        step = number(before[-1], "step") if before else None
-    samples, per_epoch = run.samples_at(step) if step is not None else None, run.samples_per_epoch
-    if over == "samples" or samples is None:
-        return samples
-    return samples / per_epoch if per_epoch else None
-
-
-def _metric_axis(metric: str, label: str, number_format: NumberFormat, series: Sequence[Series]) -> Axis:
-    """Return the y axis of a metric: for a loss that falls steeply it is logarithmic."""
-    values = sorted(value for line in series for value in line.y if value is not None)
-    if metric != "loss" or not values or values[0] <= 0 or values[-1] <= _STEEP * values[0]:
-        return Axis(label, number_format=number_format)
-    usual = values[len(values) // 2]
-    # Without an end, one run that diverges would flatten the others to a line at the bottom.
-    end = float(f"{100 * usual:.1g}") if values[-1] > 1000 * usual else None
-    cut = "" if end is None else f", cut at {compact(end)}"
-    return Axis(f"{label}, logarithmic{cut}", number_format=number_format, log=True, end=end)
-
-
-def _learning_rates(runs: Sequence[History], names: Sequence[str], over: str) -> Chart:
-    rates = [[number(step, "learning_rate") for step in run.steps] for run in runs]
-    peaks = [max(known) for values in rates if (known := [rate for rate in values if rate])]
-    steep = len(peaks) > 1 and max(peaks) > _STEEP * min(peaks)
-    lowest = min(peaks) / 1000 if steep else 0.0  # what falls to 0 would take a logarithmic axis down with it
-    lines = []
-    for index, (run, name, values) in enumerate(zip(runs, names, rates, strict=True)):
-        shown = [rate if rate is not None and rate >= lowest else None for rate in values]
-        points = thinned([_position(run, step, over) for step in run.steps], shown)
-        lines.append(styled(index, name if len(runs) > 1 else "", *points))
-    axis = Axis("of each step" + (", logarithmic" if steep else ""), log=steep)
-    return Chart("Learning rate", AXES[over], axis, tuple(lines))
-
-
-def _training(run: History, metric: str, over: str) -> Curve:
-    records = run.steps if len(run.steps) >= len(run.epochs) else run.epochs
-    return thinned([_position(run, record, over) for record in records], [number(record, metric) for record in records])
-
-
-def _validation(run: History, metric: str, over: str) -> Curve:
-    records = evaluations(run)
-    return [_position(run, r, over) for r in records], [number(r, f"val_{metric}") for r in records]
-
-
-def _position(run: History, record: Record, over: str) -> float | None:
-    """Return where a step or an epoch lies on one of AXES, or None where its record does not say."""
-    if over == "time":
-        return number(record, "elapsed")
-    per_epoch, epoch = run.samples_per_epoch, number(record, "epoch")
-    samples = number(record, "samples") if record.get("kind") == "step" else (per_epoch or 0) * (epoch or 0) or None
-    if over == "samples":
-        return samples
-    if record.get("kind") == "epoch":
-        return epoch
-    return samples / per_epoch if samples is not None and per_epoch else None
+def _changes_of_world(runs: Sequence[History], names: Sequence[str]) -> Markup:
+    rows = [
+        [
+            name,
+            f"{page.written(event.get('previous_size'))} → {page.written(event.get('world_size'))}",
+            *(page.written(event.get(fact)) for fact in ("step", "why")),
+            f"{number(event, 'seconds') or 0:.1f}",
+            page.written(event.get("steps_lost")),
+        ]
+        for run, name in zip(runs, names, strict=True)
+        for event in run.events
+        if event.get("name") == "world"
+    ]
+    table = pieces.table(["run", "workers", "at step", "why", "seconds to the next step", "steps lost"], rows)
+    count = f"{len(rows)} change{'s' if len(rows) != 1 else ''} of the world"
+    return Markup().join([pieces.details(count, table, len(rows) <= _MOST_CHANGES)] if rows else [])

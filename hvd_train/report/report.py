@@ -1,59 +1,34 @@
-"""`hvd-train report`: one page about one run or many, made from their folders alone.
+"""Compose the page of `hvd-train report` from run folders alone.
 
-The sections come from `overview`, `timeline`, `scaling` and `confusion`. Each has a place for every run and says why
-where it has nothing to show.
+Each section has a place for every run and says what is missing and why.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from hvd_train import plain_file
-from hvd_train._version import __version__
-from hvd_train.errors import UsageError
-from hvd_train.report import confusion, overview, page, scaling, timeline
-from hvd_train.report.confusion import Predictions
-from hvd_train.report.scaling import Scaling
-from hvd_train.run_files import durable
-from hvd_train.run_files.history import History, read
+from markupsafe import Markup
 
-_SHORT = 9  # letters of a name that leave a chart its room; where one is longer, charts call the runs A, B, C
+from hvd_train._version import __version__
+from hvd_train.config import Config
+from hvd_train.report import confusion, curves, page, scaling
+from hvd_train.report.confusion import Predictions
+from hvd_train.report.page import pieces
+from hvd_train.report.scaling import Scaling
+from hvd_train.run_files.history import History, Record, number, read
+
+_SHORT = 9  # letters of a name in the legend of a chart; if one is longer, charts call the runs A, B, C
 
 
 def open_all(paths: Sequence[Path]) -> tuple[list[History], list[Scaling]]:
     """Read these folders and return the runs and the measured scalings among them.
 
-    Raises UsageError for a folder that is neither, and for a scaling that cannot be read.
+    Raises: UsageError: if a folder is neither, or a scaling cannot be read.
     """
     scalings = [scaling.read(path) for path in paths if (path / scaling.RECORD).is_file()]
     return [read(path) for path in paths if not (path / scaling.RECORD).is_file()], scalings
-
-
-def check_output(path: Path) -> None:
-    """Raise UsageError where a report cannot be written, or would replace a file that is no report."""
-    if path.is_dir():
-        raise UsageError(f"--output {path} is a folder; name a file in it, as in {path / 'report.html'}")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--output {path}: no folder {path.parent} that can be written to")
-    if path.exists():
-        try:
-            with plain_file.opened(path) as file:
-                ours = page.GENERATOR.encode() in file.read(1000)
-        except OSError as error:
-            raise UsageError(f"--output {path}: {error.strerror}") from None
-        if not ours:
-            raise UsageError(f"--output {path} is there and not a report of ours; name another file, or remove it")
-
-
-def write(path: Path, text: str) -> None:
-    """Write the page, whole or not at all. Raises UsageError where it cannot be written."""
-    try:
-        durable.write_text(path, text)
-    except OSError as error:
-        raise UsageError(f"--output {path}: {error.strerror}") from None
 
 
 def compose(
@@ -62,46 +37,102 @@ def compose(
     predictions: Mapping[Path, Predictions | str],
     now: datetime,
 ) -> str:
-    """Return the page. `predictions` has those of each run by its path, or a text that says why there are none."""
-    names = labels(runs)
-    short = max(map(len, names), default=0) <= _SHORT
-    keys = names if short else [_letter(index) for index in range(len(runs))]
-    if len(runs) > 1 and not short:
-        names = [f"{key}  {name}" for key, name in zip(keys, names, strict=True)]
-    sections = []
-    if runs:
-        sections += [
-            ("Summary", overview.summary(runs, names)),
-            ("Learning curves", timeline.learning(runs, names, keys)),
-            ("Throughput", timeline.throughput(runs, names, keys)),
-            ("Where the time goes", timeline.phases(runs, names)),
-        ]
-    sections.append(("Scaling", scaling.section(scalings)))
-    if runs:
-        sections += [
-            ("Predictions", confusion.section(runs, names, predictions)),
-            ("Configuration", overview.configuration(runs, names)),
-            ("What happened", timeline.events(runs, names)),
-            ("Environment", overview.environment(runs, names)),
-        ]
-    subjects = [runs[0].name] if len(runs) == 1 else [f"{len(runs)} runs"] if runs else []
-    subjects += [f"scaling of {measured.path.resolve().name}" for measured in scalings]
-    made = f"made {now:%Y-%m-%d %H:%M} by hvd-train {__version__}"
-    return page.document(f"Training report: {', '.join(subjects)}", made, sections)
-
-
-def labels(runs: Sequence[History]) -> list[str]:
-    """Return a name for each run that no other one has, without what all of them begin with."""
+    """Return the page. `predictions` has, by the path of a run, its predictions or a text why there are none."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run.path) for run in runs]
-    first, last = min(names, default=""), max(names, default="")  # what these two begin with, all do
-    same = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
-    cut = max(first[:same].rfind(sign) for sign in "-_/. ") + 1
-    if cut > 3 and min(map(len, names)) > cut:
-        names = [f"…{name[cut:]}" for name in names]
-    return [name if names.count(name) == 1 else f"{number} {name}" for number, name in enumerate(names, 1)]
+    short = max(map(len, names), default=0) <= _SHORT
+    keys = names if short else [chr(ord("A") + index) if index < 26 else str(index + 1) for index in range(len(runs))]
+    if len(runs) == 1:
+        keys = [""]
+    elif not short:
+        names = [f"{key}  {name}" for key, name in zip(keys, names, strict=True)]
+    settings = [{key: value for key, value in run.settings.items() if key != "output_dir"} for run in runs]
+    sections = [("Scaling", scaling.section(scalings))]
+    if runs:
+        sections = [
+            ("Summary", _summary(runs, names)),
+            ("Learning curves", curves.learning(runs, names, keys)),
+            ("Throughput", curves.throughput(runs, names, keys)),
+            ("Where the time goes", curves.phases(runs, names)),
+            *sections,
+            ("Predictions", confusion.section(runs, names, predictions)),
+            ("Configuration", _comparison(names, settings, Config().settings())),
+            ("What happened", curves.events(runs, names)),
+            ("Environment", _comparison(names, [_environment(run) for run in runs])),
+        ]
+    subjects = [runs[0].name] if len(runs) == 1 else [f"{len(runs)} runs"] if runs else []
+    subjects += [f"scaling of {measured.path.resolve().name}" for measured in scalings]
+    return page.TEMPLATES.get_template("page.html").render(
+        title=f"Training report: {', '.join(subjects)}",
+        subtitle=f"made {now:%Y-%m-%d %H:%M} by hvd-train {__version__}",
+        sections=sections,
+    )
 
 
-def _letter(index: int) -> str:
-    return chr(ord("A") + index) if index < 26 else str(index + 1)
+def _summary(runs: Sequence[History], names: Sequence[str]) -> Markup:
+    """Return the results of each run, as cards for one run and a table for several, and what cannot be read."""
+    results = [_results(run) for run in runs]
+    if len(runs) == 1:
+        return Markup().join([pieces.cards(results[0].items()), page.gaps(("", gap) for gap in runs[0].gaps)])
+    rows = [[name, *of_run.values()] for name, of_run in zip(names, results, strict=True)]
+    gaps = page.gaps((name, gap) for run, name in zip(runs, names, strict=True) for gap in run.gaps)
+    return Markup().join([pieces.table(["run", *results[0]], rows), gaps])
+
+
+def _results(run: History) -> dict[str, str]:
+    evaluated = [epoch for epoch in run.epochs if number(epoch, "val_top1") is not None]
+    best = max(evaluated, key=lambda epoch: epoch["val_top1"], default={})
+    losses = [loss for epoch in run.epochs if (loss := number(epoch, "val_loss")) is not None]
+    done = max((number(epoch, "epoch") or 0.0 for epoch in run.epochs), default=0.0)
+    known = [speed for record in (*run.steps, *run.epochs) if (speed := number(record, "images_per_second"))]
+    speed = number(run.summary, "images_per_second") or (known[-1] if known else None)
+    test = number(run.summary, "test_top1")
+    return {
+        "state": run.state,
+        "model": page.written(run.settings.get("model")),
+        "data": page.written(run.settings.get("data")),
+        "workers": str(run.world_size or "?"),
+        "epochs": f"{done:.0f} of {run.num_epochs or '?'}",
+        "steps": f"{run.furthest('step'):,.0f}",
+        "best val top-1": f"{best['val_top1']:.2%} (epoch {best.get('epoch', '?')})" if best else "not evaluated",
+        "last val loss": f"{losses[-1]:.4f}" if losses else "none",
+        "test top-1": "no test" if test is None else f"{test:.2%}",
+        "images/s": f"{speed:,.0f}" if speed else "unknown",
+        "time": page.written_duration(run.seconds),
+        "skipped steps": f"{run.furthest('skipped_steps'):,.0f}",
+    }
+
+
+def _comparison(names: Sequence[str], facts: Sequence[Record], defaults: Record | None = None) -> Markup:
+    """Return what differs between the runs, what all share and, behind a click, what has its default value."""
+    texts = [{key: page.written(value) for key, value in of_run.items()} for of_run in facts]
+    usual = {key: page.written(value) for key, value in (defaults or {}).items()}
+    differing: list[list[str]] = []
+    shared: list[list[str]] = []
+    default: list[list[str]] = []
+    for key in dict.fromkeys(key for of_run in texts for key in of_run):
+        values = [of_run.get(key, "—") for of_run in texts]
+        if len(set(values)) > 1:
+            differing.append([key, *values])
+        else:
+            (default if usual.get(key) == values[0] else shared).append([key, values[0]])
+    body = [page.gaps((name, "not recorded") for name, of_run in zip(names, texts, strict=True) if not of_run)]
+    if len(names) > 1:
+        body += [
+            pieces.heading("What differs between the runs"),
+            pieces.table(["", *names], differing) if differing else pieces.paragraph("Nothing."),
+            pieces.heading("What all runs share"),
+        ]
+    if shared:
+        body.append(pieces.table(["", "value"], shared))
+    if default:
+        summary = f"{len(default)} more, with their default values"
+        body.append(pieces.details(summary, pieces.table(["", "value"], default)))
+    return Markup().join(body)
+
+
+def _environment(run: History) -> Record:
+    facts = {key.replace("_", " "): value for key, value in run.environment.items()}
+    versions = facts.pop("versions", None)
+    return {**facts, **(versions if isinstance(versions, dict) else {})}

@@ -1,9 +1,8 @@
-"""`hvd-train show-data`: a picture of the first training images with labels, and the classes that each rank takes."""
+"""Show what a training sees (`hvd-train show-data`): a picture of its first images, and the classes of each rank."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,37 +25,19 @@ _SIDE, _LABEL = 96, 14  # pixels of an image in the picture, and of the line bel
 _MOST_IMAGES, _COLUMNS = 64, 8
 
 
-@dataclass(frozen=True)
-class Preview:
-    """The file of the picture, and how many samples of each class each rank takes in the first epoch.
+def show(config: Config, ranks: int, path: Path) -> str:
+    """Draw the first images of a training in a file and return a table of the classes of each rank.
 
-    `rank_counts[rank][i]` is the number of samples of `classes[i]`. As a string it is a table of them.
-    """
+    The table has the number of samples of each class that each of `ranks` ranks takes in the first epoch.
 
-    path: Path
-    classes: tuple[str, ...]
-    rank_counts: tuple[Counter[int], ...]
-
-    def __str__(self) -> str:
-        names = [printable(name) for name in self.classes]
-        width = max(map(len, names))
-        lines = [f"{'':{width}}  " + "  ".join(f"{f'rank {rank}':>8}" for rank in range(len(self.rank_counts)))]
-        for number, name in enumerate(names):
-            lines.append(f"{name:{width}}  " + "  ".join(f"{counts[number]:8,}" for counts in self.rank_counts))
-        return "\n".join([*lines, f"picture: {self.path}"])
-
-
-def show(config: Config, ranks: int, path: Path) -> Preview:
-    """Draw the first images of a training, count the classes that each of `ranks` ranks takes, and return both.
-
-    Raises UsageError where the training could not start, or where `path` cannot be written as a picture.
+    Raises: UsageError: if the training could not start, or if `path` cannot be written as a picture.
     """
     parts = build(config, Place(), None, None)
     num_samples = parts.train_loader.num_samples
     cut = order.choose_cut(config.batch, ranks, num_samples)
     epoch = order.order_of(config.seed, 0, num_samples, config.data.repeated_augmentation)
     try:
-        images, names = _first_images(config, parts, cut, epoch)
+        images, captions = _first_images(config, parts, cut, epoch)
     finally:
         parts.train_loader.close()
     picture_format = Image.registered_extensions().get(path.suffix.lower())
@@ -64,22 +45,25 @@ def show(config: Config, ranks: int, path: Path) -> Preview:
         raise UsageError(f"--output {path}: unknown file extension {path.suffix!r}")
     try:
         with durable.writing(path) as file:
-            _grid(images, names).save(file, picture_format)
+            _grid(images, captions).save(file, picture_format)
     except (OSError, ValueError) as error:  # ValueError: Pillow reads this format only
         raise UsageError(f"--output {path}: {error}") from None
-    rank_counts = []
     labels = _labels(parts.data)
+    counts: list[Counter[int]] = [Counter() for _ in range(ranks)]
     for rank in range(ranks):
-        counts: Counter[int] = Counter()
         for assignment in order.assignments(epoch, 0, cut, rank, ranks):
             for slot in assignment.slots:
-                counts.update(labels[torch.from_numpy(slot.indices % num_samples)].tolist())
-        rank_counts.append(counts)
-    return Preview(path, parts.data.classes, tuple(rank_counts))
+                counts[rank].update(labels[torch.from_numpy(slot.indices % num_samples)].tolist())
+    names = [printable(name) for name in parts.data.classes]  # a line end in a name would forge a line
+    width = max(map(len, names))
+    lines = [f"{'':{width}}" + "".join(f"{f'rank {rank}':>10}" for rank in range(ranks))]
+    for index, name in enumerate(names):
+        lines.append(f"{name:{width}}" + "".join(f"{of_rank[index]:10,}" for of_rank in counts))
+    return "\n".join([*lines, f"picture: {path}"])
 
 
 def _first_images(config: Config, parts: Parts, cut: order.Cut, epoch: order.Order) -> tuple[Tensor, list[str]]:
-    """Return images [count, channels, height, width] as the model takes them, but from 0 to 1, and their labels."""
+    """Return images [count, channels, height, width] as the model takes them, scaled to 0 to 1, and their labels."""
     mix = mixer(config.data, len(parts.data.classes))
     images: list[Tensor] = []
     names: list[str] = []
@@ -91,11 +75,19 @@ def _first_images(config: Config, parts: Parts, cut: order.Cut, epoch: order.Ord
             names += [_name(target, parts.data.classes) for target in targets]
         if len(images) >= _MOST_IMAGES:
             break
-    stacked = torch.stack(images[:_MOST_IMAGES]).float().cpu()
-    if parts.data.mean:
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (parts.data.mean, parts.data.std))
-        stacked = stacked * std + mean
-    return stacked.clamp(0, 1), names[:_MOST_IMAGES]
+    return restored(torch.stack(images[:_MOST_IMAGES]), parts.data), names[:_MOST_IMAGES]
+
+
+def restored(images: Tensor, data: DataSet) -> Tensor:
+    """Return normalised images [..., channels, height, width] with values from 0 to 1, on the CPU.
+
+    A data set without a mean and a standard deviation is scaled by the smallest and the largest value.
+    """
+    values = images.float().cpu()
+    if data.mean:
+        mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (data.mean, data.std))
+        return (values * std + mean).clamp(0, 1)
+    return (values - values.min()) / (values.max() - values.min()).clamp_min(1e-12)
 
 
 def _name(target: Tensor, classes: tuple[str, ...]) -> str:
@@ -118,10 +110,8 @@ def _grid(images: Tensor, names: list[str]) -> Image.Image:
 
 
 def _labels(data: DataSet) -> Tensor:
-    """Return the class of each training sample, [samples]; images are read only where nothing else has their class."""
-    train = data.train
-    if isinstance(train, Items):
-        train = train.arrays
+    """Return the class of each training sample, [samples]. Only a data set of another kind has to read its images."""
+    train = data.train.arrays if isinstance(data.train, Items) else data.train
     if isinstance(train, Arrays):
         return train.labels[torch.arange(len(train)) % len(train.labels)]
     if isinstance(train, ImageFolder):

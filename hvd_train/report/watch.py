@@ -1,11 +1,9 @@
-"""`hvd-train watch`: the present state of a run in the terminal, read from its files."""
+"""Show the state of a run in the terminal, read from its files (`hvd-train watch`)."""
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -21,65 +19,47 @@ from hvd_train.run_files.history import History, number, read, speeds, thinned
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH, _MOST_EVENTS, _RECENT_LINES = 40, 5, 10
-_READING_SHARE = 0.1  # of the time may go into reading, however long the file has grown
-_SILENCE_S = 60.0  # a run that has written nothing for longer is said to be silent
-_END_SIGNALS = {signal.SIGINT, signal.SIGTERM}
-_STATES = {
-    "running": "running",
-    "finished": "finished",
-    "stopped": "stopped; the same command goes on from there",
-    "broke off": "broke off: no process is training in it, and it has not reported why",
-    "unknown": "on another machine; it has not reported its end",
-}
+_READING_SHARE = 0.1  # the largest fraction of the time to spend on reading, as the file grows
+_SILENCE_S = 60.0  # a run that has written nothing for longer is reported as silent
 
 
 def watch(path: Path, *, once: bool, interval_s: float) -> None:
-    """Show a run until it ends, or its present state where `once` is set.
+    """Show a run until it ends, or its state now if `once` is set.
 
-    It is read again every `interval_s` seconds at most. SIGINT and SIGTERM do what they always do, after the terminal
-    has been restored. Raises UsageError where there is no run at `path`.
+    The files are read every `interval_s` seconds at most.
+
+    Raises: UsageError: if there is no run at `path`.
     """
     history = read(path)
     console = Console(highlight=False)
     if once:
         console.print(view(history, time.time()))
         return
-    # Signals wait until a picture is complete: one that came while rich writes would leave the terminal without cursor.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
-    received = None
-    try:
-        with Live(view(history, time.time()), console=console, auto_refresh=False) as live:
-            while not history.ended and received is None:
-                started = time.monotonic()
-                history = read(path)
-                live.update(view(history, time.time()), refresh=True)
-                took = time.monotonic() - started
-                if not history.ended:
-                    received = signal.sigtimedwait(_END_SIGNALS, max(interval_s, took / _READING_SHARE))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    if received is not None:
-        signal.raise_signal(received.si_signo)
+    with Live(view(history, time.time()), console=console, auto_refresh=False) as live:
+        reading_s = 0.0
+        while not history.ended:
+            time.sleep(max(interval_s, reading_s / _READING_SHARE))
+            started = time.monotonic()
+            history = read(path)
+            reading_s = time.monotonic() - started
+            live.update(view(history, time.time()), refresh=True)
 
 
 def view(history: History, now: float) -> RenderableType:
-    """Return the picture of a run; `now`, in seconds since 1970, tells how long it has been silent."""
+    """Return the picture of a run; `now` is in seconds since 1970."""
+    settings, size = history.settings, history.world_size
+    ranks = f"{size} rank{'s' if size != 1 else ''}" if size else "ranks not known"
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("state", _text(_state(history, now)))
-    settings = history.settings
-    facts.add_row("training", _text(f"{settings.get('model', '?')} on {settings.get('data', '?')}, {_world(history)}"))
+    silent = now - history.last_write if history.last_write is not None and not history.ended else 0.0
+    silence = f"; last record {duration(silent)} ago" if silent > _SILENCE_S else ""
+    facts.add_row("state", _text(history.state + silence))
+    facts.add_row("training", _text(f"{settings.get('model', '?')} on {settings.get('data', '?')}, {ranks}"))
     facts.add_row("progress", _progress(history))
-    facts.add_row("speed", Text(_speed(history)))
-    for name, label, form, epochs in (
-        ("loss", "loss", ".4f", False),
-        ("top1", "top-1", ".2%", False),
-        ("val_loss", "val loss", ".4f", True),
-        ("val_top1", "val top-1", ".2%", True),
-    ):
-        facts.add_row(
-            label, Text(_curve([number(r, name) for r in (history.epochs if epochs else history.steps)], form))
-        )
-    facts.add_row("images/s", Text(_curve(speeds(history, _WIDTH)[1], ",.0f")))
+    facts.add_row("speed", _speed(history))
+    for label, name, form in (("loss", "loss", ".4f"), ("top-1", "top1", ".2%")):
+        facts.add_row(label, _curve([number(step, name) for step in history.steps], form))
+        facts.add_row(f"val {label}", _curve([number(epoch, f"val_{name}") for epoch in history.epochs], form))
+    facts.add_row("images/s", _curve(speeds(history.steps, _WIDTH)[1], ",.0f"))
     parts: list[RenderableType] = [facts]
     parts += [_text(f"missing: {gap}", style="dim") for gap in history.gaps]
     parts += [
@@ -90,80 +70,41 @@ def view(history: History, now: float) -> RenderableType:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Return text from the files of a run, which may be anybody's, without what a terminal would obey."""
+    """Return text of a run's files, which another user may have written, without control characters."""
     return Text(printable(text, keep="\n\t"), style=style)
 
 
-def sparkline(values: Sequence[float | None], width: int = _WIDTH) -> str:
-    """Return a curve of at most `width` block letters, from the lowest value to the highest; a gap is a blank."""
-    _, means = thinned(values, values, width)
-    known = [value for value in means if value is not None]
-    if not known:
-        return ""
-    low, span = min(known), max(known) - min(known)
-    heights = (None if value is None else round((value - low) / span * 7) if span else 0 for value in means)
-    return "".join(" " if height is None else _BLOCKS[height] for height in heights)
-
-
-def seconds_left(history: History) -> float | None:
-    """Estimate how long training still takes, by its recent speed and without the evaluations to come.
-
-    None where the run has ended, or where its speed or its length is not known.
-    """
-    total, done = _samples(history)
-    speed = _recent_speed(history)
-    return max(0.0, total - done) / speed if history.state == "running" and total and speed else None
-
-
-def _state(history: History, now: float) -> str:
-    text = _STATES[history.state]
-    if history.state == "finished" and history.summary.get("why") not in (None, "done"):
-        text += f": {history.summary['why']}"
-    silent = now - history.last_write if history.last_write is not None else 0.0
-    return f"{text}; last heard of {duration(silent)} ago" if not history.ended and silent > _SILENCE_S else text
-
-
-def _world(history: History) -> str:
-    size = history.world_size
-    return f"{size} rank{'s' if size != 1 else ''}" if size else "ranks not known"
-
-
-def _samples(history: History) -> tuple[float, float]:
-    """Return how many samples the whole run takes (0 where that is not known) and how many it has taken."""
-    per_epoch = history.samples_per_epoch or 0
-    steps = max((number(step, "samples") or 0.0 for step in history.steps), default=0.0)
-    epochs = max((number(epoch, "epoch") or 0.0 for epoch in history.epochs), default=0.0)
-    return float(per_epoch * (history.num_epochs or 0)), max(steps, epochs * per_epoch)
-
-
 def _progress(history: History) -> RenderableType:
-    total, done = _samples(history)
-    epoch = max((int(number(r, "epoch") or 0) for r in (*history.steps, *history.epochs)), default=0)
-    step = max((int(number(r, "step") or 0) for r in (*history.steps, *history.epochs)), default=0)
-    text = f"epoch {epoch} of {history.num_epochs or '?'}, step {step:,}"
-    if not total:
-        return Text(text)
+    epochs, done = history.num_epochs, history.furthest("epochs_done")
+    text = f"epoch {history.furthest('epoch'):.0f} of {epochs or '?'}, step {history.furthest('step'):,.0f}"
+    if not epochs:
+        return text
     row = Table.grid(padding=(0, 1))
-    row.add_row(ProgressBar(total, done, width=_WIDTH), Text(f"{min(1.0, done / total):.0%}, {text}"))
+    row.add_row(ProgressBar(epochs, done, width=_WIDTH), f"{min(1.0, done / epochs):.0%}, {text}")
     return row
 
 
-def _recent_speed(history: History) -> float | None:
-    """Return images/s over the last few lines of the run; None where they do not tell."""
-    _, recent = speeds(replace(history, steps=history.steps[-_RECENT_LINES:]), 1)
-    return recent[0] if recent else None
-
-
 def _speed(history: History) -> str:
-    speed = _recent_speed(history)
+    """Return the recent speed, the time so far, and the time left without evaluations."""
+    _, recent = speeds(history.steps[-_RECENT_LINES:], 1)
+    speed = recent[0] if recent else None
     text = f"{speed:,.0f} images/s" if speed else "not known yet"
-    left = seconds_left(history)
-    return f"{text}, {duration(history.seconds)} so far" + (f", about {duration(round(left))} left" if left else "")
+    text += f", {duration(history.seconds)} so far"
+    epochs, samples = history.num_epochs, history.samples_per_epoch
+    if speed and epochs and samples and history.state == "running":
+        left = max(0.0, epochs - history.furthest("epochs_done")) * samples / speed
+        text += f", about {duration(round(left))} left"
+    return text
 
 
 def _curve(values: Sequence[float | None], form: str) -> str:
-    last = next((value for value in reversed(values) if value is not None), None)
-    if last is None:
+    """Return a curve of block letters from the lowest value to the highest, and the last value; a gap is a blank."""
+    _, means = thinned(values, values, _WIDTH)
+    known = [value for value in means if value is not None]
+    if not known:
         return "no values"
+    low, span = min(known), max(known) - min(known) or 1.0
+    blocks = (" " if value is None else _BLOCKS[round((value - low) / span * 7)] for value in means)
+    last = next(value for value in reversed(values) if value is not None)
     gap = "" if values[-1] is not None else " (the last one is no number, or was not measured)"
-    return f"{sparkline(values):{_WIDTH}}  {format(last, form)}{gap}"
+    return f"{''.join(blocks):{_WIDTH}}  {format(last, form)}{gap}"

@@ -1,28 +1,29 @@
-"""A run folder read back: settings, metrics, events and how the run ended. What is missing or damaged is named."""
+"""Read a run folder back: settings, metrics, events and how the run ended. Missing or damaged files are named."""
 
 from __future__ import annotations
 
-import bisect
 import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hvd_train import config_file, plain_file
 from hvd_train.errors import UsageError
-from hvd_train.progress.clock import PHASES
 from hvd_train.run_files import run_folder
 
 Record = Mapping[str, Any]
 """A line of metrics.jsonl, or the whole of another JSON file."""
 
 Curve = tuple[list[float | None], list[float | None]]
-"""The x and the y values of a curve, as many of each; None leaves a gap."""
-_LARGEST = 1e18  # no record of a run has a number as large
-_MOST_JSON = 2**24  # bytes
+"""The x and the y values of a curve, equally many; None leaves a gap."""
+_LARGEST = 1e18  # larger numbers are damage
 _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 
 
@@ -30,112 +31,102 @@ _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 class History:
     """A run as its files describe it.
 
-    Steps, epochs and events are the records of metrics.jsonl. Each has a field `elapsed` besides: the seconds that the
-    run had trained until then, without the time between its end and the moment it was resumed.
+    Steps, epochs and events are records of metrics.jsonl with three more fields: `elapsed`, the seconds of training
+    until then without pauses between a stop and a resume, and `samples_done` and `epochs_done`, the progress until
+    then, or None if unknown.
     """
 
     path: Path
     settings: Mapping[str, Any]
-    """The values of config.yaml by their names, without the groups that they stand in."""
+    """The values of config.yaml by name, without their groups."""
     steps: tuple[Record, ...]
     epochs: tuple[Record, ...]
     events: tuple[Record, ...]
+    samples_per_epoch: int | None
     summary: Record
-    """The content of summary.json; empty where the run has not come to its end."""
+    """The content of summary.json; empty if the run has not finished."""
     environment: Record
-    """The content of environment.json; empty where there is none."""
+    """The content of environment.json; empty if there is none."""
     gaps: tuple[str, ...]
     """A line for each thing that is missing or cannot be read, with the reason."""
-    state: str
-    """running, finished, stopped, broke off (killed, failed), or unknown, where it ran on another machine."""
     last_write: float | None
-    """The time of the last record, in seconds since 1970; None where there is no record."""
+    """The time of the last record, in seconds since 1970; None without a record."""
 
     @property
     def name(self) -> str:
         """Return the name of the run's folder."""
         return self.path.resolve().name
 
+    @cached_property
+    def state(self) -> str:
+        """Return running, finished, stopped, broke off or unknown; a reason may follow."""
+        last = next((e for e in reversed(self.events) if e.get("name") in ("start", "end", "world")), {})
+        ended = last.get("name") == "end"
+        if ended and str(last.get("message")).startswith("stopped"):
+            return "stopped; the same command continues it"
+        if not ended and run_folder.in_use(self.path):
+            return "running"
+        if ended or self.summary:
+            why = self.summary.get("why")
+            return "finished" if why in (None, "done") else f"finished: {why}"
+        here = self.environment.get("host") in (None, socket.gethostname())
+        return "broke off (killed or failed)" if here else "unknown: it ran on another machine"
+
     @property
     def ended(self) -> bool:
-        """Return whether nothing more will come unless the run is started again."""
-        return self.state not in ("running", "unknown")
+        """Return whether the run writes nothing more unless it is resumed."""
+        return not self.state.startswith(("running", "unknown"))
 
     @property
     def num_epochs(self) -> int | None:
-        """Return how many epochs the run is to have, or None where its settings do not say."""
+        """Return how many epochs the run is set to train, or None if unknown."""
         return whole(self.settings.get("epochs"))
 
     @property
-    def samples_per_epoch(self) -> int | None:
-        """Return how many samples an epoch has, or None where no event says."""
-        return next((whole(e.get("num_samples")) for e in reversed(self.events) if e.get("name") == "start"), None)
-
-    @property
     def world_size(self) -> int | None:
-        """Return how many ranks the run has, or had at last; None where no event says."""
+        """Return the latest number of ranks, or None if unknown."""
         sizes = (whole(e.get("world_size")) for e in reversed(self.events) if e.get("name") in ("start", "world"))
         return next((size for size in sizes if size), None)
 
     @property
     def seconds(self) -> float:
-        """Return the seconds that the run has trained, until its last record."""
+        """Return the seconds of training until the last record."""
         return max((record["elapsed"] for record in (*self.steps, *self.epochs, *self.events)), default=0.0)
 
-    def samples_at(self, step: float) -> float | None:
-        """Return how many samples the run had taken after a step, interpolated between its step records.
-
-        Beyond the last record the count is extrapolated. None where there is no step record to go by.
-        """
-        known = self._samples_of_steps
-        if len(known) < 2:
-            return None
-        index = min(max(bisect.bisect_left(known, (step, -1.0)), 1), len(known) - 1)
-        (low, before), (high, after) = known[index - 1], known[index]
-        return before + (after - before) * (step - low) / (high - low) if high > low else after
-
-    @cached_property
-    def _samples_of_steps(self) -> list[tuple[float, float]]:
-        pairs = ((number(record, "step"), number(record, "samples")) for record in self.steps)
-        return [(0.0, 0.0), *((step, samples) for step, samples in pairs if step and samples is not None)]
+    def furthest(self, name: str) -> float:
+        """Return the largest value of a field of steps and epochs, 0 if none has it."""
+        return max((number(record, name) or 0.0 for record in (*self.steps, *self.epochs)), default=0.0)
 
 
 def read(path: Path) -> History:
-    """Read a run folder; a damaged or missing file in it is a gap. Raises UsageError where `path` is no run folder."""
-    if not path.exists():
-        raise UsageError(f"{path}: no such run folder")
+    """Read a run folder; a damaged or missing file in it is a gap.
+
+    Raises: UsageError: if `path` is no run folder.
+    """
     if not path.is_dir():
-        raise UsageError(f"{path} is a file; name a run folder")
+        raise UsageError(f"{path}: no such run folder")
     if not (path / run_folder.CONFIG).exists() and not (path / run_folder.METRICS).exists():
-        inside = sorted(entry.parent for entry in path.glob(f"*/{run_folder.CONFIG}"))
+        inside = any(path.glob(f"*/{run_folder.CONFIG}"))
         hint = f"; its folders are: name them, as in {path}/*" if inside else ""
         raise UsageError(f"{path} is not a run of hvd_train: it has no {run_folder.CONFIG}{hint}")
     gaps: list[str] = []
-    settings = _settings(path / run_folder.CONFIG, gaps)
-    lines = _with_seconds(_lines(path / run_folder.METRICS, gaps))
-    summary = _json(path / run_folder.SUMMARY, gaps)
-    environment = _json(path / run_folder.ENVIRONMENT, gaps)
-    if not environment:
-        gaps.append(f"no {run_folder.ENVIRONMENT}: the run could not write it")
-    kinds: dict[str, list[Record]] = {"step": [], "epoch": [], "event": []}
-    for line in lines:
-        kinds.get(str(line.get("kind")), []).append(line)
-    return History(
-        path=path,
-        settings=settings,
-        steps=tuple(kinds["step"]),
-        epochs=tuple(kinds["epoch"]),
-        events=tuple(kinds["event"]),
-        summary=summary,
-        environment=environment,
-        gaps=tuple(gaps),
-        state=_state(path, kinds["event"], summary, environment),
-        last_write=max((line["time"] for line in lines), default=None),
-    )
+    settings: dict[str, Any] = {}
+    for name, value in _mapping(path / run_folder.CONFIG, config_file.parse, gaps).items():
+        settings |= value if isinstance(value, dict) else {str(name): value}
+    lines = _lines(path / run_folder.METRICS, gaps)
+    summary = _mapping(path / run_folder.SUMMARY, json.loads, gaps)
+    environment = _mapping(path / run_folder.ENVIRONMENT, json.loads, gaps)
+    starts = [line for line in lines if line.get("kind") == "event" and line.get("name") == "start"]
+    per_epoch = whole(starts[-1].get("num_samples")) if starts else None
+    _add_elapsed(lines)
+    _add_progress(lines, per_epoch)
+    steps, epochs, events = (tuple(e for e in lines if e.get("kind") == kind) for kind in ("step", "epoch", "event"))
+    last_write = max((line["time"] for line in lines), default=None)
+    return History(path, settings, steps, epochs, events, per_epoch, summary, environment, tuple(gaps), last_write)
 
 
-def number(record: Mapping[str, Any], name: str) -> float | None:
-    """Return a field of a record where it is a finite number, else None."""
+def number(record: Record, name: str) -> float | None:
+    """Return a field of a record if it is a finite number, else None."""
     value = record.get(name)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST:
         return float(value)
@@ -143,45 +134,31 @@ def number(record: Mapping[str, Any], name: str) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """Return `value` where it is a whole number above 0, else None."""
+    """Return `value` if it is a whole number above 0, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST else None
 
 
-def split_of(history: History) -> dict[str, float] | None:
-    """Return the mean seconds that rank 0 spent in each phase of a step; None where no step record says."""
-    sums, count = dict.fromkeys(PHASES, 0.0), 0
-    for record in history.steps:
-        split = record.get("split")
-        if isinstance(split, dict) and any(number(split, part) is not None for part in PHASES):
-            count += 1
-            for part in PHASES:
-                sums[part] += number(split, part) or 0.0
-    return {part: total / count for part, total in sums.items()} if count else None
+def speeds(steps: Sequence[Record], most: int = _MOST_POINTS) -> Curve:
+    """Return images/s (y) over seconds of training (x) between step records, in at most `most` points.
 
-
-def speeds(history: History, most: int = _MOST_POINTS) -> Curve:
-    """Return images per second (y) over the seconds of training (x), in at most `most` points.
-
-    A speed is measured from one step record to the next of the same epoch: evaluations lie between epochs and do not
-    count, waiting for another world does.
+    Both records are of the same epoch: evaluation between epochs does not count, waiting for a new world does.
     """
     intervals = []
-    for before, after in zip(history.steps, history.steps[1:], strict=False):
+    for before, after in pairwise(steps):
         samples = (number(after, "samples") or 0.0) - (number(before, "samples") or 0.0)
         seconds = after["elapsed"] - before["elapsed"]
         if before.get("epoch") == after.get("epoch") and samples > 0 and seconds > 0:
             intervals.append((before["elapsed"] + seconds / 2, samples, seconds))
     size = -(-len(intervals) // most) or 1
-    groups = [intervals[first : first + size] for first in range(0, len(intervals), size)]
-    middles: list[float | None] = [sum(middle for middle, _, _ in group) / len(group) for group in groups]
-    return middles, [sum(samples for _, samples, _ in g) / sum(seconds for _, _, seconds in g) for g in groups]
+    groups = [tuple(zip(*intervals[at : at + size], strict=True)) for at in range(0, len(intervals), size)]
+    return [_mean(middles) for middles, _, _ in groups], [sum(samples) / sum(times) for _, samples, times in groups]
 
 
 def thinned(x: Sequence[float | None], y: Sequence[float | None], most: int = _MOST_POINTS) -> Curve:
-    """Return at most `most` points, each the mean of as many neighbours; a gap where none of them has a value."""
+    """Return at most `most` points, each the mean of neighbours; a gap if none of them has a value."""
     size = -(-len(x) // most) or 1
-    groups = [(x[start : start + size], y[start : start + size]) for start in range(0, len(x), size)]
-    return [_mean(group) for group, _ in groups], [_mean(group) for _, group in groups]
+    starts = range(0, len(x), size)
+    return [_mean(x[at : at + size]) for at in starts], [_mean(y[at : at + size]) for at in starts]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -189,37 +166,16 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _settings(path: Path, gaps: list[str]) -> dict[str, Any]:
-    """Return the settings in config.yaml by name, unchecked: a page shows what is there."""
+def _mapping(path: Path, parse: Callable[[str], object], gaps: list[str]) -> dict[str, Any]:
     try:
-        values = config_file.parse(plain_file.read_text(path, config_file.MOST_BYTES))
-    except OSError as error:
-        gaps.append(f"no settings: {path.name} cannot be read ({error.strerror})")
-        return {}
-    except ValueError:
-        values = None
-    if not isinstance(values, dict):
-        gaps.append(f"no settings: {path.name} is not what a run writes")
-        return {}
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat.update(value if isinstance(value, dict) else {str(name): value})
-    return flat
-
-
-def _json(path: Path, gaps: list[str]) -> dict[str, Any]:
-    try:
-        values = json.loads(plain_file.read_text(path, _MOST_JSON))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        gaps.append(f"{path.name} cannot be read ({error.strerror})")
-        return {}
-    except (ValueError, RecursionError):
-        values = None
+        values = parse(plain_file.read_text(path, config_file.MOST_BYTES))
+        reason = "damaged"
+    except (OSError, ValueError, RecursionError) as error:
+        values, reason = None, getattr(error, "strerror", "damaged")
     if isinstance(values, dict):
         return values
-    gaps.append(f"{path.name} cannot be read")
+    if path.exists() or path.name != run_folder.SUMMARY:  # only a finished run has a summary
+        gaps.append(f"{path.name} cannot be read ({reason})")
     return {}
 
 
@@ -231,16 +187,15 @@ def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
         return []
     lines, bad = [], []
     for line_number, text in enumerate(texts, 1):
-        try:
+        record = None
+        with suppress(ValueError, RecursionError):
             record = json.loads(text)
-        except (ValueError, RecursionError):
-            record = None
         if isinstance(record, dict) and number(record, "time") is not None:
             lines.append(record)
         else:
             bad.append(line_number)
     if bad == [len(texts)]:
-        gaps.append(f"the last line of {path.name} is torn: the process was ended while it wrote, or is about to go on")
+        gaps.append(f"the last line of {path.name} is torn: the process ended while it wrote, or is still writing")
     elif bad:
         gaps.append(f"{len(bad)} lines of {path.name} cannot be read, the first of them line {bad[0]}")
     if not lines:
@@ -248,31 +203,33 @@ def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
     return lines
 
 
-def _with_seconds(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines, each with the seconds of training until then as `elapsed`.
+def _add_elapsed(lines: Sequence[dict[str, Any]]) -> None:
+    """Add the seconds of training until each line to it as `elapsed`.
 
-    A run that is resumed writes its notes before the event "start": the pause ends with the first of them.
+    A resumed run writes its notes before the event "start": the pause ends with the first note.
     """
-    begins = set()
+    resumes = set()
     for index, line in enumerate(lines):
         if line.get("kind") == "event" and line.get("name") == "start":
             while index and lines[index - 1].get("name") in ("note", "checkpoint"):
                 index -= 1
-            begins.add(index)
-    seconds, timed = 0.0, []
+            resumes.add(index)
+    elapsed = 0.0
     for index, line in enumerate(lines):
-        if index and index not in begins:
-            seconds += max(0.0, line["time"] - lines[index - 1]["time"])
-        timed.append({**line, "elapsed": seconds})
-    return timed
+        if index and index not in resumes:
+            elapsed += max(0.0, line["time"] - lines[index - 1]["time"])
+        line["elapsed"] = elapsed
 
 
-def _state(path: Path, events: Sequence[Record], summary: Record, environment: Record) -> str:
-    last = next((event for event in reversed(events) if event.get("name") in ("start", "end", "world")), {})
-    if run_folder.in_use(path) and last.get("name") != "end":
-        return "running"
-    if last.get("name") == "end":
-        return "stopped" if str(last.get("message")).startswith("stopped") else "finished"
-    if summary:
-        return "finished"
-    return "broke off" if environment.get("host") in (None, socket.gethostname()) else "unknown"
+def _add_progress(lines: Sequence[dict[str, Any]], per_epoch: int | None) -> None:
+    """Add `samples_done` and `epochs_done` to each line; an event gets them from the steps before and after it."""
+    steps = [line for line in lines if line.get("kind") == "step" and number(line, "samples") is not None]
+    times, samples = ([0.0, *(step[name] for step in steps)] for name in ("elapsed", "samples"))
+    for line in lines:
+        kind, epoch, done = line.get("kind"), number(line, "epoch"), number(line, "samples")
+        if kind == "epoch":
+            done = epoch * per_epoch if epoch and per_epoch else None
+        elif kind == "event":
+            done = float(np.interp(line["elapsed"], times, samples)) if steps else None
+        line["samples_done"] = done
+        line["epochs_done"] = done / per_epoch if per_epoch and done is not None else None
