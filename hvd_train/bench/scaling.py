@@ -25,12 +25,10 @@ from hvd_train.console import show
 from hvd_train.errors import UsageError
 from hvd_train.launch import horovodrun
 from hvd_train.progress import order, schedule
-from hvd_train.report import curves
-from hvd_train.report.drawing import png
-from hvd_train.report.scaling import COLUMNS, RECORD
+from hvd_train.report.scaling import COLUMNS, RECORD, charts
 from hvd_train.run_files import durable, run_folder
 
-TABLE, TEXT, CHARTS = "scaling.csv", "scaling.txt", ("throughput.png", "efficiency.png")
+TABLE, TEXT = "scaling.csv", "scaling.txt"
 _NOTHING: Measurement = {key: None for key, _, _ in COLUMNS}
 
 
@@ -107,8 +105,8 @@ def run(
         record.write(folder / RECORD, measured)
         durable.write_text(folder / TABLE, _csv(rows))
         durable.write_text(folder / TEXT, table(rows) + "\n")
-        for chart_name, chart in zip(CHARTS, curves.scaling(rows), strict=True):
-            durable.write(folder / chart_name, png(chart))
+        for chart_name, chart in charts(rows).items():
+            durable.write(folder / f"{chart_name}.png", chart.image("png"))
     show(f"\n{table(rows)}\n\nfiles: {folder}")
     return measured
 

@@ -19,6 +19,7 @@ Line = tuple[str, Sequence[float | None], Sequence[float | None]]
 """Name, x and y values of a line; None, NaN and infinity leave a gap."""
 
 _STYLE = Path(__file__).parent / "templates" / "charts.mplstyle"
+_WIDTH, _PLOT, _ABOVE = 4.2, 1.95, 0.25  # inches; on a phone the text of this width keeps its size
 _LEGEND_WIDTH, _ROW = 44, 0.18  # letters in a row of the legend, inches of its height
 _GREY = "#5c6068"
 
@@ -35,7 +36,6 @@ class Chart:
 
     title: str
     x: str
-    y: str
     lines: Sequence[Line]
     percent: bool = False
     log: bool = False
@@ -47,8 +47,7 @@ class Chart:
     @property
     def description(self) -> str:
         """The chart in one sentence, for screen readers."""
-        names = ", ".join(name for name, _, _ in self.lines if name)
-        return f"{self.title}: {self.y} over {self.x}" + (f", of {names}" if names else "")
+        return f"{self.title} over {self.x}: {', '.join(name for name, _, _ in self.lines if name) or 'one line'}"
 
     def image(self, kind: str) -> bytes:
         """Return the chart as a file: `kind` is "svg" (transparent) or "png" (white)."""
@@ -58,8 +57,12 @@ class Chart:
         return buffer.getvalue()
 
     def _figure(self) -> Figure:
-        figure = Figure()
-        axes = figure.add_subplot(xlabel=self.x, ylabel=self.y)
+        longest = max((len(name) for name, _, _ in self.lines), default=0)
+        columns = max(1, _LEGEND_WIDTH // (longest + 7))
+        below = _ROW * (3 + (-(-len(self.lines) // columns) if longest else 0))
+        figure = Figure(figsize=(_WIDTH, _ABOVE + _PLOT + below))
+        figure.subplots_adjust(top=1 - _ABOVE / figure.get_figheight(), bottom=below / figure.get_figheight())
+        axes = figure.add_subplot(xlabel=self.x)
         axes.set_title(printable(self.title), parse_math=False)
         if sum(self._draw(axes, line) for line in self.lines):
             self._scale(axes)
@@ -67,10 +70,8 @@ class Chart:
         else:
             axes.set(xticks=[], yticks=[])
             axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center")
-        if longest := max((len(name) for name, _, _ in self.lines), default=0):
-            columns = max(1, _LEGEND_WIDTH // (longest + 7))
-            figure.set_figheight(figure.get_figheight() - _ROW * (-len(self.lines) // columns))
-            for text in figure.legend(loc="outside lower left", ncols=columns).get_texts():
+        if longest:
+            for text in figure.legend(loc="lower left", ncols=columns).get_texts():
                 text.set_parse_math(False)
         return figure
 

@@ -16,7 +16,7 @@ from hvd_train.run_files.history import History, Record, number, speeds, thinned
 Axis = tuple[str, str, float]
 """A measure of progress: the label of the x axis, a field of each record, and the unit of its numbers."""
 
-_METRICS = (("loss", "Loss", "cross entropy"), ("top1", "Top-1", "accuracy"), ("top5", "Top-5", "accuracy"))
+_METRICS = (("loss", "Loss"), ("top1", "Top-1 accuracy"), ("top5", "Top-5 accuracy"))
 _SPEEDS = 60  # points of a line of throughput: from one step to the next it is noise
 _STEEP = 50.0  # a loss whose largest value is this many times its smallest gets a logarithmic axis
 _MOST_EVENTS, _MOST_CHANGES = 60, 10
@@ -36,17 +36,17 @@ def learning(runs: Sequence[History], names: Sequence[str], keys: Sequence[str])
 
 def throughput(runs: Sequence[History], names: Sequence[str], keys: Sequence[str]) -> Markup:
     """Return images/s over time, and a table of the changes of the world and their cost."""
-    text = "Between two logged steps of an epoch; waiting for a new world counts, evaluation does not."
+    text = "Of all workers, between two logged steps of an epoch; waiting for a new world counts, evaluation does not."
     label, _, unit = axis = _time(runs)
     lines: list[Line] = []
     for run, key in zip(runs, keys, strict=True):
         times, rates = speeds(run.steps, _SPEEDS)
         lines.append((key, [time / unit for time in times if time is not None], rates))
     marks = [_events(run, axis) for run in runs]
-    charts = [("Throughput", lines, marks[0] if len(runs) == 1 else [])]
+    charts = [("Images/s", lines, marks[0] if len(runs) == 1 else [])]
     if len(runs) > 1:  # a chart of all runs has no room for their events
-        charts += [(f"Throughput of {line[0]}", [line], m) for line, m in zip(lines, marks, strict=True) if m]
-    figures = [Chart(title, label, "images/s, all workers", of, zero=True, events=m) for title, of, m in charts]
+        charts += [(f"Images/s of {line[0]}", [line], m) for line, m in zip(lines, marks, strict=True) if m]
+    figures = [Chart(title, label, of, zero=True, events=m) for title, of, m in charts]
     return Markup().join([pieces.paragraph(text), pieces.figures(figures), _changes_of_world(runs, names)])
 
 
@@ -85,10 +85,10 @@ def _learning_charts(runs: Sequence[History], keys: Sequence[str], axis: Axis) -
     """
     logged = [run.steps if len(run.steps) >= len(run.epochs) else run.epochs for run in runs]
     # A loss that is no number is null in JSON; the other scores of this epoch are there.
-    evaluated = [[e for e in run.epochs if any(e.get(f"val_{m}") is not None for m, *_ in _METRICS)] for run in runs]
+    evaluated = [[e for e in run.epochs if any(e.get(f"val_{m}") is not None for m, _ in _METRICS)] for run in runs]
     events = _events(runs[0], axis) if len(runs) == 1 else []
     charts = []
-    for metric, title, label in _METRICS:
+    for metric, title in _METRICS:
         training = [_line(key, records, metric, axis) for key, records in zip(keys, logged, strict=True)]
         validation = [_line(key, records, f"val_{metric}", axis) for key, records in zip(keys, evaluated, strict=True)]
         groups = {f"{title}, training": training, f"{title}, validation": validation}
@@ -96,9 +96,9 @@ def _learning_charts(runs: Sequence[History], keys: Sequence[str], axis: Axis) -
             groups = {title: [("training", *training[0][1:]), ("validation", *validation[0][1:])]}
         for name, lines in groups.items():
             log, top = _loss_scale(lines) if metric == "loss" else (False, None)
-            charts.append(Chart(name, axis[0], label, lines, percent=metric != "loss", log=log, top=top, events=events))
+            charts.append(Chart(name, axis[0], lines, percent=metric != "loss", log=log, top=top, events=events))
     rates = [_line(key, run.steps, "learning_rate", axis) for key, run in zip(keys, runs, strict=True)]
-    return [*charts, Chart("Learning rate", axis[0], "", rates)]
+    return [*charts, Chart("Learning rate", axis[0], rates)]
 
 
 def _line(key: str, records: Sequence[Record], field: str, axis: Axis) -> Line:

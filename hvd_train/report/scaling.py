@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from markupsafe import Markup
 
 from hvd_train import plain_file
 from hvd_train.errors import UsageError
-from hvd_train.report.charts import Chart, Line
+from hvd_train.report.charts import Chart
 from hvd_train.report.page import pieces
 from hvd_train.run_files.history import Record, number
 
@@ -29,7 +28,7 @@ COLUMNS = (
     ("test_loss", "test loss", ".4f"),
     ("top1", "top-1", ".2%"),
 )
-"""Key of a row, title of its column, and the format of its numbers."""
+"""Key of a row, title of its column, and format of its numbers."""
 
 
 @dataclass(frozen=True)
@@ -55,30 +54,21 @@ def read(path: Path) -> Scaling:
         raise UsageError(f"{path / RECORD} is not a record of hvd-train bench scaling") from None
 
 
-def charts(rows: Sequence[Record], mode: str) -> dict[str, Chart]:
-    """Return charts over the number of workers, by the names of their files without suffix.
+def charts(rows: Sequence[Record]) -> dict[str, Chart]:
+    """Return charts of images/s and of efficiency over the number of workers, by their names.
 
     `rows` are the rows of scaling.json; a value that is missing or None leaves a gap.
     """
-    workers = [number(row, "workers") for row in rows]
+    workers, rates, efficiency = (
+        [number(row, key) for row in rows] for key in ("workers", "images_per_second", "efficiency")
+    )
     ticks = sorted({n for n in workers if n and n > 0})
-    chart = partial(Chart, x="workers", ticks=ticks)
-
-    def line(name: str, key: str) -> Line:
-        return name, workers, [number(row, key) for row in rows]
-
-    rates = line("measured", "images_per_second")
-    base, rate = next(((n, rate) for n, rate in zip(workers, rates[2], strict=True) if n and rate), (1.0, 0.0))
-    ideal = ("ideal", workers, [rate * n / base if n and rate else None for n in workers])
-    losses = [line("best validation", "val_loss"), line("test", "test_loss")]
-    efficiency, seconds, top1 = ([line("", key)] for key in ("efficiency", "epoch_seconds", "top1"))
-    title = f"({mode} scaling)"
+    base, rate = next(((n, rate) for n, rate in zip(workers, rates, strict=True) if n and rate), (1.0, 0.0))
+    ideal = [rate * n / base if n and rate else None for n in workers]
+    speeds = [("measured", workers, rates), ("ideal", workers, ideal)]
     return {
-        "throughput": chart(f"Throughput {title}", y="images/s", lines=[rates, ideal], log=len(ticks) > 1),
-        "efficiency": chart(f"Efficiency {title}", y="of ideal", lines=efficiency, percent=True, zero=True),
-        "epoch_time": chart("Time of an epoch", y="seconds", lines=seconds, zero=True),
-        "loss": chart("Loss", y="cross entropy", lines=losses),
-        "top1": chart("Top-1", y="accuracy", lines=top1, percent=True),
+        "throughput": Chart("Images/s", "workers", speeds, log=len(ticks) > 1, ticks=ticks),
+        "efficiency": Chart("Efficiency", "workers", [("", workers, efficiency)], percent=True, zero=True, ticks=ticks),
     }
 
 
@@ -93,6 +83,6 @@ def section(scalings: Sequence[Scaling]) -> Markup:
         body += [
             pieces.heading(f"{scaling.path.resolve().name}: {scaling.mode} scaling"),
             pieces.table([title for _, title, _ in COLUMNS], rows, numbers=True),
-            pieces.figures(charts(scaling.rows, scaling.mode).values()),
+            pieces.figures(charts(scaling.rows).values()),
         ]
     return Markup().join(body)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import json
 import os
 import select
@@ -12,6 +14,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -52,6 +56,12 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def picture(self, selector: str) -> Image.Image:
+        """Return a screenshot of an element."""
+        area = self.value(f"document.querySelector({selector!r}).getBoundingClientRect().toJSON()")
+        shown = self.call("Page.captureScreenshot", clip={**area, "scale": 1}, captureBeyondViewport=True)
+        return Image.open(io.BytesIO(base64.b64decode(shown["data"])))
 
     def complaints(self) -> list[str]:
         """Return what was written to the console since the page was opened."""

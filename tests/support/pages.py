@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ def composed(*paths: Path) -> str:
 
 
 def section(text: str, heading: str) -> str:
+    """Return the markup of a section, with the SVG of its charts as text."""
     found = re.search(rf"<section[^>]*>\s*<h2>{heading}</h2>(.*?)</section>", text, re.DOTALL)
     assert found is not None, heading
-    return found.group(1)
+    return re.sub(r"data:image/svg\+xml;base64,([^\"]*)", lambda image: base64.b64decode(image[1]).decode(), found[1])

@@ -17,8 +17,8 @@ NO_TORCH = [
     "progress.order", "progress.schedule", "progress.clock", "progress.stop",
     "run_files.durable", "run_files.run_folder", "run_files.machine", "run_files.history",
     "profiling.trace",
-    "report.charts", "report.confusion", "report.curves", "report.drawing", "report.overview", "report.page",
-    "report.report", "report.scaling", "report.ticks", "report.timeline", "report.watch",
+    "report.charts", "report.confusion", "report.curves", "report.page", "report.report", "report.scaling",
+    "report.watch",
     "bench.record", "bench.scaling",
     "cli",
 ]  # fmt: skip

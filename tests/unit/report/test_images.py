@@ -1,8 +1,7 @@
-"""The images that a training would see (`hvd-train show-data`), and those that it took for others."""
+"""Pictures of data (`hvd-train show-data`) and of misclassified images."""
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,13 @@ from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays
 from hvd_train.progress.order import EpochOrder
 from hvd_train.report.predictions import predict
-from hvd_train.report.samples import Preview, show
+from hvd_train.report.samples import show
 from hvd_train.run import train
 from tests.support import jpegs
 
 
 def test_the_first_images_in_their_order_and_the_classes_of_each_rank() -> None:
-    """The picture holds the images that the first step takes; the ranks have all samples, each once."""
+    """The picture has the images of the first step; each sample belongs to one rank."""
     config = recipes.digits().replace(augment="none")
     shown = show(config, 3, Path("seen.png"))
     data = sources.open_data(config.data, config.seed).train
@@ -32,24 +31,25 @@ def test_the_first_images_in_their_order_and_the_classes_of_each_rank() -> None:
         middle = picture[top + 6 : top + 94 : 12, left + 6 : left + 94 : 12][:8, :8]
         expected = data.images[first[number], 0].float().numpy()
         assert np.abs(middle - expected).max() <= 1.0
-    assert sum(shown.rank_counts, Counter()) == Counter(data.labels.tolist())
-    assert min(counts.total() for counts in shown.rank_counts) > 300
-
-
-def test_names_of_classes_do_not_act_on_the_terminal() -> None:
-    """They are names of folders, which anybody may have made."""
-    told = str(Preview(Path("seen.png"), ("a\x1b[2J\nb",), (Counter({0: 3}),)))
-    assert told.splitlines()[1:] == ["a\ufffd[2J\ufffdb         3", "picture: seen.png"]
+    head, *rows, last = shown.splitlines()
+    assert (head.split(), last) == (["rank", "0", "rank", "1", "rank", "2"], "picture: seen.png")
+    counts = np.array([[int(number) for number in row.split()[1:]] for row in rows])
+    assert counts.sum(axis=1).tolist() == np.bincount(data.labels).tolist()
+    assert counts.sum(axis=0).min() > 300
 
 
 def test_jpeg_files_with_every_random_change(capsys: pytest.CaptureFixture[str]) -> None:
-    """A picture has a name that everybody knows: a link of that name is replaced and not drawn into."""
+    """A symlink with the name of the picture is replaced, not followed; class names are written without controls."""
     Path("outside").write_text("precious")
     Path("show-data.png").symlink_to("outside")
     jpegs.digits(Path("data"), range(3), most=8)
+    for split in Path("data").iterdir():
+        (split / "00").rename(split / "a\x1b[2J\nb")
     line = "show-data imagenet-resnet50-modern --data-dir data --image-size 32 -b 8 --workers-per-host 0 --ranks 2"
     assert cli.run(line.split()) == 0
-    assert "picture: show-data.png" in capsys.readouterr().out
+    _, *rows, last = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == ["01", "02", "a\ufffd[2J\ufffdb"]
+    assert last == "picture: show-data.png"
     assert Image.open("show-data.png").format == "PNG"
     assert Path("outside").read_text() == "precious"
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_validation_image_is_counted_once() -> None:
-    """The best weights' hits add up to the score that training returned; the worst images come first."""
+    """The predictions add up to the score of the best epoch; the worst images come first."""
     result = train(recipes.digits().replace(epochs=1, device="cpu", workers=0, output_dir=Path("run")))
     predictions = predict(Path("run"), "cpu", trust=True)
     right = sum(count for (truth, predicted), count in predictions.counts.items() if truth == predicted)

@@ -1,4 +1,4 @@
-"""The report page: what stands in it, that no run is too broken for one, and that no text of a run acts in it."""
+"""The report page: its content, broken runs, and hostile text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from hvd_train import cli
 from hvd_train.report import report
-from hvd_train.report.charts import Axis, Chart, Event, Series, styled
+from hvd_train.report.charts import Chart
 from hvd_train.report.confusion import MisclassifiedImage, Predictions
-from hvd_train.report.drawing import svg
 from hvd_train.run_files.history import read
 from tests.support.pages import NOW, composed, section
 from tests.support.run_folders import elastic_run, epoch, event, start, step, whole_run, write
@@ -25,7 +25,7 @@ SKIPPED = event("skipped", 2, "step 2 is skipped: its loss is not finite", step=
 NONSENSE = [start(num_samples="x"), step(1, loss="x", samples=None, epoch="?"), epoch(1, epoch=None)]
 BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "one epoch": (lambda path: write(path, whole_run(1), summary=True, epochs=1), "1 of 1"),
-    "no validation": (lambda path: write(path, [start(), step(1), step(2), NO_VALIDATION]), "no validation"),
+    "no validation": (lambda path: write(path, [start(), step(1), step(2), NO_VALIDATION]), "validation: no values"),
     "interrupted": (lambda path: write(path, [start(), step(1), step(2)]), "broke off (killed or failed)"),
     "no step": (lambda path: write(path, [start()]), "no values"),
     "NaN": (lambda path: write(path, [start(), step(1), step(2, loss=None), SKIPPED, step(3)]), "not finite"),
@@ -40,16 +40,17 @@ HOSTILE = """x" onload="alert(1)' onclick='alert(2) <script>alert(3)</script> &a
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_no_run_is_too_broken(name: str) -> None:
-    """Every section is there; what is missing is named where it would have been."""
-    make, said = BROKEN[name]
+    """Every section is there and names what is missing."""
+    make, expected = BROKEN[name]
     text = composed(make(Path("a run")))
-    for heading in ("Summary", "Learning curves", "Throughput", "Predictions", "Configuration", "Environment"):
-        assert section(text, heading).strip()
-    assert said in text
+    headings = ("Summary", "Learning curves", "Throughput", "Where the time goes", "Configuration", "Environment")
+    sections = [section(text, heading) for heading in headings]
+    assert all(each.strip() for each in sections)
+    assert expected in "".join(sections)
 
 
-def test_many_runs_are_in_one_page_under_names_of_their_own() -> None:
-    """Broken ones, too. Settings that differ have a column for each run, the others are said once."""
+def test_many_runs_share_a_page() -> None:
+    """Settings that differ have a column for each run, other settings are shown once."""
     paths = [make(Path(f"runs/{name}")) for name, (make, _) in BROKEN.items()]
     paths += [write(Path(f"runs/good-{number}"), whole_run(), seed=number) for number in range(10)]
     text = composed(*paths)
@@ -59,12 +60,13 @@ def test_many_runs_are_in_one_page_under_names_of_their_own() -> None:
     assert re.findall(r'<th scope="row">(.*?)</th>', differs) == ["seed", "epochs"]
     assert differs.count("<td>9</td>") == 1
     assert "global_batch_size" in same
-    runs = [read(write(Path(name), [])) for name in ("a/digits-20260101", "a/digits-20260202", "b/digits-20260101")]
-    assert len(set(report.labels(runs))) == 3
+    names = ("a/digits-20260101", "a/digits-20260202", "b/digits-20260101")
+    text = section(composed(*(write(Path(name), []) for name in names)), "Summary")
+    assert all(name in text for name in names)
 
 
 def test_changes_of_the_world_and_the_time_split_are_shown() -> None:
-    """In the curves, in the throughput, and in a table with what each change has cost."""
+    """Charts mark each change of the world, and a table has its cost."""
     text = composed(write(Path("run"), elastic_run()))
     for part in ("Learning curves", "Throughput"):
         for label in ("3→2", "recovered", "resumed"):
@@ -80,7 +82,7 @@ def test_changes_of_the_world_and_the_time_split_are_shown() -> None:
 
 
 def test_a_measured_scaling() -> None:
-    """Its table in the order of the workers, with a gap for what was not measured, and its plots; alone or beside."""
+    """The table is sorted by workers and has a dash for a missing value; a page without runs is possible."""
     row = {"learning_rate": 0.1, "global_batch_size": 64, "steps_per_epoch": 23, "epoch_seconds": 1.5, "val_loss": 0.04}
     rows = [
         {**row, "workers": 2, "images_per_second": 1500.0, "efficiency": 0.75, "test_loss": None, "top1": 0.98},
@@ -92,14 +94,19 @@ def test_a_measured_scaling() -> None:
     for text in (composed(path), composed(run, path)):
         part = section(text, "Scaling")
         assert re.findall(r'<th scope="row">(\d)</th>', part) == ["1", "2"]
-        assert part.count("<svg") == 2
-        for words in ("strong scaling", '<td class="n">75.0%</td>', '<td class="n">—</td>'):
+        for words in (
+            "bench: strong scaling",
+            "Images/s, strong scaling",
+            "> ideal<",
+            '<td class="n">75.0%</td>',
+            '<td class="n">—</td>',
+        ):
             assert words in part
     assert "No measured scaling" in composed(run)
 
 
 def test_predictions_and_their_absence() -> None:
-    """The matrix, or for many classes the pairs confused most; the worst images; or why there are none."""
+    """The section has a matrix or, for many classes, the pairs confused most; else the reason why it is empty."""
     path = write(Path("run"), whole_run())
     worst = MisclassifiedImage(b"\x89PNG", "one", "two", 0.75, 2.5, 17)
 
@@ -116,13 +123,13 @@ def test_predictions_and_their_absence() -> None:
 
 
 class Elements(HTMLParser):
-    """The tags of a page with their attributes, and its text, as a browser reads them."""
+    """Tags, attributes and text of a page, as a browser reads them."""
 
     def __init__(self, markup: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
-        self.feed(str(markup))  # plain, or pieces of it would escape anew
+        self.feed(markup)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -132,7 +139,7 @@ class Elements(HTMLParser):
 
 
 def test_no_text_of_a_run_acts_in_the_page() -> None:
-    """No text becomes a tag or an attribute, or is taken for a template; the page needs and allows nothing outside."""
+    """No text becomes a tag, an attribute or a template; the page loads nothing from outside."""
     name = HOSTILE.replace("/", "")
     path = write(Path(name), [start(), step(1), event("note", 1, HOSTILE), event("world", 2, HOSTILE)], model=HOSTILE)
     (path / "environment.json").write_text(
@@ -152,7 +159,7 @@ def test_no_text_of_a_run_acts_in_the_page() -> None:
 
 
 def test_only_reports_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    """A run's own file, or anything else, is left alone, and a pipe is not waited for: one line, exit code 2."""
+    """Any other file is kept, with one error line and exit code 2. A FIFO does not block."""
     write(Path("run"), whole_run())
     line = ["report", "run", "--no-predictions", "--output"]
     assert cli.run([*line, "page.html"]) == 0
@@ -162,17 +169,17 @@ def test_only_reports_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder").mkdir()
     os.mkfifo("pipe.html")
     for output, reason in (
-        ("run/config.yaml", "not a report of ours"),
-        ("mine.html", "not a report of ours"),
+        ("run/config.yaml", "is no report of hvd-train"),
+        ("mine.html", "is no report of hvd-train"),
         ("folder", "is a folder"),
         ("nowhere/page.html", "no folder nowhere"),
         ("pipe.html", "it is no file, but a pipe or a device"),
     ):
         capsys.readouterr()
         assert cli.run([*line, output]) == 2
-        told = capsys.readouterr().err
-        assert reason in told
-        assert told.count("\n") == 1
+        error = capsys.readouterr().err
+        assert reason in error
+        assert error.count("\n") == 1
     Path("folder/scaling.json").write_text('{"rows": 3}')
     assert cli.run(["report", "folder"]) == 2
     assert "folder/scaling.json is not a record of hvd-train bench scaling" in capsys.readouterr().err
@@ -180,26 +187,32 @@ def test_only_reports_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("mine.html").read_text() == "<p>mine"
 
 
-def drawn(*series: Series, log: bool = False, events: tuple[Event, ...] = ()) -> str:
-    return svg(Chart("Loss", Axis("epochs"), Axis("loss", log=log), series, events))
-
-
-def line(*values: float | None, number: int = 0) -> Series:
-    return styled(number, f"run {number}", range(len(values)), values)
+def drawn(*lines: tuple[float | None, ...], log: bool = False) -> str:
+    named = [(f"run {number}", range(len(values)), values) for number, values in enumerate(lines)]
+    return Chart("Loss", "epochs", named, log=log).image("svg").decode()
 
 
 def pieces(text: str) -> int:
-    """Into how many pieces the one line of a chart falls: its path starts again after each gap."""
-    (path,) = re.findall(r'<path d="([^"]*)"[^>]*var\(--tone-0, #0063a6\); stroke-width: 1.5', text)
+    """Return into how many pieces gaps divide the first line of a chart."""
+    path, *_ = re.findall(r'<path d="([^"]*)"[^>]*stroke: #0063a6; stroke-width: 1.5', text)
     return str(path).count("M")
 
 
 def test_what_is_missing_is_a_gap() -> None:
-    """Neither None, NaN, infinity nor a logarithm of zero is bridged; what has no values at all says so."""
-    assert pieces(drawn(line(1, 2, 3, 4, 5, 6, 7))) == 1
-    assert pieces(drawn(line(1, 2, None, 3, 4, float("nan"), 5, 6, float("inf"), 7, 8))) == 4
-    assert pieces(drawn(line(1, 2, 0, 3, 4), log=True)) == 2
+    """None, NaN, infinity and the logarithm of zero leave a gap; a line without values is marked so."""
+    assert pieces(drawn((1, 2, 3, 4, 5, 6, 7))) == 1
+    assert pieces(drawn((1, 2, None, 3, 4, float("nan"), 5, 6, float("inf"), 7, 8))) == 4
+    assert pieces(drawn((1, 2, 0, 3, 4), log=True)) == 2
     assert "no values" in drawn()
-    beside = drawn(line(1, 2), line(None, float("nan"), number=1))
-    assert "run 1: no values" in beside
-    assert "run 0: no values" not in beside
+    two = drawn((1, 2), (None, float("nan")))
+    assert "run 1: no values" in two
+    assert "run 0: no values" not in two
+
+
+@pytest.mark.filterwarnings("error")
+def test_any_name_is_in_the_legend() -> None:
+    """Names with dollars, underscores, markup and control characters leave a valid SVG."""
+    names = ["_a", "$x$", "<b>&", "\x1b\x00"]
+    image = Chart(names[1], "x", [(name, (1, 2), (3, 4)) for name in names]).image("svg")
+    texts = [element.text for element in ElementTree.fromstring(image).iter() if element.tag.endswith("text")]
+    assert {" _a", " $x$", " <b>&", " \ufffd\ufffd", "$x$"} <= set(texts)
