@@ -1,6 +1,5 @@
-"""What a machine, a build of Horovod and a cluster can do, found out in child processes and over ssh. No torch.
+"""What a machine, a build of Horovod and a cluster can do. No torch.
 
-`doctor` examines this machine: it puts `questions` to `children`, and `findings` and `horovod_findings` judge the
-answers. `cluster` examines hosts: an `agent` on each collects facts, and `cluster_findings` judges them. What leaves
-the room is a list of findings. Start with `doctor`.
+`machine` has the list of checks of this machine, whose facts come from `children` that answer `questions`. `cluster`
+has the checks of hosts, whose facts come from an `agent` on each. Start with `machine`.
 """

@@ -1,13 +1,12 @@
-"""The program that the doctor runs on each host of a cluster.
+"""The program that the doctor starts on each host: `python -m hvd_train.doctor.agent NAME...`.
 
-It is sent there as text, so it imports only the standard library. It reads requests from standard input, a JSON object
-a line, and answers each with a line of JSON; it ends when its input ends.
+It prints the facts about its host, with its answers to lookups of these names, and listens on a port that the system
+chooses, as Gloo and NCCL do. For a line with a JSON list of [host, port] it prints whether it can connect to each. It
+ends when its input ends.
 """
 
 from __future__ import annotations
 
-import array
-import fcntl
 import importlib.util
 import json
 import os
@@ -15,174 +14,96 @@ import platform
 import resource
 import shutil
 import socket
-import struct
 import subprocess
 import sys
-import threading
-import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_SIOCGIFCONF = 0x8912
-_CHUNK = 1 << 20
+import psutil
+
+from hvd_train import _version
+from hvd_train.doctor.questions import ANSWER
+
+_CONNECT_S, _SMI_S = 5.0, 20.0
 
 
-def facts(request: dict[str, Any]) -> dict[str, Any]:
-    """Return versions, code, addresses, GPUs and limits of this host.
-
-    request["names"] are host names to look up, request["data"] is a folder to measure, or None.
-    """
+def facts(names: Iterable[str]) -> dict[str, Any]:
+    """Return versions, addresses, GPUs and limits of this host."""
+    own_name, shm = socket.gethostname(), "/dev/shm"  # noqa: S108  # Linux has it here
     return {
+        "own_name": own_name,
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("torch", "torchvision", "horovod", "hvd_train")},
-        "build": _build_record(),
-        "code": _digest_of_code(),
-        "interfaces": _interfaces(),
-        "names": {name: _addresses(name) for name in request["names"]},
+        "prefix": sys.prefix,
+        "hvd_train": f"{_version.__version__} (code {_version.digest_of_code()})",
+        "folder": str(Path(_version.__file__).parent),
+        "torch": next((found.version for found in metadata.distributions(name="torch")), None),
+        "horovod": _horovod(),
+        "addresses": [one.address for entries in psutil.net_if_addrs().values() for one in entries],
+        "names": {name: _looked_up(name) for name in {own_name, *names}},
         "gpus": _gpus(),
-        "shared_memory": _disk("/dev/shm"),  # noqa: S108  # the one place where Linux has it
+        "shared_memory": shutil.disk_usage(shm)[::2] if os.path.isdir(shm) else None,  # total and free bytes
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        "data": None if request["data"] is None else _tree(Path(request["data"])),
     }
 
 
-def listen(_: dict[str, Any]) -> dict[str, Any]:
-    """Accept connections on all interfaces, on a port that the system chooses, and return the port.
-
-    What is sent to it is thrown away; when all of it has come, one byte goes back.
-    """
-    server = socket.create_server(("", 0))
-    threading.Thread(target=_serve, args=(server,), daemon=True).start()
-    return {"port": server.getsockname()[1]}
-
-
-def reach(request: dict[str, Any]) -> dict[str, Any]:
-    """Send request["bytes"] bytes to a port of another host and wait until they have arrived.
-
-    Returns the seconds that it took without the connecting, or {"error": reason}.
-    """
-    count = request["bytes"]
+def reach(address: Sequence[Any]) -> str | None:
+    """Connect to (host, port), and return why that failed, or None."""
     try:
-        with socket.create_connection((request["host"], request["port"]), timeout=request["limit_s"]) as connection:
-            started = time.perf_counter()
-            connection.sendall(struct.pack("!Q", count))
-            block = bytes(_CHUNK)
-            for start in range(0, count, _CHUNK):
-                connection.sendall(block[: count - start])
-            if connection.recv(1) != b"!":
-                return {"error": "the connection was closed"}
-            return {"seconds": time.perf_counter() - started}
+        socket.create_connection((address[0], address[1]), timeout=_CONNECT_S).close()
     except OSError as error:
-        return {"error": error.strerror or str(error)}
+        return error.strerror or str(error)
+    return None
 
 
-def main() -> None:
-    """Answer requests until the input ends."""
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = {"facts": facts, "listen": listen, "reach": reach}[request["do"]](request)
-        except Exception as error:  # noqa: BLE001  # whatever is wrong with this host is an answer
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+def main(names: Sequence[str]) -> None:
+    """Print the facts, then answer each line of the input."""
+    if sys.path[0] == os.getcwd():  # from -m; the folder may hold an unpacked Horovod
+        del sys.path[0]
+    with socket.create_server(("", 0), backlog=4096) as server, ThreadPoolExecutor(32) as threads:
+        _print({**facts(names), "port": server.getsockname()[1]})  # the kernel accepts the connections
+        for line in sys.stdin:
+            _print({"failures": list(threads.map(reach, json.loads(line)))})
 
 
-def _serve(server: socket.socket) -> None:
-    while True:
-        connection, _ = server.accept()
-        threading.Thread(target=_receive, args=(connection,), daemon=True).start()
+def _print(answer: dict[str, Any]) -> None:
+    print(f"\n{ANSWER}{json.dumps(answer)}", flush=True)
 
 
-def _receive(connection: socket.socket) -> None:
-    with connection:
-        header = connection.recv(8, socket.MSG_WAITALL)
-        if len(header) < 8:
-            return
-        missing = struct.unpack("!Q", header)[0]
-        while missing:
-            received = len(connection.recv(min(missing, _CHUNK)))
-            if not received:
-                return
-            missing -= received
-        connection.sendall(b"!")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
+def _horovod() -> dict[str, Any] | None:
+    """Describe the Horovod that `import horovod` would load, without importing it."""
+    spec = importlib.util.find_spec("horovod")
+    if spec is None or spec.origin is None:  # without an origin it is any folder of that name
         return None
-
-
-def _folder(name: str) -> Path | None:
-    spec = importlib.util.find_spec(name)
-    return Path(spec.origin).parent if spec and spec.origin else None
-
-
-def _build_record() -> dict[str, Any]:
-    folder = _folder("horovod")
+    folder = Path(spec.origin).parent
     try:
-        record: dict[str, Any] = json.loads((folder / "hvd_train_build.json").read_text()) if folder else {}
+        build = json.loads((folder / "hvd_train_build.json").read_text(encoding="utf-8"))  # B4 puts it into the wheel
     except (OSError, ValueError):
-        return {}
-    return {name: record.get(name) for name in ("key", "mpi", "nccl", "torch")}
+        build = None
+    versions = [found.version for found in metadata.distributions(name="horovod", path=[str(folder.parent)])]
+    return {"folder": str(folder.parent), "version": versions[0] if versions else "of unknown version", "build": build}
 
 
-def _digest_of_code() -> str | None:
-    """Return the digest of the installed hvd_train's code, or None where it is not installed."""
-    if _folder("hvd_train") is None:
-        return None
-    from hvd_train._version import digest_of_code
-
-    return digest_of_code()
-
-
-def _interfaces() -> dict[str, str]:
-    """Return the host's IPv4 addresses, each with the name of its interface."""
-    size = 40  # of struct ifreq on 64 bits
-    buffer = array.array("B", bytes(size * 256))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("iL", len(buffer), buffer.buffer_info()[0])
-        length = struct.unpack("iL", fcntl.ioctl(any_socket.fileno(), _SIOCGIFCONF, request))[0]
-    entries = [buffer.tobytes()[start : start + size] for start in range(0, length, size)]
-    return {socket.inet_ntoa(entry[20:24]): entry[:16].split(b"\0")[0].decode() for entry in entries}
-
-
-def _addresses(name: str) -> list[str]:
+def _looked_up(name: str) -> list[str]:
     try:
         return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None, socket.AF_INET)})
-    except OSError:
+    except (OSError, UnicodeError):
         return []
 
 
-def _gpus() -> int:
+def _gpus() -> dict[str, Any]:
+    """Return "listed", a "name, driver version" for each GPU, and "error", if any."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return 0
-    listing = subprocess.run([program, "--list-gpus"], capture_output=True, text=True, check=False, timeout=20)
-    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
-
-
-def _disk(folder: str) -> list[int] | None:
+        return {"listed": []}
+    query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
-        return None
-    return [usage.total, usage.free]
-
-
-def _tree(root: Path) -> dict[str, int] | None:
-    """Return the number of files below a folder and their bytes; None where there is no such folder."""
-    if not root.is_dir():
-        return None
-    count = size = 0
-    for folder, _, names in os.walk(root):
-        for name in names:
-            count += 1
-            size += os.stat(os.path.join(folder, name), follow_symlinks=False).st_size
-    return {"files": count, "bytes": size}
+        return {"listed": subprocess.check_output(query, text=True, timeout=_SMI_S).strip().splitlines()}
+    except subprocess.SubprocessError as error:
+        return {"listed": [], "error": str(getattr(error, "output", "") or error).strip().partition("\n")[0]}
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

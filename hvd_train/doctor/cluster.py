@@ -1,102 +1,132 @@
-"""`hvd-train doctor --hosts FILE`: whether a cluster is ready, from its first host over ssh.
+"""`hvd-train doctor --hosts FILE`: examine a cluster from its first host, over ssh.
 
-An `agent` on each host reports facts about it, listens, and connects to the others; `cluster_findings` judges the
-answers.
+An `agent` on each host reports facts about it, listens, and connects to the others.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import shlex
-import shutil
 import socket
 import subprocess
-import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from subprocess import PIPE
+from typing import IO, Any
 
-from hvd_train.doctor import agent, questions
+from typing_extensions import Self
+
 from hvd_train.doctor.children import children
-from hvd_train.doctor.cluster_findings import (
-    HostFacts,
-    check_connections,
-    check_data,
-    check_links,
-    check_names,
-    check_reached,
-    check_resources,
-    check_same,
-    check_speed,
-)
-from hvd_train.doctor.findings import Finding
+from hvd_train.doctor.machine import AGENT, HOST_CHECKS, Facts, Finding, Machine, Trial, run_trial
+from hvd_train.doctor.questions import ANSWER
+from hvd_train.launch import horovodrun
 from hvd_train.launch.addresses import is_loopback
 from hvd_train.launch.hosts import Host
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=2 -o ServerAliveCountMax=3"
-_START_S, _FACTS_S, _REACH_S = 20.0, 60.0, 5.0
-_LINK_BYTES = 16 * 2**20
-_ALL_PAIRS = 8  # with more hosts than this, each connects to its neighbours and the first host only
-ALLREDUCE_LIMIT_S = 120.0
+_SSH_S, _ANSWER_S, _TRIAL_S = 20.0, 60.0, 120.0
+_SIZES = ("1024", "16384", "262144", "1048576", "8388608", "67108864")
+
+
+def examine(hosts: Sequence[Host], *, quick: bool, say: Callable[[str], None]) -> list[Finding]:
+    """Return all findings about a cluster; `quick` leaves out the allreduce.
+
+    `say` is called with a line about each step. Raises OSError if there is no ssh, and UsageError if no horovodrun.
+    """
+    slots = {host.name: host.slots for host in hosts}
+    say(f"asking {len(hosts)} hosts")
+    with ExitStack() as stack, ThreadPoolExecutor(len(hosts)) as threads:
+        started = [stack.enter_context(Agent(host.name, [other.name for other in hosts])) for host in hosts]
+        answers = list(threads.map(lambda one: one.answer(_ANSWER_S), started))
+        findings = [check_reached(host.name, answer.get("error")) for host, answer in zip(hosts, answers, strict=True)]
+        answered = [(one, answer) for one, answer in zip(started, answers, strict=True) if "error" not in answer]
+        good = [{**answer, "name": one.name, "slots": slots[one.name]} for one, answer in answered]
+        if good:
+            findings += [*check_same(good), check_names(good), check_gpus(good)]
+            checked = [(one["name"], check(Machine(one))) for one in good for check in HOST_CHECKS]
+            findings += [replace(it, name=f"{name}: {it.name}") for name, it in checked if it and it.verdict != "ok"]
+        if len(good) > 1:
+            say("connecting the hosts with each other")
+            addresses = [(one["name"], one["port"]) for one in good]
+            tried = list(threads.map(lambda pair: pair[0].reach(addresses, _ANSWER_S), answered))
+            findings.append(check_connections([one["name"] for one in good], tried))
+    if not quick and all(finding.verdict != "broken" for finding in findings):
+        say("allreduce over all ranks")
+        ranks = sum(slots.values())
+        listed = ",".join(f"{name}:{count}" for name, count in slots.items())
+        launch = (horovodrun.program("horovodrun"), "-np", str(ranks), "-H", listed, "--gloo")
+        with children(os.environ) as group:
+            findings.append(run_trial(group, Trial("allreduce", launch, ranks, ("cpu", *_SIZES)), _TRIAL_S))
+    return findings
 
 
 class Agent:
     """An agent that runs on a host, and the pipe to it."""
 
-    def __init__(self, host: Host) -> None:
-        """Start the agent, over ssh unless the host is this one. Raises OSError where there is no ssh."""
-        self.host = host
-        program = [sys.executable, "-u", "-c", Path(agent.__file__).read_text(encoding="utf-8")]
-        command = program
-        if not is_here(host.name):
-            command = [*SSH.split(), *new_keys(host.name), "--", host.name, shlex.join(program)]
+    def __init__(self, name: str, names: Sequence[str]) -> None:
+        """Start the agent, over ssh unless the host is this one.
+
+        It looks up `names`. Raises OSError if there is no ssh.
+        """
+        self.name = name
+        command = [*AGENT, *names]
+        if not is_here(name):
+            path = os.environ.get("PYTHONPATH")  # horovodrun passes it to its ranks
+            there = shlex.join([*(["env", f"PYTHONPATH={path}"] if path else []), *command])
+            command = [*SSH.split(), *new_keys(name), "--", name, there]
+        self._errors: IO[str] = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed by `__exit__`
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            command, stdin=PIPE, stdout=PIPE, stderr=self._errors, encoding="utf-8", errors="replace"
         )
 
-    def ask(self, wait_s: float, **request: Any) -> dict[str, Any]:
-        """Send a request and return the answer, or {"error": reason} where none comes within `wait_s` seconds."""
-        pipe, answers = self._process.stdin, self._process.stdout
-        assert pipe is not None
-        assert answers is not None
+    def answer(self, limit_s: float) -> dict[str, Any]:
+        """Wait for the next answer and return it, or {"error": reason}."""
+        assert self._process.stdout is not None
+        timer = threading.Timer(limit_s, self._process.kill)
+        timer.start()
         try:
-            pipe.write(json.dumps(request).encode() + b"\n")
-            pipe.flush()
-        except BrokenPipeError:
-            return {"error": self._last_error()}
-        if not select.select([answers], [], [], wait_s)[0]:
-            return {"error": f"no answer within {wait_s:.0f} s"}
-        line = answers.readline()
-        if not line:
-            return {"error": self._last_error()}
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+            for line in self._process.stdout:
+                if line.startswith(ANSWER):  # a shell's start-up file may print other lines
+                    found: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
+                    return found
+            self._process.wait()
+        finally:
+            timer.cancel()
+        self._errors.seek(0)
+        lines = self._errors.read().strip().splitlines()
+        return {"error": lines[-1] if lines else f"no answer; exit code {self._process.returncode}"}
 
-    def end(self) -> None:
+    def reach(self, addresses: Sequence[tuple[str, int]], limit_s: float) -> dict[str, Any]:
+        """Let the agent connect to each (host, port); return its answer, or {"error": reason}."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(addresses) + "\n")
+            self._process.stdin.flush()
+        return self.answer(limit_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """End the connection; an agent on another host ends when its input does."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _last_error(self) -> str:
-        try:
-            lines = self._process.communicate(timeout=_REACH_S)[1].decode(errors="replace").strip().splitlines()
-        except subprocess.TimeoutExpired:
-            return "it does not answer"
-        return lines[-1] if lines else f"exit code {self._process.returncode}"
+        with suppress(BrokenPipeError), self._process, self._errors:
+            self._process.kill()
 
 
 def new_keys(name: str) -> list[str]:
-    """Return the option of ssh that takes the key of a new host, unless the user's ssh configuration has its own word.
+    """Return the ssh option that accepts the key of a new host.
 
-    The patched Horovod (host_keys.py) and horovodrun_scripts/_launch.sh do so, too. Raises OSError without an ssh.
+    It is empty if the user has configured StrictHostKeyChecking. The patched Horovod (host_keys.py) and
+    horovodrun_scripts/_launch.sh do the same. Raises OSError if there is no ssh.
     """
-    asked = ["ssh", "-G", "--", name]
+    command = ["ssh", "-G", "--", name]
     with suppress(subprocess.TimeoutExpired):  # ssh itself will say what is wrong
-        done = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=_START_S, check=False)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_S, check=False)
         if b"stricthostkeychecking ask" in done.stdout.splitlines():
             return ["-o", "StrictHostKeyChecking=accept-new"]
     return []
@@ -107,87 +137,73 @@ def is_here(name: str) -> bool:
     return name in ("localhost", socket.gethostname(), socket.getfqdn()) or is_loopback(name)
 
 
-def examine(hosts: Sequence[Host], data: Path | None, *, quick: bool, say: Callable[[str], None]) -> list[Finding]:
-    """Return all findings about a cluster.
+def check_reached(name: str, error: str | None) -> Finding:
+    """Check that ssh reaches a host without a prompt, and finds this environment."""
+    if error is None:
+        return Finding(name, "ok", "answers over ssh")
+    todo = f"`ssh {name} true` must work without a password: name, network, sshd, and our key in authorized_keys"
+    if any(sign in error for sign in ("No such file or directory", "not found", "No module named")):
+        todo = "set up the same environment in the same place there, or put it on a file system that all hosts share"
+    elif "Host key verification failed" in error:
+        todo = f"its key is new or has changed, as if it were another machine; `ssh {name} true` says which; "
+        todo += f"to forget an old key: `ssh-keygen -R {name}`"
+    return Finding(name, "broken", error, todo)
 
-    `data` is a folder that all hosts should have, `quick` leaves out the allreduce, and `say` shows what is being done.
-    Raises OSError where there is no ssh on this machine.
+
+def check_same(hosts: Sequence[Facts]) -> Iterator[Finding]:
+    """Check that each host has the versions of the first one."""
+    for kind in ("python", "torch", "horovod", "hvd_train"):
+        values = {one["name"]: _version(one[kind]) for one in hosts}
+        (name, first), *others = values.items()
+        if differ := {other: value for other, value in others if value != first}:
+            listed = ", ".join(f"{value} on {other}" for other, value in differ.items())
+            todo = f"`make env` in the same checkout on {', '.join(differ)}, or one environment that all hosts share"
+            yield Finding(kind, "broken", f"{first} on {name}, but {listed}", todo)
+        else:
+            yield Finding(kind, "ok", f"{first} on all hosts")
+
+
+def _version(fact: Any) -> str:
+    if isinstance(fact, dict):
+        return f"{fact['version']} (build {(fact['build'] or {}).get('key', 'unknown')})"
+    return str(fact or "none")
+
+
+def check_names(hosts: Sequence[Facts]) -> Finding:
+    """Check that the name of each host leads to it from each host.
+
+    On the host itself that may be a loopback address: Debian's installer writes 127.0.1.1 into /etc/hosts.
     """
-    say(f"asking {len(hosts)} hosts")
-    with agents(hosts) as started, ThreadPoolExecutor(max_workers=max(1, len(hosts))) as threads:
-        names = [host.name for host in hosts]
-        answers = list(threads.map(lambda one: _ask_facts(one, names, data), started))
-        answering = [answer for answer in answers if isinstance(answer, HostFacts)]
-        findings = [check_reached(host, answer) for host, answer in zip(hosts, answers, strict=True)]
-        if not answering:
-            return findings
-        findings += check_same(answering)
-        findings += [check_names(answering), *check_resources(answering)]
-        if data is not None:
-            findings.append(check_data(answering, data))
-        if len(answering) > 1:
-            alive = [one for one, answer in zip(started, answers, strict=True) if isinstance(answer, HostFacts)]
-            say("connecting the hosts with one another")
-            findings += _check_connections(alive, threads)
-    if not quick and all(finding.verdict != "broken" for finding in findings):
-        say("allreduce over all of them")
-        findings.append(_allreduce(hosts))
-    return findings
+    wrong = []
+    for target in hosts:
+        for one in hosts:
+            name, found = target["name"], one["names"][target["name"]]
+            if not any(one is target if is_loopback(it) else it in target["addresses"] for it in found):
+                wrong.append(f"{name} is {', '.join(found) or 'unknown'} on {one['name']}, no address of {name}")
+    if wrong:
+        return Finding("names", "broken", "; ".join(wrong), "fix /etc/hosts (or DNS) on those hosts")
+    return Finding("names", "ok", "the name of each host leads to it on all hosts")
 
 
-@contextmanager
-def agents(hosts: Sequence[Host]) -> Iterator[list[Agent]]:
-    """Start an agent on each host for a block, and end all of them with it. Raises OSError where there is no ssh."""
-    started = [Agent(host) for host in hosts]
-    try:
-        yield started
-    finally:
-        for one in started:
-            one.end()
+def check_gpus(hosts: Sequence[Facts]) -> Finding:
+    """Check that each host has a GPU for each slot, or that none has a GPU."""
+    counts = [(one["name"], len(one["gpus"]["listed"]), one["slots"]) for one in hosts]
+    if not any(count for _, count, _ in counts):
+        return Finding("GPUs", "ok", "none: training runs on the CPUs")
+    if few := [f"{name} has {count} for {slots} slots" for name, count, slots in counts if count < slots]:
+        todo = "fix the host file: a slot for each GPU; or type nvidia-smi there"
+        return Finding("GPUs", "broken", ", ".join(few), todo)
+    return Finding("GPUs", "ok", ", ".join(f"{name} {count}" for name, count, _ in counts))
 
 
-def _ask_facts(one: Agent, names: list[str], data: Path | None) -> HostFacts | str:
-    """Return what an agent reports about its host, or the reason why it does not answer."""
-    answer = one.ask(_FACTS_S, do="facts", names=names, data=None if data is None else str(data.resolve()))
-    if "error" in answer:
-        return str(answer["error"])
-    return HostFacts(one.host, answer)
-
-
-def _check_connections(alive: Sequence[Agent], threads: ThreadPoolExecutor) -> list[Finding]:
-    """Connect every pair of hosts both ways, on ports that the system chooses as Gloo and NCCL do.
-
-    Then measure one link after the other, so that they do not share what they measure.
-    """
-    ports = [one.ask(_REACH_S, do="listen") for one in alive]
-    pairs = [(a, b) for a in range(len(alive)) for b in range(len(alive)) if a != b]
-    if len(alive) > _ALL_PAIRS:
-        pairs = [(a, b) for a, b in pairs if 0 in (a, b) or abs(a - b) == 1]
-
-    def reach(pair: tuple[int, int], count: int, limit_s: float) -> dict[str, Any]:
-        source, target = pair
-        address = {"host": alive[target].host.name, "port": ports[target].get("port", 0)}
-        return alive[source].ask(limit_s + 5, do="reach", bytes=count, limit_s=limit_s, **address)
-
-    def from_one(source: int) -> list[tuple[tuple[int, int], dict[str, Any]]]:
-        return [(pair, reach(pair, 0, _REACH_S)) for pair in pairs if pair[0] == source]  # one agent answers in turn
-
-    tried = [result for results in threads.map(from_one, range(len(alive))) for result in results]
-    named = {pair: (alive[pair[0]].host.name, alive[pair[1]].host.name) for pair in pairs}
-    findings = [check_connections([(*named[pair], answer.get("error")) for pair, answer in tried])]
-    if findings[0].verdict == "ok":
-        seconds = {named[pair]: reach(pair, _LINK_BYTES, 30.0).get("seconds") for pair in pairs}
-        findings.append(check_links(seconds, _LINK_BYTES))
-    return findings
-
-
-def _allreduce(hosts: Sequence[Host]) -> Finding:
-    """Measure the bandwidth from 1 KB to 64 MB over real ranks, one for each slot, which horovodrun starts."""
-    own = str(Path(sys.executable).parent)
-    horovodrun = shutil.which("horovodrun", path=os.pathsep.join([own, os.environ.get("PATH", os.defpath)]))
-    count = sum(host.slots for host in hosts)
-    listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-    with children(os.environ) as group:
-        launch = [horovodrun or "horovodrun", "-np", str(count), "-H", listed, "--gloo"]
-        outcome = group.start([*launch, sys.executable, "-c", questions.BANDWIDTH], ALLREDUCE_LIMIT_S).outcome()
-    return check_speed(questions.answer(outcome), count)
+def check_connections(names: Sequence[str], answers: Sequence[Facts]) -> Finding:
+    """Check that each host could connect to each, by their answers to `reach`."""
+    failed = []
+    for source, answer in zip(names, answers, strict=True):
+        reasons = answer.get("failures") or [answer["error"]] * len(names)
+        failed += [f"{source} cannot connect to {to} ({why})" for to, why in zip(names, reasons, strict=True) if why]
+    if failed:
+        more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
+        todo = "open all TCP ports between the hosts: ranks listen on ports that the system chooses"
+        return Finding("connections", "broken", "; ".join(failed[:3]) + more, todo)
+    return Finding("connections", "ok", f"each of {len(names)} hosts reaches each")

@@ -50,9 +50,9 @@ def test_this_machine_adds_over_two_ranks_by_every_launcher() -> None:
     """Without an activated environment, nothing is broken and each controller gives the right sum."""
     code, findings = examine(environment())
     assert code == 0, findings
-    for name in ("python", "torch", "torchvision", "horovod loads", "Gloo", "MPI", "horovodrun --gloo"):
+    for name in ("python", "torch", "horovod loads", "built in", "MPI", "horovodrun --gloo"):
         assert findings[name]["verdict"] == "ok", findings[name]
-    if "Horovod" not in findings["MPI"]["what"] and "none" not in findings["MPI"]["what"]:
+    if "MPI" in findings["built in"]["what"] and "none" not in findings["MPI"]["what"]:
         for name in ("horovodrun --mpi", "mpirun"):
             assert "the sum is right" in findings[name]["what"], findings[name]
 
@@ -72,7 +72,7 @@ def test_a_horovod_that_does_not_load_is_a_line_that_says_rebuild(text: str, wha
     assert findings["horovod loads"]["verdict"] == "broken"
     assert what in findings["horovod loads"]["what"]
     assert "packaging/build_horovod.py" in findings["horovod loads"]["todo"]
-    assert not any("allreduce" in name or "horovodrun" in name for name in findings), "what cannot work is not tried"
+    assert not any("allreduce" in name or "horovodrun" in name for name in findings), "an allreduce was tried"
 
 
 def test_an_interrupted_doctor_leaves_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hvd_train import Config, cli, train
 from hvd_train.commands import doctor, sweep
-from hvd_train.doctor.findings import Finding, Verdict
+from hvd_train.doctor.machine import Finding, Verdict
 from hvd_train.errors import UsageError
 from hvd_train.validate import Scores
 from tests.support.run_folders import event, start, step, whole_run, write
@@ -194,7 +194,7 @@ def test_values_of_any_type_in_a_run_are_shown_or_left_out(value: object) -> Non
 def test_only_what_is_broken_makes_the_doctor_fail(
     verdict: Verdict, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("hvd_train.doctor.doctor.examine", lambda say, quick: [Finding("x", verdict, "y", "z")])
+    monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda say, quick: [Finding("x", verdict, "y", "z")])
     assert doctor.run(["--json"]) == code
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert finding == {"name": "x", "verdict": verdict, "what": "y", "todo": "z"}
@@ -221,7 +221,7 @@ def test_nothing_that_others_say_acts_on_the_terminal(
     path.write_text(f"{HOSTILE} slots=2\n")
     shown(2, "hosts", str(path))
     finding = Finding(HOSTILE, "broken", HOSTILE, HOSTILE)
-    monkeypatch.setattr("hvd_train.doctor.doctor.examine", lambda say, quick: [say(HOSTILE), finding][1:])
+    monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda say, quick: [say(HOSTILE), finding][1:])
     shown(1, "doctor")
     shown(1, "doctor", "--json")
     monkeypatch.setattr("hvd_train.run.train", fails)

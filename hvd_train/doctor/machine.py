@@ -1,0 +1,344 @@
+"""`hvd-train doctor`: the checks of this machine and its build of Horovod.
+
+`MACHINE_CHECKS` is the list: each check turns facts into a finding, one line with a verdict and what to type.
+`HOST_CHECKS` run for each host of a cluster, too. Child processes import torch and Horovod, so that a build that cannot
+be loaded is a finding.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shlex
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hvd_train.doctor import agent, questions
+from hvd_train.doctor.children import Children, Outcome, children
+
+Verdict = Literal["ok", "warning", "broken"]
+Facts = Mapping[str, Any]
+"""The answer of a child process or of an agent; "error" says why it is not complete."""
+
+AGENT = (sys.executable, "-m", agent.__name__)
+_LIMIT_S = 60.0
+GB = 2**30
+# Without these, a lost worker costs half a minute, NCCL can deliver half a sum, and 127.0.1.1 keeps hosts out.
+NEEDED_PATCHES = {"C1", "C2", "C3", "C4", "C5", "C6", "C12"}
+REBUILD = "in a checkout of hvd_train type `make env`, or `python packaging/build_horovod.py`"
+REBUILD_AGAIN = "in a checkout of hvd_train type `python packaging/build_horovod.py --force`"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a check: what was found, and what to type if it is not ok."""
+
+    name: str
+    verdict: Verdict
+    what: str
+    todo: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The facts that the checks judge.
+
+    `host`, `torch` and `horovod` are the answers of `agent`, `questions.TORCH` and `questions.HOROVOD`. `horovodrun`
+    and `mpirun` are paths, `free_bytes` is None if the current folder is read-only, `visible_gpus` is
+    CUDA_VISIBLE_DEVICES.
+    """
+
+    host: Facts
+    torch: Facts = field(default_factory=dict)
+    horovod: Facts = field(default_factory=dict)
+    horovodrun: str | None = None
+    mpirun: str | None = None
+    mpirun_version: Outcome | None = None
+    free_bytes: int | None = None
+    visible_gpus: str | None = None
+
+    @property
+    def build(self) -> Facts:
+        """The build record of Horovod; empty if it was built elsewhere or is not installed."""
+        return (self.host["horovod"] or {}).get("build") or {}
+
+
+Check = Callable[[Machine], Finding | None]
+"""A check; it returns None if it does not apply."""
+
+
+def check_python(machine: Machine) -> Finding:
+    """Check that this Python was tested; show which hvd_train this is."""
+    host = machine.host
+    what = f"{host['python']} in {host['prefix']}, hvd_train {host['hvd_train']} in {host['folder']}"
+    if version_numbers(host["python"])[:2] > (3, 13):
+        return Finding("python", "warning", what, "hvd_train was not tested with it: use Python 3.10 to 3.13")
+    return Finding("python", "ok", what)
+
+
+def check_torch(machine: Machine) -> Finding:
+    """Check that torch 2.6 or newer and its torchvision can be imported."""
+    torch = machine.torch
+    if "version" not in torch:
+        what = f"import torch: {torch['error']}"
+        return Finding("torch", "broken", what, "in a checkout of hvd_train type `make env`, or pip install torch")
+    what = f"{torch['version']}, built for {'CUDA ' + torch['cuda'] if torch['cuda'] else 'the CPU only'}"
+    if "torchvision" not in torch:
+        what += f"; import torchvision: {torch.get('torchvision_error') or torch.get('error')}"
+        return Finding("torch", "broken", what, "install torch and torchvision from the same package index")
+    what += f"; torchvision {torch['torchvision']}"
+    if version_numbers(torch["version"]) < (2, 6):
+        return Finding("torch", "warning", what, "too old: pip install 'torch>=2.6', then build Horovod again")
+    return Finding("torch", "ok", what)
+
+
+def check_gpus(machine: Machine) -> Finding:
+    """Check that torch sees the GPUs that the driver lists."""
+    torch, listed, visible = machine.torch, machine.host["gpus"]["listed"], machine.visible_gpus
+    if gpus := torch.get("gpus"):
+        names = [f"{name} ({memory / GB:.0f} GB)" for name, memory in gpus]
+        each = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+        drivers = {line.rpartition(", ")[2] for line in listed}
+        return Finding("GPUs", "ok", f"{each}; driver {', '.join(sorted(drivers))}" if drivers else each)
+    if error := machine.host["gpus"].get("error"):
+        return Finding("GPUs", "warning", error, "if this machine has a GPU, fix its driver: type nvidia-smi")
+    if not listed:
+        return Finding("GPUs", "ok", "none: training runs on the CPU")
+    here = f"the driver lists {len(listed)} ({listed[0]})"
+    if not torch.get("cuda"):
+        todo = "pip install a CUDA build of torch, then build Horovod again"
+        return Finding("GPUs", "warning", f"{here}, but this torch is built for the CPU only, or missing", todo)
+    if visible is not None:
+        what = f"{here}, but torch sees none with CUDA_VISIBLE_DEVICES={visible!r}"
+        return Finding("GPUs", "warning", what, "if that is not on purpose, type: unset CUDA_VISIBLE_DEVICES")
+    why = f": {torch['gpu_warning']}" if torch["gpu_warning"] else ""
+    todo = f"install a driver for CUDA {torch['cuda']} or newer, or a torch for the CUDA that nvidia-smi shows"
+    return Finding("GPUs", "broken", f"{here}, but torch sees none{why}", todo)
+
+
+def check_horovod(machine: Machine) -> Finding:
+    """Check that Horovod is installed, with a build record and the patches."""
+    installed, build = machine.host["horovod"], machine.build
+    if installed is None:
+        return Finding("horovod", "warning", "not installed: training runs in one process only", REBUILD)
+    what = f"{installed['version']} in {installed['folder']}"
+    if not build:
+        return Finding("horovod", "warning", f"{what}, built elsewhere, most likely without our patches", REBUILD)
+    what += f", built {str(build.get('built'))[:10]} with {build.get('compiler')}"
+    if missing := NEEDED_PATCHES - {patch["name"] for patch in build.get("patches", ())}:
+        return Finding("horovod", "warning", f"{what}, without the patches {', '.join(sorted(missing))}", REBUILD)
+    return Finding("horovod", "ok", what)
+
+
+def check_horovod_loads(machine: Machine) -> Finding | None:
+    """Check that Horovod can be imported, and was built against this torch."""
+    name, torch, build = "horovod loads", machine.torch, machine.build
+    if machine.host["horovod"] is None or "version" not in torch:
+        return None
+    stale = build.get("torch", torch["version"]) != torch["version"]
+    against = f"it was built against torch {build.get('torch')}, here is {torch['version']}"
+    if error := machine.horovod.get("error"):
+        absent = re.search(r"No module named '(?!horovod)(\w+)", error)
+        todo = f"pip install {absent[1]}" if absent else f"rebuild it: {REBUILD if stale else REBUILD_AGAIN}"
+        return Finding(name, "broken", f"{error} ({against})" if stale else error, todo)
+    if stale:
+        return Finding(name, "warning", against, REBUILD)
+    return Finding(name, "ok", f"with torch {torch['version']}")
+
+
+def check_built_in(machine: Machine) -> Finding | None:
+    """Check that Horovod has Gloo, and NCCL if there are GPUs."""
+    has = machine.horovod
+    if "gloo" not in has:
+        return None
+    what = ", ".join(name for name in ("Gloo", "MPI", "NCCL") if has[name.lower()]) or "nothing"
+    if not has["gloo"]:
+        return Finding("built in", "warning", f"{what}: no elastic jobs, no horovodrun --gloo", REBUILD)
+    if machine.torch.get("gpus") and not has["nccl"]:
+        return Finding("built in", "warning", f"{what}: gradients of GPUs travel through the CPU", REBUILD)
+    return Finding("built in", "ok", what)
+
+
+def check_mpi(machine: Machine) -> Finding:
+    """Check that mpirun works and is of the MPI in Horovod."""
+    mpirun, version, built_with = machine.mpirun, machine.mpirun_version, str(machine.build.get("mpi") or "")
+    if mpirun is None or version is None:
+        if machine.horovod.get("mpi"):
+            todo = "put its mpirun on the PATH, or use horovodrun --gloo"
+            return Finding("MPI", "warning", "Horovod has MPI, but there is no mpirun", todo)
+        return Finding("MPI", "ok", "none: Gloo does not need it")
+    if version.code != 0:
+        what = f"{mpirun} --version: {questions.first_error(version.output) or 'no answer'}"
+        return Finding("MPI", "broken", what, "fix it or take it off the PATH; horovodrun --gloo works without it")
+    name = mpi_name(version.output)
+    here = f"{name or 'an unknown MPI'} ({mpirun})"
+    if machine.horovod.get("mpi") is False:
+        return Finding("MPI", "warning", f"{here}, but this Horovod was built without MPI", REBUILD)
+    if built_with and name and not built_with.startswith(name.partition(".")[0] + "."):
+        todo = f"put the mpirun of {built_with} first on the PATH, or {REBUILD}"
+        return Finding("MPI", "warning", f"{here}, but Horovod was built with {built_with}", todo)
+    return Finding("MPI", "ok", here)
+
+
+def mpi_name(text: str) -> str:
+    """Return "Open MPI 4.1.8" from the output of `mpirun --version`, or ""."""
+    match = re.search(r"(Open MPI|Intel\(R\) MPI|HYDRA)(?:.*?Version:)?\D*?(\d+(?:\.\d+)+)", text, re.DOTALL)
+    return f"{match[1].replace('HYDRA', 'MPICH').replace('(R)', '')} {match[2]}" if match else ""
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return 2.15.0+cu132 as (2, 15, 0), which compares as versions do."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def check_shared_memory(machine: Machine) -> Finding:
+    """Check /dev/shm, which loader workers, Open MPI and NCCL use."""
+    name, sizes = "shared memory", machine.host["shared_memory"]
+    what = f"{_size(sizes[0])} in /dev/shm, {_size(sizes[1])} free" if sizes else "there is no /dev/shm"
+    if sizes and sizes[0] >= GB and sizes[1] >= GB // 4:
+        return Finding(name, "ok", what)
+    todo = "in docker: `docker run --shm-size 8g` or `--ipc=host`; elsewhere: mount -o remount,size=8G /dev/shm"
+    return Finding(name, "warning", what, f"{todo}; ls -lS /dev/shm shows what fills it")
+
+
+def check_open_files(machine: Machine) -> Finding:
+    """Check the limit of open files: loader workers pass tensors as files."""
+    limit = machine.host["open_files"]
+    what = "no limit" if limit == resource.RLIM_INFINITY else f"at most {limit}"
+    if limit != resource.RLIM_INFINITY and limit < 1024:
+        return Finding("open files", "warning", what, "ulimit -n 4096, in the shell that starts training")
+    return Finding("open files", "ok", what)
+
+
+def check_own_name(machine: Machine) -> Finding:
+    """Check that this host's name has an address; Debian's 127.0.1.1 is one."""
+    name = machine.host["own_name"]
+    if addresses := machine.host["names"][name]:
+        return Finding("own name", "ok", f"{name} is {', '.join(addresses)}")
+    todo = f"echo '127.0.1.1 {name}' | sudo tee -a /etc/hosts"
+    return Finding("own name", "warning", f"{name} has no IPv4 address here", todo)
+
+
+def check_disk(machine: Machine) -> Finding:
+    """Check the disk of the current folder, which holds the runs."""
+    if machine.free_bytes is None:
+        return Finding("disk", "warning", "this folder cannot be written to", "give `hvd-train train` an --output-dir")
+    what = f"{_size(machine.free_bytes)} free in this folder"
+    if machine.free_bytes < GB:
+        todo = "delete files, or give `hvd-train train` an --output-dir elsewhere"
+        return Finding("disk", "warning", what, todo)
+    return Finding("disk", "ok", what)
+
+
+def _size(count: int) -> str:
+    power = 3 if count >= GB else 2 if count >= 2**20 else 1
+    return f"{count / 1024**power:.3g} {'KMG'[power - 1]}B"
+
+
+HOST_CHECKS: Sequence[Check] = (check_shared_memory, check_open_files)
+MACHINE_CHECKS: Sequence[Check] = (
+    *(check_python, check_torch, check_gpus, check_horovod, check_horovod_loads, check_built_in, check_mpi),
+    *(*HOST_CHECKS, check_own_name, check_disk),
+)
+
+
+def examine(say: Callable[[str], None] = lambda _: None, *, quick: bool) -> list[Finding]:
+    """Return all findings about this machine; `quick` leaves out the allreduces.
+
+    `say` is called with a line about each step.
+    """
+    # The programs of this Python environment come first: it need not be activated.
+    path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
+    with children({**os.environ, "PATH": path}) as group:
+        say("importing torch and Horovod")
+        machine = _collect(group, path)
+        if error := machine.host.get("error"):
+            return [Finding("this machine", "broken", error, f"to see why, type: {shlex.join(AGENT)} < /dev/null")]
+        findings = [finding for check in MACHINE_CHECKS if (finding := check(machine))]
+        for trial in () if quick else trials(machine):
+            say(f"allreduce on 2 ranks: {trial.name}")
+            findings.append(run_trial(group, trial, _LIMIT_S))
+    return findings
+
+
+def _collect(group: Children, path: str) -> Machine:
+    """Ask this machine, torch, Horovod and mpirun at the same time."""
+    mpirun = shutil.which("mpirun", path=path)
+    commands: dict[str, tuple[str, ...]] = {"host": AGENT, "mpirun": (mpirun, "--version") if mpirun else ("false",)}
+    commands |= {"torch": (sys.executable, "-c", questions.TORCH)}
+    commands |= {"horovod": (sys.executable, "-c", questions.HOROVOD)}
+    started = {name: group.start(command, _LIMIT_S) for name, command in commands.items()}
+    outcomes = {name: child.outcome() for name, child in started.items()}
+    return Machine(
+        host=questions.answer(outcomes["host"]),
+        torch=questions.answer(outcomes["torch"]),
+        horovod=questions.answer(outcomes["horovod"]),
+        horovodrun=shutil.which("horovodrun", path=path),
+        mpirun=mpirun,
+        mpirun_version=outcomes["mpirun"],
+        free_bytes=shutil.disk_usage(".").free if os.access(".", os.W_OK) else None,
+        visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An allreduce over real ranks: a command that starts them, and arguments of `questions.ALLREDUCE`."""
+
+    name: str
+    launch: tuple[str, ...]
+    ranks: int = 2
+    arguments: tuple[str, ...] = ("cpu",)
+
+
+def trials(machine: Machine) -> Iterator[Trial]:
+    """Yield the allreduces that this Horovod and these launchers should run."""
+    horovodrun, mpirun, built_in = machine.horovodrun, machine.mpirun, machine.horovod
+    controllers = [name for name in ("gloo", "mpi") if built_in.get(name) and (name == "gloo" or mpirun)]
+    for name in controllers if horovodrun else ():
+        yield Trial(f"horovodrun --{name}", (str(horovodrun), "-np", "2", f"--{name}"))
+    if mpirun and "mpi" in controllers:
+        open_mpi = machine.mpirun_version and "Open MPI" in machine.mpirun_version.output
+        # As horovodrun does: without these flags mpirun refuses to run as root, and two ranks on one core.
+        flags = ("--allow-run-as-root", "-H", "localhost:2", "--bind-to", "none") if open_mpi else ()
+        yield Trial("mpirun", (mpirun, "-np", "2", *flags))
+    if horovodrun and controllers and built_in["nccl"] and len(machine.torch["gpus"]) >= 2:
+        yield Trial("NCCL on 2 GPUs", (horovodrun, "-np", "2", f"--{controllers[0]}"), arguments=("cuda",))
+
+
+def check_trial(trial: Trial, outcome: Outcome) -> Finding:
+    """Check that all ranks took part and that their sum is right."""
+    answer, name = questions.answer(outcome), trial.name
+    if answer.get("size", trial.ranks) != trial.ranks:
+        what = f"the ranks did not find each other: world size {answer['size']}, not {trial.ranks}"
+        todo = f"mpirun and Horovod must have the same MPI; see the line MPI, or {REBUILD}"
+        return Finding(name, "broken", what, todo)
+    if "error" in answer:
+        command = " ".join([Path(trial.launch[0]).name, *trial.launch[1:], sys.executable])
+        todo = f"to see all it prints, type: {command} -c 'import horovod.torch as hvd; hvd.init()'"
+        if trial.arguments[0] == "cuda":
+            todo = "set NCCL_DEBUG=INFO and type `hvd-train doctor` again; in a container give it --ipc=host"
+        elif outcome.code is None and "--gloo" in trial.launch:
+            todo = "a firewall or the wrong network card: set HOROVOD_GLOO_IFACE (to lo on one host) and try again"
+        return Finding(name, "broken", answer["error"], todo)
+    if answer["sums"] != [trial.ranks * (trial.ranks + 1) / 2]:
+        what = f"the sum of 1 to {trial.ranks} is {', '.join(str(total) for total in answer['sums'])}"
+        return Finding(name, "broken", what, f"do not train with this build; rebuild it: {REBUILD_AGAIN}")
+    # Bus bandwidth: what each link carries in a ring, for any number of ranks (nccl-tests, PERFORMANCE.md).
+    carried = 2 * (trial.ranks - 1) / trial.ranks
+    timed = [f"{_size(count)} {carried * count / seconds / 1e6:,.1f} MB/s" for count, seconds in answer["times"]]
+    speed = f"bus bandwidth: {', '.join(timed)}" if timed else f"{outcome.seconds:.1f} s"
+    return Finding(name, "ok", f"{trial.ranks} ranks, the sum is right, {speed}")
+
+
+def run_trial(group: Children, trial: Trial, limit_s: float) -> Finding:
+    """Run an allreduce over real ranks and check its result."""
+    command = [*trial.launch, sys.executable, "-c", questions.ALLREDUCE, *trial.arguments]
+    return check_trial(trial, group.start(command, limit_s).outcome())
