@@ -13,13 +13,15 @@ from tests.support.strangers import BODY, Siege
 
 def named() -> dict[str, set[tuple[str, str]]]:
     """Return, for each kind of job, the process and the address of each port that SECURITY.md names."""
-    rows = re.findall(
-        r"^\| `([^`]+)` \| (\w+) \| `([\w.:]+)` \|", (ROOT / "SECURITY.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    found: dict[str, set[tuple[str, str]]] = {}
-    for job, process, address in rows:
-        found.setdefault(job, set()).add((process, address))
-    return found
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    return {
+        job: {
+            (process, address)
+            for process, addresses in re.findall(r"(\w+) ((?:`[\w.:]+` ?)+)", cell)
+            for address in re.findall(r"`([^`]+)`", addresses)
+        }
+        for job, cell in re.findall(r"^\| `([^`]+)` \| (\w+ `.*) \|$", text, re.MULTILINE)
+    }
 
 
 def unharmed(job: str, siege: Siege, run: Path, code: int, printed: str) -> None:
