@@ -1,28 +1,26 @@
-"""Runs an elastic job: starts and ends the processes of its workers and answers them, as the roster decides.
+"""Run an elastic job: start and end the processes of its workers and answer them, as the roster decides.
 
 A worker talks to the driver over HTTP, through the server that Horovod's launcher runs for its rendezvous; N is the
 number that the worker was started with.
 
 | request                           | when                                 | answer                                    |
 |-----------------------------------|--------------------------------------|-------------------------------------------|
-| GET heartbeat/N                   | every second, from its start on      | `train`, `change`, `stop` or `end`        |
-| GET lifeline/N                    | once, over a connection that it keeps| nothing                                   |
-| GET leaving/N                     | instead, once a signal told it to end| the same                                  |
-| PUT facts/N                       | once, when it has built all it needs |                                           |
+| GET heartbeat/N                   | every second, from its start         | `train`, `change`, `stop` or `end`        |
+| GET leaving/N                     | instead, after a signal to it        | the same                                  |
+| PUT facts/N                       | once, when it has built the model    |                                           |
 | GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
 | GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
-| GET elsewhere/N                   | before it meets the others           | the address of another host, if there are |
-| PUT not_met/N                     | when it leaves before all had met    |                                           |
+| GET elsewhere/N                   | before it connects to the others     | the address of another host, if there are |
+| PUT not_met/N                     | if it could not connect              |                                           |
 | GET may_ask/N                     | when it has left its world           | `ask` or `end`                            |
 | GET rank_and_size/HOST:LOCAL_RANK | then, by Horovod's core              | as for its first rank                     |
-| PUT last_word/N                   | when it ends                         |                                           |
+| PUT last_word/N                   | when it ends: its exit report        |                                           |
 
 The answer `change` asks a member to leave its world after the next step, `stop` asks it to commit and end, and `end`
-tells a worker that the job has given it up. The driver waits for heartbeats, but never asks a worker anything.
+says that the worker is evicted. The driver waits for heartbeats, but never asks a worker anything.
 
-The end of a worker is that of its process, on another host that of the ssh which runs it. An ssh that fails by itself
-says nothing about the worker: from then on its heartbeats do, and its last word.
-docs/change-of-world.md follows one change through the code.
+A worker ends with its process, on another host with the ssh that runs it. A worker that outlives its ssh is evicted: its
+next heartbeat is answered with `end`, so it leaves its world after the next step. docs/elastic.md says what is promised.
 """
 
 from __future__ import annotations
@@ -30,13 +28,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +40,7 @@ from hvd_train.console import say
 from hvd_train.elastic import orphans
 from hvd_train.elastic.discovery import Discovery
 from hvd_train.elastic.ranks import RankAssignment, assign_ranks, starting
-from hvd_train.elastic.roster import SILENT_S, Command, End, Finish, FormWorld, Roster, Start, Tell
+from hvd_train.elastic.roster import Command, End, Finish, FormWorld, Notice, Roster, Start
 from hvd_train.elastic.worker import COMMITTED, Worker
 from hvd_train.launch import addresses, roll_call
 from hvd_train.launch.last_word import LastWord
@@ -52,13 +48,13 @@ from hvd_train.launch.launcher import GOES_ON, JOB, OWNER, REPLACES, SLOT, SPENT
 from hvd_train.progress.clock import RunningClock
 
 _TICK_S = 0.1
-_PAUSED_S = 2.0  # a driver that did not tick for so long was paused
+_PAUSED_S = 2.0  # a driver that did not tick for this long was paused
 _QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
-_MEETING_S = 1.0  # a worker that leaves does so when the others have met: its exit takes a core while they need it
-_LEAVE_S = 5.0  # how long a worker that was told to go has to do so by itself
-_SSH_FAILED = 255  # the exit code of ssh where it, not the command that it runs, has failed
+_LEAVE_S = 30.0  # for a worker without a rank to commit and end by itself: a signal may end it in the middle of that
 
-_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")  # in which two copies of one error differ: addresses, processes
+_OF_SSH = 255  # for a command that a signal has killed, or an error of ssh itself
+
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses and process ids, in which copies of one error differ
 
 RunWorker = Callable[[RankAssignment, list[threading.Event]], tuple[int, float]]
 """Runs a worker's process until it ends or an event is set; returns its exit code and the time when it ended."""
@@ -71,16 +67,12 @@ class WorkerProcess:
     end: threading.Event = field(default_factory=threading.Event)
     """Ends the process when set."""
     end_at: float | None = None
-    """When to set it, for a process that is to leave by itself before."""
+    """When to set it, for a process that should leave by itself."""
     assignment: RankAssignment | None = None
     waiting: bool = False
     """Whether it waits for a rank."""
     problem: str = ""
-    """Why it cannot join this job; empty where it can."""
-    heard_at: float | None = None
-    """When its last heartbeat came; None before the first."""
-    cut_at: float | None = None
-    """When its lifeline was cut, which the end of the process does; None before."""
+    """Why it cannot join this job; empty if it can."""
 
 
 class Dispatcher:
@@ -108,22 +100,22 @@ class Dispatcher:
         self._changed = threading.Condition()
         self._processes: dict[int, WorkerProcess] = {}
         self._number_of: dict[tuple[str, int], int] = {}  # the worker with this host and local rank
-        self._last_in_slot: dict[tuple[str, int], int] = {}  # the worker that this slot of a host has, or had last
+        self._last_in_slot: dict[tuple[str, int], int] = {}  # the newest worker of this slot of a host
         self._finish: Finish | None = None
         self._run_worker: RunWorker | None = None
         self._interrupted = threading.Event()
         self._stopped = threading.Event()
         self._facts: Mapping[str, str] | None = None  # versions and settings of the job: the first worker's
-        self._elsewhere = ""  # the address from which a worker of another host has come last
+        self._elsewhere = ""  # the newest address of a worker on another host
         self._last_heartbeat = 0.0
-        self._errors: Counter[str] = Counter()  # those that workers ended with, without the numbers in them
+        self._errors: Counter[str] = Counter()  # errors of workers, without the numbers in them
 
     # --------------------------------------------------------------------------------------- for the launcher
 
     def start(self, num_workers: int, run_worker: RunWorker, interrupted: threading.Event) -> None:
         """Start workers; the first world waits for `num_workers` of them.
 
-        `interrupted` is set by a signal to the launcher, which has told the workers to end by then.
+        `interrupted` is set by a signal to the launcher, which also passes it on to the workers.
         """
         self._roster.start_workers = min(max(num_workers, self._roster.min_workers), self._roster.max_workers)
         self._run_worker, self._interrupted = run_worker, interrupted
@@ -143,14 +135,14 @@ class Dispatcher:
     # ------------------------------------------------------------------- for workers, in threads of the server
 
     def facts_received(self, number: int, facts: Mapping[str, str]) -> None:
-        """Compare what a worker runs with what the job runs; the first worker of the job says what that is."""
+        """Compare what a worker runs with what the first worker of the job runs."""
         with self._changed:
             self._facts = self._facts or facts
             if (process := self._processes.get(number)) is not None:
                 process.problem = roll_call.difference_from_job(self._facts, facts) or ""
 
     def heard_from(self, address: str) -> None:
-        """Note the address from which a worker speaks; those on this host use the loopback."""
+        """Note the address of a worker; workers on this host use the loopback."""
         if not addresses.is_loopback(address):
             with self._changed:
                 self._elsewhere = address
@@ -161,13 +153,13 @@ class Dispatcher:
             return self._elsewhere
 
     def problem_of(self, number: int) -> str:
-        """Return why a worker whose facts have been received cannot join; nothing where it can."""
+        """Return why a worker whose facts have been received cannot join, or nothing."""
         with self._changed:
             process = self._processes.get(number)
             return process.problem if process else ""
 
     def wait_for_ranks(self, host: str, local_rank: int) -> RankAssignment | None:
-        """Wait until a worker has ranks in a new world, and return them; None where it is to leave.
+        """Wait until a worker has ranks in a new world, and return them; None if it must leave.
 
         A worker asks with its number in place of the local rank at first, and with the local rank of its last world
         later.
@@ -183,18 +175,13 @@ class Dispatcher:
             while process.assignment is None and process.waiting and not self._interrupted.is_set():
                 self._changed.wait()
             process.waiting = False
-            assignment = process.assignment
-        if assignment is None:
-            self._stopped.wait(_MEETING_S)
-        return assignment
+            return process.assignment
 
     def heartbeat_received(self, number: int) -> str:
-        """Note that a worker is alive, and return what it is to do: train, change, stop or end."""
+        """Note that a worker is alive, and return the answer: train, change, stop or end."""
         with self._changed:
             now = self._last_heartbeat = self._now()
             process = self._processes.get(number)
-            if process is not None:
-                process.heard_at = now
             if self._interrupted.is_set() and self._finish is None:  # afterwards there was time for the last commit
                 return "stop"
             if process is None or process.end.is_set():
@@ -204,44 +191,29 @@ class Dispatcher:
                 return "stop"
             return "change" if self._roster.wants_change() else "train"
 
-    def told_to_end(self, number: int) -> str:
-        """Note that a signal has told a worker to end, and return what it is to do, as for a heartbeat."""
+    def signal_received(self, number: int) -> str:
+        """Note that a signal asks a worker to end, and return the answer, as for a heartbeat."""
         with self._changed:
-            self._roster.told_to_end(number)
+            self._roster.signal_received(number)
         return self.heartbeat_received(number)
 
-    def lifeline_opened(self, number: int, connection: socket.socket) -> None:
-        """Watch a connection that a worker keeps as long as it lives, in a thread of its own."""
-
-        def watch() -> None:
-            with suppress(OSError), connection:
-                connection.settimeout(None)
-                while connection.recv(100):
-                    pass
-            with self._changed:
-                if (process := self._processes.get(number)) is not None:
-                    process.cut_at = self._now()
-                    self._changed.notify_all()
-
-        _in_a_thread(watch)
-
     def may_ask(self, number: int) -> str:
-        """Return whether a worker that has left its world may ask for its next rank ("ask") or was given up ("end")."""
+        """Return whether a worker that has left its world may ask for its next rank ("ask") or is evicted ("end")."""
         with self._changed:
             return "end" if self._roster.worker(number) is None else "ask"
 
     def world_is_broken(self) -> bool:
-        """Return whether a member of the last world is gone, so that its ranks need not wait for one another."""
+        """Return whether a member of the last world is gone, so that its ranks cannot connect."""
         with self._changed:
             return self._roster.world_is_broken()
 
     def not_met(self, number: int, why: str) -> None:
-        """Note that a worker leaves a world whose ranks have not come to one state, and why."""
+        """Note why a worker could not connect to its world, or synchronize with it."""
         with self._changed:
             self._roster.not_met(number, why)
 
     def last_word_received(self, number: int, word: LastWord) -> None:
-        """Note how a worker ends, and print the error that ends it, unless another worker ended with the same."""
+        """Note the exit report of a worker, and print its error unless another worker has reported the same one."""
         with self._changed:
             worker = self._roster.worker(number)
             if worker is None:
@@ -272,13 +244,13 @@ class Dispatcher:
                 self._changed.notify_all()
 
     def _obey_the_roster(self) -> None:
-        # In a thread of its own, so that ranks that meet do not wait for the user's command.
+        # In a thread of its own, so that a rendezvous does not wait for the user's command.
         _in_a_thread(self._discovery.watch, self._stopped)
         supervisor = os.environ.pop(SUPERVISOR, None)
         while self._finish is None:
             if supervisor and os.getppid() != int(supervisor):
                 supervisor = None
-                os.kill(os.getpid(), signal.SIGTERM)  # nobody watches over this job any more: commit and end
+                os.kill(os.getpid(), signal.SIGTERM)  # no process would restart this job: commit and end
             if self._interrupted.is_set():
                 self._wait_for_last_commits()
             else:
@@ -298,13 +270,13 @@ class Dispatcher:
                 self._changed.wait(_TICK_S)
 
     def _wait_for_last_commits(self) -> None:
-        """Wait until the workers, which a signal has told to end, are gone.
+        """Wait until the workers, which have got a signal, are gone.
 
         The ssh to other hosts has ended already; workers there are gone when their heartbeats cease.
         """
         deadline = self._now() + _LAST_COMMIT_S
         with self._changed:
-            self._changed.notify_all()  # whoever waits for a rank waits in vain
+            self._changed.notify_all()  # no worker gets a rank any more
             while self._now() < deadline:
                 if not self._processes and self._now() - self._last_heartbeat > _QUIET_S:
                     break
@@ -328,7 +300,7 @@ class Dispatcher:
             self._end(command, quietly=quietly)
         elif isinstance(command, FormWorld):
             self._form_world(command.workers)
-        elif isinstance(command, Tell):
+        elif isinstance(command, Notice):
             say(command.message)
         else:
             self._finish = command
@@ -338,34 +310,14 @@ class Dispatcher:
         """Start a worker's process, wait until it has ended, and report its exit code to the roster."""
         assert self._run_worker is not None
         exit_code, _ = self._run_worker(starting(worker, local_size, self._environment_of(worker)), [process.end])
-        if exit_code == _SSH_FAILED and not process.end.is_set() and process.heard_at is not None:
-            exit_code = self._follow(worker, process)
         with self._changed:
-            told = worker.last_word is not None and worker.last_word.error
-            if self._finish is None and exit_code not in (0, *COMMITTED) and not process.end.is_set() and not told:
-                say(f"worker {worker} ended with exit code {exit_code}")
+            is_expected = worker.last_word is not None or process.end.is_set() or self._finish is not None
+            if exit_code not in (0, *COMMITTED) and not is_expected:
+                how = " (a signal has killed it, or its ssh has failed)" if exit_code == _OF_SSH else ""
+                say(f"worker {worker} ended with exit code {exit_code}{how}")
             self._processes.pop(worker.number).waiting = False
             self._roster.worker_exited(worker.number, exit_code, self._now())
             self._changed.notify_all()
-
-    def _follow(self, worker: Worker, process: WorkerProcess) -> int:
-        """Wait until a worker whose ssh has failed is silent or has said its last word, and return its exit code.
-
-        Where its lifeline is cut as well, it has died, unless a later heartbeat proves otherwise. Silence does not
-        prove that it has ended, but its successor in the slot ends it before all else.
-        """
-        with self._changed:
-            failed_at, is_told = self._now(), False
-            while worker.last_word is None and process.heard_at is not None:
-                is_ending = process.end.is_set() or self._interrupted.is_set()
-                if process.heard_at > failed_at and not is_told and not is_ending:
-                    say(f"the ssh to worker {worker} has failed; its heartbeats still come, so it stays, unheard")
-                    is_told = True
-                is_cut = process.cut_at is not None and process.heard_at < process.cut_at
-                if is_cut or self._now() - process.heard_at > (_QUIET_S if is_ending else SILENT_S):
-                    break
-                self._changed.wait(_TICK_S)
-            return _SSH_FAILED if worker.last_word is None else worker.last_word.exit_code
 
     def _environment_of(self, worker: Worker) -> dict[str, str]:
         slot = (worker.host, worker.slot)
@@ -383,13 +335,12 @@ class Dispatcher:
         number = command.worker.number
         process = self._processes[number]
         if not quietly:
-            say(f"worker {command.worker} is taken out: {command.reason}")
+            say(f"worker {command.worker} is evicted: {command.reason}")
         if command.unresponsive:  # on another host its successor does this
             orphans.kill_worker(str(number), self._name)
-        if process.waiting:  # it leaves by itself when it hears that there is no rank for it
+        if process.waiting:  # it leaves by itself, since there is no rank for it
             process.waiting = False
-            # A second signal would end it at once, be it in the middle of its last commit.
-            process.end_at = self._now() + (_LAST_COMMIT_S if command.worker.told_to_end else _LEAVE_S)
+            process.end_at = self._now() + _LEAVE_S
         else:
             process.end.set()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,14 +46,8 @@ DEFAULTS = {
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "180",
     "HOROVOD_LOG_LEVEL": "fatal",  # a lost connection is an ordinary event here, reported in a line of ours
 }
-# So ssh itself notices that a host is gone, and nothing asks for a password.
-SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=1 -o ServerAliveCountMax=3"
-
-# What ssh runs on another host. The shell outlives the worker and reports its end: ssh returns 255 for a command that a
-# signal has ended, as it does where it fails itself. It tells so in the exit code alone, not in a line that repeats the
-# whole command. And the loss of the ssh, after which sshd may send SIGHUP, is not to end the worker.
-_WATCHED = "trap '' HUP; trap : INT TERM; exec 3>&2 2>/dev/null; ({script}) 2>&3 3>&-; exit $?"
-
+# No prompt for a password, and an ssh without a heartbeat of its worker yet ends a minute after its host is gone.
+SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=20"
 
 # Where ranks that connect write their addresses, and look for those of others. An answer that is neither 200 nor 404,
 # three times within 1.5 s, ends the attempt; otherwise they look again until HOROVOD_GLOO_TIMEOUT_SECONDS are over.
@@ -228,7 +221,7 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
         dispatcher = driver.dispatcher
         answers = {
             "heartbeat": dispatcher.heartbeat_received,
-            "leaving": dispatcher.told_to_end,
+            "leaving": dispatcher.signal_received,
             "may_ask": dispatcher.may_ask,
             "problem": dispatcher.problem_of,
             "elsewhere": dispatcher.elsewhere,
@@ -253,9 +246,6 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
                     self.send_status_code(HTTPStatus.NOT_FOUND)
 
             def _get_value(self, scope: str, key: str) -> bytes | None:
-                if scope == "lifeline":
-                    dispatcher.lifeline_opened(int(key), self.connection.dup())
-                    return b""
                 if scope in answers:
                     return answers[scope](int(key)).encode()
                 value: bytes | None = super()._get_value(scope, key)
@@ -278,10 +268,8 @@ def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Calla
 
 
 def _with_our_options(get_remote_command: Callable[..., str]) -> Callable[..., str]:
-    def replacement(local_command: str, *arguments: Any, **named: Any) -> str:
-        (script,) = shlex.split(local_command)  # Horovod passes it as one word, which begins with `exec`
-        watched = shlex.quote(f"sh -c {shlex.quote(_WATCHED.format(script=script))}")
-        return get_remote_command(watched, *arguments, **named).replace("ssh ", f"ssh {SSH_OPTIONS} ", 1)
+    def replacement(*arguments: Any, **named: Any) -> str:
+        return get_remote_command(*arguments, **named).replace("ssh ", f"ssh {SSH_OPTIONS} ", 1)
 
     return replacement
 

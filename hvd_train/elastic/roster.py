@@ -1,53 +1,65 @@
-"""Which workers an elastic job has and when they form a new world: events go in, commands come out.
+"""The workers of an elastic job and when they form a new world: events go in, commands come out.
 
-A job is a list of hosts with slots, at most one worker per slot, and one world after another. The driver reports what
-happens (hosts found, a worker that asks for a rank, a heartbeat, a worker's exit) and asks for commands: start a
-worker, end one, form a world of these workers, finish the job.
+A job is a list of hosts with slots, at most one worker per slot, and one world after another. The driver reports events
+(hosts found, a worker that asks for a rank, a heartbeat, a worker's exit) and asks for commands: start a worker, end
+one, form a world of these workers, finish the job.
 
-- A slot without a worker gets one; where workers fail to start, the next attempt waits longer and longer.
-- A worker that was told to end by a signal leaves after the next step, and the others go on without it, or wait for
-  others where they are too few. Its host is about to go, so its slot stays empty for minutes, unless the host is listed
-  anew. Where all members were told, they commit and the job ends.
-- A new worker imports and builds while the others train. Once it asks for a rank, the members are told to leave their
-  world after the next step, and all that ask form the next world. Survivors come first and keep their order.
-- After a fault the survivors ask for a rank. The next world forms as soon as every survivor has asked; a member that is
-  silent, or does not ask in time, is ended and left out.
-- Ranks that cannot meet try again. Where that fails again and again though all of them live, the newcomers are left
-  out, and tried again later, one at a time.
-- An error that comes back at the same step, or in one worker after another before the first step, ends the job: it is
-  not in the cluster. A death by a signal is, and so is a lost host.
-- The job finishes when no member of a world is left and rank 0 was done or a member committed, when a worker exits
-  with a code that holds for the whole job, or when there were too few workers for too long. Where all members of a
-  world die otherwise, new workers form another one and go on from the last commit.
+- A slot without a worker gets one. If workers fail to start there, the wait before the next attempt grows.
+- A worker that gets a signal leaves after the next step, and the others continue without it, or wait for others if they
+  are too few. Its host is about to go, so its slot stays empty for minutes, unless the list changes for this host. If
+  all members get a signal, they commit and the job ends.
+- A new worker imports and builds while the others train. When it asks for a rank, the members leave their world after
+  the next step, and all workers that ask form the next world. Survivors come first and keep their order.
+- After a fault the survivors ask for a rank. The next world forms when every survivor has asked. A member that is
+  silent, or does not ask in time, is evicted.
+- If ranks cannot connect to newcomers, the next world forms without them, and their hosts stay unused until the list
+  changes for them. If survivors alone cannot connect three times in a row, they commit and the job ends.
+- An error that repeats at one step, or in one worker after another before the first step, ends the job: its cause is
+  not in the cluster. A death by a signal and a lost host do not count.
+- The job finishes when no member of a world is left and rank 0 was done or a member committed, when a worker exits with
+  a code that holds for the whole job, or when there were too few workers for too long. If all members of a world die
+  otherwise, new workers form another one and resume from the last commit.
 
-Nothing here knows of processes, networks or threads, and time is an argument (seconds on any clock that does not jump),
-so a test can play any history.
+Nothing here knows of processes, networks or threads. Time is an argument (seconds on any clock that does not jump), so
+a test can play any history.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hvd_train.elastic import back_off
-from hvd_train.elastic.failed_meetings import LEFT_OUT_S, LONGEST_LEFT_OUT_S, FailedMeetings
 from hvd_train.elastic.repeated_errors import ErrorsInARow, place_of_error
-from hvd_train.elastic.waiting import Wait
-from hvd_train.elastic.worker import COMMITTED, NO_TIME_LEFT, STOPPED, UNRECOVERABLE, WRONG_SETTINGS, Stage, Worker
+from hvd_train.elastic.worker import (
+    COMMITTED,
+    FAULT_REPEATS,
+    NO_TIME_LEFT,
+    STOPPED,
+    UNRECOVERABLE,
+    WRONG_SETTINGS,
+    Stage,
+    Worker,
+)
 from hvd_train.launch.last_word import LastWord
 
-SILENT_S = 10.0  # a worker sends a heartbeat every second: after so long without one it is taken for dead
-SILENT_WHILE_MEETING_S = 3.0  # the others miss a member: whoever is silent at that moment is the one
+SILENT_S = 10.0  # a worker sends a heartbeat every second; a longer silence counts as its death
+SILENT_WHILE_MEETING_S = 3.0  # the other members wait for it, so one of them is lost
 REPORT_S = 20.0  # from the first survivor that asks for a rank to the last
 BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
-TOLD_TO_END_S = 300.0  # a slot whose worker was told to end stays empty: spot hosts go within two minutes
-STEADY_S = 60.0  # a worker that was in worlds for so long did not fail to start
-DESERTED_S = 60.0  # workers that stop so soon after a pause of the driver do so since it did not answer
-LEAVE_S = 10.0  # from a worker's last word to its end
+EMPTY_AFTER_SIGNAL_S = 300.0  # a slot whose worker got a signal stays empty: spot hosts go within two minutes
+STEADY_S = 60.0  # a worker that was in worlds for this long did not fail to start
+DESERTED_S = 60.0  # workers that stop this soon after a pause of the driver stop because it did not answer
+LEAVE_S = 10.0  # from a worker's exit report to its end
+ATTEMPTS = 3  # of survivors to connect to each other
+FIRST_NOTICE_S, NOTICE_S = 5.0, 60.0  # before the job says what it waits for: if workers are missing; in general
 TOO_FEW_WORKERS = 69  # the job's exit code: EX_UNAVAILABLE
-_ENDED_BY_COMMAND = -1  # in place of the exit code, which says nothing about a worker that was told to end
+_EVICTED = -1  # in place of the exit code, which says nothing about an evicted worker
 _ON_THE_WAY_OUT = (Stage.LEAVING, Stage.ENDING)
+_UNLISTED = "its host is no longer listed"
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class End:
     worker: Worker
     reason: str
     unresponsive: bool = False
-    """Whether the worker no longer reacts, so that waiting for it to leave would be in vain."""
+    """Whether the worker no longer reacts, so that there is no point in waiting for it to leave."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +87,8 @@ class FormWorld:
 
 
 @dataclass(frozen=True)
-class Tell:
-    """Tell the user."""
+class Notice:
+    """Print this line."""
 
     message: str
 
@@ -89,17 +101,15 @@ class Finish:
     reason: str
 
 
-Command = Start | End | FormWorld | Tell | Finish
+Command = Start | End | FormWorld | Notice | Finish
 
 
 @dataclass
 class _SlotRecord:
-    """How often in a row workers of one slot have failed to start, and when the next one may be started."""
+    """How often in a row workers of one slot have failed, and when the next one may be started."""
 
     failures: int = 0
     not_before: float = 0.0
-    left_out: int = 0
-    """How often its worker was left out since the others could not meet with it."""
 
 
 @dataclass
@@ -111,7 +121,7 @@ class Roster:
     min_workers: int
     max_workers: int
     patience_s: float
-    """How long there may be fewer than `min_workers` workers before the job is given up."""
+    """How long there may be fewer than `min_workers` workers before the job ends."""
     start_patience_s: float = 60.0
     """How long the first world waits for `start_workers` workers when `min_workers` are there."""
     hosts: dict[str, int] = field(default_factory=dict)
@@ -120,18 +130,23 @@ class Roster:
     """The members of the last world in the order of their ranks, including those that have exited since."""
     worlds_formed: int = 0
     paused_at: float = -DESERTED_S
-    """When the driver was paused last. Workers that ran on may have stopped since it did not answer."""
+    """When the driver was paused last. Workers may have stopped because it did not answer."""
     _workers: list[Worker] = field(default_factory=list)
     _slots: dict[tuple[str, int], _SlotRecord] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
     _exit_codes: dict[Worker, int] = field(default_factory=dict)
     _not_met: dict[int, str] = field(default_factory=dict)
-    """Why they had to leave the last world before its ranks had met, by the numbers of these workers."""
-    _failed_meetings: FailedMeetings = field(default_factory=FailedMeetings)
+    """Why workers could not synchronize with the other ranks of the last world, by their numbers."""
+    _failed_attempts: int = 0
+    """How many worlds in a row could not connect though no member had died."""
+    _judged: int = 0
+    """The number of worlds formed when a failed rendezvous was last looked for."""
+    _gives_up: Finish | None = None
+    """How the job finishes when its members, which can no longer connect, have committed."""
     _errors: ErrorsInARow = field(default_factory=ErrorsInARow)
     _meeting_since: float | None = None
     _short_since: float | None = None
-    _wait_told_at: float | None = None
+    _noticed_at: float | None = None
     _hopeful_at: float = 0.0
     """When there last were `min_workers` workers that wait for a world, or build and report."""
     _finish: Finish | None = None
@@ -139,11 +154,10 @@ class Roster:
     # ------------------------------------------------------------------------------------------------ events
 
     def hosts_found(self, hosts: Mapping[str, int]) -> None:
-        """Note the hosts that may be used now, with their slots; a host that comes back starts with a clean record."""
-        for host in hosts:
-            if host not in self.hosts:
-                for slot in [slot for slot in self._slots if slot[0] == host]:
-                    del self._slots[slot]
+        """Note the hosts that may be used now, with their slots; a changed entry gives its host a clean record."""
+        for host, slot in list(self._slots):
+            if hosts.get(host) != self.hosts.get(host):
+                del self._slots[host, slot]
         self.hosts = dict(hosts)
 
     def rank_requested(self, number: int, now: float) -> None:
@@ -160,12 +174,12 @@ class Roster:
                 self._meeting_since = now
 
     def not_met(self, number: int, why: str) -> None:
-        """Note that a worker leaves a world whose ranks have not come to one state; it asks for its next rank then."""
+        """Note why a worker could not connect to its world, or synchronize with it, before it asks for a rank again."""
         if self.worker(number) is not None:
             self._not_met[number] = why
 
     def last_word_received(self, number: int, word: LastWord, now: float) -> None:
-        """Note how a worker ends. After an error the others need not wait for the end of its process."""
+        """Note the exit report of a worker. After an error the others need not wait for the end of its process."""
         worker = self.worker(number)
         if worker is None:
             return
@@ -178,10 +192,10 @@ class Roster:
         if (worker := self.worker(number)) is not None:
             worker.heard_at = now
 
-    def told_to_end(self, number: int) -> None:
-        """Note that a signal has told a worker to end."""
+    def signal_received(self, number: int) -> None:
+        """Note that a signal asks a worker to end."""
         if (worker := self.worker(number)) is not None:
-            worker.told_to_end = True
+            worker.got_signal = True
 
     def worker_exited(self, number: int, exit_code: int, now: float) -> None:
         """Note that a worker's process has ended."""
@@ -192,27 +206,27 @@ class Roster:
         exit_code = worker.meant_exit_code(exit_code)
         is_ending = worker.stage is Stage.ENDING
         is_deserted = exit_code == NO_TIME_LEFT and now - self.paused_at < DESERTED_S
-        means_nothing = is_deserted or (is_ending and not worker.told_to_end)
-        self._exit_codes[worker] = _ENDED_BY_COMMAND if means_nothing else exit_code
+        means_nothing = is_deserted or (is_ending and not worker.got_signal)
+        self._exit_codes[worker] = _EVICTED if means_nothing else exit_code
         slot = self._record(worker)
         steady = worker.joined_at is not None and now - worker.joined_at >= STEADY_S
         slot.failures = 1 if steady else slot.failures + 1
         back_off_s = back_off.wait_s(BACK_OFF_S, LONGEST_BACK_OFF_S, slot.failures - 1)
-        if worker.told_to_end or (exit_code in STOPPED and not is_ending):
-            back_off_s = TOLD_TO_END_S
+        if worker.got_signal or (exit_code in STOPPED and not is_ending):
+            back_off_s = EMPTY_AFTER_SIGNAL_S
         slot.not_before = max(slot.not_before, now + back_off_s)
         if exit_code in UNRECOVERABLE:
             self._finish = Finish(exit_code, f"{worker} ended with exit code {exit_code}")
         elif exit_code == WRONG_SETTINGS and not self.worlds_formed:
             self._finish = Finish(exit_code, f"{worker} cannot start")
         elif exit_code == WRONG_SETTINGS and worker.failed_to_meet and worker in worker.world[:1]:
-            self._finish = Finish(exit_code, f"{worker}, as rank 0, cannot go on")  # and no other could
+            self._finish = Finish(exit_code, f"{worker}, as rank 0, cannot continue")  # and no other could
         elif exit_code in (1, WRONG_SETTINGS):
             place = place_of_error(worker, others_train=bool(self._members()))
             if place is not None:
                 self._errors = self._errors.and_another(place, worker)
         if self._finish is None and worker in self.world and not self._members():
-            self._finish = self._end_of_world()
+            self._finish = self._gives_up or self._end_of_world()
 
     # ------------------------------------------------------------------------------------- what to do about them
 
@@ -221,7 +235,10 @@ class Roster:
         self._finish = self._finish or self._error_that_repeats(now)
         if self._finish is not None:
             return [*self._end_all("the job is over"), self._finish]
-        ended = [*self._end_unresponsive(now), *self._end_unlisted_newcomers(), *self._end_those_told_to()]
+        ended = self._end_unresponsive(now)
+        if self._gives_up is not None:
+            return [*ended]
+        ended += [*self._end_unlisted_newcomers(), *self._end_after_signals()]
         return [*ended, *self._start_missing(now), *self._form_world(now)]
 
     def wants_change(self) -> bool:
@@ -229,7 +246,7 @@ class Roster:
         members = self._members()
         if not members or any(worker.stage is not Stage.TRAINING for worker in members):
             return False
-        if any(worker.told_to_end for worker in members):
+        if any(worker.got_signal for worker in members):
             return True
         staying = [worker for worker in members if self._is_listed(worker)]
         ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
@@ -238,16 +255,16 @@ class Roster:
         return len(staying) < len(members) or bool(ready)
 
     def wants_stop(self) -> bool:
-        """Return whether members should commit and end the job: all of them were told to end."""
+        """Return whether members should commit and end: all of them got a signal, or they cannot connect any more."""
         members = self._members()
-        return bool(members) and all(worker.told_to_end for worker in members)
+        return self._gives_up is not None or bool(members) and all(worker.got_signal for worker in members)
 
     def world_is_broken(self) -> bool:
         """Return whether a member of the last world is gone."""
         return len(self._members()) < len(self.world)
 
     def worker(self, number: int) -> Worker | None:
-        """Return the worker with this number, or None where it has exited."""
+        """Return the worker with this number, or None if it has exited."""
         return next((worker for worker in self._workers if worker.number == number), None)
 
     # ------------------------------------------------------------------------------------------------- inside
@@ -273,7 +290,7 @@ class Roster:
         return [self._end(worker, reason) for worker in self._workers if worker.stage is not Stage.ENDING]
 
     def _end_unresponsive(self, now: float) -> list[End]:
-        """End workers without a heartbeat, and members that have one but do not come where the others wait for them."""
+        """End workers without a heartbeat, and members for which the others have waited too long."""
         commands = []
         for worker in self._in(Stage.LEAVING):
             if now - worker.said_at > LEAVE_S:
@@ -283,7 +300,7 @@ class Roster:
             missed = waited_s is not None and worker.stage is Stage.TRAINING
             silent_s = now - worker.heard_at
             if silent_s > (SILENT_WHILE_MEETING_S if missed else SILENT_S):
-                commands.append(self._end(worker, f"nothing was heard of it for {silent_s:.0f} s", unresponsive=True))
+                commands.append(self._end(worker, f"no heartbeat for {silent_s:.0f} s", unresponsive=True))
             elif missed and waited_s is not None and waited_s > REPORT_S:
                 reason = f"it has not come to the new world within {REPORT_S:.0f} s"
                 commands.append(self._end(worker, reason, unresponsive=True))
@@ -292,13 +309,12 @@ class Roster:
     def _end_unlisted_newcomers(self) -> list[End]:
         """End newcomers whose host is no longer listed; members leave after the next step, together with the others."""
         unlisted = [worker for worker in self._in(Stage.STARTING, Stage.READY) if not self._is_listed(worker)]
-        return [self._end(worker, "its host is no longer listed") for worker in unlisted]
+        return [self._end(worker, _UNLISTED) for worker in unlisted]
 
-    def _end_those_told_to(self) -> list[End]:
-        """End members that were told to end and have left their world: they wait for no other one."""
-        reason = "it was told to end by a signal, so its host may be about to go; no worker is started in its slot for "
-        reason += f"{TOLD_TO_END_S / 60:.0f} minutes, unless the host is listed anew"
-        return [self._end(worker, reason) for worker in self._in(Stage.MEETING) if worker.told_to_end]
+    def _end_after_signals(self) -> list[End]:
+        reason = "it got a signal, so its host may be about to go; its slot stays empty for "
+        reason += f"{EMPTY_AFTER_SIGNAL_S / 60:.0f} minutes, unless the list changes for this host"
+        return [self._end(worker, reason) for worker in self._in(Stage.MEETING) if worker.got_signal]
 
     def _start_missing(self, now: float) -> list[Start]:
         commands = []
@@ -315,62 +331,69 @@ class Roster:
         return commands
 
     def _form_world(self, now: float) -> list[Command]:
-        """Form a new world as soon as every survivor of the last one waits for it and there are enough workers."""
+        """Form a new world when every survivor of the last one waits for it and there are enough workers."""
         members = self._members()
         if any(worker.stage is Stage.TRAINING for worker in members):
             return []
-        commands = self._after_a_failed_meeting(members, now)
+        commands = self._after_rendezvous(members)
+        if self._gives_up is not None:
+            return commands
         members = self._members()
         survivors = [worker for worker in members if self._is_listed(worker)] or members
-        chosen = survivors + self._newcomers()  # not more than `max_workers`: no more were started
+        ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
+        chosen = survivors + ready  # not more than `max_workers`: no more were started
         if not self._is_enough(len(chosen), now):
             if now - self._hopeful_at > self.patience_s:
-                self._finish = Finish(
-                    TOO_FEW_WORKERS, f"fewer than {self.min_workers} workers for {self.patience_s:.0f} s"
-                )
-                return [*commands, *self._end_all(self._finish.reason), self._finish]
-            return [*commands, *self._tell_of_the_wait(len(chosen), now)]
-        dropped = [worker for worker in members if worker not in chosen]
-        commands += [self._end(worker, "its host is no longer listed") for worker in dropped]
-        self.world, self._meeting_since, self._short_since = tuple(chosen), None, None
+                reason = f"fewer than {self.min_workers} workers for {self.patience_s:.0f} s"
+                self._finish = Finish(TOO_FEW_WORKERS, reason)
+                return [*commands, *self._end_all(reason), self._finish]
+            return [*commands, *self._notice_of_waiting(len(chosen), now)]
+        commands += [self._end(worker, _UNLISTED) for worker in members if worker not in chosen]
+        self.world, self._meeting_since = tuple(chosen), None
+        self._short_since = self._noticed_at = None
         for worker in chosen:
             worker.stage, worker.world = Stage.TRAINING, self.world
             worker.joined_at = worker.joined_at or now
-        self._wait_told_at = None
         self.worlds_formed += 1
         self._errors = self._errors.once_a_world_forms()
         return [*commands, FormWorld(self.world)]
 
-    def _newcomers(self) -> list[Worker]:
-        """Return the new workers that may join the next world; of those left out before, one at a time."""
-        ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
-        clean = [worker for worker in ready if not self._record(worker).left_out]
-        return clean or ready[:1]
-
-    def _after_a_failed_meeting(self, members: list[Worker], now: float) -> list[Command]:
-        """Take note of whether the ranks of the last world had met; after too many failures leave somebody out."""
+    def _after_rendezvous(self, members: list[Worker]) -> list[Command]:
+        """Note whether the ranks of the last world had connected; if not, leave out newcomers or count the failure."""
+        if self._judged == self.worlds_formed:
+            return []
+        self._judged = self.worlds_formed
         reasons, self._not_met = self._not_met, {}
         if not all(worker.number in reasons for worker in members):
-            self._failed_meetings = FailedMeetings()
+            self._failed_attempts = 0
             for worker in members:
                 worker.has_met = True
-                self._record(worker).left_out = 0
             return []
         if not members or len(members) < len(self.world):
-            return []  # it broke since a rank has died
-        failed = self._failed_meetings.and_another()
-        commands: list[Command] = [Tell(f"the ranks have not met{failed}: {reasons[members[0].number]}")]
-        on_trial = [worker for worker in members if self._record(worker).left_out]
-        left_out = failed.to_leave_out(members, on_trial)
-        for worker in left_out:
-            record = self._record(worker)
-            seconds = back_off.wait_s(LEFT_OUT_S, LONGEST_LEFT_OUT_S, record.left_out)
-            record.left_out += 1
-            record.not_before = now + seconds
-            reason = f"the ranks have not met with it{failed}; it is tried again in {seconds:.0f} s"
-            commands.append(self._end(worker, reason))
-        self._failed_meetings = failed.without_those() if left_out else failed
-        return commands
+            return []  # a rank has died, which explains the failure
+        newcomers = [worker for worker in members if not worker.has_met]
+        if 0 < len(newcomers) < len(members):
+            return self._leave_out({worker.host for worker in newcomers}, reasons[newcomers[0].number])
+        self._failed_attempts += 1
+        hosts = ",".join(f"{host}:{slots}" for host, slots in Counter(worker.host for worker in members).items())
+        if self._failed_attempts == ATTEMPTS:
+            advice = f"`hvd-train doctor -H {hosts}` names the pairs of hosts that cannot connect"
+            self._gives_up = Finish(
+                FAULT_REPEATS, f"ranks could not connect to each other {ATTEMPTS} times in a row; {advice}"
+            )
+        line = f"ranks could not connect to each other (attempt {self._failed_attempts} of {ATTEMPTS}, on {hosts})"
+        return [Notice(f"{line}: {reasons[members[0].number]}")]
+
+    def _leave_out(self, hosts: Collection[str], reason: str) -> list[Command]:
+        """End the newcomers of these hosts, and use none of their free slots until the list changes for them."""
+        for host in hosts:
+            for slot in range(self.hosts.get(host, 0)):
+                self._slots.setdefault((host, slot), _SlotRecord()).not_before = math.inf
+        line = f"ranks could not connect to the newcomers on {', '.join(sorted(hosts))} ({reason}); no worker is started "
+        line += "there until the list changes for these hosts"
+        newcomers = [worker for worker in self._workers if worker.host in hosts and not worker.has_met]
+        evicted = [worker for worker in newcomers if worker.stage not in _ON_THE_WAY_OUT]
+        return [Notice(line), *(self._end(worker, "the other ranks could not connect to it") for worker in evicted)]
 
     def _is_enough(self, count: int, now: float) -> bool:
         """Return whether a world may form."""
@@ -384,32 +407,35 @@ class Roster:
             return True
         return count >= self.min_workers and (self.worlds_formed > 0 or waited_s > self.start_patience_s)
 
-    def _tell_of_the_wait(self, ready: int, now: float) -> list[Command]:
-        """Tell what the next world waits for, where that has taken a while and again from time to time."""
+    def _notice_of_waiting(self, ready: int, now: float) -> list[Command]:
+        """Say what the next world waits for, if the wait is long, and again every minute."""
         assert self._short_since is not None
-        waited_s = now - self._short_since
-        wait = Wait(
-            ready=ready,
-            starting=len(self._in(Stage.STARTING)),
-            slots=min(sum(self.hosts.values()), self.max_workers),
-            wanted=self.min_workers if self.worlds_formed else self.start_workers,
-            least=self.min_workers,
-            is_first=self.worlds_formed == 0,
-            starts_in_s=self.start_patience_s - waited_s,
-            ends_in_s=self.patience_s - (now - self._hopeful_at),
-        )
-        told_s = None if self._wait_told_at is None else now - self._wait_told_at
-        if not wait.is_due(waited_s, told_s):
+        starting, slots = len(self._in(Stage.STARTING)), min(sum(self.hosts.values()), self.max_workers)
+        wanted = self.min_workers if self.worlds_formed else self.start_workers
+        first_s = FIRST_NOTICE_S if ready + starting < wanted else NOTICE_S
+        since, limit_s = (self._short_since, first_s) if self._noticed_at is None else (self._noticed_at, NOTICE_S)
+        if now - since < limit_s:
             return []
-        self._wait_told_at = now
-        return [Tell(wait.describe())]
+        self._noticed_at = now
+        line = f"waiting for workers: {ready} of {wanted} ready, {starting} starting, {slots} slots listed"
+        starts_in_s = self.start_patience_s - (now - self._short_since)
+        if ready + starting < self.min_workers:
+            ends_in_s = self.patience_s - (now - self._hopeful_at)
+            line += f"; with fewer than {self.min_workers} the job ends in {ends_in_s:.0f} s"
+        elif not self.worlds_formed and starts_in_s > 0:
+            line += f"; in {starts_in_s:.0f} s the training starts with the ready ones"
+        if slots < wanted:
+            flags = [] if self.worlds_formed or not slots else [f"-np {slots}"]
+            flags += [f"--min-np {slots}"] if 0 < slots < self.min_workers else []
+            line += ". Add hosts to the list" + (f", or give {' '.join(flags)}" if flags else "")
+        return [Notice(line)]
 
     def _is_building(self, worker: Worker, now: float) -> bool:
-        """Return whether a worker has been heard of since it was started, and lately."""
+        """Return whether a worker has sent a heartbeat since its start, and one lately."""
         return worker.heard_at > worker.started_at and now - worker.heard_at <= SILENT_S
 
     def _error_that_repeats(self, now: float) -> Finish | None:
-        """Return how the job finishes since an error comes back again and again, or None."""
+        """Return how the job finishes because an error repeats, or None."""
         if not self._errors.is_long:
             return None
         if self._errors.place == "building" and (self._in(Stage.READY) or self._may_build(now)):
@@ -425,14 +451,13 @@ class Roster:
         )
 
     def _end_of_world(self) -> Finish | None:
-        """Return how the job finishes now that no member is left, or None where new workers are to go on.
+        """Return how the job finishes now that no member is left, or None if new workers are to continue.
 
-        A commit by any member ends the job; so does rank 0 with exit code 0. Members that a signal has told to leave
-        speak for the job only where all were told.
+        A commit by any member ends the job; so does rank 0 with exit code 0. Members that got a signal speak for the
+        job only if all members got one.
         """
-        asked = [worker for worker in self.world if not worker.told_to_end] or self.world
-        # A member that was told to end may still be running.
-        exit_codes = [self._exit_codes.get(worker, _ENDED_BY_COMMAND) for worker in asked]
+        asked = [worker for worker in self.world if not worker.got_signal] or self.world
+        exit_codes = [self._exit_codes.get(worker, _EVICTED) for worker in asked]  # an evicted one may still run
         committed = [code for code in exit_codes if code in COMMITTED]
         if committed:
             return Finish(committed[0], "stopped, and committed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -28,18 +27,6 @@ def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -
 def put(environ: Mapping[str, str], path: str, text: str, timeout_s: float | None = None) -> None:
     """Write `text` under `path` on the server. Raises OSError as `get` does."""
     _request(environ, path, text.encode(), timeout_s)
-
-
-def hold(environ: Mapping[str, str], path: str, timeout_s: float) -> socket.socket:
-    """Return a connection over which `path` was asked for, and whose answer nobody needs: it lives as the process does.
-
-    Raises OSError where the server does not take it within `timeout_s` seconds.
-    """
-    signed = signature.headers(environ, "GET", f"/{path}")
-    lines = [f"GET /{path} HTTP/1.0", *(f"{name}: {value}" for name, value in signed.items()), ""]
-    connection = socket.create_connection((environ[ADDRESS], int(environ[PORT])), timeout_s)
-    connection.sendall("".join(f"{line}\r\n" for line in lines).encode())
-    return connection
 
 
 def _request(environ: Mapping[str, str], path: str, data: bytes | None, timeout_s: float | None) -> str:

@@ -21,7 +21,7 @@ from hvd_train.world.world import DriverLost, Place, Request, already_in_sync
 T = TypeVar("T")
 
 _DRIVER_CHECK_S = 0.5
-_ATTEMPTS = 5  # to reach the driver, which decides how often ranks that live try to meet
+_ATTEMPTS = 5  # to reach the driver, which decides how often ranks try to connect
 
 
 class ElasticWorld(horovod_world.HorovodWorld):
@@ -76,7 +76,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
     @override
     def requested(self, *, told_to_end: bool = False) -> Request:
         if told_to_end:
-            self._heartbeat.told_to_end()
+            self._heartbeat.signal_received()
         return self._heartbeat.requested
 
     @override
@@ -135,7 +135,8 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
         threading.Thread(target=start, daemon=True, name="meeting").start()
         while not wait([outcome], _DRIVER_CHECK_S).done:
-            if self._heartbeat.driver_gone:
+            gives_up = bool(self._not_met) and self._heartbeat.requested == "stop"
+            if gives_up or self._heartbeat.driver_gone:
                 self._core_hangs = True
-                raise DriverLost("the driver is gone, and with it the way to meet the other ranks")
+                raise DriverLost(self._not_met if gives_up else "the driver is gone, so no world can form")
         return outcome.result()

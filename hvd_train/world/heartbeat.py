@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping, MutableMapping
-from contextlib import suppress
 
 from hvd_train.errors import UsageError
 from hvd_train.launch import addresses, client
@@ -37,7 +36,7 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self.requested: Request = "train"
-        self._told_to_end = self._given_up = False
+        self._got_signal = self._evicted = False
         self._wake = threading.Event()
         self.now = RunningClock(_PAUSED_S)
         self._all_was_well = self.now()
@@ -45,22 +44,22 @@ class Heartbeat:
 
     def start(self, environ: Mapping[str, str]) -> None:
         """Begin to tell the driver, which `environ` names, and to hear what it answers."""
-        threading.Thread(target=self._live, args=(dict(environ),), daemon=True, name="heartbeat").start()
+        threading.Thread(target=self._beat, args=(dict(environ),), daemon=True, name="heartbeat").start()
 
     @property
     def driver_gone(self) -> bool:
         """Whether the driver has not answered for so long that it counts as gone."""
-        return self.now() - self._all_was_well > GONE_S and not self._given_up
+        return self.now() - self._all_was_well > GONE_S and not self._evicted
 
     @property
     def silent_since(self) -> float:
         """When the driver was heard last, by `now`; where it has given this worker up, that is now."""
-        return self.now() if self._given_up else self._all_was_well
+        return self.now() if self._evicted else self._all_was_well
 
-    def told_to_end(self) -> None:
+    def signal_received(self) -> None:
         """Tell the driver at once that this worker was told to end by a signal; the driver answers how it is to."""
-        if not self._told_to_end:
-            self._told_to_end = True
+        if not self._got_signal:
+            self._got_signal = True
             self._wake.set()
 
     def world_formed(self) -> None:
@@ -76,30 +75,25 @@ class Heartbeat:
         """Note that this process has nothing left to do but to end."""
         self._patience_s = self.now() - self._all_was_well + _COMMIT_S
 
-    def _live(self, environ: Mapping[str, str]) -> None:
-        with suppress(OSError):  # without a lifeline the driver waits for silence
-            self._lifeline = client.hold(environ, f"lifeline/{environ[WORKER]}", _ANSWER_S)
-        self._beat(environ)
-
     def _beat(self, environ: Mapping[str, str]) -> None:
         self._all_was_well = self.now()
         while True:
-            self._hear(_answer(environ, "leaving" if self._told_to_end else "heartbeat"))
+            self._hear(_answer(environ, "leaving" if self._got_signal else "heartbeat"))
             if self.now() - self._all_was_well > self._patience_s:
                 os._exit(1)
             self._pause()
 
     def _hear(self, answer: str | None) -> None:
-        now_given_up = answer == "end" and not self._given_up
-        self._given_up = self._given_up or now_given_up
-        if now_given_up or (answer is not None and not self._given_up):
+        now_evicted = answer == "end" and not self._evicted
+        self._evicted = self._evicted or now_evicted
+        if now_evicted or (answer is not None and not self._evicted):
             self._all_was_well = self.now()
         silence_s = self.now() - self._all_was_well
         if self.requested == "stop":
             return
-        if self._given_up:  # others may go on without this one: its wish to stop must not be theirs
+        if self._evicted:  # others may go on without this one: its wish to stop must not be theirs
             self.requested = "change"
-        elif answer == "stop" or silence_s > (GONE_WHILE_LEAVING_S if self._told_to_end else GONE_S):
+        elif answer == "stop" or silence_s > (GONE_WHILE_LEAVING_S if self._got_signal else GONE_S):
             self.requested = "stop"
         elif answer is not None:
             self.requested = "change" if answer == "change" else "train"

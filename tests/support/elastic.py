@@ -230,7 +230,7 @@ class ElasticThreadWorld(ThreadWorld):
         with job.changed:
             if (event := Tell(self._step, self.place.rank)) in job.events:
                 job.events.remove(event)
-                job.roster.told_to_end(self._number)
+                job.roster.signal_received(self._number)
             return "stop" if job.roster.wants_stop() else "change" if job.roster.wants_change() else "train"
 
     @override
@@ -272,7 +272,7 @@ class ElasticThreadWorld(ThreadWorld):
             job.roster.rank_requested(self._number, job.now())
             job.changed.notify_all()
             while self._number not in job.seats:
-                if job.roster.worker(self._number) is None or job.finish or self._told_to_end():
+                if job.roster.worker(self._number) is None or job.finish or self._is_evicted():
                     raise SystemExit(0)
                 job.changed.wait(1.0)
             rank, meeting = job.seats[self._number]
@@ -282,7 +282,7 @@ class ElasticThreadWorld(ThreadWorld):
         self._exchanges = 0
         self.place = Place(rank, meeting.size, rank, meeting.size, 0)
 
-    def _told_to_end(self) -> bool:
+    def _is_evicted(self) -> bool:
         worker = self._job.roster.worker(self._number)
         return worker is not None and worker.stage is Stage.ENDING
 

@@ -135,6 +135,11 @@ class Hosts:
         for host, unreachable in ((one, other), (other, one)):
             self._ip(host, "route", "add", "blackhole", f"{self.address(unreachable)}/32")
 
+    def join(self, one: str, other: str) -> None:
+        """Let two hosts that `part` has parted reach each other again."""
+        for host, unreachable in ((one, other), (other, one)):
+            self._ip(host, "route", "del", "blackhole", f"{self.address(unreachable)}/32")
+
     def resolve(self, name: str, known: str, address: str) -> None:
         """Let the name `known` lead to this address on one host, whatever it leads to on the others."""
         own = self.folder / f"hosts-{name}"

@@ -1,13 +1,13 @@
-"""A history of an elastic job: a test says what happens and when, and the roster's commands are carried out at once."""
+"""Play a history of an elastic job: a test gives the events and the time; commands are carried out at once."""
 
 from __future__ import annotations
 
-from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Start, Tell
+from hvd_train.elastic.roster import End, Finish, FormWorld, Notice, Roster, Start
 from hvd_train.launch.last_word import During, LastWord
 
 
 class Play:
-    """A job under test; time stands still unless it is told to go on."""
+    """A job under test; time passes only in `wait`."""
 
     def __init__(
         self, hosts: dict[str, int], *, first: int, fewest: int = 1, most: int = 8, begins_at: float = 0.0
@@ -17,9 +17,9 @@ class Play:
         self.started: list[int] = []
         self.hosts: dict[int, str] = {}
         self.world: list[int] = []
-        self.taken_out: dict[int, str] = {}
-        self.given_up: list[int] = []  # those of them that are not waited for
-        self.told: list[str] = []
+        self.evicted: dict[int, str] = {}
+        self.killed: list[int] = []  # evicted workers that do not react
+        self.notices: list[str] = []
         self.finish: Finish | None = None
         self.find(hosts)
 
@@ -36,34 +36,34 @@ class Play:
         self.roster.worker_exited(number, code, self.now)
         self.obey()
 
-    def tell_to_end(self, *numbers: int) -> None:
-        """A signal tells these workers to end, and they say so."""
+    def signal(self, *numbers: int) -> None:
+        """These workers get a signal and report it."""
         for number in numbers:
-            self.roster.told_to_end(number)
+            self.roster.signal_received(number)
         self.obey()
 
     def fail(self, number: int, during: During, step: int = 0, code: int = 1) -> None:
-        """An error ends a worker, and its process with it."""
+        """An error ends a worker and its process."""
         self.say(number, during, step, code)
         self.end(number, code)
 
     def say(self, number: int, during: During, step: int = 0, code: int = 1) -> None:
-        """A worker says which error ends it; its process goes on for a while."""
+        """A worker reports the error that ends it; its process has not ended yet."""
         self.roster.last_word_received(number, LastWord(code, "Traceback", during, step), self.now)
         self.obey()
 
     def miss(self, *numbers: int, why: str = "connection refused") -> None:
-        """These workers have not met in their world, and wait for another."""
+        """These workers could not connect in their world, and ask for another."""
         for number in numbers:
             self.roster.not_met(number, why)
         self.ask(*numbers)
 
     def newest(self, host: str) -> int:
-        """The number of the worker that was started last on a host."""
+        """Return the number of the newest worker of a host."""
         return max(number for number in self.started if self.hosts[number] == host)
 
     def wait(self, seconds: float, *silent: int) -> None:
-        """Time goes on; all but the silent ones say that they live."""
+        """Let time pass; all workers but the silent ones send heartbeats."""
         for _ in range(round(seconds)):
             self.now += 1
             for number in self.started:
@@ -79,16 +79,16 @@ class Play:
             elif isinstance(command, FormWorld):
                 self.world = [worker.number for worker in command.workers]
             elif isinstance(command, End):
-                self.taken_out[command.worker.number] = command.reason
-                self.given_up += [command.worker.number] if command.unresponsive else []
-            elif isinstance(command, Tell):
-                self.told.append(command.message)
+                self.evicted[command.worker.number] = command.reason
+                self.killed += [command.worker.number] if command.unresponsive else []
+            elif isinstance(command, Notice):
+                self.notices.append(command.message)
             else:
                 self.finish = command
 
 
 def training(hosts: dict[str, int], **limits: int) -> Play:
-    """A job whose first world has all slots."""
+    """Return a job whose first world has all slots."""
     play = Play(hosts, first=sum(hosts.values()), **limits)
     play.ask(*play.started)
     assert play.world == play.started

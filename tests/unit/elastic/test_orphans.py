@@ -1,4 +1,4 @@
-"""A new worker clears away the process that had its slot before."""
+"""A new worker kills the earlier process of its slot."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -43,23 +41,21 @@ def workers(jobs: tuple[str, str]) -> Iterator[Workers]:
         process.communicate()
 
 
-def test_a_stopped_predecessor_is_killed_and_no_other_worker(jobs: tuple[str, str], workers: Workers) -> None:
-    """A new worker kills the stopped process that had its slot; other workers and other jobs live."""
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_predecessor_is_killed_after_the_grace_period_and_no_other_worker(
+    stopped: bool, jobs: tuple[str, str], workers: Workers
+) -> None:
+    """A process that is stopped, or does not end by itself, is killed; other workers and other jobs live."""
     old = workers[jobs[0], "1000"]
-    old.send_signal(signal.SIGSTOP)
-    orphans.kill_predecessor({JOB: jobs[0], WORKER: "1002", REPLACES: "1000"})
-    assert old.wait(60) == -signal.SIGKILL
-    for other in (workers[jobs[0], "1001"], workers[jobs[1], "1000"]):
-        other.terminate()
-        assert other.wait(60) == -signal.SIGTERM, "what ends it is this signal, and nothing before it"
-
-
-def test_a_running_predecessor_is_killed_after_the_grace_period(jobs: tuple[str, str], workers: Workers) -> None:
-    """A process that neither exits nor writes is killed, but not before its grace period is over."""
+    if stopped:
+        old.send_signal(signal.SIGSTOP)
     begun = time.monotonic()
     orphans.kill_predecessor({JOB: jobs[0], WORKER: "1002", REPLACES: "1000"}, 0.5)
-    assert workers[jobs[0], "1000"].wait(60) == -signal.SIGKILL
+    assert old.wait(60) == -signal.SIGKILL
     assert time.monotonic() - begun >= 0.5
+    for other in (workers[jobs[0], "1001"], workers[jobs[1], "1000"]):
+        other.terminate()
+        assert other.wait(60) == -signal.SIGTERM, "this signal ends it, and nothing before it"
 
 
 def test_the_first_worker_of_a_slot_kills_nothing(jobs: tuple[str, str], workers: Workers) -> None:
@@ -69,51 +65,3 @@ def test_the_first_worker_of_a_slot_kills_nothing(jobs: tuple[str, str], workers
     for process in workers.values():
         process.terminate()
         assert process.wait(60) == -signal.SIGTERM
-
-
-LAST_COMMIT = """
-import sys
-from pathlib import Path
-from hvd_train.run_files import durable
-with durable.writing(Path(sys.argv[1])) as file:
-    print("writing", flush=True)
-    sys.stdin.readline()
-    file.write(b"whole")
-print("written", flush=True)
-sys.stdin.readline()
-"""
-
-
-def test_the_grace_period_starts_again_after_a_write(
-    jobs: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker has all the time it needs for its last commit, and then the whole grace period to exit."""
-    path = tmp_path / "step-1.ckpt"
-    old = subprocess.Popen(
-        [sys.executable, "-c", LAST_COMMIT, str(path)],
-        env={**os.environ, JOB: jobs[0], WORKER: "1000"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert old.stdout is not None and old.stdin is not None
-    assert old.stdout.readline() == "writing\n"
-    clock = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s, sleep=lambda _: next(between_polls))
-
-    def worker() -> Iterator[None]:
-        clock.now_s += 100.0  # it writes for longer than the grace period
-        yield
-        old.stdin.write("\n")
-        old.stdin.flush()
-        assert old.stdout.readline() == "written\n"
-        yield
-        clock.now_s += 4.0  # less than the grace period since it was last seen writing
-        yield
-        assert old.poll() is None
-        old.communicate("\n", timeout=60)
-        yield
-
-    between_polls = worker()
-    monkeypatch.setattr(orphans, "time", clock)
-    orphans.kill_predecessor({JOB: jobs[0], REPLACES: "1000"}, 5.0)
-    assert (old.returncode, path.read_bytes()) == (0, b"whole")

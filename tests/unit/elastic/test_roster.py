@@ -115,10 +115,10 @@ def test_a_silent_worker_is_evicted_after_ten_seconds(trains: bool) -> None:
         play.end(play.world[0], 137)
         play.ask(silent)
     play.wait(SILENT_S, silent)
-    assert play.taken_out == {}
+    assert play.evicted == {}
     play.wait(1, silent)
-    assert play.taken_out == {silent: "nothing was heard of it for 11 s"}
-    assert play.given_up == [silent]
+    assert play.evicted == {silent: "no heartbeat for 11 s"}
+    assert play.killed == [silent]
 
 
 def test_survivors_wait_for_a_silent_member_for_three_seconds_only() -> None:
@@ -126,10 +126,10 @@ def test_survivors_wait_for_a_silent_member_for_three_seconds_only() -> None:
     one, two, silent = play.world
     play.ask(one, two)
     play.wait(SILENT_WHILE_MEETING_S, silent)
-    assert play.taken_out == {}
+    assert play.evicted == {}
     play.wait(1, silent)
-    assert play.taken_out == {silent: "nothing was heard of it for 4 s"}
-    assert (play.given_up, play.world) == ([silent], [one, two])
+    assert play.evicted == {silent: "no heartbeat for 4 s"}
+    assert (play.killed, play.world) == ([silent], [one, two])
 
 
 def test_a_member_that_hangs_but_reports_is_evicted_after_twenty_seconds() -> None:
@@ -139,14 +139,14 @@ def test_a_member_that_hangs_but_reports_is_evicted_after_twenty_seconds() -> No
     play.ask(one)
     play.wait(REPORT_S - 1)
     play.ask(hanging)
-    assert (play.world, play.taken_out) == ([one, hanging], {})
+    assert (play.world, play.evicted) == ([one, hanging], {})
     play.wait(2 * REPORT_S)
     play.ask(one)
     play.wait(REPORT_S)
-    assert play.taken_out == {}
+    assert play.evicted == {}
     play.wait(1)
-    assert play.taken_out == {hanging: "it has not come to the new world within 20 s"}
-    assert (play.given_up, play.world) == ([hanging], [one])
+    assert play.evicted == {hanging: "it has not come to the new world within 20 s"}
+    assert (play.killed, play.world) == ([hanging], [one])
 
 
 def test_a_worker_that_does_not_end_after_its_error_is_evicted() -> None:
@@ -158,10 +158,10 @@ def test_a_worker_that_does_not_end_after_its_error_is_evicted() -> None:
     play.ask(one, three)
     assert play.world == [one, three]
     play.wait(LEAVE_S)
-    assert play.taken_out == {}
+    assert play.evicted == {}
     play.wait(1)
-    assert play.taken_out == {two: "it has not ended within 10 s"}
-    assert play.given_up == [two]
+    assert play.evicted == {two: "it has not ended within 10 s"}
+    assert play.killed == [two]
 
 
 def test_a_host_taken_from_the_list_leaves_after_a_step() -> None:
@@ -172,12 +172,12 @@ def test_a_host_taken_from_the_list_leaves_after_a_step() -> None:
     building, ready = play.started[2:]
     play.roster.rank_requested(ready, play.now)
     play.find({"b": 1})
-    assert play.taken_out == dict.fromkeys((building, ready), "its host is no longer listed")
+    assert play.evicted == dict.fromkeys((building, ready), "its host is no longer listed")
     assert play.roster.wants_change()
     play.ask(one, two)
     assert play.world == [two]
-    assert play.taken_out[one] == "its host is no longer listed"
-    assert play.given_up == []
+    assert play.evicted[one] == "its host is no longer listed"
+    assert play.killed == []
 
     play = training({"a": 1, "b": 2})  # a host that comes back with fewer slots
     one, two, three = play.world
@@ -186,7 +186,7 @@ def test_a_host_taken_from_the_list_leaves_after_a_step() -> None:
     assert play.roster.wants_change()
     play.ask(one, two, three)
     assert play.world == [one, two]
-    assert list(play.taken_out) == [three]
+    assert list(play.evicted) == [three]
 
 
 def test_no_worker_leaves_before_there_are_enough_others() -> None:
@@ -200,7 +200,7 @@ def test_no_worker_leaves_before_there_are_enough_others() -> None:
     assert play.roster.wants_change()
     play.ask(one, two)
     assert play.world == [one, play.newest("c")]
-    assert list(play.taken_out) == [two]
+    assert list(play.evicted) == [two]
 
 
 def test_the_state_outlives_a_change_of_all_hosts() -> None:
@@ -213,11 +213,11 @@ def test_the_state_outlives_a_change_of_all_hosts() -> None:
     assert play.roster.wants_change()
     play.ask(old)
     assert play.world == [old, new]
-    assert not play.taken_out
+    assert not play.evicted
     assert play.roster.wants_change()
     play.ask(old, new)
     assert play.world == [new]
-    assert list(play.taken_out) == [old]
+    assert list(play.evicted) == [old]
 
 
 def test_with_fewer_than_min_np_survivors_wait() -> None:
@@ -237,13 +237,13 @@ def test_with_fewer_than_min_np_survivors_wait() -> None:
     play.end(two, 1)
     play.ask(one)
     play.wait(5)
-    (line,) = play.told
-    assert "if there are fewer than 2 in 595 s, the job ends" in line
+    (line,) = play.notices
+    assert "with fewer than 2 the job ends in 595 s" in line
     play.wait(595)
     assert play.finish is None
     play.wait(1)
     assert play.finish == Finish(TOO_FEW_WORKERS, "fewer than 2 workers for 600 s")
-    assert play.taken_out[one] == play.finish.reason
+    assert play.evicted[one] == play.finish.reason
 
 
 def test_a_worker_that_builds_and_reports_is_waited_for() -> None:
@@ -267,21 +267,21 @@ def test_a_job_says_what_it_waits_for() -> None:
     play = Play({"a": 2}, first=4, fewest=1)
     play.ask(*play.started)
     play.wait(5)
-    expected = "waiting for workers: 2 of 4 are ready; the hosts have 2 slots; in 55 s the training starts with"
-    assert [line[: len(expected)] for line in play.told] == [expected]
+    expected = "waiting for workers: 2 of 4 ready, 0 starting, 2 slots listed; in 55 s the training starts with"
+    assert [line[: len(expected)] for line in play.notices] == [expected]
     play.wait(56)
     assert play.world == play.started
-    assert len(play.told) == 1
+    assert len(play.notices) == 1
 
     play = Play({"a": 9}, first=2, fewest=2, most=2)
     play.wait(61)
-    assert play.told == ["waiting for workers: 0 of 2 are ready, 2 are starting; the hosts have 2 slots"]
+    assert play.notices == ["waiting for workers: 0 of 2 ready, 2 starting, 2 slots listed"]
 
     play = Play({"a": 2}, first=4, fewest=4)
     play.wait(130)
-    expected = "waiting for workers: 0 of 4 are ready, 2 are starting; the hosts have 2 slots; if there are fewer than "
-    advice = "the job ends. Add hosts to the list, or give -np 2 --min-np 2"
-    assert play.told == [f"{expected}4 in {seconds} s, {advice}" for seconds in (595, 535, 475)]
+    expected = "waiting for workers: 0 of 4 ready, 2 starting, 2 slots listed; with fewer than 4 the job ends in "
+    advice = ". Add hosts to the list, or give -np 2 --min-np 2"
+    assert play.notices == [f"{expected}{seconds} s{advice}" for seconds in (595, 535, 475)]
 
 
 def test_the_job_is_done_when_its_last_world_is_done() -> None:

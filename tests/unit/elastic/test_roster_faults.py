@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_train.elastic.roster import TOLD_TO_END_S, Finish
+from hvd_train.elastic.roster import EMPTY_AFTER_SIGNAL_S, Finish
 from hvd_train.elastic.worker import Worker
 from hvd_train.launch.last_word import LastWord
 from tests.support.roster_play import Play, training
@@ -16,7 +16,7 @@ def test_wrong_settings_end_the_job_at_once() -> None:
     play = Play({"a": 1, "b": 1}, first=2)
     play.end(play.started[0], 2)
     assert play.finish == Finish(2, "a[0] cannot start")
-    assert (play.taken_out, play.given_up) == ({play.started[1]: "the job is over"}, [])
+    assert (play.evicted, play.killed) == ({play.started[1]: "the job is over"}, [])
 
 
 @pytest.mark.parametrize("code", [4, 5, 6, 74])
@@ -25,7 +25,7 @@ def test_an_error_that_no_new_worker_would_survive_ends_the_job_at_once(code: in
     one, two = play.world
     play.end(two, code)
     assert play.finish == Finish(code, f"b[0] ended with exit code {code}")
-    assert list(play.taken_out) == [one]
+    assert list(play.evicted) == [one]
 
 
 def test_other_settings_in_the_run_folder_end_the_job() -> None:
@@ -39,7 +39,7 @@ def test_other_settings_in_the_run_folder_end_the_job() -> None:
     play.ask(two)
     assert play.world == [two]
     play.end(one, 2)
-    assert play.finish == Finish(2, "a[0], as rank 0, cannot go on")
+    assert play.finish == Finish(2, "a[0], as rank 0, cannot continue")
 
 
 def test_a_typo_in_the_model_ends_the_job() -> None:
@@ -116,16 +116,16 @@ def test_a_crash_at_exit_hides_no_exit_code() -> None:
 def test_a_worker_that_gets_a_signal_leaves_and_the_others_continue() -> None:
     """It leaves after a step with the others, and its exit code does not speak for the job."""
     play = training({"a": 1, "b": 1, "c": 1})
-    one, told, three = play.world
-    play.tell_to_end(told)
+    one, signalled, three = play.world
+    play.signal(signalled)
     assert play.roster.wants_change()
     assert not play.roster.wants_stop()
-    assert not play.taken_out
-    play.ask(told)
-    expected = "it was told to end by a signal, so its host may be about to go; no worker is started in its slot for "
-    assert play.taken_out == {told: f"{expected}5 minutes, unless the host is listed anew"}
-    assert play.given_up == []
-    play.end(told, 143)
+    assert not play.evicted
+    play.ask(signalled)
+    expected = "it got a signal, so its host may be about to go; its slot stays empty for 5 minutes, "
+    assert play.evicted == {signalled: f"{expected}unless the list changes for this host"}
+    assert play.killed == []
+    play.end(signalled, 143)
     play.ask(one, three)
     assert (play.world, play.finish) == ([one, three], None)
     play.end(one, 0)
@@ -133,16 +133,16 @@ def test_a_worker_that_gets_a_signal_leaves_and_the_others_continue() -> None:
     assert play.finish == Finish(0, "done")
 
 
-@pytest.mark.parametrize("listed_anew", [False, True])
-def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(listed_anew: bool) -> None:
+@pytest.mark.parametrize("listed_again", [False, True])
+def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(listed_again: bool) -> None:
     play = training({"a": 1, "b": 1})
-    one, told = play.world
-    play.tell_to_end(told)
-    play.ask(one, told)
-    play.end(told, 143)
-    play.wait(TOLD_TO_END_S - 2)
+    one, signalled = play.world
+    play.signal(signalled)
+    play.ask(one, signalled)
+    play.end(signalled, 143)
+    play.wait(EMPTY_AFTER_SIGNAL_S - 2)
     assert (len(play.started), play.world) == (2, [one])
-    if listed_anew:
+    if listed_again:
         play.find({"a": 1})
         play.find({"a": 1, "b": 1})
     else:
@@ -152,13 +152,13 @@ def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(listed_a
 
 def test_with_too_few_left_after_a_signal_the_others_wait_for_a_new_host() -> None:
     play = training({"a": 1, "b": 1}, fewest=2)
-    one, told = play.world
-    play.tell_to_end(told)
+    one, signalled = play.world
+    play.signal(signalled)
     assert play.roster.wants_change()
-    play.ask(one, told)
-    assert list(play.taken_out) == [told]
-    assert play.world == [one, told]
-    play.end(told, 143)
+    play.ask(one, signalled)
+    assert list(play.evicted) == [signalled]
+    assert play.world == [one, signalled]
+    play.end(signalled, 143)
     play.find({"a": 1, "c": 1})
     play.ask(play.started[-1])
     assert (play.world, play.finish) == ([one, play.started[-1]], None)
@@ -169,16 +169,16 @@ def test_where_all_workers_get_a_signal_the_job_stops(history: str) -> None:
     play = training({"a": 1, "b": 1})
     one, two = play.world
     if history == "one after another":
-        play.tell_to_end(one)
+        play.signal(one)
         play.ask(one, two)
         assert play.world == [two]
-        play.tell_to_end(two)
+        play.signal(two)
     else:
-        play.tell_to_end(one, two)
+        play.signal(one, two)
     assert play.roster.wants_stop()
     if history == "a fault comes first":
         play.ask(one, two)
-        assert sorted(play.taken_out) == [one, two]
+        assert sorted(play.evicted) == [one, two]
     play.end(one, 143)
     play.end(two, 143)
     assert play.finish == Finish(143, "stopped, and committed")
@@ -186,10 +186,10 @@ def test_where_all_workers_get_a_signal_the_job_stops(history: str) -> None:
 
 def test_a_death_while_another_worker_leaves_does_not_end_the_job() -> None:
     play = training({"a": 1, "b": 1})
-    one, told = play.world
-    play.tell_to_end(told)
-    play.ask(told)
-    play.end(told, 143)
+    one, signalled = play.world
+    play.signal(signalled)
+    play.ask(signalled)
+    play.end(signalled, 143)
     play.end(one, 137)
     assert play.finish is None
     play.wait(3)
@@ -197,31 +197,33 @@ def test_a_death_while_another_worker_leaves_does_not_end_the_job() -> None:
     assert play.world == [play.started[-1]]
 
 
-def test_a_newcomer_that_cannot_connect_is_left_out_for_growing_times() -> None:
+def test_the_next_world_forms_without_newcomers_that_cannot_connect() -> None:
+    """Their hosts stay unused until the list changes for them, in slots whose worker is still starting as well."""
     play = training({"a": 1, "b": 1})
     old = play.world
-    play.find({"a": 1, "b": 1, "far": 1})
-    waits = []
-    for attempts in (3, 1, 1):
-        far = play.newest("far")
-        play.ask(far)
-        play.ask(*old)
-        for _ in range(attempts):
-            assert play.world == [*old, far]
-            play.miss(*old, far)
-        assert play.world == old
-        often = ", 3 times in a row" if attempts == 3 else ""
-        seconds = 60 * 2 ** len(waits)
-        reason = f"the ranks have not met with it{often}; it is tried again in {seconds} s"
-        assert play.taken_out[far] == reason
-        play.end(far, 143)
-        begun = play.now
-        while play.newest("far") == far:
-            play.wait(1)
-        waits.append(play.now - begun)
-    assert waits == [60, 120, 240]
-    assert play.told[0] == "the ranks have not met: connection refused"
-    assert play.told[2] == "the ranks have not met, 3 times in a row: connection refused"
+    listed = {"a": 1, "b": 1, "far": 2, "good": 1}
+    play.find(listed)
+    far = play.started[2]
+    play.ask(far)
+    play.ask(*old)
+    assert play.world == [*old, far]
+    play.miss(*old, far)
+    assert play.world == old
+    assert [play.hosts[number] for number in play.evicted] == ["far", "far"]
+    (line,) = play.notices
+    assert line.startswith("ranks could not connect to the newcomers on far (connection refused); no worker is started")
+    for number in play.evicted:
+        play.end(number, 0)
+    started = len(play.started)
+    play.find(listed)
+    play.ask(play.newest("good"))
+    play.ask(*old)
+    assert play.world == [*old, play.newest("good")]
+    play.wait(4000)
+    assert len(play.started) == started
+    play.find({**listed, "far": 1})
+    assert play.hosts[play.started[-1]] == "far"
+    assert len(play.started) == started + 1
 
 
 def test_a_death_explains_a_failed_rendezvous() -> None:
@@ -235,46 +237,30 @@ def test_a_death_explains_a_failed_rendezvous() -> None:
         play.ask(play.newest("c"))
         play.ask(one, two)
         assert play.world == [one, two, play.newest("c")]
-    assert not play.taken_out
-    assert not play.told
+    assert not play.evicted
+    assert not play.notices
 
 
 @pytest.mark.parametrize("have_met", [False, True])
-def test_without_a_newcomer_the_last_rank_is_left_out(have_met: bool) -> None:
-    """Two hosts may lose the way to each other after hours of training; rank 0 always stays."""
-    play = training({"a": 1, "b": 1, "c": 1})
+def test_survivors_that_cannot_connect_three_times_commit_and_the_job_ends(have_met: bool) -> None:
+    """Two hosts may lose the way to each other after hours of training, or have none from the start."""
+    play = training({"a": 1, "b": 2})
     if have_met:
         play.ask(*play.world)
-    for _ in range(3):
-        play.miss(*play.world)
-    assert play.world == play.started[:2]
-    play.miss(*play.world)
-    assert play.world == play.started[:1]
-    play.miss(*play.world)
-    assert play.world == play.started[:1]
-
-
-def test_workers_that_were_left_out_return_one_at_a_time() -> None:
-    """So the one to blame is alone when it fails again."""
-    play = training({"a": 1})
-    old = play.world
-    play.find({"a": 1, "good": 1, "far": 1})
-    play.ask(play.newest("good"), play.newest("far"))
-    play.ask(*old)
-    assert len(play.world) == 3
-    for _ in range(3):
-        play.miss(*play.world)
-    assert play.world == old
-    for number in (play.newest("good"), play.newest("far")):
-        play.end(number, 143)
-    play.wait(61)
-    play.ask(play.newest("good"), play.newest("far"))
-    play.ask(*old)
-    assert play.world == [*old, play.newest("good")]
-    play.ask(*play.world)
-    assert len(play.world) == 3
-    play.miss(*play.world)
-    assert play.world == [*old, play.newest("good")]
+    members = play.world
+    for attempt in (1, 2, 3):
+        assert not play.roster.wants_stop()
+        play.miss(*members)
+        assert play.notices[-1].startswith(f"ranks could not connect to each other (attempt {attempt} of 3, on a:1,b:2)")
+    assert play.roster.wants_stop()
+    assert (play.finish, play.evicted) == (None, {}), "they have time to commit"
+    for number in members:
+        assert play.finish is None
+        play.fail(number, "training", code=3)
+    assert play.finish is not None
+    assert play.finish.exit_code == 5
+    assert play.finish.reason.endswith("; `hvd-train doctor -H a:1,b:2` names the pairs of hosts that cannot connect")
+    assert play.started == members
 
 
 def test_only_failed_rendezvous_in_a_row_count() -> None:
@@ -284,4 +270,5 @@ def test_only_failed_rendezvous_in_a_row_count() -> None:
         play.miss(*old)
         play.miss(*old)
         play.ask(*old)
-        assert (play.world, play.taken_out) == (old, {})
+        assert (play.world, play.evicted) == (old, {})
+    assert not play.roster.wants_stop()

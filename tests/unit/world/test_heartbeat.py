@@ -125,7 +125,7 @@ def test_a_worker_that_was_paused_does_not_take_the_driver_for_dead(
     monkeypatch: pytest.MonkeyPatch, *, told_to_end: bool
 ) -> None:
     """The driver may wake up later; from then on its silence counts as ever."""
-    told = {1: Heartbeat.told_to_end} if told_to_end else None
+    told = {1: Heartbeat.signal_received} if told_to_end else None
     for seconds in (20.0, 300.0):
         answers = [*["train"] * 3, *[""] * 8, *["train"] * 3]
         assert requested_after(answers, monkeypatch, told, pauses={3: seconds, 12: 20.0}) == ["train"] * 14
@@ -156,7 +156,7 @@ def test_a_worker_that_writes_its_last_commit_is_not_ended_by_a_silent_driver(mo
 
 def test_a_signal_is_told_to_the_driver_which_says_what_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker leaves, or all stop; if no driver answers, all stop after 3 s."""
-    told, scopes = {1: Heartbeat.told_to_end}, list[str]()
+    told, scopes = {1: Heartbeat.signal_received}, list[str]()
     assert requested_after(["train", "change", "stop"], monkeypatch, told, scopes) == ["train", "change", "stop"]
     assert scopes == ["heartbeat/1007", "leaving/1007", "leaving/1007"]
     assert requested_after(["train", *[""] * 5], monkeypatch, told) == [*["train"] * 4, "stop", "stop"]
