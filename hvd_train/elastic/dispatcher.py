@@ -19,8 +19,8 @@ number that the worker was started with.
 The answer `change` asks a member to leave its world after the next step, `stop` asks it to commit and end, and `end`
 says that the worker is evicted. The driver waits for heartbeats, but never asks a worker anything.
 
-A worker ends with its process, on another host with the ssh that runs it. A worker that outlives its ssh is evicted: its
-next heartbeat is answered with `end`, so it leaves its world after the next step. docs/elastic.md says what is promised.
+A worker ends with its process, on another host with the ssh that runs it. A worker that outlives its ssh is evicted:
+its next heartbeat is answered with `end`, so it leaves its world after the next step.
 """
 
 from __future__ import annotations

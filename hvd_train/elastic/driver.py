@@ -1,8 +1,8 @@
 """Horovod's launcher with a driver of our own: `python -m hvd_train.elastic.driver` takes what horovodrun takes.
 
 Horovod's own driver bars a host after one crash, lets members wait while newcomers import, never notices a silent
-worker, and takes the first exit code 0 for the end of the job. Here `dispatcher` and `roster` take its place. What is
-used of Horovod is its command line, its ssh and its rendezvous server.
+worker, and takes the first exit code 0 for the end of the job. Here `dispatcher` and `roster` take its place. Horovod's
+command line, ssh and rendezvous server stay.
 
 REPLACEMENTS lists every part of Horovod's launcher that is replaced while this process runs, and why.
 """
@@ -15,18 +15,19 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from horovod.runner import gloo_run, launch
-from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, SlotInfo
+from horovod.runner.common.util.hosts import INVALID_SLOT_INFO
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.driver import driver_service
 from horovod.runner.elastic import discovery
+from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 from horovod.runner.http.http_server import RendezvousServer
 from horovod.runner.util import network
+from horovod.runner.util.remote import get_remote_command
 
 from hvd_train.console import outlive
 from hvd_train.elastic.discovery import HostCommand
@@ -40,17 +41,17 @@ from hvd_train.numerals import whole_number
 
 # What the environment of a worker holds unless the user sets something else.
 DEFAULTS = {
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "6",  # to meet: all are ready by then, and one that dies there costs all as much
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "6",  # to connect: all ranks are ready, and one that dies costs all this time
     "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "5",  # for a peer that is silent during an operation
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",  # for a rank that does not come to an operation while others wait
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "180",
     "HOROVOD_LOG_LEVEL": "fatal",  # a lost connection is an ordinary event here, reported in a line of ours
 }
-# No prompt for a password, and an ssh without a heartbeat of its worker yet ends a minute after its host is gone.
+# No prompt for a password. A worker has no heartbeat before its imports: ssh ends a minute after such a host is gone.
 SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=20"
 
-# Where ranks that connect write their addresses, and look for those of others. An answer that is neither 200 nor 404,
-# three times within 1.5 s, ends the attempt; otherwise they look again until HOROVOD_GLOO_TIMEOUT_SECONDS are over.
+# Keys of the addresses of ranks that connect. Gloo asks again after a 404 until HOROVOD_GLOO_TIMEOUT_SECONDS are over.
+# Another error, three times within 1.5 s, ends the attempt.
 _OF_GLOO = ("/global", "/local_", "/cross_")
 _OF_WORKERS = ("/facts/", "/last_word/", "/not_met/")
 
@@ -81,10 +82,10 @@ class Store(RendezvousServer):  # type: ignore[misc]  # Horovod has no types
 
 
 class Driver:
-    """Takes the place of Horovod's ElasticDriver: passes on to our dispatcher what the launcher and the server ask."""
+    """Takes the place of Horovod's ElasticDriver: passes calls of the launcher on to our dispatcher."""
 
     interrupted: ClassVar[threading.Event] = threading.Event()
-    """Horovod's event for a signal to the launcher, which has told the workers to end by then."""
+    """Horovod's event for a signal to the launcher, which also passes it on to the workers."""
 
     interfaces: ClassVar[Sequence[str]] = ()
     """The network interfaces that the user has named, if any."""
@@ -99,21 +100,18 @@ class Driver:
         min_num_proc: int,
         max_num_proc: int | None,
         timeout: int | None = None,
-        reset_limit: int | None = None,
-        cooldown_range: Any = None,
-        verbose: int = 0,
+        **_unused: Any,
     ) -> None:
-        """Take Horovod's arguments; the last three have no meaning here.
-
-        Raises JobFailedError where `HOROVOD_ELASTIC_TIMEOUT` is no number of seconds.
-        """
-        least, most = min_num_proc or 1, max_num_proc or sys.maxsize
-        roster = Roster(least, least, most, patience_s=float(timeout or _patience_s(os.environ)))
+        """Take Horovod's arguments. Raises JobFailedError if `HOROVOD_ELASTIC_TIMEOUT` is no number of seconds."""
+        text = os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or "600"
+        patience_s = timeout or whole_number(text)
+        if not patience_s:
+            line = f"HOROVOD_ELASTIC_TIMEOUT is a number of seconds from 1, not {text!r}"
+            raise JobFailedError(line, WRONG_SETTINGS)
+        fewest, most = min_num_proc or 1, max_num_proc or sys.maxsize
+        roster = Roster(fewest, fewest, most, patience_s=float(patience_s))
         self.dispatcher = Dispatcher(roster, discovery.find_available_hosts_and_slots, rendezvous.init)
         self._rendezvous = rendezvous
-        self._answer = threading.local()
-
-    # ------------------------------------------------------------------------------ asked by Horovod's launcher
 
     def wait_for_available_slots(self, min_num_proc: int, min_hosts: int = 1) -> Any:
         """Wait for nothing: the roster waits for workers, and says so."""
@@ -135,228 +133,138 @@ class Driver:
         self.dispatcher.stop()
         self._rendezvous.stop()
 
-    # -------------------------------------------------------------------- asked by Horovod's rendezvous server
 
-    def record_ready(self, host: str, slot: int) -> None:
-        """Wait until the worker with this host and local rank (at first its number) has ranks in a new world."""
-        self._answer.ranks = self.dispatcher.wait_for_ranks(host, slot)
-
-    def get_slot_info(self, host: str, slot: int) -> SlotInfo:
-        """Return the ranks that `record_ready`, just before in the same thread, has waited for."""
-        ranks: RankAssignment | None = self._answer.ranks
-        return slot_info(ranks) if ranks else INVALID_SLOT_INFO
-
-    def register_worker_server(self, host: str, slot: int, addresses: Any, secret_key: Any) -> None:
-        """Do nothing: workers learn of changes from the answers to their heartbeats."""
+# Horovod's functions, which those below call; `main` puts the latter in their place.
+_register_shutdown_event = gloo_run.register_shutdown_event
+_create_slot_env_vars = gloo_run.create_slot_env_vars
+_create_run_env_vars = gloo_run.create_run_env_vars
 
 
-def _patience_s(environ: Mapping[str, str]) -> int:
-    text = environ.get("HOROVOD_ELASTIC_TIMEOUT") or "600"
-    seconds = whole_number(text)
-    if not seconds:
-        raise JobFailedError(f"HOROVOD_ELASTIC_TIMEOUT is a number of seconds from 1, not {text!r}", WRONG_SETTINGS)
-    return seconds
+def _kept_event() -> threading.Event:
+    Driver.interrupted = _register_shutdown_event()
+    return Driver.interrupted
 
 
-def slot_info(ranks: RankAssignment) -> SlotInfo:
-    """Return the ranks of a worker in Horovod's form."""
-    return SlotInfo(
-        hostname=ranks.hostname,
-        rank=ranks.rank,
-        local_rank=ranks.local_rank,
-        cross_rank=ranks.cross_rank,
-        size=ranks.size,
-        local_size=ranks.local_size,
-        cross_size=ranks.cross_size,
-    )
+def _slot_variables(slot_info: Any) -> dict[str, str]:
+    ours = slot_info.environment if isinstance(slot_info, RankAssignment) else {}
+    likely = addresses.for_worker_on(slot_info.hostname, Driver.interfaces)
+    found = Driver.listen_at(likely) or likely
+    of_driver = {client.ADDRESS: found[0], DRIVER_ADDRESSES: ",".join(found), INTERFACES: ",".join(Driver.interfaces)}
+    return {**_create_slot_env_vars(slot_info), **of_driver, **ours}
 
 
-# Each of these takes a function of Horovod's and returns what replaces it.
+def _run_variables(server_ip: str, nics: Collection[str], port: int, elastic: bool = False) -> dict[str, Any]:
+    variables = _create_run_env_vars(server_ip, nics, port, elastic)
+    of_workers = (client.ADDRESS, addresses.GLOO_INTERFACE, addresses.NCCL_INTERFACES)
+    return {name: value for name, value in variables.items() if name not in of_workers}
 
 
-def _keeping_the_event(register_shutdown_event: Callable[[], threading.Event]) -> Callable[[], threading.Event]:
-    def replacement() -> threading.Event:
-        Driver.interrupted = register_shutdown_event()
-        return Driver.interrupted
-
-    return replacement
+def _named_interfaces(settings: Any, *_hosts: Any, **_unused: Any) -> set[str]:
+    Driver.interfaces = addresses.named_interfaces(os.environ, settings.nics)
+    loopbacks: set[str] = network.get_local_intfs()  # something for Horovod, which no worker gets
+    return loopbacks
 
 
-def _with_our_variables(create_slot_env_vars: Callable[[Any], dict[str, str]]) -> Callable[[Any], dict[str, str]]:
-    def replacement(slot_info: Any) -> dict[str, str]:
-        ours = slot_info.environment if isinstance(slot_info, RankAssignment) else {}
-        likely = addresses.for_worker_on(slot_info.hostname, Driver.interfaces)
-        found = Driver.listen_at(likely) or likely
-        where = {client.ADDRESS: found[0], DRIVER_ADDRESSES: ",".join(found), INTERFACES: ",".join(Driver.interfaces)}
-        return {**create_slot_env_vars(slot_info), **where, **ours}
-
-    return replacement
+def _remote_command(*arguments: Any, **named: Any) -> str:
+    command: str = get_remote_command(*arguments, **named)
+    return command.replace("ssh ", f"ssh {SSH_OPTIONS} ", 1)
 
 
-def _without_a_search(_: Callable[..., Any]) -> Callable[..., Any]:
-    def replacement(
-        settings: Any,
-        all_host_names: Sequence[str],
-        remote_host_names: Sequence[str] | None = None,
-        fn_cache: Any = None,
-    ) -> set[str]:
-        Driver.interfaces = addresses.named_interfaces(os.environ, settings.nics)
-        loopbacks: set[str] = network.get_local_intfs()  # something for Horovod, which no worker is told
-        return loopbacks
+def _handler(driver: Driver) -> Any:
+    dispatcher = driver.dispatcher
+    answers: Mapping[str, Callable[[int], str]] = {
+        "heartbeat": dispatcher.heartbeat_received,
+        "leaving": dispatcher.signal_received,
+        "may_ask": dispatcher.may_ask,
+        "problem": dispatcher.problem_of,
+        "elsewhere": dispatcher.elsewhere,
+    }
 
-    return replacement
+    class Handler(create_rendezvous_handler(driver)):  # type: ignore[misc]  # Horovod has no types
+        """Horovod's rendezvous server, with the requests of our workers."""
 
-
-def _without_addresses(create_run_env_vars: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    def replacement(server_ip: str, nics: Collection[str], port: int, elastic: bool = False) -> dict[str, Any]:
-        variables = create_run_env_vars(server_ip, nics, port, elastic)
-        workers_own = (client.ADDRESS, addresses.GLOO_INTERFACE, addresses.NCCL_INTERFACES)
-        return {name: value for name, value in variables.items() if name not in workers_own}
-
-    return replacement
-
-
-def _with_our_requests(create_rendezvous_handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def replacement(driver: Driver) -> Any:
-        dispatcher = driver.dispatcher
-        answers = {
-            "heartbeat": dispatcher.heartbeat_received,
-            "leaving": dispatcher.signal_received,
-            "may_ask": dispatcher.may_ask,
-            "problem": dispatcher.problem_of,
-            "elsewhere": dispatcher.elsewhere,
-        }
-
-        class Handler(create_rendezvous_handler(driver)):  # type: ignore[misc]  # Horovod has no types
-            """Horovod's rendezvous server, with the requests of our workers."""
-
-            def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
-                with suppress(ConnectionError):  # a worker that dies while it waits is no error
-                    if self.path.startswith(_OF_GLOO) and dispatcher.world_is_broken():
-                        self.send_status_code(
-                            HTTPStatus.GONE
-                        )  # one of them is dead: whoever waits for it waits in vain
-                    else:
-                        super().do_GET()
-
-            def do_PUT(self) -> None:  # noqa: N802
-                if self.path.startswith((*_OF_GLOO, *_OF_WORKERS)):
-                    super().do_PUT()
-                else:  # whatever Horovod's own workers write would be unpickled
-                    self.send_status_code(HTTPStatus.NOT_FOUND)
-
-            def _get_value(self, scope: str, key: str) -> bytes | None:
-                if scope in answers:
-                    return answers[scope](int(key)).encode()
-                value: bytes | None = super()._get_value(scope, key)
-                return value
-
-            def _put_value(self, scope: str, key: str, value: bytes) -> None:
-                if scope == "facts":
-                    dispatcher.heard_from(self.client_address[0])
-                    dispatcher.facts_received(int(key), json.loads(value))
-                elif scope == "last_word":
-                    dispatcher.last_word_received(int(key), last_word.heard(value))
-                elif scope == "not_met":
-                    dispatcher.not_met(int(key), value.decode())
+        def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
+            with suppress(ConnectionError):  # a worker that dies while it waits is no error
+                if self.path.startswith(_OF_GLOO) and dispatcher.world_is_broken():
+                    self.send_status_code(HTTPStatus.GONE)
                 else:
-                    super()._put_value(scope, key, value)
+                    super().do_GET()
 
-        return Handler
+        def do_PUT(self) -> None:  # noqa: N802
+            if self.path.startswith((*_OF_GLOO, *_OF_WORKERS)):
+                super().do_PUT()
+            else:  # Horovod would unpickle what its own workers write
+                self.send_status_code(HTTPStatus.NOT_FOUND)
 
-    return replacement
+        def _get_value(self, scope: str, key: str) -> bytes | None:
+            if scope in answers:
+                return answers[scope](int(key)).encode()
+            if scope == "rank_and_size":
+                host, _, number = key.partition(":")
+                ranks = dispatcher.wait_for_ranks(host, int(number)) or INVALID_SLOT_INFO
+                text: str = ranks.to_response_string()
+                return text.encode()
+            value: bytes | None = super()._get_value(scope, key)
+            return value
+
+        def _put_value(self, scope: str, key: str, value: bytes) -> None:
+            if scope == "facts":
+                dispatcher.heard_from(self.client_address[0])
+                dispatcher.facts_received(int(key), json.loads(value))
+            elif scope == "last_word":
+                dispatcher.last_word_received(int(key), last_word.heard(value))
+            elif scope == "not_met":
+                dispatcher.not_met(int(key), value.decode())
+            else:
+                super()._put_value(scope, key, value)
+
+    return Handler
 
 
-def _with_our_options(get_remote_command: Callable[..., str]) -> Callable[..., str]:
-    def replacement(*arguments: Any, **named: Any) -> str:
-        return get_remote_command(*arguments, **named).replace("ssh ", f"ssh {SSH_OPTIONS} ", 1)
-
-    return replacement
-
-
-@dataclass(frozen=True)
-class Replacement:
+class Replacement(NamedTuple):
     """One name in a module of Horovod's launcher that stands for something of ours while this process runs."""
 
     module: ModuleType
     name: str
-    parameters: str
-    """The parameters of Horovod's function or class, which ours takes as well; a test compares them."""
-    make: Callable[[Any], Any]
-    """Takes what Horovod has under the name, and returns what replaces it."""
+    ours: Any
     why: str
 
 
 REPLACEMENTS = (
     Replacement(
-        discovery,
-        "HostDiscoveryScript",
-        "discovery_script slots",
-        lambda _: HostCommand,
-        why="A line that is no host, or a command that fails once, must not end the job.",
+        discovery, "HostDiscoveryScript", HostCommand, "A line that is no host, or one failure, must not end the job."
     ),
+    Replacement(gloo_run, "ElasticDriver", Driver, "Our roster decides who is in the world, and when."),
     Replacement(
-        gloo_run,
-        "ElasticDriver",
-        "rendezvous discovery min_num_proc max_num_proc timeout reset_limit cooldown_range verbose",
-        lambda _: Driver,
-        why="Who may be in the world, and when, is for our roster to decide.",
+        gloo_run, "create_rendezvous_handler", _handler, "Workers send heartbeats, their facts and exit reports."
     ),
+    Replacement(gloo_run, "RendezvousServer", Store, "It would listen at all addresses of this host."),
     Replacement(
-        gloo_run,
-        "create_rendezvous_handler",
-        "driver",
-        _with_our_requests,
-        why="Workers send heartbeats and say what they run; a worker that dies while it waits prints no traceback.",
-    ),
-    Replacement(
-        gloo_run,
-        "RendezvousServer",
-        "verbose",
-        lambda _: Store,
-        why="It would listen at all addresses of this host, whether or not a worker is anywhere else.",
-    ),
-    Replacement(
-        gloo_run,
-        "create_slot_env_vars",
-        "slot_info",
-        _with_our_variables,
-        why="A worker needs the number, the job and the slot that stay its own while its ranks change.",
+        gloo_run, "create_slot_env_vars", _slot_variables, "A worker keeps number, job and slot while its ranks change."
     ),
     Replacement(
         driver_service,
         "get_common_interfaces",
-        "settings all_host_names remote_host_names fn_cache",
-        _without_a_search,
-        why="Hosts that come later are not there to be asked at the start, when Horovod settles what all are to use.",
+        _named_interfaces,
+        "Hosts that come later cannot be asked at the start.",
     ),
     Replacement(
-        gloo_run,
-        "create_run_env_vars",
-        "server_ip nics port elastic",
-        _without_addresses,
-        why="Horovod gives one address and interface to all: the loopback's where a job begins on this host alone.",
+        gloo_run, "create_run_env_vars", _run_variables, "Horovod gives one address to all, perhaps the loopback's."
     ),
     Replacement(
         network,
         "resolve_host_address",
-        "host_name",
-        lambda _: addresses.resolved,
-        why="Where this host's own name leads to 127.0.1.1, Horovod takes it for another host, and needs ssh to it.",
+        addresses.resolved,
+        "If this host's own name leads to 127.0.1.1, Horovod takes it for another host, and needs ssh to it.",
     ),
     Replacement(
-        gloo_run,
-        "register_shutdown_event",
-        "",
-        _keeping_the_event,
-        why="On a signal the job must wait for the last commits, and Horovod keeps the event to itself.",
+        gloo_run, "register_shutdown_event", _kept_event, "After a signal the job must wait for the last commits."
     ),
     Replacement(
         gloo_run,
         "get_remote_command",
-        "local_command host port identity_file timeout_s reads_stdin",
-        _with_our_options,
-        why="Horovod's ssh would wait for minutes for a host that is gone, ask for passwords, and hide exit codes.",
+        _remote_command,
+        "ssh would wait for minutes for a lost host, or ask a password.",
     ),
 )
 
@@ -365,8 +273,7 @@ def main() -> None:
     """Run horovodrun's command line; with a host discovery script the job is elastic, with our driver."""
     outlive()  # the threads that forward what workers print would end with their console, and workers block
     for replacement in REPLACEMENTS:
-        original = getattr(replacement.module, replacement.name)
-        setattr(replacement.module, replacement.name, replacement.make(original))
+        setattr(replacement.module, replacement.name, replacement.ours)
     os.environ.pop(client.ADDRESS, None)  # of a job in which this one is started: each worker gets the address it needs
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)

@@ -11,7 +11,7 @@ from hvd_train.elastic.worker import Worker
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """The ranks of one worker in one world, in fields that are named as Horovod's `SlotInfo` names them."""
+    """The ranks of one worker in one world, with the fields of Horovod's `SlotInfo`."""
 
     hostname: str
     rank: int
@@ -25,11 +25,16 @@ class RankAssignment:
     worker: int
     """The number of the worker, which stays the same while its ranks change."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that a process which is yet to start gets beside Horovod's."""
+    """Variables that a process gets at its start, next to Horovod's."""
+
+    def to_response_string(self) -> str:
+        """Return the ranks in the form that Horovod's core reads."""
+        pairs = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
+        return ",".join(map(str, pairs))
 
 
 def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
-    """Give the workers their ranks in the order in which they are passed, and return them in that order."""
+    """Return the ranks of these workers, whose order is that of their ranks."""
     on_host: Counter[str] = Counter(worker.host for worker in workers)
     hosts_with: dict[int, list[str]] = defaultdict(list)
     local_ranks = []
@@ -54,7 +59,7 @@ def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
 
 
 def starting(worker: Worker, local_size: int, environment: Mapping[str, str]) -> RankAssignment:
-    """Return what a worker's process is started with: it has no rank yet, and its number stands for the local rank."""
+    """Return the assignment for a process that starts: it has no rank yet; its number stands for the local rank."""
     return RankAssignment(
         hostname=worker.host,
         rank=0,

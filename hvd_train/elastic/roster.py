@@ -257,7 +257,7 @@ class Roster:
     def wants_stop(self) -> bool:
         """Return whether members should commit and end: all of them got a signal, or they cannot connect any more."""
         members = self._members()
-        return self._gives_up is not None or bool(members) and all(worker.got_signal for worker in members)
+        return self._gives_up is not None or (bool(members) and all(worker.got_signal for worker in members))
 
     def world_is_broken(self) -> bool:
         """Return whether a member of the last world is gone."""
@@ -389,7 +389,9 @@ class Roster:
         for host in hosts:
             for slot in range(self.hosts.get(host, 0)):
                 self._slots.setdefault((host, slot), _SlotRecord()).not_before = math.inf
-        line = f"ranks could not connect to the newcomers on {', '.join(sorted(hosts))} ({reason}); no worker is started "
+        line = (
+            f"ranks could not connect to the newcomers on {', '.join(sorted(hosts))} ({reason}); no worker is started "
+        )
         line += "there until the list changes for these hosts"
         newcomers = [worker for worker in self._workers if worker.host in hosts and not worker.has_met]
         evicted = [worker for worker in newcomers if worker.stage not in _ON_THE_WAY_OUT]

@@ -159,9 +159,7 @@ def test_a_newcomer_that_a_member_cannot_reach(hosts: Hosts, tmp_path: Path, exp
     assert "Traceback" not in running.output
 
 
-def test_survivors_that_cannot_connect_commit_and_the_job_ends(
-    hosts: Hosts, tmp_path: Path, expected: Weights
-) -> None:
+def test_survivors_that_cannot_connect_commit_and_the_job_ends(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """It ends with one line after three attempts; when the network is back, the same command continues."""
     limit = ["HOROVOD_GLOO_TIMEOUT_SECONDS=2"]
     with job(hosts, tmp_path, training=RARE, environment=limit) as running:

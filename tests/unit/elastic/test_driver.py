@@ -18,7 +18,7 @@ import pytest
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.util import network, worker_environment
 
-from hvd_train.elastic.driver import SSH_OPTIONS, Driver, Store, slot_info
+from hvd_train.elastic.driver import SSH_OPTIONS, Driver, Store
 from hvd_train.elastic.ranks import assign_ranks
 from hvd_train.elastic.worker import Worker
 from hvd_train.launch import client, signature
@@ -30,7 +30,7 @@ from tests.support.malicious import Malicious
 def test_ranks_have_horovods_form() -> None:
     """An answer is `rank,size,local_rank,local_size,cross_rank,cross_size`."""
     workers = [Worker(1000 + n, host, slot=n, started_at=0, heard_at=0) for n, host in enumerate("abacba")]
-    answers = [slot_info(ranks).to_response_string() for ranks in assign_ranks(workers)]
+    answers = [ranks.to_response_string() for ranks in assign_ranks(workers)]
     assert answers == ["0,6,0,3,0,3", "1,6,0,2,1,3", "2,6,1,3,0,2", "3,6,0,1,2,3", "4,6,1,2,1,2", "5,6,2,3,0,1"]
     assert [ranks.hostname for ranks in assign_ranks(workers)] == list("abacba")
 

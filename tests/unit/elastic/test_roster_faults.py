@@ -251,7 +251,9 @@ def test_survivors_that_cannot_connect_three_times_commit_and_the_job_ends(have_
     for attempt in (1, 2, 3):
         assert not play.roster.wants_stop()
         play.miss(*members)
-        assert play.notices[-1].startswith(f"ranks could not connect to each other (attempt {attempt} of 3, on a:1,b:2)")
+        assert play.notices[-1].startswith(
+            f"ranks could not connect to each other (attempt {attempt} of 3, on a:1,b:2)"
+        )
     assert play.roster.wants_stop()
     assert (play.finish, play.evicted) == (None, {}), "they have time to commit"
     for number in members:
