@@ -1,4 +1,4 @@
-"""Which hosts a job may use now: the user's command that prints them, run again and again while the job lives."""
+"""The hosts that a job may use now, printed by the user's command every second."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ _EVERY_S = 1.0
 
 
 class HostCommand:
-    """A shell command that prints one `NAME:SLOTS` or `NAME` a line; it is run anew each time the hosts are asked for.
-
-    It has the method by which Horovod's launcher asks for hosts.
-    """
+    """A shell command that prints one `NAME:SLOTS` or `NAME` a line, with the method that Horovod's launcher calls."""
 
     def __init__(self, command: str, slots: int | None) -> None:
-        """`slots` is the number of slots of a host that is printed without one (default: 1)."""
+        """`slots` is the number of slots of a host that is printed without a number (default: 1)."""
         self._command, self._slots = command, slots or 1
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """Return the number of slots by the name of the host.
 
-        Raises ValueError, in one line, where the command fails or prints something else, and
-        subprocess.TimeoutExpired after 30 seconds.
+        Raises: ValueError: in one line, if the command fails or prints something else;
+        subprocess.TimeoutExpired: after 30 seconds.
         """
         done = subprocess.run(
             ["sh", "-c", self._command], capture_output=True, text=True, check=False, timeout=_COMMAND_S
@@ -42,13 +39,15 @@ class HostCommand:
             if slots and whole_number(slots) is None:
                 raise ValueError(f"{self._command} printed {line!r}, which is not NAME:SLOTS")
             if not host_files.is_name(name):
-                raise ValueError(f"{self._command} printed {line!r}, which no host may be called: ssh might obey it")
+                raise ValueError(
+                    f"{self._command} printed {line!r}, which is no name of a host: ssh might take it for an option"
+                )
             hosts[name] = int(slots or self._slots)
         return hosts
 
 
 class Discovery:
-    """Looks for hosts every second and passes each list on; where a look fails, the last list stays in force."""
+    """Looks for hosts every second and passes each list on; if a look fails, the last list stays in force."""
 
     def __init__(self, find: Callable[[], Mapping[str, int]], report: Callable[[Mapping[str, int]], None]) -> None:
         """`find` returns slots by host, or raises ValueError, OSError or SubprocessError; `report` takes each list."""
@@ -67,7 +66,7 @@ class Discovery:
             hosts = self._find()
         except (ValueError, OSError, subprocess.SubprocessError) as error:
             if str(error) != self._problem:
-                say(f"hosts: {error}; going on with the last list")
+                say(f"hosts: {error}; the last list stays in force")
             self._problem = str(error)
             return
         self._problem = ""

@@ -1,4 +1,4 @@
-"""Errors that end one worker after another in the same place: those are in the program or in the data. Pure."""
+"""Errors that end one worker after another in the same place: their cause is the program or the data. Pure."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from typing import Literal
 
 from hvd_train.elastic.worker import FAULT_REPEATS, WRONG_SETTINGS, Worker
 
-SAME_ERRORS = 3  # an error that comes back so often, in whichever worker
-NEAR_STEPS = 1  # data are read ahead or not, as it comes: one torn picture may end workers in neighbouring steps
+SAME_ERRORS = 3  # an error that repeats this often, in any worker, ends the job
+NEAR_STEPS = 1  # samples may be read one step ahead, so one damaged image can end workers in neighbouring steps
 
 Place = int | Literal["building", "meeting"]
-"""Where an error has ended a worker: in the step after so many steps, before it was in a world, or as its ranks met."""
+"""Where an error ended a worker: after this many steps, before its first world, or in a rendezvous."""
 
 
 def place_of_error(worker: Worker, *, others_train: bool) -> Place | None:
-    """Return where an error has ended this worker, or None where that says nothing about the job.
+    """Return where an error ended this worker, or None if the error may be the worker's own.
 
-    An error may be the worker's own: others do well where it failed. `others_train` says whether a member of the job's
-    last world still runs, which may have formed since the worker failed in an earlier one.
+    `others_train` says whether a member of the job's last world still runs.
     """
     if not worker.world:
         return None if others_train else "building"
     if worker.last_word is None:
-        return None  # nothing is known of it
+        return None
     if worker.failed_to_meet:
         return None if not worker.has_met and any(other.has_met for other in worker.world) else "meeting"
     return worker.last_word.step
@@ -36,10 +35,10 @@ class ErrorsInARow:
     count: int = 0
     place: Place = "building"
     exit_code: int = FAULT_REPEATS
-    """That of a job which they end: wrong settings where the last worker has said so."""
+    """The exit code of the job if they end it: wrong settings if the last worker has reported these."""
 
     def and_another(self, place: Place, worker: Worker) -> ErrorsInARow:
-        """Return the row with this worker, which an error has ended in `place`; elsewhere a new row begins."""
+        """Return the row with this worker; an error in another place starts a new row."""
         wrong_settings = worker.last_word is not None and worker.last_word.exit_code == WRONG_SETTINGS
         exit_code = WRONG_SETTINGS if wrong_settings else FAULT_REPEATS
         if not self._is_here(place):
@@ -47,7 +46,7 @@ class ErrorsInARow:
         return ErrorsInARow(self.count + 1, self.place, exit_code)
 
     def once_a_world_forms(self) -> ErrorsInARow:
-        """Return what of the row still counts when a world has formed: its workers have been built."""
+        """Return the part of the row that still counts when a world has formed: its workers have been built."""
         return ErrorsInARow() if self.place == "building" else self
 
     @property

@@ -1,8 +1,8 @@
 """Keeps a job going when its launcher dies: `python -m hvd_train.elastic.supervisor [--restarts N] -- COMMAND ...`.
 
-Where the command ends for good (done, wrong settings, stopped with a commit), so does the supervisor, with the same
-exit code. Otherwise it runs the command again, which goes on from its last commit. The wait before the next attempt
-doubles each time the command fails soon after its start.
+If the command ends for good (done, wrong settings, stopped with a commit), so does the supervisor, with the same exit
+code. Otherwise it runs the command again, which resumes from its last commit. The wait before the next attempt doubles
+each time the command fails soon after its start.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Patience:
     restarts: int
     """How many attempts in a row may fail before the next failure is the last."""
     failures: int = field(default=0, init=False)
-    """How many attempts in a row have failed; one that ran for STEADY_S seconds begins a new row.
+    """How many attempts in a row have failed; an attempt of STEADY_S seconds starts a new row.
 
-    Not one that found too few workers: the driver is patient with them for longer than that.
+    An attempt that found too few workers does not: the driver waits for them for longer than that.
     """
 
     def wait_after(self, ran_s: float, code: int) -> float | None:
@@ -54,7 +54,7 @@ class Patience:
 
 
 def keep_going(command: Sequence[str], restarts: int) -> int:
-    """Run the command again and again until it ends for good or fails too often; return its last exit code."""
+    """Run the command repeatedly until it ends for good or fails too often; return its last exit code."""
     patience = Patience(restarts)
     signals = _Signals()
     os.environ |= {STARTED: str(time.monotonic()), OWNER: uuid.uuid4().hex}
@@ -67,35 +67,35 @@ def keep_going(command: Sequence[str], restarts: int) -> int:
         if wait_s is None:
             say(f"the job has failed {patience.failures} times in a row, the last time with exit code {code}")
             return code
-        say(f"the job ended with exit code {code}; it goes on from its last commit in {wait_s:.0f} s")
+        say(f"the job ended with exit code {code}; it resumes from its last commit in {wait_s:.0f} s")
         if signals.wait(wait_s):
             return code
         os.environ[GOES_ON] = "1"
 
 
 class _Signals:
-    """Passes signals on to the command, which ends in its own way; after one there is no next attempt."""
+    """Passes signals on to the command, which ends in its own way; after a signal there is no next attempt."""
 
     def __init__(self) -> None:
         self.received = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._unheard: int | None = None  # a signal that came while no command ran, though one may have been starting
+        self._pending: int | None = None  # a signal that came while no command ran, though one may have been starting
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
                 signal.signal(number, self._pass_on)
 
     def run(self, command: Sequence[str]) -> int:
-        """Run the command and return its exit code; 128 + N where signal N ended it."""
+        """Run the command and return its exit code; 128 + N if signal N ended it."""
         # A group of its own: a terminal's Ctrl-C comes here, and is passed on once.
         environment = {GRACE: GRACE_S, **os.environ, SUPERVISOR: str(os.getpid())}
         with subprocess.Popen(command, start_new_session=True, env=environment) as self._process:
-            if self._unheard is not None:
-                self._send(self._process, self._unheard)
+            if self._pending is not None:
+                self._send(self._process, self._pending)
             code = self._process.wait()
         return code if code >= 0 else 128 - code
 
     def wait(self, seconds: float) -> bool:
-        """Sleep for so many seconds, or until a signal comes; return whether one has come."""
+        """Sleep for this many seconds, or until a signal comes; return whether one has come."""
         end = time.monotonic() + seconds
         while not self.received and time.monotonic() < end:
             time.sleep(0.1)
@@ -104,8 +104,8 @@ class _Signals:
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         again, self.received = self.received, True
         if self._process is None or self._process.poll() is not None:
-            self._unheard = number
-        # At a second signal the launcher no longer waits for commits, and a terminal that is gone sends several.
+            self._pending = number
+        # After a second signal the launcher no longer waits for commits, and a lost terminal sends several.
         elif not again or number != signal.SIGHUP:
             self._send(self._process, number)
 

@@ -16,10 +16,10 @@ ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
 
 def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -> str:
-    """Return what the server has under `path` ("SCOPE/KEY"); some answers come only when the server has one to give.
+    """Return the value under `path` ("SCOPE/KEY"); the server may wait until it has one.
 
-    Raises OSError where the server does not answer within `timeout_s` seconds (None: wait for ever), or where the
-    answer is garbled or not signed by this job, and HTTPError, an OSError with a `code`, where it refuses.
+    Raises: OSError: if no answer comes within `timeout_s` seconds (None: wait for ever), or the answer is garbled or
+    not signed by this job; HTTPError, an OSError with a `code`: if the server refuses.
     """
     return _request(environ, path, None, timeout_s)
 
@@ -32,7 +32,7 @@ def put(environ: Mapping[str, str], path: str, text: str, timeout_s: float | Non
 def _request(environ: Mapping[str, str], path: str, data: bytes | None, timeout_s: float | None) -> str:
     url, method = f"http://{environ[ADDRESS]}:{environ[PORT]}/{path}", "GET" if data is None else "PUT"
     sent = signature.headers(environ, method, f"/{path}", data or b"")
-    request = urllib.request.Request(url, data, sent, method=method)  # http, as the line above says
+    request = urllib.request.Request(url, data, sent, method=method)
     try:
         try:
             with _DIRECT.open(request, timeout=timeout_s) as answer:
@@ -49,7 +49,7 @@ def _request(environ: Mapping[str, str], path: str, data: bytes | None, timeout_
 def _signed_body(environ: Mapping[str, str], sent: Mapping[str, str], answer: Any) -> bytes:
     """Return the body of an answer to the request with the header lines `sent`.
 
-    Raises ConnectionError where the store of this job has not signed it: whoever listens there is not to be believed.
+    Raises: ConnectionError: if the store of this job has not signed it.
     """
     body: bytes = answer.read(_MOST_BYTES)
     if len(body) != int(answer.headers.get("Content-Length", len(body))):

@@ -1,8 +1,8 @@
-"""A worker's last word to the driver of its elastic job: its exit code, and the error that ends it. No torch.
+"""Send the exit report of a worker to the driver of its elastic job: its exit code and its error. No torch.
 
-The driver prints an error once, however many workers end with it, and need not wait for the end of the process. It
-reads exit codes from that process, on another host from its ssh; where the ssh has failed, this is all it learns, and
-where a library crashes at exit, this is what the process meant.
+The driver prints an error once for all workers that report it, and need not wait for the end of the process. Exit codes
+come from that process, on another host from its ssh. If a signal has killed the worker, its ssh has failed or a library
+has crashed at exit, the exit report counts.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from hvd_train.launch.launcher import WORKER
 
 _ANSWER_S = 2.0
 During = Literal["building", "meeting", "training"]
-"""What a worker was doing: it had not met the others yet, it met them, or it had come to one state with them."""
+"""The phase of a worker: before its first rendezvous, in one, or after the ranks have synchronized the state."""
 
 
 @dataclass(frozen=True)
 class LastWord:
-    """How a worker ends."""
+    """The exit report of a worker."""
 
     exit_code: int
-    """The exit code that it means to end with, whatever becomes of it in the exit handlers of its libraries."""
+    """The exit code of the process, unless it crashes in the exit handlers of its libraries."""
     error: str = ""
-    """The error that ends it: a line for the user, or a traceback; empty where there is none to print."""
+    """The error that ends it: a line for the user, or a traceback; empty if there is none to print."""
     during: During = "building"
     step: int = 0
-    """Steps done by then."""
+    """Finished steps."""
 
 
 def say(environ: Mapping[str, str], word: LastWord) -> bool:
-    """Send `word` to our driver; return False where this process has none, or cannot reach it."""
+    """Send `word` to our driver; return False if this process has none, or cannot reach it."""
     if WORKER not in environ:
         return False
     try:
@@ -48,19 +48,19 @@ def say(environ: Mapping[str, str], word: LastWord) -> bool:
 
 
 def heard(text: str | bytes) -> LastWord:
-    """Return the last word that `say` has sent as `text`. Raises ValueError or TypeError where it is none."""
+    """Parse an exit report that `say` has sent. Raises: ValueError, TypeError: if `text` is none."""
     return LastWord(**json.loads(text))
 
 
-_told: list[BaseException] = []  # the error that ends this process, once the driver has it
+_sent: list[BaseException] = []  # the error that ends this process, once the driver has it
 
 
 def tell(environ: Mapping[str, str], error: Exception, during: During = "building", step: int = 0) -> bool:
-    """Send the error that ends this process to our driver, which prints it; a second call sends it no more.
+    """Send the error that ends this process to our driver, which prints it, unless an earlier call has sent it.
 
-    Returns False where this process has no driver, or cannot reach it: then the error is for this process to print.
+    Returns False if this process has no driver, or cannot reach it: then this process must print the error.
     """
-    if error in _told:
+    if error in _sent:
         return True
     if isinstance(error, HvdTrainError):
         word = LastWord(error.exit_code, str(error), during, step)
@@ -69,20 +69,20 @@ def tell(environ: Mapping[str, str], error: Exception, during: During = "buildin
     if not say(environ, word):
         return False
     rank_log.write(word.error)
-    _told[:] = [error]
+    _sent[:] = [error]
     return True
 
 
 @contextmanager
 def exit_code_told(environ: Mapping[str, str]) -> Iterator[None]:
-    """Tell our driver the exit code with which the block ends: that of its SystemExit, or 1 for any other error.
+    """Send the exit code of the block to our driver if an error ends it: the code of a SystemExit, else 1.
 
-    Nothing is said outside elastic jobs, after a block without an error, or where the driver has the error already.
+    Nothing is sent outside elastic jobs, or if the driver has the error already.
     """
     try:
         yield
     except BaseException as error:
         code = error.code if isinstance(error, SystemExit) else 1
-        if not _told:
+        if not _sent:
             say(environ, LastWord(0 if code is None else code if isinstance(code, int) else 1))
         raise

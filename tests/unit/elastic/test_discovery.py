@@ -1,4 +1,4 @@
-"""The list of hosts: what the user's command may print, and what happens when it fails."""
+"""The list of hosts: valid output of the user's command, and its failures."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def test_hosts_are_read_from_a_command() -> None:
     ("command", "message"),
     [
         ("echo a:two", "which is not NAME:SLOTS"),
-        ("echo -G:2", "printed '-G:2', which no host may be called: ssh might obey it"),
-        ("echo -oProxyCommand=touch${IFS}owned", "no host may be called"),
-        ("echo 'h1 -G'", "no host may be called"),
+        ("echo -G:2", "printed '-G:2', which is no name of a host"),
+        ("echo -oProxyCommand=touch${IFS}owned", "no name of a host"),
+        ("echo 'h1 -G'", "no name of a host"),
         ("echo first >&2; echo 'no such file' >&2; exit 1", "^no such file$"),
         ("exit 3", "ended with exit code 3"),
     ],
@@ -53,4 +53,4 @@ def test_after_a_failure_the_last_list_holds(capsys: pytest.CaptureFixture[str])
     for _ in range(4):
         hosts.look()
     assert found == [{"a": 1}, {"a": 1, "b": 2}]
-    assert capsys.readouterr().err == "hvd-train: hosts: no such file; going on with the last list\n"
+    assert capsys.readouterr().err == "hvd-train: hosts: no such file; the last list stays in force\n"

@@ -89,8 +89,8 @@ def test_a_job_that_fails_repeatedly_is_given_up(attempts: Attempts, capsys: pyt
     assert keep_going(COMMAND, 2) == 1
     assert attempts.starts == [0, 2, 6]
     assert capsys.readouterr().err.splitlines() == [
-        "hvd-train: the job ended with exit code 7; it goes on from its last commit in 2 s",
-        "hvd-train: the job ended with exit code 137; it goes on from its last commit in 4 s",
+        "hvd-train: the job ended with exit code 7; it resumes from its last commit in 2 s",
+        "hvd-train: the job ended with exit code 137; it resumes from its last commit in 4 s",
         "hvd-train: the job has failed 3 times in a row, the last time with exit code 1",
     ]
     attempts.codes = [1] * 20

@@ -29,7 +29,7 @@ def store() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def environ(store: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.setattr(last_word, "_told", [])
+    monkeypatch.setattr(last_word, "_sent", [])
     return {**store, WORKER: str(next(_numbers))}
 
 

@@ -105,10 +105,11 @@ def test_an_error_of_the_body_ends_the_run_and_frees_the_others(starts: Starts, 
     assert calls == ["stop"]
 
 
-def test_a_core_that_waits_for_a_dead_driver_is_left_behind(
-    starts: Starts, calls: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("why", ["the driver is gone", "cannot connect"])
+def test_a_core_that_waits_without_effect_is_left_behind(
+    why: str, starts: Starts, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Horovod's own request for a rank has no time limit; the process commits and ends without it."""
+    """Horovod's own request for a rank has no time limit. If no world can form, the process commits and ends."""
     never, threads = threading.Event(), list[threading.Thread]()
 
     def start() -> Place:
@@ -119,8 +120,11 @@ def test_a_core_that_waits_for_a_dead_driver_is_left_behind(
     monkeypatch.setattr(horovod_world, "start", start)
     monkeypatch.setattr(elastic_world, "_DRIVER_CHECK_S", 0.01)
     world = ElasticWorld()
-    monkeypatch.setattr(type(world._heartbeat), "driver_gone", True)
-    with pytest.raises(DriverLost, match="the driver is gone"):
+    if why == "the driver is gone":
+        monkeypatch.setattr(type(world._heartbeat), "driver_gone", True)
+    else:  # the driver lets the survivors stop
+        world._not_met, world._heartbeat.requested = why, "stop"
+    with pytest.raises(DriverLost, match=why):
         world.run(lambda: "never")
     world.close()
     assert calls == []

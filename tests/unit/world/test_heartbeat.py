@@ -1,4 +1,4 @@
-"""What a worker of an elastic job reports to our driver and asks it for."""
+"""The reports of an elastic worker to our driver, and its requests."""
 
 from __future__ import annotations
 
@@ -120,19 +120,19 @@ def test_a_worker_without_a_driver_stops_and_then_ends(monkeypatch: pytest.Monke
         requested_after([""] * 42, monkeypatch)
 
 
-@pytest.mark.parametrize("told_to_end", [False, True])
+@pytest.mark.parametrize("got_signal", [False, True])
 def test_a_worker_that_was_paused_does_not_take_the_driver_for_dead(
-    monkeypatch: pytest.MonkeyPatch, *, told_to_end: bool
+    monkeypatch: pytest.MonkeyPatch, *, got_signal: bool
 ) -> None:
     """The driver may wake up later; from then on its silence counts as ever."""
-    told = {1: Heartbeat.signal_received} if told_to_end else None
+    signal = {1: Heartbeat.signal_received} if got_signal else None
     for seconds in (20.0, 300.0):
         answers = [*["train"] * 3, *[""] * 8, *["train"] * 3]
-        assert requested_after(answers, monkeypatch, told, pauses={3: seconds, 12: 20.0}) == ["train"] * 14
-        silent = requested_after([*["train"] * 3, *[""] * 30], monkeypatch, told, pauses={3: seconds})
+        assert requested_after(answers, monkeypatch, signal, pauses={3: seconds, 12: 20.0}) == ["train"] * 14
+        silent = requested_after([*["train"] * 3, *[""] * 30], monkeypatch, signal, pauses={3: seconds})
         assert silent[-1] == "stop"
     with pytest.raises(SystemExit, match=r"^1$"):
-        requested_after(["train", *[""] * 60], monkeypatch, told, pauses={1: 20.0})
+        requested_after(["train", *[""] * 60], monkeypatch, signal, pauses={1: 20.0})
 
 
 def test_an_evicted_worker_leaves_its_world_and_then_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,12 +154,12 @@ def test_a_worker_that_writes_its_last_commit_is_not_ended_by_a_silent_driver(mo
         requested_after([""] * 300, monkeypatch, {**left, 200: Heartbeat.all_written})
 
 
-def test_a_signal_is_told_to_the_driver_which_says_what_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_is_reported_to_the_driver_which_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker leaves, or all stop; if no driver answers, all stop after 3 s."""
-    told, scopes = {1: Heartbeat.signal_received}, list[str]()
-    assert requested_after(["train", "change", "stop"], monkeypatch, told, scopes) == ["train", "change", "stop"]
+    signal, scopes = {1: Heartbeat.signal_received}, list[str]()
+    assert requested_after(["train", "change", "stop"], monkeypatch, signal, scopes) == ["train", "change", "stop"]
     assert scopes == ["heartbeat/1007", "leaving/1007", "leaving/1007"]
-    assert requested_after(["train", *[""] * 5], monkeypatch, told) == [*["train"] * 4, "stop", "stop"]
+    assert requested_after(["train", *[""] * 5], monkeypatch, signal) == [*["train"] * 4, "stop", "stop"]
 
 
 def test_a_driver_out_of_reach_is_asked_again_before_a_worker_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,11 +180,11 @@ def test_a_driver_out_of_reach_is_asked_again_before_a_worker_gives_up(monkeypat
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(sleep=sleep))
     beat = Heartbeat()
     monkeypatch.setattr(beat, "now", RunningClock(heartbeat._PAUSED_S, lambda: now[0]))
-    beat._hear("train")
+    beat._note("train")
     heartbeat.announce_rejoining({WORKER: "1007"}, beat, "connection refused")
     assert now[0] == 1000.0 + heartbeat.GONE_S + 1
     failures[0] = 100
-    beat._hear("train")
+    beat._note("train")
     now[0] += 4
     beat.now()
     now[0] += 4
