@@ -244,8 +244,7 @@ class Dispatcher:
                 self._changed.notify_all()
 
     def _obey_the_roster(self) -> None:
-        # In a thread of its own, so that a rendezvous does not wait for the user's command.
-        _in_a_thread(self._discovery.watch, self._stopped)
+        _in_a_thread(self._discovery.watch, self._stopped)  # a rendezvous must not wait for the user's command
         supervisor = os.environ.pop(SUPERVISOR, None)
         while self._finish is None:
             if supervisor and os.getppid() != int(supervisor):
@@ -311,10 +310,11 @@ class Dispatcher:
         assert self._run_worker is not None
         exit_code, _ = self._run_worker(starting(worker, local_size, self._environment_of(worker)), [process.end])
         with self._changed:
-            is_expected = worker.last_word is not None or process.end.is_set() or self._finish is not None
-            if exit_code not in (0, *COMMITTED) and not is_expected:
-                how = " (a signal has killed it, or its ssh has failed)" if exit_code == _OF_SSH else ""
-                say(f"worker {worker} ended with exit code {exit_code}{how}")
+            code = worker.meant_exit_code(exit_code)
+            is_reported = worker.last_word is not None and worker.last_word.error
+            if code not in (0, *COMMITTED) and not (is_reported or process.end.is_set() or self._finish):
+                how = " (a signal has killed it, or its ssh has failed)" if code == _OF_SSH else ""
+                say(f"worker {worker} ended with exit code {code}{how}")
             self._processes.pop(worker.number).waiting = False
             self._roster.worker_exited(worker.number, exit_code, self._now())
             self._changed.notify_all()

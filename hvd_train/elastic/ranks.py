@@ -60,14 +60,5 @@ def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
 
 def starting(worker: Worker, local_size: int, environment: Mapping[str, str]) -> RankAssignment:
     """Return the assignment for a process that starts: it has no rank yet; its number stands for the local rank."""
-    return RankAssignment(
-        hostname=worker.host,
-        rank=0,
-        local_rank=worker.number,
-        cross_rank=0,
-        size=1,
-        local_size=local_size,
-        cross_size=1,
-        worker=worker.number,
-        environment=environment,
-    )
+    number = worker.number
+    return RankAssignment(worker.host, 0, number, 0, 1, local_size, 1, number, environment)

@@ -15,7 +15,6 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from types import FrameType
 
 from hvd_train.console import outlive, say
@@ -30,43 +29,25 @@ GRACE, GRACE_S = "HVD_TRAIN_GRACE_SECONDS", "30"  # from SIGTERM to SIGKILL: com
 FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 300.0
 
 
-@dataclass
-class Patience:
-    """Decides whether to run a command again that has failed, and after how long."""
-
-    restarts: int
-    """How many attempts in a row may fail before the next failure is the last."""
-    failures: int = field(default=0, init=False)
-    """How many attempts in a row have failed; an attempt of STEADY_S seconds starts a new row.
-
-    An attempt that found too few workers does not: the driver waits for them for longer than that.
-    """
-
-    def wait_after(self, ran_s: float, code: int) -> float | None:
-        """Return the seconds to wait after an attempt that ran for `ran_s` seconds, or None to give up.
-
-        `code` is the exit code that it ended with.
-        """
-        self.failures = 1 if ran_s >= STEADY_S and code != TOO_FEW_WORKERS else self.failures + 1
-        if self.failures > self.restarts:
-            return None
-        return back_off.wait_s(FIRST_WAIT_S, LONGEST_WAIT_S, self.failures - 1)
-
-
 def keep_going(command: Sequence[str], restarts: int) -> int:
-    """Run the command repeatedly until it ends for good or fails too often; return its last exit code."""
-    patience = Patience(restarts)
-    signals = _Signals()
+    """Run the command repeatedly until it ends for good or fails too often; return its last exit code.
+
+    `restarts` attempts in a row may fail before the next failure is the last. An attempt of STEADY_S seconds starts a
+    new row, unless it found too few workers: the driver waits for them for longer than that.
+    """
+    failures, signals = 0, _Signals()
     os.environ |= {STARTED: str(time.monotonic()), OWNER: uuid.uuid4().hex}
     while True:
         started = time.monotonic()
         code = signals.run(command)
         if code in FINAL or signals.received:
             return code
-        wait_s = patience.wait_after(time.monotonic() - started, code)
-        if wait_s is None:
-            say(f"the job has failed {patience.failures} times in a row, the last time with exit code {code}")
+        is_steady = time.monotonic() - started >= STEADY_S and code != TOO_FEW_WORKERS
+        failures = 1 if is_steady else failures + 1
+        if failures > restarts:
+            say(f"the job has failed {failures} times in a row, the last time with exit code {code}")
             return code
+        wait_s = back_off.wait_s(FIRST_WAIT_S, LONGEST_WAIT_S, failures - 1)
         say(f"the job ended with exit code {code}; it resumes from its last commit in {wait_s:.0f} s")
         if signals.wait(wait_s):
             return code

@@ -116,7 +116,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 attempts += 1
                 if attempts == _ATTEMPTS:
                     raise RankLost(f"cannot meet the other ranks: {error}") from error
-                self._not_met = str(error).partition("\n")[0]
+                self._not_met = str(error).partition(". Please check")[0]  # Horovod refers to its log, which is off
                 if isinstance(error, OSError):
                     time.sleep(1.0)
         self._heartbeat.world_formed()
