@@ -34,7 +34,7 @@ class RankAssignment:
 
 
 def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
-    """Return the ranks of these workers, whose order is that of their ranks."""
+    """Return the ranks of these workers, which come in the order of their ranks."""
     on_host: Counter[str] = Counter(worker.host for worker in workers)
     hosts_with: dict[int, list[str]] = defaultdict(list)
     local_ranks = []

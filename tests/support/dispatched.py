@@ -1,4 +1,4 @@
-"""An elastic job of which the processes are threads of the test, and everything else is real."""
+"""An elastic job whose processes are threads of the test; everything else is real."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.launching import wait_for
 
 
 class Job:
-    """A job whose processes last until the test ends them with an exit code, or the job does."""
+    """A job whose processes run until the test ends them with an exit code, or the job does."""
 
     def __init__(self, hosts: dict[str, int], min_workers: int = 1) -> None:
         self.hosts = hosts
@@ -20,7 +20,7 @@ class Job:
         self.started: list[RankAssignment] = []
         self.exit_codes: dict[int, int] = {}
         self.deaf: set[int] = set()
-        """Workers whose processes go on, whatever they are told."""
+        """Workers whose processes ignore the request to end."""
         self.over = False
         """Whether each process ends by itself, also one that is only about to start."""
         self.interrupted = threading.Event()
@@ -42,14 +42,14 @@ class Job:
         return 143, 0.0
 
     def ask(self, *numbers: int) -> dict[int, RankAssignment | None]:
-        """These workers ask for a rank at the same time; what they are answered."""
+        """Let these workers ask for a rank at the same time, and return the answers."""
         host_of = {ranks.worker: ranks.hostname for ranks in self.started}
         with ThreadPoolExecutor(len(numbers)) as pool:
             answers = pool.map(self.dispatcher.wait_for_ranks, [host_of[number] for number in numbers], numbers)
         return dict(zip(numbers, answers, strict=True))
 
     def end(self) -> Finish:
-        """All workers that are left end well; how the job has finished then."""
+        """End all workers that are left with success, and return how the job has finished."""
         self.deaf.clear()
         self.over = True
         self.dispatcher.stop()

@@ -49,7 +49,7 @@ class Hosts:
 
 @dataclass(frozen=True)
 class Tell:
-    """Before this step (from 1, over the whole run) a signal tells this rank to end."""
+    """Before this step (from 1, over the whole run) this rank gets a signal."""
 
     step: int
     rank: int
@@ -57,7 +57,7 @@ class Tell:
 
 @dataclass(frozen=True)
 class Unheard:
-    """The reductions of this step are done on all ranks but this one, which hears of a fault in their place."""
+    """The reductions of this step are done on all ranks but this one, which gets a fault instead."""
 
     step: int
     rank: int
@@ -164,7 +164,7 @@ class Job:
             self.changed.notify_all()
 
     def begun(self, rank: int, step: int) -> None:
-        """A worker has begun the reductions of this step. Raises Killed where it is to die."""
+        """Note that a worker has begun the reductions of this step. Raises: Killed: if it must die."""
         with self.changed:
             due = [e for e in self.events if isinstance(e, (Kill, Hosts)) and e.step <= step]
             for event in due:
@@ -176,14 +176,14 @@ class Job:
                     raise Killed(f"rank {rank} in step {step}")
 
     def heard(self, event: Unheard | UnheardSum) -> None:
-        """A worker has what all ranks have given. Raises RankLost where it is not to hear of it."""
+        """Note that a worker has the reduced values. Raises: RankLost: if it must miss them."""
         with self.changed:
             if event in self.events:
                 self.events.remove(event)
                 raise RankLost(str(event))
 
     def exchanged(self, rank: int, count: int) -> None:
-        """A worker gives its part of an exchange. Raises Killed where it is to die."""
+        """Note that a worker takes part in an exchange. Raises: Killed: if it must die."""
         with self.changed:
             event = KillMeeting(len(self.sizes), rank, count)
             if event in self.events:
@@ -262,7 +262,7 @@ class ElasticThreadWorld(ThreadWorld):
         return super()._exchange(name, value)
 
     def leave(self, reason: str) -> None:
-        """Out of the world: whoever waits for this rank learns of it."""
+        """Leave the world; ranks that wait for this one get an error."""
         self._meeting.break_up(reason)
 
     def _join(self) -> None:
@@ -276,7 +276,7 @@ class ElasticThreadWorld(ThreadWorld):
                     raise SystemExit(0)
                 job.changed.wait(1.0)
             rank, meeting = job.seats[self._number]
-            self._step = job.steps + 1  # of a world that has just formed nobody has begun a step
+            self._step = job.steps + 1  # no rank of a new world has begun a step
         self._meeting = meeting
         self._turns.clear()
         self._exchanges = 0
@@ -297,7 +297,7 @@ def run_elastic(
     most: int = 8,
     kind: type[ElasticThreadWorld] | None = None,
 ) -> Job:
-    """Run a job to its end; its results are those of the workers that were there then."""
+    """Run a job to its end; its results come from the workers of the last world."""
     roster = Roster(first, fewest, most, patience_s=DEADLINE_S * SPEED, start_patience_s=DEADLINE_S * SPEED)
     roster.hosts_found(hosts)
     return Job(roster, list(events), body, kind or ElasticThreadWorld).run()

@@ -55,7 +55,7 @@ def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = 
 
 
 def run_below(folder: Path) -> Path:
-    """Return the run folder of a job in `folder`: the one that it was told, else the only one that it has made."""
+    """Return the run folder of a job in `folder`: the only one below `runs`, else `run`."""
     made = [path for path in (folder / "runs").glob("*") if path.is_dir()]
     assert len(made) <= 1, f"the same command began another run: {made}"
     return made[0] if made else folder / "run"
@@ -131,7 +131,7 @@ class Job:
         list_hosts(self.folder, lines)
 
     def completes(self, expected: Weights, limit_s: float = 500) -> None:
-        """Wait for the end of the training and check that it is that of the undisturbed one (`check`)."""
+        """Wait for the end of the training and check its result against the undisturbed one (`check`)."""
         try:
             assert self.launcher.wait(limit_s) == 0, self.output
         except subprocess.TimeoutExpired:

@@ -145,7 +145,7 @@ def test_an_evicted_worker_may_end_by_itself(
 
 
 def test_a_silent_worker_is_killed(two: Job, killed: list[str]) -> None:
-    """A stopped process hears nothing and would keep its GPU; a worker that sends heartbeats is spared."""
+    """A stopped process would keep its GPU; a worker that sends heartbeats is spared."""
     first, second = trains(two)
     two.dispatcher._roster.heartbeat_received(second, time.monotonic() - NEVER_S - 1)
     wait_for("its end", lambda: two.dispatcher.heartbeat_received(first) == "train" and killed)

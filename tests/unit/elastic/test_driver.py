@@ -50,13 +50,13 @@ def test_ssh_runs_the_worker_itself(end: str, code: int) -> None:
     """The process that sshd starts becomes the worker, so its end is the end of the ssh."""
     program = f"import os, sys; print('out'); print('err', file=sys.stderr); sys.stdout.flush(); {end}"
     command = f"exec env A=1 {shlex.join([sys.executable, '-c', program])}"
-    script, told = worker_environment.on_other_host(command, {"HOROVOD_RANK": "1"}, "/")
+    script, variables = worker_environment.on_other_host(command, {"HOROVOD_RANK": "1"}, "/")
     line = replacement_of("get_remote_command")(shlex.quote(script), "h2", 2222)
     assert line.startswith(f"ssh {SSH_OPTIONS} -o ")
     *ssh, remote = shlex.split(line)  # the last word is what the login shell on the other host gets
     assert "h2" in ssh
     assert ssh[ssh.index("-p") + 1] == "2222"
-    done = subprocess.run(["sh", "-c", remote], input=told.decode(), capture_output=True, text=True, check=False)
+    done = subprocess.run(["sh", "-c", remote], input=variables.decode(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, "out\n", "err\n")
 
 

@@ -31,7 +31,7 @@ class Attempts:
         self.tenths = 50_000  # the time, in tenths of a second
         self.started: list[tuple[Sequence[str], Mapping[str, Any]]] = []
         self.starts: list[float] = []
-        self.heard: list[int] = []
+        self.received: list[int] = []
         self.runs = False
 
     def monotonic(self) -> float:
@@ -64,7 +64,7 @@ class Attempts:
         return None if self.runs else 0
 
     def send_signal(self, number: int) -> None:
-        self.heard.append(number)
+        self.received.append(number)
 
 
 @pytest.fixture
@@ -135,9 +135,9 @@ def test_all_attempts_are_the_same_job(attempts: Attempts, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("sent", "heard"), [("USR1", "TERM"), ("HUP HUP HUP", "TERM"), ("HUP TERM", "TERM TERM"), ("INT INT", "INT INT")]
+    ("sent", "received"), [("USR1", "TERM"), ("HUP HUP HUP", "TERM"), ("HUP TERM", "TERM TERM"), ("INT INT", "INT INT")]
 )
-def test_a_signal_reaches_the_command_and_no_attempt_follows(attempts: Attempts, sent: str, heard: str) -> None:
+def test_a_signal_reaches_the_command_and_no_attempt_follows(attempts: Attempts, sent: str, received: str) -> None:
     """As one that the launcher knows; a second one hurries it, unless it is another SIGHUP of a lost terminal."""
 
     def numbers(names: str) -> list[int]:
@@ -146,7 +146,7 @@ def test_a_signal_reaches_the_command_and_no_attempt_follows(attempts: Attempts,
     attempts.codes = [1, 0]
     attempts.as_it_runs = lambda: [signal.raise_signal(number) for number in numbers(sent)]
     assert keep_going(COMMAND, 3) == 1
-    assert attempts.heard == numbers(heard)
+    assert attempts.received == numbers(received)
     assert len(attempts.started) == 1
 
 
@@ -154,12 +154,12 @@ def test_a_signal_while_no_command_runs_ends_the_job(attempts: Attempts) -> None
     attempts.codes = [7, 130]
     attempts.as_it_starts = lambda: attempts.started and signal.raise_signal(signal.SIGHUP)
     assert keep_going(COMMAND, 3) == 130
-    assert attempts.heard == [signal.SIGTERM]
+    assert attempts.received == [signal.SIGTERM]
 
-    attempts.codes, attempts.heard, attempts.started, attempts.as_it_starts = [7, 0], [], [], lambda: None
+    attempts.codes, attempts.received, attempts.started, attempts.as_it_starts = [7, 0], [], [], lambda: None
     attempts.as_it_sleeps = lambda: signal.raise_signal(signal.SIGTERM)
     assert keep_going(COMMAND, 3) == 7
-    assert (len(attempts.started), attempts.heard) == (1, [])
+    assert (len(attempts.started), attempts.received) == (1, [])
 
 
 def test_under_nohup_a_lost_terminal_is_no_signal(attempts: Attempts) -> None:
@@ -172,4 +172,4 @@ def test_under_nohup_a_lost_terminal_is_no_signal(attempts: Attempts) -> None:
     attempts.codes = [1]
     attempts.as_it_runs = lambda: signal.raise_signal(signal.SIGINT)
     assert keep_going(COMMAND, 3) == 1
-    assert attempts.heard == [signal.SIGINT]
+    assert attempts.received == [signal.SIGINT]

@@ -45,7 +45,7 @@ def test_a_worker_asks_for_its_first_rank_when_all_is_built(driver: tuple[list[s
     answers += ["h2 differs from the job in torch", "", "-1,3,-1,1,-1,3", "", "2,3,0"]
     with pytest.raises(UsageError, match="h2 differs from the job in torch"):
         heartbeat.wait_for_first_rank(environment, {"torch": "2.14"})
-    with pytest.raises(SystemExit, match="0"):  # the job goes on without it
+    with pytest.raises(SystemExit, match="0"):  # the job continues without it
         heartbeat.wait_for_first_rank(environment, {})
     with pytest.raises(ValueError, match="zip"):  # an answer that was cut short
         heartbeat.wait_for_first_rank(environment, {})
@@ -101,7 +101,7 @@ def requested_after(
         beat._beat({WORKER: "1007"})
     except StopIteration:
         return found
-    raise AssertionError("a heartbeat goes on")
+    raise AssertionError("the heartbeat has ended by itself")
 
 
 def test_the_last_answer_is_what_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
