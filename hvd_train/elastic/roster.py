@@ -49,6 +49,7 @@ from hvd_train.launch.last_word import LastWord
 SILENT_S = 10.0  # a worker sends a heartbeat every second; a longer silence counts as its death
 SILENT_WHILE_MEETING_S = 3.0  # the other members wait for it, so one of them is lost
 REPORT_S = 20.0  # from the first survivor that asks for a rank to the last
+CONNECT_S = 40.0  # the same if ranks cannot connect: Gloo waits 5 * HOROVOD_GLOO_TIMEOUT_SECONDS for lost packets
 BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 EMPTY_AFTER_SIGNAL_S = 300.0  # a slot whose worker got a signal stays empty: spot hosts go within two minutes
 STEADY_S = 60.0  # a worker that was in worlds for this long did not fail to start
@@ -296,13 +297,14 @@ class Roster:
             if now - worker.said_at > LEAVE_S:
                 commands.append(self._end(worker, f"it has not ended within {LEAVE_S:.0f} s", unresponsive=True))
         waited_s = None if self._meeting_since is None else now - self._meeting_since
+        limit_s = CONNECT_S if self._not_met else REPORT_S
         for worker in self._in(Stage.TRAINING, Stage.READY, Stage.MEETING):
             missed = waited_s is not None and worker.stage is Stage.TRAINING
             silent_s = now - worker.heard_at
             if silent_s > (SILENT_WHILE_MEETING_S if missed else SILENT_S):
                 commands.append(self._end(worker, f"no heartbeat for {silent_s:.0f} s", unresponsive=True))
-            elif missed and waited_s is not None and waited_s > REPORT_S:
-                reason = f"it has not come to the new world within {REPORT_S:.0f} s"
+            elif missed and waited_s is not None and waited_s > limit_s:
+                reason = f"it has not come to the new world within {limit_s:.0f} s"
                 commands.append(self._end(worker, reason, unresponsive=True))
         return commands
 

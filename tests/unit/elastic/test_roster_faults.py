@@ -226,6 +226,21 @@ def test_the_next_world_forms_without_newcomers_that_cannot_connect() -> None:
     assert len(play.started) == started + 1
 
 
+def test_ranks_that_wait_for_lost_packets_are_not_evicted_before_they_report() -> None:
+    """Gloo gives up after half a minute, while the ranks that can connect fail earlier."""
+    play = training({"a": 1, "b": 1})
+    one, two = old = play.world
+    play.find({"a": 1, "b": 1, "far": 1})
+    far = play.newest("far")
+    play.ask(far)
+    play.ask(*old)
+    play.miss(one)
+    play.wait(30)
+    assert play.world == [*old, far]
+    play.miss(two, far)
+    assert (play.world, list(play.evicted)) == (old, [far])
+
+
 def test_a_death_explains_a_failed_rendezvous() -> None:
     play = training({"a": 1, "b": 1, "c": 1})
     one, two, _ = play.world
