@@ -63,12 +63,6 @@ class Diverged(HvdTrainError):
     of_all_ranks = True
 
 
-class StateLost(HvdTrainError):
-    """All ranks that had a whole state are gone, and what this process holds is half of it; another can start anew."""
-
-    exit_code = 7
-
-
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a name that is not in `known`: it suggests the nearest one, or else lists the first twelve.
 

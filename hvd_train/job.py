@@ -1,4 +1,4 @@
-"""What the loop works with: the parts of a run in one world, as one value."""
+"""The arguments of the training loop as one value: a run in one world."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 
 from hvd_train.config import Config
 from hvd_train.elastic.members import Change
-from hvd_train.handover import Handover
 from hvd_train.launch import launcher, processes
 from hvd_train.output import Output
 from hvd_train.parts import Parts
 from hvd_train.profiling.profile import Profile
 from hvd_train.progress.clock import Split, Stopwatch, Timer
-from hvd_train.progress.order import Share
 from hvd_train.progress.stop import StopSignal
 from hvd_train.state import TrainState
 from hvd_train.step import Step
@@ -23,42 +21,42 @@ from hvd_train.world.world import World
 
 @dataclass(frozen=True)
 class Clocks:
-    """What measures the time of a training on this rank."""
+    """The clocks of a training on this rank."""
 
     commit_timer: Timer
-    """Says when the last checkpoint is old enough for another one."""
+    """Due when it is time for another checkpoint."""
     time_limit: Timer
-    """Says when `--max-time` is over, counted from the start of the job."""
+    """Due when `--max-time` is over, counted from the start of the job."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     """Images per second."""
     split: Split = field(default_factory=Split)
-    """Where the time of the steps goes, in this world."""
+    """The phases of the steps in this world."""
     started: float = field(default_factory=time.perf_counter)
     """When this process began to build the training (time.perf_counter)."""
 
     @classmethod
     def of(cls, config: Config) -> Clocks:
-        """Return clocks that start now, with the time limit as far as the job has used it up already."""
+        """Return clocks that start now; the time limit has run since the start of the job."""
         passed = launcher.running_for(os.environ, processes.age_s())
         return cls(Timer(config.run.commit_seconds), Timer(config.run.max_seconds, passed=passed))
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """How this world came out of another one."""
+    """The change that led to this world."""
 
     change: Change
     reported_at: float
-    """When this rank reported how long it had waited until then (time.perf_counter)."""
+    """When this rank made its report (time.perf_counter), up to which `change.waited_s` counts."""
 
     def seconds(self) -> float:
-        """Return the seconds from the fault, or from the wish to change, until now."""
+        """Return the seconds from the fault, or from the request to change, until now."""
         return self.change.waited_s + time.perf_counter() - self.reported_at
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training in one world: what to do, with whom, with what, and how far it is."""
+    """A training in one world: the settings, the ranks, the parts and the state."""
 
     config: Config
     world: World
@@ -69,9 +67,5 @@ class Job:
     clocks: Clocks
     stop: StopSignal
     profile: Profile
-    handover: Handover
-    """Gives newcomers the state beside the steps."""
-    share: Share
-    """Which slots are this rank's."""
     arrival: Arrival | None
-    """Reported to the user after the first step in this world; None in the first world of a training."""
+    """Shown to the user after the first step in this world; None in the first world of a training."""

@@ -24,10 +24,12 @@ from hvd_train.world.world import WorldChanged, result_of_rank_0
 
 
 def train(job: Job) -> bool:
-    """Train from where the state is to the last epoch; False where a wish to stop came first.
+    """Train from the progress of the state to the last epoch; return False if a rank asked to stop before.
 
-    Raises WorldChanged, on all ranks after the same step, where one has heard of other hosts, Diverged where step
-    after step has a loss or gradient that is not finite, and RankLost where another rank is gone: no step is half done.
+    Raises:
+        WorldChanged: on all ranks after the same step, if hosts came or went.
+        Diverged: if many steps in a row have a loss or gradient that is not finite.
+        RankLost: if another rank is lost; no step is half done.
     """
     config, world, state, parts, clocks = job.config, job.world, job.state, job.parts, job.clocks
     journal, store = job.output.journal, job.output.store
@@ -46,7 +48,7 @@ def train(job: Job) -> bool:
 
         # this rank's samples of every step that is left in the epoch, as batches on its device
         order = order_of(config.seed, epoch, num_samples, config.data.repeated_augmentation)
-        work = assignments(order, state.progress.cursor, state.cut, job.share.number, job.share.ranks)
+        work = assignments(order, state.progress.cursor, state.cut, world.place.rank, world.place.size)
         batches = Ahead(parts.train_loader.load(epoch, work), clocks.split.mark)
 
         for batch in batches:
@@ -86,7 +88,7 @@ def train(job: Job) -> bool:
 
 
 def wishes(job: Job) -> Votes:
-    """Return what this rank wants to happen after the step that is about to be taken."""
+    """Return the votes of this rank for the end of the next step."""
     every = job.config.run.commit_steps
     by_steps = every is not None and (job.state.progress.step + 1) % every == 0
     told_to_end = job.stop.received is not None
@@ -94,24 +96,24 @@ def wishes(job: Job) -> Votes:
     return Votes(
         stop=job.clocks.time_limit.due or request == "stop",
         commit=by_steps or job.clocks.commit_timer.due or (told_to_end and request == "change"),
-        change=request == "change" or job.handover.is_done,
+        change=request == "change",
     )
 
 
 def account_for(job: Job, count: int, fingerprint: int) -> None:
-    """Write into the ledger which `count` positions of the epoch's order the step had, and what its ranks took.
+    """Write into the ledger which `count` positions of the epoch the step had, and the fingerprint of its samples.
 
-    The fingerprint of the samples has come with the gradients, so all ranks that have finished a step have its entry.
+    The fingerprint is summed with the gradients, so every rank that has finished a step has its entry.
     """
     state, num_samples = job.state, job.parts.train_loader.num_samples
     progress = state.progress
     positions = progress.cursor - count, progress.cursor
-    step = Entry(progress.epoch, (progress.step, progress.step), job.share.ranks, positions, fingerprint)
+    step = Entry(progress.epoch, (progress.step, progress.step), job.world.place.size, positions, fingerprint)
     job.output.journal.took(state.took(step, num_samples))
 
 
 def take_down(job: Job, result: StepResult, learning_rate: float, *, log: bool) -> None:
-    """Show the step that was just taken and, where `log` says so, write it down."""
+    """Show the last step and, with `log`, write it down."""
     journal, progress = job.output.journal, job.state.progress
     means, speed = job.state.totals.means(), job.clocks.stopwatch.images_per_second
     journal.progress(Moment(progress.epoch, progress.cursor, progress.step, means["loss"], means["top1"], speed))
@@ -136,7 +138,7 @@ def take_down(job: Job, result: StepResult, learning_rate: float, *, log: bool) 
 
 
 def give_up(job: Job, result: StepResult) -> None:
-    """Commit the weights, which no skipped step has changed, and raise Diverged with what all ranks know."""
+    """Commit the weights, which no skipped step has changed, and raise Diverged with the samples of all ranks."""
     state = job.state
     saved = result_of_rank_0(job.world, job.output.store.commit_last(state))
     num_samples = job.parts.train_loader.num_samples
@@ -185,5 +187,4 @@ def validate(job: Job, loader: Loader, model: nn.Module) -> Scores:
         classes=job.parts.data.classes,
         device=job.parts.device,
         autocast=job.step.autocast(),
-        share=job.share,
     )

@@ -1,4 +1,4 @@
-"""What a rank builds from the config: device, data, loaders, model, and with a world the first state."""
+"""Build the parts of a rank from the config: device, data, loaders, model and the first state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from hvd_train.data.loader import open_loader
 from hvd_train.data.prepare import Prepare
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
-from hvd_train.handover import Handover
 from hvd_train.launch import launcher
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
 from hvd_train.network.compiled import any_size, compile_model, slot_sizes
@@ -30,12 +29,12 @@ from hvd_train.state import TrainState
 from hvd_train.step import Mixer, Step, trainable, unmixed
 from hvd_train.world.world import Place, Reduction, World
 
-_LOADER_PROCESSES = 4  # what keeps a GPU busy, as a rule
+_LOADER_PROCESSES = 4  # usually enough to keep a GPU busy
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What is built on each rank from the config and its place alone, before anything is exchanged."""
+    """The parts that each rank builds alone, before it communicates."""
 
     device: torch.device
     data: DataSet
@@ -46,16 +45,16 @@ class Parts:
     example: torch.Tensor
     """Two images as the model takes them."""
     notes: tuple[str, ...] = ()
-    """What the user should know about how a fresh training starts."""
+    """Lines for the user about the start of a fresh training."""
 
 
 def warm_parts(
     config: Config, world: World, own_model: Builder | None, own_data: OwnData | None
 ) -> tuple[Parts, Optimizer]:
-    """Return the parts and the optimizer: all that takes seconds to import, build or start.
+    """Return the parts and the optimizer: everything that takes seconds to import, build or start.
 
-    It needs no other rank, so that in an elastic job nobody waits for a newcomer that builds. Raises UsageError as
-    `build` does, and where weights, parameters or buffers are named that the model does not have.
+    It needs no other rank, so in an elastic job no rank waits for a newcomer that builds. Raises UsageError as `build`
+    does, and if the config names weights, parameters or buffers that the model does not have.
     """
     parts = build(config, world.place, own_model, own_data)
     if config.model.sync_batch_norm:
@@ -70,21 +69,22 @@ def warm_parts(
         _compile(config, world, parts)
     parts.train_loader.start()
     if launcher.elastic(os.environ):
-        import hvd_train.run_files.board  # noqa: F401  # any rank may have to keep the journal from one step to the next
+        import hvd_train.run_files.board  # noqa: F401  # any rank may become rank 0 and write the journal
     return parts, optimizer
 
 
 def _compile(config: Config, world: World, parts: Parts) -> None:
-    """Compile the model as far as that can be done before the ranks of an elastic job have met: see `compile_model`.
+    """Compile the model as far as possible without other ranks: see `compile_model`.
 
-    The cut is that of a run which starts now. A newcomer to another one is served too, by a program for any size.
+    The batch layout is the layout of a run that starts now. For a newcomer, which gets another layout, the program is
+    compiled for any size.
     """
     num_samples = parts.train_loader.num_samples
     try:
         cut = order.choose_cut(config.batch, world.place.size, num_samples)
-    except UsageError:  # it is the ranks that have met who say so: a newcomer takes the cut of the run
+    except UsageError:  # raised again at the rendezvous, unless this rank is a newcomer and gets the layout of the run
         cut = None
-    if cut is None or config.model.sync_batch_norm:  # whose layers exchange numbers with other ranks in each pass
+    if cut is None or config.model.sync_batch_norm:  # its layers communicate in each pass
         parts.model.compile()
         return
     train_sizes = slot_sizes(cut, num_samples)
@@ -105,7 +105,7 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
 
 
 def build(config: Config, place: Place, own_model: Builder | None, own_data: OwnData | None) -> Parts:
-    """Return the parts of this rank. Raises UsageError where the device, the data or the model cannot be had."""
+    """Return the parts of this rank. Raises UsageError if the device, the data or the model is not available."""
     device = choose_device(config, place)
     data = sources.open_data(config.data, config.seed, own_data)
     chosen = config.model.weights
@@ -115,7 +115,7 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
         data = replace(data, mean=mean, std=std)
     num_workers = loader_processes(config.data, place)
     colour = own_model is None and models.needs_colour(config.model.model)
-    size = config.data.image_size if config.data.data != "folder" else None  # its images come in theirs
+    size = config.data.image_size if config.data.data != "folder" else None  # its images have their own size
     channels_last = uses_channels_last(config, device)
     changed, plain = (
         Prepare(data, device, image_size=size, augment=augment, colour=colour, channels_last=channels_last)
@@ -135,7 +135,7 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
         seed=config.seed,
         own=own_model,
     ).to(device)
-    if of_torchvision and hasattr(network, "transform_input"):  # GoogLeNet and Inception v3 then normalise once more
+    if of_torchvision and hasattr(network, "transform_input"):  # GoogLeNet and Inception v3 normalise again
         network.transform_input = True  # type: ignore[assignment]
     if channels_last:
         network = network.to(memory_format=torch.channels_last)
@@ -148,7 +148,7 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
 def fresh_state(
     config: Config, world: World, parts: Parts, optimizer: Optimizer, cut: order.Cut = order.UNDECIDED
 ) -> TrainState:
-    """Return the state before the first step. Raises UsageError where these ranks cannot reduce as the config says."""
+    """Return the state before the first step. Raises UsageError if these ranks do not support the reduction."""
     fp16_wire = uses_fp16_wire(config, parts.device)
     reduction = Reduction(
         fp16_wire=fp16_wire,
@@ -156,7 +156,7 @@ def fresh_state(
         predivide=config.optimizer.gradient_predivide_factor,
         groups=config.optimizer.fusion_groups,
     )
-    # It copies the model: not with Horovod's hooks on it.
+    # Before `wrap`: the average is a copy of the model, which must not have Horovod's hooks.
     average = optim.moving_average(config.optimizer, parts.model, config.model.average_buffers)
     return TrainState(
         model=parts.model,
@@ -167,24 +167,14 @@ def fresh_state(
     )
 
 
-def build_step(config: Config, world: World, parts: Parts, split: Split, handover: Handover | None = None) -> Step:
-    """Return what takes the optimizer steps of a training, and `handover` on with each.
-
-    `split` learns where their time goes.
-    """
-    return Step(
-        config,
-        world,
-        parts.model,
-        parts.device,
-        mixer(config.data, len(parts.data.classes)),
-        split=split,
-        handover=handover,
-    )
+def build_step(config: Config, world: World, parts: Parts, split: Split) -> Step:
+    """Return the object that takes the optimizer steps; `split` measures where their time goes."""
+    mix = mixer(config.data, len(parts.data.classes))
+    return Step(config, world, parts.model, parts.device, mix, split)
 
 
 def mixer(config: DataConfig, num_classes: int) -> Mixer:
-    """Return what blends the images of a micro-batch: mixup, cutmix, one of the two by chance, or neither."""
+    """Return the function that mixes the images of a micro-batch: mixup, cutmix, one of them at random, or neither."""
     if not (config.mixup or config.cutmix):
         return unmixed
     from hvd_train.data.transforms import Mix  # slow to import

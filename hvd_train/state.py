@@ -1,11 +1,11 @@
-"""All that must survive, as one value: sync to other ranks, checkpoints and resume are made of its snapshot."""
+"""The training state as one value; its snapshot is sent to other ranks, written as a checkpoint and resumed from."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from hvd_train.run_files.records import EpochRecord, StepRecord
 from hvd_train.world.world import World
 
 Snapshot = dict[str, Any]
-"""Plain values and CPU tensors only, so that it can be written, sent and loaded without running any code."""
+"""Plain values and CPU tensors only, so that it can be written, sent and loaded without running code."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Progress:
     """How far a run is."""
 
     epoch: int = 0
-    """Whole epochs that are done."""
+    """Epochs done."""
     cursor: int = 0
-    """Samples of the current epoch that are consumed."""
+    """Samples of the current epoch that are used."""
     step: int = 0
-    """Optimizer steps that are done since the run began."""
+    """Optimizer steps done since the run began."""
     skipped: int = 0
     """How many of these steps changed nothing, because the loss or its gradient was not finite."""
     skipped_in_row: int = 0
@@ -65,7 +65,7 @@ class Evaluation:
 
 @dataclass
 class TrainState:
-    """A training under way. Random numbers need no place here: they follow from the seed and the progress."""
+    """The state of a training. It holds no random numbers: they follow from the seed and the progress."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -76,17 +76,15 @@ class TrainState:
     best: Evaluation | None = None
     last: Evaluation | None = None
     recent: list[Entry] = field(default_factory=list)
-    """The entries of the ledger, if one is kept, whose lines may not be on disk yet: those of the current epoch.
-
-    There are about a hundred at most, whatever the number of steps."""
+    """The ledger entries of the current epoch, whose lines may not be on disk yet: about a hundred at most."""
     last_step: StepRecord | None = None
-    """The last record of a step: the rank that was to write it may be gone, or may not have seen the step end."""
+    """The last record of a step: another rank may have to write it if rank 0 is lost."""
     last_epoch: EpochRecord | None = None
     """The last record of an epoch, for the same reason."""
     average: AveragedModel | None = None
     """The moving average of the model, if one is kept."""
     data: Identity | None = None
-    """The data of the run; None on a rank that has not taken the state of the run yet."""
+    """The data of the run; None on a rank that has not loaded the state of the run yet."""
 
     @property
     def result(self) -> nn.Module:
@@ -94,10 +92,10 @@ class TrainState:
         return self.model if self.average is None else self.average.module
 
     def count_step(self, totals: Totals, *, skipped: bool) -> None:
-        """Count a step that all ranks have just taken over the samples of `totals`.
+        """Count a step that all ranks have taken over the samples of `totals`.
 
-        The average takes in the new weights, the progress moves on, and the sums of the epoch grow; the sums of a step
-        whose loss is not finite are left out of them.
+        This updates the moving average, the progress and the sums of the epoch. The sums leave out a step whose loss
+        is not finite.
         """
         if self.average is not None and not skipped:
             self.average.update_parameters(self.model)
@@ -106,10 +104,10 @@ class TrainState:
             self.totals += totals
 
     def took(self, step: Entry, num_samples: int) -> Entry:
-        """Remember the ledger's entry of a step, so that no line is lost with the rank that was to write it.
+        """Add a step to the ledger entries, so that no line is lost with rank 0; return the entry that contains it.
 
-        Returns the entry that the step is part of now; an epoch has `num_samples` positions. All ranks have begun this
-        step, so the lines of the epoch before it are on disk, and are forgotten here.
+        An epoch has `num_samples` positions. All ranks have begun this step, so the lines of the epoch before it are
+        on disk, and their entries are dropped here.
         """
         self.recent = extended(self.recent, step, num_samples)
         return self.recent[-1]
@@ -140,10 +138,10 @@ class TrainState:
         }
 
     def load(self, snapshot: Snapshot) -> None:
-        """Take over a snapshot. Raises UsageError where it belongs to another model or optimizer.
+        """Load a snapshot. Raises UsageError, before anything changes, if it is of another model or optimizer.
 
-        The optimizer comes first and the parameters last, so that whatever loading an optimizer does to weights is
-        undone. The optimizer's tensors are copied, because an optimizer keeps and changes those it is given.
+        The optimizer is loaded before the parameters, because that may change weights. It gets a copy of its tensors,
+        because it keeps and changes them.
         """
         check_same_shapes(self.model.state_dict(), snapshot["model"])
         try:
@@ -151,14 +149,6 @@ class TrainState:
         except ValueError as error:
             raise UsageError(f"the checkpoint is of another optimizer: {error}") from None
         optim.match_memory_format(self.optimizer)
-        self.load_values(snapshot)
-        if self.average is not None:
-            weights.load(snapshot["average"], self.average)
-        weights.load(snapshot["model"], self.model)
-        self.load_buffers(snapshot["buffers"])
-
-    def load_values(self, snapshot: Snapshot) -> None:
-        """Take over from a snapshot all but the tensors of model, moving average and optimizer."""
         if snapshot["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(snapshot["scaler"])
         self.cut = Cut(**snapshot["cut"])
@@ -170,6 +160,12 @@ class TrainState:
         self.last_step = StepRecord(**last_step) if last_step else None
         self.last_epoch = EpochRecord(**last_epoch) if last_epoch else None
         self.data = snapshot["data"]
+        if self.average is not None:
+            weights.load(snapshot["average"], self.average)
+        weights.load(snapshot["model"], self.model)
+        for module, values in zip((self.model, self.average), snapshot["buffers"], strict=False):
+            if module is not None:
+                buffers.load(module, values)
 
     def change_data(self, before: Identity, after: Identity) -> None:
         """End the epoch under way, so that the next one takes all samples of the changed data.
@@ -186,32 +182,19 @@ class TrainState:
         if progress.cursor:
             self.progress = dataclasses.replace(progress, cursor=counts[1])
 
-    def load_buffers(self, values: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take over the buffers that belong to no state_dict: first those of the model, then those of the average."""
-        for module, of_module in zip((self.model, self.average), values, strict=False):
-            if module is not None:
-                buffers.load(module, of_module)
-
     def _other_buffers(self) -> list[dict[str, Tensor]]:
-        """Return the buffers of the model, and of the average, that belong to no state_dict: they change all the same.
+        """Return the buffers of the model, and of the average, that belong to no state_dict but change.
 
-        Newcomers and resumed runs need them; the files of weights, which are plain state_dicts, do without.
+        Newcomers and resumed runs need them; files of weights, which are plain state_dicts, do not.
         """
         return [buffers.not_in_state_dict(module) for module in (self.model, self.average) if module is not None]
 
     def digest(self) -> str:
         """Return a fingerprint of weights, buffers, optimizer state and progress; only equal states have the same."""
-        values = (self.progress, self.cut, self.totals, self.best, self.last, self.scaler.state_dict())
-        tensors = {
-            "model": self.model.state_dict(),
-            "average": None if self.average is None else self.average.state_dict(),
-            "buffers": self._other_buffers(),
-            "optimizer": self.optimizer.state_dict()["state"],
-        }
-        return digest_of(repr(values), tensors_in(tensors))
+        return digest_of_snapshot(self.live())
 
     def digests(self) -> dict[str, str]:
-        """Return a fingerprint of each part of the state by name: tensors of the model, and what else must be equal."""
+        """Return by name a fingerprint of each part of the state that must be equal on all ranks."""
         parts: dict[str, Any] = {**self.model.state_dict()}
         for module, prefix in ((self.model, ""), (self.average, "average ")):
             if module is not None:
@@ -235,13 +218,22 @@ def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
     return weights
 
 
-def confirm_equal(state: TrainState, world: World, *, has_state: bool = True) -> None:
-    """Raise ReplicasDiffer unless all ranks hold the same state bit for bit, with the ranks and what differs in them.
+def digest_of_snapshot(snapshot: Snapshot) -> str:
+    """Return what `TrainState.digest` returns for the state with this snapshot."""
+    facts = [snapshot[name] for name in ("progress", "cut", "totals", "best", "last", "scaler")]
+    tensors = {name: snapshot[name] for name in ("model", "average", "buffers")}
+    return digest_of(repr(facts), tensors_in({**tensors, "optimizer": snapshot["optimizer"]["state"]}))
 
-    A rank without `has_state` is left out: it has only a part of the state yet. Raises RankLost where a rank is gone.
+
+def confirm_equal(state: TrainState, world: World) -> None:
+    """Compare the states of all ranks bit for bit.
+
+    Raises:
+        ReplicasDiffer: if two ranks differ; it names the ranks and what differs.
+        RankLost: if another rank is lost.
     """
-    digests = world.gather(state.digest() if has_state else None)
-    odd = [rank for rank, digest in enumerate(digests) if digest not in (None, digests[0])]
+    digests = world.gather(state.digest())
+    odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if odd:
         of_ranks = world.gather(state.digests())
         found = "; ".join(f"rank {rank} in {first_few(_differences(of_ranks[rank], of_ranks[0]))}" for rank in odd[:3])
@@ -257,12 +249,17 @@ def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str
 
 def to_host(value: Any) -> Any:
     """Return a copy of nested values with every tensor in host memory."""
+    return map_tensors(value, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return nested values with `function` applied to every tensor; sequences become lists."""
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        return function(value)
     if isinstance(value, Mapping):
-        return {name: to_host(item) for name, item in value.items()}
+        return {name: map_tensors(item, function) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_host(item) for item in value]
+        return [map_tensors(item, function) for item in value]
     return value
 
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from hvd_train.config import Config
 from hvd_train.data.batches import Batch, MicroBatch
 from hvd_train.errors import RankLost, Untrainable
-from hvd_train.handover import Handover, nothing_to_hand_over
 from hvd_train.network.device import seed
 from hvd_train.network.normalization import sums_in_passes
 from hvd_train.network.step_buffers import StepBuffers
@@ -117,11 +116,8 @@ class Step:
         device: torch.device,
         mix: Mixer = unmixed,
         split: Split | None = None,
-        handover: Handover | None = None,
     ) -> None:
         """`mix` blends the images of a micro-batch and their targets; `split` learns where the time goes.
-
-        Beside each step `handover` gives newcomers a part of the state.
 
         Raises UsageError where the config names buffers that the model does not have.
         """
@@ -135,7 +131,6 @@ class Step:
         self._mix = mix
         self._buffers = StepBuffers(model, device, config.model.average_buffers)
         self._sums_in_passes = sums_in_passes(model, world, device)
-        self._handover = handover or nothing_to_hand_over(world)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context in which forward passes have the arithmetic that the config asks for."""
@@ -183,7 +178,6 @@ class Step:
         self._world.expect_passes(optimizer, len(micro_batches))
         self._sums_in_passes.begin_step(len(micro_batches), batch.num_slots)
         self._buffers.begin()
-        wait_for_part = self._handover.start_part()
 
         # All slots but the last: their gradients stay on this rank, and add up.
         outcomes: list[_Outcome] = []
@@ -216,7 +210,6 @@ class Step:
             totals, agreed, buffers_changed, taken = _read(answer[:num_words], batch.size)
             if buffers_changed:
                 self._buffers.broadcast_others(self._world)
-            wait_for_part()
             # That was the last word of other ranks: from here on the step cannot break.
             self._mark("reduction")
             scaler.unscale_(optimizer)

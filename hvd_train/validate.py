@@ -14,7 +14,7 @@ from torch import nn
 from hvd_train.data.batches import Loader
 from hvd_train.network.buffers import unchanged
 from hvd_train.progress import metrics
-from hvd_train.progress.order import Cut, InSequence, Share, assignments
+from hvd_train.progress.order import Cut, InSequence, assignments
 from hvd_train.world.world import World
 
 
@@ -47,19 +47,17 @@ def evaluate(
     classes: tuple[str, ...],
     device: torch.device,
     autocast: AbstractContextManager[object],
-    share: Share | None = None,
 ) -> Scores:
     """Return the scores of the model in evaluation mode over the whole set of `loader`, the same on every rank.
 
     The set is cut into the same micro-batches of `micro_batch` samples for every world size, which the ranks take in
-    turn, or those that compute according to `share`; sums are float64. The model and its buffers are as before
-    afterwards. Raises RankLost if a rank is gone.
+    turn; sums are float64. The model and its buffers are as before afterwards. Raises RankLost if a rank is gone.
     """
     modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
     model.eval()
-    share = share or Share(world.place.rank, world.place.size)
-    cut = Cut(micro_batch * share.ranks, micro_batch)
-    work = assignments(InSequence(loader.num_samples), 0, cut, share.number, share.ranks)
+    rank, size = world.place.rank, world.place.size
+    cut = Cut(micro_batch * size, micro_batch)
+    work = assignments(InSequence(loader.num_samples), 0, cut, rank, size)
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     right = torch.zeros(len(classes), dtype=torch.float64, device=device)
     seen = torch.zeros_like(right)

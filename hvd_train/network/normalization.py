@@ -27,11 +27,6 @@ def synchronised(model: nn.Module, world: World) -> nn.Module:
     return model
 
 
-def is_synchronised(model: nn.Module) -> bool:
-    """Return whether `model` has a batch norm layer over the samples of all ranks."""
-    return any(isinstance(layer, SyncBatchNorm) for layer in model.modules())
-
-
 class SumOverRanks:
     """Sums tensors over the ranks of a world, which a deep copy shares: a model is copied with its layers."""
 

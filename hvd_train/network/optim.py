@@ -170,14 +170,6 @@ def moving_average(config: OptimizerConfig, model: nn.Module, patterns: Sequence
     return None if config.ema_decay is None else MovingAverage(model, config.ema_decay, averaged)
 
 
-def is_elementwise(optimizer: Optimizer) -> bool:
-    """Return whether each element of a weight is updated from its own gradient and state alone, in any order.
-
-    LARS and LAMB, which scale by norms of whole weights, are not; optimizers that are not known count as they.
-    """
-    return isinstance(optimizer, (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW))
-
-
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
     """Set the learning rate of the next step for all parameters."""
     for group in optimizer.param_groups:

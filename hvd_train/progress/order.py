@@ -218,21 +218,11 @@ class Assignment:
     slots: tuple[Slot, ...]
 
 
-@dataclass(frozen=True)
-class Share:
-    """Which slots are one rank's: ranks that compute take them in turn."""
-
-    number: int | None
-    """The rank's number among those that compute; None where it takes part in the steps without slots."""
-    ranks: int
-    """How many ranks compute."""
-
-
-def assignments(order: Order, cursor: int, cut: Cut, rank: int | None, size: int) -> Iterator[Assignment]:
+def assignments(order: Order, cursor: int, cut: Cut, rank: int, size: int) -> Iterator[Assignment]:
     """Yield what rank `rank` of `size` does in each step of an epoch, from position `cursor` to the epoch's end.
 
     Rank r computes slots r, r + size, ... of each global batch; the last batch may be smaller, and a rank may
-    have no slot in it. A rank of None has none in any batch. Nothing is padded and nothing dropped.
+    have no slot in it. Nothing is padded and nothing dropped.
     """
     # Only this rank's positions are looked up, and those of some steps at once: a numpy call per slot would cost more
     # than the slot's samples, and the whole batch on each rank as many times more as there are ranks.
@@ -253,9 +243,9 @@ def assignments(order: Order, cursor: int, cut: Cut, rank: int | None, size: int
             yield Assignment(len(batch), len(cut.slots(batch)), tuple(slots))
 
 
-def _spans(slots: Pieces, rank: int | None, size: int) -> dict[int, range]:
+def _spans(slots: Pieces, rank: int, size: int) -> dict[int, range]:
     """Return the positions that each slot of this rank holds, by the slot's number within the global batch."""
-    return {} if rank is None else {number: slots[number] for number in range(rank, len(slots), size)}
+    return {number: slots[number] for number in range(rank, len(slots), size)}
 
 
 def choose_cut(batch: BatchConfig, size: int, num_samples: int) -> Cut:

@@ -1,4 +1,4 @@
-"""The `World` of an elastic job: how a worker meets the others, and goes on with them in each new world."""
+"""The `World` of an elastic job: workers form one world after another."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _ATTEMPTS = 5  # to reach the driver, which decides how often ranks try to conne
 class ElasticWorld(horovod_world.HorovodWorld):
     """The ranks of an elastic job, as they come and go.
 
-    The constructor waits for nobody; until `run` only the local rank in `place` counts, which decides the GPU. The
-    ranks meet in `run`: before it each imports and builds what it needs, alone, so that nobody waits for it.
+    The constructor waits for no other rank; until `run` only the local rank in `place` counts, which decides the GPU.
+    The rendezvous is in `run`: before it each rank imports and builds alone, so that no other rank waits for it.
     """
 
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
         self._has_had_rank = self._core_hangs = False
-        self._not_met = ""  # why this rank has not come to one state with the others since it got its rank
+        self._not_met = ""  # why the state is not synchronized yet in this world
         orphans.kill_predecessor(os.environ)
         addresses.find_driver(os.environ)
         self._heartbeat = heartbeat.Heartbeat()
@@ -41,7 +41,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
         super().__init__(facts=facts)
 
     @override
-    def _meet(self) -> Place:
+    def _connect(self) -> Place:
         return Place(local_rank=launcher.slot(os.environ), local_size=int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
 
     @override
@@ -54,7 +54,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
     @override
     def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        def meet() -> None:
+        def synchronize() -> None:
             try:
                 sync()
             except RankLost as error:
@@ -62,7 +62,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 raise
             self._not_met = ""
 
-        state = horovod_world.ElasticState(meet, self._forget_step)
+        state = horovod_world.ElasticState(synchronize, self._forget_step)
         try:
             self._join()
             return horovod_world.run_elastic(state, body, self._join_again)
@@ -94,10 +94,13 @@ class ElasticWorld(horovod_world.HorovodWorld):
         self._join()
 
     def _join(self) -> None:
-        """Meet the other ranks, which sets `place`.
+        """Form a world with the other ranks, which sets `place`.
 
-        Raises RankLost where they cannot be reached, DriverLost where the driver cannot, UsageError where this worker
-        is not like the others, SystemExit where the job goes on without it.
+        Raises:
+            RankLost: if they cannot be reached.
+            DriverLost: if the driver cannot be reached.
+            UsageError: if the facts of this worker differ from the others.
+            SystemExit: if the job continues without this worker.
         """
         attempts = 0
         while True:
@@ -115,16 +118,16 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 horovod_world.stop()
                 attempts += 1
                 if attempts == _ATTEMPTS:
-                    raise RankLost(f"cannot meet the other ranks: {error}") from error
+                    raise RankLost(f"cannot connect to the other ranks: {error}") from error
                 self._not_met = str(error).partition(". Please check")[0]  # Horovod refers to its log, which is off
                 if isinstance(error, OSError):
                     time.sleep(1.0)
         self._heartbeat.world_formed()
-        # The device has been chosen; Horovod may number the ranks of this host anew.
+        # The device has been chosen; Horovod may have changed the numbers of the ranks of this host.
         self.place = replace(place, local_rank=self.place.local_rank)
 
     def _start_core(self) -> Place:
-        """Start Horovod in a thread of its own: its core waits for the driver without a limit, also for a dead one."""
+        """Start Horovod in a thread: its core waits for the driver without a limit, even if the driver is dead."""
         outcome: Future[Place] = Future()
 
         def start() -> None:
@@ -133,10 +136,10 @@ class ElasticWorld(horovod_world.HorovodWorld):
             except BaseException as error:  # noqa: BLE001  # raised again below, in the thread that waits
                 outcome.set_exception(error)
 
-        threading.Thread(target=start, daemon=True, name="meeting").start()
+        threading.Thread(target=start, daemon=True, name="rendezvous").start()
         while not wait([outcome], _DRIVER_CHECK_S).done:
             gives_up = bool(self._not_met) and self._heartbeat.requested == "stop"
             if gives_up or self._heartbeat.driver_gone:
                 self._core_hangs = True
-                raise DriverLost(self._not_met if gives_up else "the driver is gone, so no world can form")
+                raise DriverLost(self._not_met if gives_up else "the driver is gone, so this rank cannot connect to the others")
         return outcome.result()

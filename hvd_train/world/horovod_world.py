@@ -1,4 +1,4 @@
-"""`World` by Horovod's collectives. The only module of a worker that imports Horovod; its exceptions leave as ours."""
+"""Implement `World` with Horovod. No other module of a worker imports it; its exceptions are raised as ours."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from hvd_train.world.world import (
 
 T = TypeVar("T")
 
-_PIECES_UNDER_WAY = 4  # while one is on its way, the ranks agree on the next ones, which takes as long on a fast link
+_PIECES_UNDER_WAY = 4  # while one is sent, the ranks agree on the next ones, which takes as long on a fast link
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RankGroup:
     """A group of the ranks of an MPI job that trains a model of its own."""
 
     communicator: Any
-    """The communicator of these ranks, mpi4py's."""
+    """The mpi4py communicator of these ranks."""
     local_rank: int
     """This rank's number on its host among all ranks of the job, which decides its GPU."""
     local_size: int
@@ -59,23 +59,23 @@ class HorovodWorld(World):
     """The ranks that horovodrun, mpirun or srun has started, or a group of them.
 
     `facts` are values, by name, that must be the same on all ranks. The constructor waits for all ranks; it raises
-    UsageError where their facts differ, RankLost where a rank does not come.
+    UsageError if their facts differ, RankLost if a rank does not start.
     """
 
     def __init__(self, group: RankGroup | None = None, facts: Mapping[str, str] | None = None) -> None:
         self._group = group
         self._facts = facts or {}
         self._mpi: Any = None
-        # Else Horovod joins what happens to be ready at the same moment into one reduction, and from three ranks on
-        # the order of a sum's additions depends on the place in it: the same training would give other bits.
+        # Otherwise Horovod fuses groups that happen to be ready at the same moment. With three ranks or more, the order
+        # of the additions in a sum depends on its place in the fused buffer: runs would differ in bits.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
-        # A rank that is alive but does not come is named after a minute (Horovod's default); this ends the job.
+        # Horovod names a rank that is alive but does not take part after a minute by default; this ends the job.
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600")
         self._optimizers: dict[Optimizer, GroupedOptimizer] = {}
         self._rendezvous = _rendezvous_of_srun() if slurm.alone(os.environ) else None
-        self.place = self._meet()
+        self.place = self._connect()
 
-    def _meet(self) -> Place:
+    def _connect(self) -> Place:
         if self._group is not None:
             mpi_roll_call.call(self._group.communicator, self._facts)
             place = start(self._group.communicator)
@@ -127,29 +127,16 @@ class HorovodWorld(World):
         while under_way:
             wait_for_first()
 
-    @override
-    def start_broadcast(self, tensors: Sequence[Tensor], root: int, *, keep: bool = False) -> Callable[[], None]:
-        waits = [
-            self._start_piece(piece, root, f"hvd_train.start_broadcast.{number}", keep=keep)
-            for number, piece in enumerate(pieces(tensors))
-        ]
-
-        def wait_for_all() -> None:
-            for wait in waits:
-                wait()
-
-        return wait_for_all
-
-    def _start_piece(self, piece: Piece, root: int, name: str, *, keep: bool = False) -> Callable[[], None]:
-        """Begin to broadcast a piece, and return what waits until it is in its place, if this rank is to have it."""
+    def _start_piece(self, piece: Piece, root: int, name: str) -> Callable[[], None]:
+        """Begin to broadcast a piece; return a function that waits until it has arrived."""
         is_root = self.place.rank == root
-        payload = piece.outgoing() if is_root else piece.room(apart=keep)
+        payload = piece.outgoing() if is_root else piece.room()
         with as_rank_lost():
             handle = hvd.broadcast_async_(payload, root, name=name)
 
         def wait() -> None:
             _wait(handle)
-            if not (is_root or keep):
+            if not is_root:
                 piece.arrived(payload)
 
         return wait
@@ -159,7 +146,7 @@ class HorovodWorld(World):
         payload = packed(value)
         with as_rank_lost():
             sizes: list[int] = hvd.allgather(torch.tensor([payload.numel()]), name="hvd_train.gather.size").tolist()
-            # In rounds, to each of which every rank gives its next bytes: one, unless the values are large.
+            # In rounds, in which every rank sends its next bytes: one round, unless the values are large.
             share = MOST_BYTES // self.place.size
             of_ranks: list[list[Tensor]] = [[] for _ in sizes]
             for begin in range(0, max(sizes), share):
@@ -182,7 +169,7 @@ class HorovodWorld(World):
                 compression=compression,
                 op=hvd.Sum,  # each rank's loss is already divided by the whole global batch
             )
-        wrapped.state.update(optimizer.state)  # Horovod takes the parameter groups along, but not this
+        wrapped.state.update(optimizer.state)  # Horovod copies the parameter groups only
         names: dict[Tensor, str] = {parameter: name for name, parameter in named}
         self._optimizers[wrapped] = GroupedOptimizer(wrapped, names, compression, reduction, _sums_by(reduction))
         return wrapped  # type: ignore[no-any-return]
@@ -208,7 +195,7 @@ class HorovodWorld(World):
         if grouped.reduction.adasum or grouped.reduction.predivide != 1:  # these would change its numbers
             return self.start_sum(tensor, "step")
         grouped.piggyback(tensor)
-        return lambda: tensor  # by then it holds the sum; in a launched world of one it is the sum from the start
+        return lambda: tensor  # by then it holds the sum; in a world of one it always does
 
     @override
     @contextmanager
@@ -241,28 +228,28 @@ class HorovodWorld(World):
 
     @override
     def requested(self, *, told_to_end: bool = False) -> Request:
-        return "stop" if told_to_end else "train"  # these ranks stay as they are: one cannot leave alone
+        return "stop" if told_to_end else "train"  # in a fixed world no rank can leave alone
 
     @override
     def transport(self, device: torch.device) -> str:
         controller = "MPI" if hvd.mpi_enabled() else "Gloo"
-        # Over NCCL, too, the ranks agree by one of the others on what is summed next.
+        # With NCCL the ranks still use Gloo or MPI to agree on the next sum.
         return f"NCCL, with {controller}" if device.type == "cuda" and hvd.nccl_built() else controller
 
     @override
     def close(self) -> None:
         stop()
         if self._mpi is not None:
-            self._mpi.Finalize()  # Horovod leaves it to whoever has initialized it
+            self._mpi.Finalize()  # Horovod did not initialize it, so it does not finalize it
         if self._rendezvous is not None:
             self._rendezvous.shutdown()
             slurm.KeyFile(os.environ).remove()
 
 
 def start(communicator: Any = None) -> Place:
-    """Start Horovod among the ranks of the job, or of an MPI communicator, and return this rank's place among them.
+    """Start Horovod among the ranks of the job, or of an MPI communicator, and return the place of this rank.
 
-    Waits for all these ranks. Raises RankLost, ValueError or OSError where they do not meet.
+    Waits for all these ranks. Raises RankLost, ValueError or OSError if they cannot connect.
     """
     with as_rank_lost(), time_slices.short():
         hvd.init(comm=communicator)
@@ -270,7 +257,7 @@ def start(communicator: Any = None) -> Place:
 
 
 def stop() -> None:
-    """Leave the ranks among which `start` has started Horovod. Those that are still at work raise RankLost."""
+    """Stop Horovod. Other ranks that communicate raise RankLost."""
     hvd.shutdown()
 
 
@@ -284,11 +271,10 @@ def as_rank_lost() -> Iterator[None]:
 
 
 class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
-    """The state object that `hvd.elastic` works with, around a state of ours.
+    """The state object of `hvd.elastic`, which calls the functions given.
 
-    A survivor of a fault keeps its live weights, which are those after some whole step, so nothing is copied and
-    nothing is restored; and every new world begins with `sync`, which Horovod skips where hosts were only removed (its
-    issue #3399).
+    A survivor of a fault keeps its live weights, which belong to the last whole step, so nothing is saved or restored.
+    Every new world begins with `sync`; Horovod skips that if hosts were only removed (its issue #3399).
     """
 
     def __init__(self, sync: Callable[[], None], forget_step: Callable[[], None]) -> None:
@@ -299,11 +285,11 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
         """Do nothing: the live weights are the copy."""
 
     def restore(self) -> None:
-        """Drop what the broken step has left; the step itself has undone what it had touched of the model."""
+        """Drop the gradients of the broken step, which has undone its own changes of the model."""
         self._forget_step()
 
     def sync(self) -> None:
-        """Bring all ranks to one state."""
+        """Synchronize the state of all ranks."""
         try:
             self._sync()
         except RankLost as error:
@@ -311,9 +297,9 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
 
 
 class _Unnotified:
-    """Takes the place of Horovod's notifications: our driver answers heartbeats instead.
+    """Replace Horovod's notifications: our driver answers heartbeats instead.
 
-    Horovod's would listen on a port for pickles, and put the key that signs them into the store.
+    Horovod listens on a port for pickles, and puts the key that signs them into the store.
     """
 
     def init(self) -> None:
@@ -327,10 +313,10 @@ class _Unnotified:
 
 
 def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[], None]) -> T:
-    """Run `body` by the loop of `hvd.elastic`: again in each new world, after `rejoin` and the state's `sync`.
+    """Run `body` in the loop of `hvd.elastic`: in each new world, after `rejoin` and the state's `sync`.
 
     A RankLost or a WorldChanged of the body, on all ranks after the same step, leads into the next world; any other
-    error ends the loop. Raises RankLost where `rejoin` does.
+    error ends the loop. Raises RankLost if `rejoin` does.
     """
 
     def in_one_world(_: ElasticState) -> T:
@@ -348,7 +334,7 @@ def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[],
 
 
 def _sums_by(reduction: Reduction) -> StartSums:
-    """Return the function that begins to reduce tensors, in place, as `reduction` says. It raises RankLost."""
+    """Return the function that begins to reduce tensors in place by `reduction`. It raises RankLost."""
     op = hvd.Adasum if reduction.adasum else hvd.Sum
     factor = reduction.predivide
 
@@ -369,9 +355,9 @@ def _wait(handle: int) -> Tensor:
 
 
 def _rendezvous_of_srun() -> Any:
-    """Tell Horovod what Slurm says about this rank; on rank 0, return a running rendezvous server as launchers have.
+    """Give Horovod the place of this rank from Slurm; on rank 0, return a running rendezvous server.
 
-    Raises UsageError where the server's port is in use, or where rank 0 cannot be found.
+    Raises UsageError if the server's port is in use, or if rank 0 cannot be found.
     """
     variables = slurm.variables(os.environ)
     os.environ.update(variables)
@@ -385,7 +371,7 @@ def _rendezvous_of_srun() -> Any:
         os.environ[signature.KEY] = signature.make_key()
     address, port = variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(variables["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     try:
-        # This node may know its own name by another address than the other nodes.
+        # This node may resolve its own name to another address than the other nodes do.
         server = RendezvousHTTPServer((address if addresses.is_loopback(address) else "", port), RendezvousHandler, 0)
     except OSError as error:
         raise UsageError(

@@ -61,14 +61,9 @@ class Piece:
         """Return the bytes to send, uint8 in host memory: the tensor's own memory where one tensor has them all."""
         return self._parts[0] if self._is_sent_from_its_place else torch.cat([part.cpu() for part in self._parts])
 
-    def room(self, *, apart: bool = False) -> Tensor:
-        """Return the memory to receive into, uint8 on the host: the tensor's own where that is possible.
-
-        With `apart` it is always other memory.
-        """
-        if self._is_sent_from_its_place and not apart:
-            return self._parts[0]
-        return torch.empty(self.num_bytes, dtype=torch.uint8)
+    def room(self) -> Tensor:
+        """Return the memory to receive into, uint8 on the host: the tensor's own memory if that is possible."""
+        return self._parts[0] if self._is_sent_from_its_place else torch.empty(self.num_bytes, dtype=torch.uint8)
 
     def arrived(self, room: Tensor) -> None:
         """Put what has arrived in `room` where it belongs."""

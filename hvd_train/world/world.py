@@ -1,6 +1,6 @@
-"""With whom a run is made: the frozen facts `Place`, the few operations of a `World`, and the world of one.
+"""The processes of a run: the place of each, the operations of a `World`, and the world of one.
 
-Everything above this room is written against `World`; what Horovod adds is in `horovod_world`.
+Everything above this room is written against `World`; `horovod_world` implements it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from hvd_train.travel import may_travel
 
 T = TypeVar("T")
 PendingSum = Callable[[], Tensor]
-"""A sum that is under way: calling it waits for the sum and returns it."""
+"""A sum that has begun: calling it waits for the sum and returns it."""
 Request = Literal["train", "change", "stop"]
-"""What the job asks of its ranks: to go on training, to form another world since hosts came or went, or to stop."""
+"""What the job asks of its ranks: to train, to form another world because hosts came or went, or to stop."""
 
 _EXCHANGE_S = 1.0
 
@@ -34,7 +34,7 @@ _EXCHANGE_S = 1.0
 @may_travel
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands among the ranks of its world. The default is the place of the only rank there is."""
+    """The place of a process among the ranks of its world. The default is the place of a single rank."""
 
     rank: int = 0
     """Its number, from 0 to `size` - 1."""
@@ -50,7 +50,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Reduction:
-    """How the gradients of all ranks become one."""
+    """How the gradients of all ranks are reduced."""
 
     fp16_wire: bool = False
     """Gradients travel as fp16."""
@@ -63,38 +63,34 @@ class Reduction:
 
 
 class DriverLost(RankLost):
-    """Raised in an elastic job whose driver is gone, and with it every way to another world."""
+    """Raised in an elastic job whose driver is lost, so that no other world can form."""
 
 
 class WorldChanged(Exception):
-    """Raised by all ranks after the same step, to leave the body of `World.run` and go on in another world."""
+    """Raised by all ranks after the same step, to leave the body of `World.run` for another world."""
 
 
 def already_in_sync() -> None:
-    """Do nothing: what `World.run` calls where ranks have no state to bring together."""
+    """Do nothing: the `sync` of `World.run` if ranks have no state to synchronize."""
 
 
 def unwatched(num_bytes: int) -> None:
-    """Do nothing: what `World.broadcast_tensors` tells where nobody asks."""
-
-
-def nothing_to_wait_for() -> None:
-    """Do nothing: what waits for a broadcast where there is nobody else."""
+    """Do nothing: the `arrived` of `World.broadcast_tensors` if no caller counts."""
 
 
 class World(Protocol):
     """A group of processes that train one model. Every rank calls each operation in the same order.
 
-    Every operation in which ranks communicate raises RankLost where another rank has ended or cannot be reached.
+    Every operation in which ranks communicate raises RankLost if another rank has ended or cannot be reached.
     """
 
     place: Place
-    """Where this process stands; another value in each new world that `run` goes on in."""
+    """The place of this process; another value in each new world of `run`."""
 
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
         """Begin to sum `tensor` over all ranks, which pass tensors of the same shape and type.
 
-        `name` is the same on all ranks and tells this sum from others that are under way. The result may share memory
+        `name` is the same on all ranks and distinguishes sums that are under way at once. The result may share memory
         with `tensor`.
         """
 
@@ -102,7 +98,7 @@ class World(Protocol):
         """Sum `tensor` over all ranks as `start_sum` does, wait, and return the result."""
 
     def broadcast(self, value: T, root: int) -> T:
-        """Return on every rank the `value` that rank `root` has passed; what the others pass is ignored.
+        """Return on every rank the `value` of rank `root`; the values of other ranks are ignored.
 
         The value is pickled; tensors in it must be on the CPU. A large one is better sent by `broadcast_tensors`.
         """
@@ -110,31 +106,25 @@ class World(Protocol):
     def broadcast_tensors(
         self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
     ) -> None:
-        """Fill the `tensors` of every rank with those of rank `root`, of any total size, without a copy of them.
+        """Fill the `tensors` of every rank from rank `root`, whatever their total size, without a copy.
 
-        All ranks pass as many tensors, of the same shapes, types and orders in memory, which have no gaps; those on
-        GPUs travel by way of the host. `arrived` is told the number of further bytes that are through. After a
-        RankLost the tensors of the other ranks may hold any mixture of their own values and the root's.
-        """
-
-    def start_broadcast(self, tensors: Sequence[Tensor], root: int, *, keep: bool = False) -> Callable[[], None]:
-        """Begin what `broadcast_tensors` does, and return what waits for its end; until then nobody writes to these.
-
-        With `keep` the tensors of this rank stay as they are. One such broadcast is under way at a time.
+        All ranks pass the same number of tensors, of the same shapes, types and orders in memory, without gaps. Tensors
+        on GPUs are sent through host memory. `arrived` is called with the number of further bytes that have arrived.
+        After a RankLost the tensors of the other ranks may hold any mixture of their own values and the root's.
         """
 
     def gather(self, value: T) -> list[T]:
-        """Return on every rank the values of all ranks, in the order of ranks. They are pickled as by `broadcast`."""
+        """Return on every rank the values of all ranks, in the order of ranks, pickled as in `broadcast`."""
 
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
         """Return the optimizer to use in place of `optimizer`; backward passes through `model` reduce its gradients.
 
-        The last backward pass of a step starts the reduction of each gradient as soon as it is there. Raises
-        UsageError where these ranks do not support the reduction.
+        The last backward pass of a step starts the reduction of each gradient as soon as it is ready. Raises
+        UsageError if these ranks do not support the reduction.
         """
 
     def regroup(self, optimizer: Optimizer) -> None:
-        """Take note, between two steps, of which parameters of a wrapped optimizer require a gradient now."""
+        """Update, between two steps, which parameters of a wrapped optimizer require a gradient."""
 
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
         """Set how many backward passes this rank makes in the next step, of which the last starts the reduction."""
@@ -153,7 +143,7 @@ class World(Protocol):
         """
 
     def prepare(self, build: Callable[[], T]) -> T:
-        """Return what `build` makes on this rank alone, before the ranks of an elastic job have met.
+        """Return the value of `build`, called on this rank alone, before the rendezvous of an elastic job.
 
         In a fixed world all ranks raise the HvdTrainError that `build` raises on any of them. In an elastic one each
         rank raises only its own, so that a newcomer's error does not end the others.
@@ -168,28 +158,28 @@ class World(Protocol):
             raise UsageError(difference)
 
     def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        """Call `sync`, in which all ranks come to one state, then `body`, and return the value of `body`.
+        """Call `sync`, in which all ranks synchronize their state, then `body`, and return the value of `body`.
 
         In an elastic job both are called again in each new world: after a RankLost, and after a WorldChanged that all
-        ranks have raised after the same step. `place` is another by then.
+        ranks have raised after the same step. `place` has changed by then.
         """
 
     def timeline(self, path: Path | None) -> None:
-        """Start recording on rank 0 which tensors travel and when, in a file of Horovod's; with None, stop it.
+        """Start recording on rank 0 which tensors are sent and when, in a file of Horovod's; with None, stop it.
 
-        Does nothing where HOROVOD_TIMELINE was not DYNAMIC when the ranks met. Horovod alone knows what is under way
-        while the ranks compute.
+        Does nothing if HOROVOD_TIMELINE was not DYNAMIC at the start of Horovod, which alone knows what is sent while
+        the ranks compute.
         """
 
     def requested(self, *, told_to_end: bool = False) -> Request:
         """Return what the job asks of this rank. Neither waits nor communicates: it is called before each step.
 
-        `told_to_end`: whether a signal has told this rank to end. In a fixed world all ranks stop then, while an
-        elastic job lets this one go, unless all of its ranks were told.
+        `told_to_end`: whether a signal has asked this rank to end. In a fixed world all ranks stop then. An elastic job
+        continues without this rank, unless a signal has asked all of its ranks.
         """
 
     def transport(self, device: torch.device) -> str:
-        """Return the names of the libraries that sums of tensors on `device` go by, for records of measurements."""
+        """Return the names of the libraries that sum tensors on `device`, for records of measurements."""
 
     def close(self) -> None:
         """Leave the world. No operation may follow."""
@@ -218,10 +208,6 @@ class LocalWorld(World):
         self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
     ) -> None:
         pass
-
-    @override
-    def start_broadcast(self, tensors: Sequence[Tensor], root: int, *, keep: bool = False) -> Callable[[], None]:
-        return nothing_to_wait_for
 
     @override
     def gather(self, value: T) -> list[T]:
@@ -276,9 +262,9 @@ class LocalWorld(World):
 
 
 def fill_missing_gradients(optimizer: Optimizer) -> None:
-    """Give a gradient of zeros to each parameter that requires one and had no part in the loss.
+    """Give a gradient of zeros to each parameter that requires one and is not part of the loss.
 
-    Horovod reduces such gradients as zeros, so weight decay acts on their parameters; one rank must do as many do.
+    Horovod reduces such gradients as zeros, so weight decay acts on their parameters; a single rank must do the same.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -287,9 +273,9 @@ def fill_missing_gradients(optimizer: Optimizer) -> None:
 
 
 def together(world: World, build: Callable[[], T]) -> T:
-    """Return what `build` makes on this rank, once it has succeeded on all.
+    """Return the value of `build` on this rank, once it has succeeded on all.
 
-    Raises on every rank the HvdTrainError of the lowest rank that has met one.
+    Raises on every rank the HvdTrainError of the lowest rank that raised one.
     """
     value: T | None = None
     error: HvdTrainError | None = None
@@ -311,8 +297,8 @@ def barrier(world: World) -> None:
 def result_of_rank_0(world: World, work: Future[T]) -> T:
     """Wait until rank 0's `work` is done, and return its result on every rank; the work of other ranks is ignored.
 
-    However long that takes, ranks exchange something every second: so those that wait learn at once that rank 0 is
-    lost, and rank 0 that another is. Raises RankLost then, on rank 0 with the work still under way.
+    Meanwhile ranks communicate every second, so the loss of any rank is found at once. Raises RankLost then, on rank 0
+    with the work still under way.
     """
     while True:
         if world.place.rank == 0:

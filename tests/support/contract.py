@@ -113,23 +113,6 @@ def test_tensors_of_any_root_fill_those_of_all_ranks(on_ranks: OnRanks) -> None:
     on_ranks(body)
 
 
-def test_tensors_arrive_beside_other_operations(on_ranks: OnRanks) -> None:
-    """A broadcast that has begun goes on while ranks sum; who asks to keep its tensors takes part without them."""
-
-    def body(world: World) -> None:
-        rank, size = world.place.rank, world.place.size
-        for turn in range(2):
-            root, keeps = turn % size, (turn + 1) % size
-            tensors = _of_many_kinds(rank)
-            wait = world.start_broadcast(tensors, root, keep=rank == keeps)
-            assert world.sum(torch.ones(3), "beside").tolist() == [size] * 3
-            wait()
-            expected = _of_many_kinds(rank if rank == keeps else root)
-            assert all(torch.equal(got, want) for got, want in zip(tensors, expected, strict=True))
-
-    on_ranks(body)
-
-
 def test_gather_gives_all_values_in_the_order_of_ranks(on_ranks: OnRanks) -> None:
     """Every rank gets the values of all, of different length and kind, errors too."""
 

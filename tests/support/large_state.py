@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hvd_train.progress.order import Cut
-from hvd_train.state import Progress, TrainState
+from hvd_train.state import Progress, TrainState, confirm_equal
 from hvd_train.transfer import synchronize
 from hvd_train.world.horovod_world import HorovodWorld
 
@@ -30,6 +30,7 @@ def main(gib: float) -> None:
     if world.place.rank == root:
         state.progress = Progress(step=7)
     synchronize(state, world, root)
+    confirm_equal(state, world)
     large = model.get_buffer("large")
     samples = [int(large[place]) == place for place in (0, 2**29 + 1, min(2**30 + 1, count - 2), count - 1)]
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / large.nbytes

@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         ("progress", "launch", "elastic", "world", "doctor", "data", "network", "run_files", "profiling"), ()
     ),
     "the story": (
-        *("state", "handover", "transfer", "checkpoint", "step", "validate", "parts", "from_file", "output", "job"),
+        *("state", "transfer", "checkpoint", "step", "validate", "parts", "from_file", "output", "job"),
         *("goals", "loop", "membership", "last_commit", "result", "training", "run", "export"),
     ),
     **dict.fromkeys(("report", "bench", "commands"), ()),

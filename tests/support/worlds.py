@@ -64,7 +64,7 @@ class Meeting:
     lost: str | None = None
 
     def break_up(self, reason: str) -> None:
-        """A rank has gone: everyone who waits, and whoever comes later, gets RankLost."""
+        """A rank is lost: every rank that waits, or calls later, gets RankLost."""
         with self.changed:
             self.lost = self.lost or reason
             self.changed.notify_all()
@@ -136,20 +136,6 @@ class ThreadWorld(World):
             if not is_root:
                 piece.arrived(piece.room().copy_(payload))
             arrived(piece.num_bytes)
-
-    @override
-    def start_broadcast(self, tensors: Sequence[Tensor], root: int, *, keep: bool = False) -> Callable[[], None]:
-        is_root = self.place.rank == root
-        mine = [piece.outgoing() for piece in pieces(tensors, self.most_bytes)] if is_root else None
-        key = self._give("start_broadcast", packed(mine))
-
-        def wait() -> None:
-            payloads = unpacked(self._meeting.take(key)[root])
-            for piece, payload in zip(pieces(tensors, self.most_bytes), payloads, strict=True):
-                if not (is_root or keep):
-                    piece.arrived(piece.room().copy_(payload))
-
-        return wait
 
     @override
     def gather(self, value: T) -> list[T]:

@@ -1,4 +1,4 @@
-"""Which rank gives its state when ranks meet, whether survivors can be trusted, and what the user reads."""
+"""Which rank sends its state at a rendezvous, whether survivors can be trusted, and what the user reads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from dataclasses import replace
 
 from hvd_train.elastic.members import (
     Change,
-    Holds,
     Member,
     RankReport,
-    can_train_on,
     change_between,
     most_advanced,
     survivors_differ,
@@ -18,9 +16,9 @@ from hvd_train.elastic.members import (
 A, B, C = (Member(host, 1) for host in "abc")
 
 
-def survivor(member: Member, step: int, epoch: int = 0, digest: str = "x", holds: Holds = "whole") -> RankReport:
+def survivor(member: Member, step: int, epoch: int = 0, digest: str = "x") -> RankReport:
     why = "a rank was lost"
-    return RankReport(member, True, holds, epoch, step, digest, previous_members=(A, B), reason=why, waited_s=0.5)
+    return RankReport(member, True, True, epoch, step, digest, previous_members=(A, B), reason=why, waited_s=0.5)
 
 
 def change(reports: list[RankReport], step: int = 7) -> Change:
@@ -34,32 +32,23 @@ def test_the_rank_that_has_done_most_gives_its_state() -> None:
     assert most_advanced([survivor(A, 7), survivor(B, 7)]) == 0
     assert most_advanced([survivor(A, 7), survivor(B, 7, epoch=1)]) == 1
     assert most_advanced([RankReport(C), survivor(B, 0)]) == 1
-    assert most_advanced([RankReport(C, holds="torn"), survivor(B, 0)]) == 1
-    assert most_advanced([RankReport(C, holds="torn"), RankReport(B)]) == 1
+    assert most_advanced([RankReport(C, True, step=8), survivor(B, 7)]) == 1
 
 
 def test_survivors_of_one_step_with_other_weights_are_not_trusted() -> None:
-    """One step apart, or with the epoch's end between them, they may differ; distrust lasts until the next commit."""
+    """They may differ if their progress differs; a rank that dropped its state makes all ranks drop theirs."""
     assert survivors_differ([survivor(A, 7), survivor(B, 7, digest="y")])
     assert not survivors_differ([survivor(A, 7), survivor(B, 6, digest="y"), RankReport(C)])
     assert not survivors_differ([survivor(A, 7, epoch=1), survivor(B, 7, epoch=0, digest="y")])
     assert survivors_differ([survivor(A, 7, epoch=1), survivor(B, 7, epoch=1, digest="y")])
-    assert survivors_differ([survivor(A, 5, holds="distrusted"), survivor(B, 7)])
-    assert not survivors_differ([survivor(A, 5), survivor(B, 7), RankReport(C, holds="torn")])
-
-
-def test_the_others_train_on_while_a_newcomer_alone_lacks_the_state() -> None:
-    assert can_train_on([survivor(A, 7), survivor(B, 7), RankReport(C)], 0)
-    assert not can_train_on([survivor(A, 7), survivor(B, 6, digest="y"), RankReport(C)], 0)
-    assert not can_train_on([survivor(A, 7), replace(RankReport(C), digest="y")], 0)
-    assert not can_train_on([RankReport(C), RankReport(A)], 0)
+    assert survivors_differ([RankReport(A, has_trained=True), survivor(B, 7)])
 
 
 def test_a_change_names_who_left_and_who_came() -> None:
     assert change_between([RankReport(A), RankReport(B)], step=0) is None
     for after, who in (
         ([survivor(A, 7), RankReport(C)], "2 -> 2 at step 7: b (process 1) left and c (process 1) came"),
-        ([survivor(A, 7), survivor(B, 7)], "2 -> 2 at step 7: the same ranks met again"),
+        ([survivor(A, 7), survivor(B, 7)], "2 -> 2 at step 7: the same ranks again"),
         ([survivor(A, 7)], "2 -> 1 at step 7: b (process 1) left"),
         ([survivor(A, 7), survivor(B, 7), RankReport(C)], "2 -> 3 at step 7: c (process 1) came"),
     ):

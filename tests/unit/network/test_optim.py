@@ -50,7 +50,6 @@ def test_an_optimizer_is_torchs_to_the_last_bit(name: str) -> None:
     cls, more = PUBLISHED[name]
     other = cls(theirs.parameters(), lr=0.01, weight_decay=0.1, **more)  # type: ignore[call-arg]
     assert isinstance(mine, cls)
-    assert optim.is_elementwise(mine)
     assert all(map(torch.equal, stepped(ours, mine, 3), stepped(theirs, other, 3)))
     again = optim.build(config, restored)
     again.load_state_dict(other.state_dict())
@@ -67,7 +66,6 @@ def test_lars_and_lamb_are_those_of_timm(monkeypatch: pytest.MonkeyPatch) -> Non
         config = OptimizerConfig(learning_rate=0.3, weight_decay=0.02, momentum=0.7, decay_of="weights")
         optimizer = optim.build(replace(config, optimizer=name, nesterov=name == "lars"), model)  # type: ignore[arg-type]
         assert type(optimizer) is kind
-        assert not optim.is_elementwise(optimizer)
         assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.3, 0.02), (0.3, 0.0)]
         if name == "lars":
             assert [(g["momentum"], g["nesterov"]) for g in optimizer.param_groups] == [(0.7, True)] * 2

@@ -1,4 +1,4 @@
-"""What a process reports when ranks meet, how long a change takes, and when a fault is in the step itself."""
+"""The report of a process at a rendezvous, and the faults that end a job because they repeat."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ import pytest
 
 from hvd_train.elastic.members import Member, RankReport
 from hvd_train.errors import FaultRepeats, RankLost
-from hvd_train.handover import nothing_to_hand_over
 from hvd_train.membership import Membership
 from hvd_train.run_files import run_folder
 from hvd_train.state import TrainState
-from hvd_train.world.world import LocalWorld
 from tests.support.runs import small_config
-
-NOTHING = nothing_to_hand_over(LocalWorld())
 
 
 def test_a_step_that_fails_five_times_in_a_row_ends_the_job(state: TrainState) -> None:
@@ -28,13 +24,13 @@ def test_a_step_that_fails_five_times_in_a_row_ends_the_job(state: TrainState) -
         membership.count_fault(lost, 7)
     membership = Membership()
     others = [RankReport(Member("h2", number)) for number in range(9)]
-    membership.join([RankReport(Member("h1", 1)), *others], None, 0, has_state=True)
+    membership.join([RankReport(Member("h1", 1)), *others], 0)
     for deaths in range(1, 10):
         membership.count_fault(lost, 7)
-        membership.join([membership.report(state, NOTHING), *others[deaths:]], None, 7, has_state=True)
+        membership.join([membership.report(state), *others[deaths:]], 7)
     for _ in range(4):
         membership.count_fault(lost, 7)
-        membership.join([membership.report(state, NOTHING)], None, 7, has_state=True)
+        membership.join([membership.report(state)], 7)
     with pytest.raises(FaultRepeats):
         membership.count_fault(lost, 7)
 
@@ -49,8 +45,9 @@ def test_the_next_job_waits_for_members_of_an_elastic_job(
     if elastic:
         monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     member = Membership()
-    member.join([member.report(state, NOTHING)], tmp_path / "run", 0, has_state=True)
-    member.join([member.report(state, NOTHING)], tmp_path / "run", 1, has_state=True)
+    member.run_dir = tmp_path / "run"
+    for step in range(2):
+        member.join([member.report(state)], step)
     if elastic:
         with pytest.raises(run_folder.Busy):
             run_folder.claim(config, datetime.now(), wait=True)

@@ -26,7 +26,7 @@ from tests.support.contract import PROMISES
 class FourRanks(HorovodWorld):
     """Rank 1 of four, on a host with two; no other rank is there."""
 
-    def _meet(self) -> Place:
+    def _connect(self) -> Place:
         return Place(1, 4, 1, 2, 0)
 
 
@@ -59,11 +59,10 @@ def test_a_launched_world_of_one_keeps_the_contract() -> None:
         lambda world: world.start_sum(torch.ones(1), "x")(),
         lambda world: world.broadcast("value", root=1),
         lambda world: world.broadcast_tensors([torch.ones(1)], 0),
-        lambda world: world.start_broadcast([torch.ones(1)], 0)(),
         lambda world: world.gather("value"),
         lambda world: horovod_world._sums_by(Reduction())([torch.ones(1)], "gradients"),
     ],
-    ids=["sum", "broadcast", "tensors", "start_broadcast", "gather", "gradients"],
+    ids=["sum", "broadcast", "tensors", "gather", "gradients"],
 )
 @pytest.mark.parametrize("found_at", ["begin", "wait"])
 def test_an_operation_that_breaks_is_a_lost_rank(
