@@ -38,14 +38,6 @@ def heavy(num_classes: int) -> nn.Module:
     return model
 
 
-def bulky(num_classes: int) -> nn.Module:
-    """Return the model `obedient` with 100 MB of weights that are not trained, which are given beside several steps."""
-    model = obedient(num_classes)
-    ballast = torch.arange(25 * 2**20, dtype=torch.int32).view(torch.float32)
-    model.register_parameter("ballast", nn.Parameter(ballast, requires_grad=False))
-    return model
-
-
 def weighty(num_classes: int) -> nn.Module:
     """Return the model `obedient` with a ballast of 25 MB of distinct numbers, which takes a while on a slow link."""
     model = obedient(num_classes)
