@@ -1,4 +1,4 @@
-"""The commit of a rank that does not write, where the rank that does is gone, and with it the driver of the job."""
+"""Commit from a survivor if both rank 0 and the driver of the job are lost."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _POLL_S = 0.2
 
 
 def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: Path) -> str:
-    """See to it that this rank's last step is on disk, and return in words what has become of it.
+    """Commit this rank's last step, unless another rank does, and return the outcome for the user.
 
-    Survivors may come at the same time and differ by one step. Each takes the run folder in its turn, and writes where
-    the newest commit there is of an earlier step than its own. Nobody takes the folder from a process that has it:
-    that may be the rest of a job from which this rank alone is cut off, or a new run. Where it stays so, and no commit
-    of this step comes, the state is written beside the commits, under a name that no run takes by itself.
+    Survivors may call this at the same time and differ by one step. Each waits for the run folder and commits if the
+    newest commit is older than its own step. No survivor takes the folder from a process that holds it: that may be the
+    rest of the job, from which this rank alone is cut off, or a new run. If the process keeps the folder and does not
+    commit this step, the state is written next to the commits, in a file that no run loads by itself.
     """
     path = checkpoint.path_of(run_dir, state.progress.step)
     named = config.replace(output_dir=run_dir, resume="auto")
@@ -62,7 +62,7 @@ def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: P
 
 
 def _committed_by_another(path: Path, damaged: set[Path]) -> bool:
-    """Return whether the run folder has a whole checkpoint of this path's step or a later one; note damaged ones."""
+    """Return whether the run folder has a whole checkpoint of this path's step or a later one; add damaged ones."""
     for other in checkpoint.committed(path.parent.parent):
         if other.name >= path.name and other not in damaged:
             try:

@@ -1,4 +1,4 @@
-"""Short time slices, for threads that wake, do little and sleep again beside others that compute."""
+"""Short time slices for threads that wake, do little and sleep, while other threads compute."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of this system ca
 
 @contextmanager
 def short() -> Iterator[None]:
-    """Give threads that this thread starts inside the block a time slice of 0.1 ms for all their life.
+    """Give threads that this thread starts inside the block a time slice of 0.1 ms.
 
-    Since Linux 6.6 a thread that wakes does not take the core from one that computes until that one's slice is over,
-    which the kernel checks once a tick, usually every 4 ms. A reduction by Gloo, whose threads wake at every message,
+    Since Linux 6.6 a thread that wakes does not get a core before the slice of the computing thread is over, which the
+    kernel checks once a tick, usually every 4 ms. A reduction by Gloo, whose threads wake at every message,
     takes less time than that. From Linux 6.12 on a thread with a shorter slice goes first
     (Documentation/scheduler/sched-eevdf.rst); sched_setattr(2) sets it without any privilege. On other kernels and
     systems nothing changes.
@@ -31,7 +31,7 @@ def short() -> Iterator[None]:
 
 
 def _set_slice(nanoseconds: int) -> None:
-    """Set the time slice of this thread, which keeps its niceness; an error of the kernel's is ignored."""
+    """Set the time slice of this thread and keep its niceness; ignore an error of the kernel."""
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or platform.system() != "Linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return

@@ -1,4 +1,4 @@
-"""A training of 20 steps through faults that are data, with workers that are threads, and what it promises."""
+"""Train 20 steps through faults that are data, with threads as workers, and check the promises."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.runs import Weights, equal, largest_difference, small_config,
 
 TOLERANCE = 1e-5
 STEPS = 20
-ONE, TWO, THREE, FOUR = ((f"h{n}", 1) for n in (1, 2, 3, 4))
+ONE, TWO, THREE = ((f"h{n}", 1) for n in (1, 2, 3))
 NUMBERS = itertools.count()
 
 
 def play(
     events: list[Event], *hosts: tuple[str, int], make: Any = runs.convnet, data: Any = runs.few_digits, **settings: Any
 ) -> tuple[Job, Path]:
-    """A training of 20 steps through these events, and its run folder; the first world has all hosts."""
+    """Train 20 steps through these events; return the job and its run folder. The first world has all hosts."""
     folder = Path(f"run-{next(NUMBERS)}")
     limits = {name: settings.pop(name) for name in ("fewest", "most", "kind") if name in settings}
     config = small_config(epochs=2, ledger=True, output_dir=folder, **settings)
@@ -38,13 +38,13 @@ def play(
 
 
 def undisturbed(make: Any = runs.convnet, data: Any = runs.few_digits, **settings: Any) -> Weights:
-    """The weights of the same training, alone and in peace."""
+    """Return the weights of the same training on one rank without faults."""
     config = small_config(epochs=2, output_dir=Path(f"undisturbed-{next(NUMBERS)}"), **settings)
     return trained(LocalWorld(), config, make, data)[1]
 
 
 def check(job: Job, folder: Path, expected: Weights) -> None:
-    """The promises: no step lost, each sample once, ranks bit-identical, the weights of the undisturbed run."""
+    """Assert that no step is lost, each sample counts once, ranks are equal, and weights are the undisturbed ones."""
     report = audit(folder)
     assert (report.faults, report.epochs, report.steps) == ((), 2, STEPS), report
     assert all(event["steps_lost"] == 0 for event in events_of(folder))
@@ -60,17 +60,17 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
-    """The changes of world in metrics.jsonl."""
+    """Return the changes of world in metrics.jsonl."""
     return [line for line in _lines(folder) if line.get("name") == "world"]
 
 
 def best_weights(folder: Path) -> tuple[Weights, Weights]:
-    """Those of a run and those of the last undisturbed one."""
+    """Return the best weights of a run and of the last undisturbed run."""
     alone = Path(f"undisturbed-{next(NUMBERS) - 1}")
     best, of_alone = (torch.load(run / checkpoint.BEST, weights_only=True) for run in (folder, alone))
     return best, of_alone
 
 
 def written(folder: Path, kind: str) -> list[int]:
-    """The numbers of the steps or epochs in metrics.jsonl."""
+    """Return the numbers of the steps or epochs in metrics.jsonl."""
     return [line[kind] for line in _lines(folder) if line["kind"] == kind]
