@@ -141,5 +141,6 @@ class ElasticWorld(horovod_world.HorovodWorld):
             gives_up = bool(self._not_met) and self._heartbeat.requested == "stop"
             if gives_up or self._heartbeat.driver_gone:
                 self._core_hangs = True
-                raise DriverLost(self._not_met if gives_up else "the driver is gone, so this rank cannot connect to the others")
+                gone = "the driver is gone, so this rank cannot connect to the others"
+                raise DriverLost(self._not_met if gives_up else gone)
         return outcome.result()
