@@ -8,15 +8,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from typing_extensions import override
 
 from hvd_train.errors import HvdTrainError, RankLost, UsageError
 from hvd_train.launch import roll_call
@@ -78,13 +77,15 @@ def unwatched(num_bytes: int) -> None:
     """Do nothing: the `arrived` of `World.broadcast_tensors` if no caller counts."""
 
 
-class World(Protocol):
+class World:
     """A group of processes that train one model. Every rank calls each operation in the same order.
+
+    In this class itself the group has one rank, so each operation is an identity. `HorovodWorld` overrides all of them.
 
     Every operation in which ranks communicate raises RankLost if another rank has ended or cannot be reached.
     """
 
-    place: Place
+    place: Place = Place()
     """The place of this process; another value in each new world of `run`."""
 
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
@@ -93,15 +94,18 @@ class World(Protocol):
         `name` is the same on all ranks and distinguishes sums that are under way at once. The result may share memory
         with `tensor`.
         """
+        return lambda: tensor
 
     def sum(self, tensor: Tensor, name: str) -> Tensor:
         """Sum `tensor` over all ranks as `start_sum` does, wait, and return the result."""
+        return tensor
 
     def broadcast(self, value: T, root: int) -> T:
         """Return on every rank the `value` of rank `root`; the values of other ranks are ignored.
 
         The value is pickled; tensors in it must be on the CPU. A large one is better sent by `broadcast_tensors`.
         """
+        return value
 
     def broadcast_tensors(
         self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
@@ -115,6 +119,7 @@ class World(Protocol):
 
     def gather(self, value: T) -> list[T]:
         """Return on every rank the values of all ranks, in the order of ranks, pickled as in `broadcast`."""
+        return [value]
 
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
         """Return the optimizer to use in place of `optimizer`; backward passes through `model` reduce its gradients.
@@ -122,6 +127,7 @@ class World(Protocol):
         The last backward pass of a step starts the reduction of each gradient as soon as it is ready. Raises
         UsageError if these ranks do not support the reduction.
         """
+        return optimizer
 
     def regroup(self, optimizer: Optimizer) -> None:
         """Update, between two steps, which parameters of a wrapped optimizer require a gradient."""
@@ -135,12 +141,16 @@ class World(Protocol):
         Called at most once in a step, before its last backward pass; the result may be waited for inside `reduced`
         only, and may share memory with `tensor`.
         """
+        return self.start_sum(tensor, "step")
 
-    def reduced(self, optimizer: Optimizer) -> AbstractContextManager[None]:
+    @contextmanager
+    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
         """Wait for the gradients of all ranks. Inside the block each gradient is their sum, and a step may be taken.
 
         A trained parameter that has no gradient on this rank counts as zeros, and has a gradient inside the block.
         """
+        fill_missing_gradients(optimizer)
+        yield
 
     def prepare(self, build: Callable[[], T]) -> T:
         """Return the value of `build`, called on this rank alone, before the rendezvous of an elastic job.
@@ -148,6 +158,7 @@ class World(Protocol):
         In a fixed world all ranks raise the HvdTrainError that `build` raises on any of them. In an elastic one each
         rank raises only its own, so that a newcomer's error does not end the others.
         """
+        return build()
 
     def compare(self, facts: Mapping[str, str]) -> None:
         """Raise UsageError on all ranks if these values, by name, are not the same on all of them.
@@ -163,6 +174,8 @@ class World(Protocol):
         In an elastic job both are called again in each new world: after a RankLost, and after a WorldChanged that all
         ranks have raised after the same step. `place` has changed by then.
         """
+        sync()
+        return body()
 
     def timeline(self, path: Path | None) -> None:
         """Start recording on rank 0 which tensors are sent and when, in a file of Horovod's; with None, stop it.
@@ -177,88 +190,18 @@ class World(Protocol):
         `told_to_end`: whether a signal has asked this rank to end. In a fixed world all ranks stop then. An elastic job
         continues without this rank, unless a signal has asked all of its ranks.
         """
+        return "stop" if told_to_end else "train"
 
     def transport(self, device: torch.device) -> str:
         """Return the names of the libraries that sum tensors on `device`, for records of measurements."""
+        return "none"
 
     def close(self) -> None:
         """Leave the world. No operation may follow."""
 
 
 class LocalWorld(World):
-    """The world of one: each operation is an identity. It needs no Horovod."""
-
-    def __init__(self) -> None:
-        self.place = Place()
-
-    @override
-    def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
-        return lambda: tensor
-
-    @override
-    def sum(self, tensor: Tensor, name: str) -> Tensor:
-        return tensor
-
-    @override
-    def broadcast(self, value: T, root: int) -> T:
-        return value
-
-    @override
-    def broadcast_tensors(
-        self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
-    ) -> None:
-        pass
-
-    @override
-    def gather(self, value: T) -> list[T]:
-        return [value]
-
-    @override
-    def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
-        return optimizer
-
-    @override
-    def regroup(self, optimizer: Optimizer) -> None:
-        pass
-
-    @override
-    def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
-        pass
-
-    @override
-    def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> PendingSum:
-        return self.start_sum(tensor, "step")
-
-    @override
-    @contextmanager
-    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-        fill_missing_gradients(optimizer)
-        yield
-
-    @override
-    def prepare(self, build: Callable[[], T]) -> T:
-        return build()
-
-    @override
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        sync()
-        return body()
-
-    @override
-    def timeline(self, path: Path | None) -> None:
-        pass
-
-    @override
-    def requested(self, *, told_to_end: bool = False) -> Request:
-        return "stop" if told_to_end else "train"
-
-    @override
-    def transport(self, device: torch.device) -> str:
-        return "none"
-
-    @override
-    def close(self) -> None:
-        pass
+    """The world of one rank. It needs no Horovod."""
 
 
 def fill_missing_gradients(optimizer: Optimizer) -> None:
