@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from benchmarks.turns import ROOT
@@ -192,7 +193,7 @@ def strike(job: subprocess.Popen[bytes], run: Path, ranks: int, number: signal.S
         return [json.loads(line) for line in lines if '"name": "world"' in line and line.endswith("}")]
 
     before, memory = len(events()), used_mib()
-    writes = {one: str(run / METRICS) in {file.path for file in one.open_files()} for one in ranks_of(job, "train")}
+    writes = {one: str(run / METRICS) in {file.path for file in one.open_files()} for one in workers(job)}
     next(worker for worker, is_rank_0 in writes.items() if is_rank_0 == rank_0).send_signal(number)
     survivors = seconds_until("survivors", lambda: len(events()) > before)
     everyone = survivors + seconds_until("all ranks", lambda: events()[-1]["world_size"] == ranks)
@@ -208,7 +209,7 @@ def static(check: Check) -> Seen:
     line = f"hvd-train train digits --device {check.device} --ledger --commit-steps 100 --epochs 20 --output-dir static"
     with started(command_of(line, 2), check.folder, check.folder / "static.log", check.variables) as job:
         wait_for("a commit", lambda: any((check.folder / "static" / "checkpoints").glob("*.ckpt")), 60)
-        ranks_of(job, "train")[-1].kill()
+        workers(job)[-1].kill()
         code = job.wait(60)
     check.run(line, 2)
     found = audit(check.folder / "static").faults
@@ -223,6 +224,11 @@ def busy(check: Check) -> Seen:
     if wrong := [text for text in check.job("wait", "8", 2, **limits) if text != "right"]:
         raise Failed(f"{len(wrong)} of 2 ranks: {wrong[0]}")
     return "8 s of work before a sum, with a limit of 5 s for a silent rank: the sum is right", {}
+
+
+def workers(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Return the ranks of a job, without its launcher and driver."""
+    return [one for one in ranks_of(job, "train") if any(word.endswith("/hvd-train") for word in one.cmdline()[:2])]
 
 
 def seconds_until(what: str, condition: Callable[[], object]) -> float:
