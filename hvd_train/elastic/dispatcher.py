@@ -219,6 +219,7 @@ class Dispatcher:
             if worker is None:
                 return
             self._roster.last_word_received(number, word, self._now())
+            self._processes[number].waiting = False  # a request of its core for a rank would keep it from ending
             self._changed.notify_all()
             if not word.error:
                 return

@@ -126,6 +126,17 @@ def test_an_error_is_printed_once_and_its_copies_are_counted(two: Job, capsys: p
     assert "no worker" not in printed
 
 
+def test_a_worker_that_reports_its_end_gets_no_rank(two: Job) -> None:
+    """Its core may still wait for a rank, and the process cannot end before the request does."""
+    first, _ = numbers_of(two)
+    asking = threading.Thread(target=two.ask, args=(first,), daemon=True)
+    asking.start()
+    wait_for("the request", lambda: two.dispatcher._processes[first].waiting)
+    two.dispatcher.last_word_received(first, LastWord(3, "another rank cannot be reached"))
+    asking.join(60)
+    assert not asking.is_alive()
+
+
 def test_an_evicted_worker_may_end_by_itself(
     two: Job, killed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
