@@ -1,6 +1,6 @@
 """Images and labels: where they come from, what is done to them, and how they arrive as batches on the device.
 
 The settings of the data and the assignments of a rank go in; batches come out. Start with `dataset` (the values) and
-`sources` (data sets by name), then follow a batch: `batches` says what it is, `loader` picks `array_loader` for data
-in memory or `map_loader` for items that loader processes read, and `prepare` turns images into the model's input.
+`sources` (data sets by name), then follow a batch: `batches` says what it is, `loader` fetches its samples, and
+`prepare` turns images into the model's input.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from hvd_train.data.augment import Augment
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+Numbers = TypeVar("Numbers", int, Tensor)
 Mark = Callable[[str], None]
 """A function that is called at the end of each stage of an image's way to the model, with the name of the stage."""
 
@@ -49,6 +50,10 @@ class Arrays:
 
     def __len__(self) -> int:
         return self.num_samples
+
+    def rows(self, numbers: Numbers) -> Numbers:
+        """Return the row of a sample, or the rows of several, int64 [n]."""
+        return numbers % len(self.images)
 
 
 Source = Arrays | MapDataset

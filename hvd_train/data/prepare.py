@@ -33,21 +33,18 @@ class Prepare:
         shape = () if len(data.mean) == 1 else (-1, 1, 1)
         self._mean, self._std = (torch.tensor(values, device=device).view(shape) for values in (data.mean, data.std))
 
-    def __call__(
-        self, images: Tensor, uniforms: Tensor | None, mark: Mark = unmarked, *, overwrite: bool = False
-    ) -> Tensor:
+    def __call__(self, images: Tensor, uniforms: Tensor | None, mark: Mark = unmarked) -> Tensor:
         """Return model input [n, c, h, w] float for images [n, c, h, w], uint8 0..255 or float.
 
-        `uniforms` [n, k], the random numbers of the samples, are for the augmentation; without them there is none.
-        The result has memory of its own, since a loader process may fill that of the images anew, unless `overwrite`
-        says that nobody else needs them.
+        `uniforms` [n, k] are the random numbers of the samples for the augmentation; without them there is none.
+        The images themselves are not changed.
         """
-        # From here on in place: to allocate memory for a batch takes longer than the arithmetic.
-        layout = torch.contiguous_format  # loader processes may send the colours of each pixel side by side
+        layout = torch.contiguous_format  # decoders leave the colours of each pixel side by side
         if images.dtype == torch.uint8:
             images = images.to(torch.float32, memory_format=layout).div_(255)
-        elif not overwrite:
+        else:
             images = images.clone(memory_format=layout)
+        # From here on in place: to allocate memory for a batch takes longer than the arithmetic.
         if self._size is not None and images.shape[-2:] != (self._size, self._size):
             images = F.interpolate(images, size=(self._size, self._size), mode="bilinear", antialias=True)
         if self.augment is not None and uniforms is not None:
@@ -59,11 +56,7 @@ class Prepare:
             images = (images - self._mean if grey_as_colour else images.sub_(self._mean)).div_(self._std)
         if self._channels is not None:
             images = images.expand(-1, self._channels, -1, -1)
-        images = self.lay_out(images)
+        if self._memory_format is torch.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
         mark("prepare")
         return images
-
-    def lay_out(self, images: Tensor) -> Tensor:
-        """Return the images in the memory format of the model: a copy for channels_last, else the images themselves."""
-        is_usual = self._memory_format is torch.contiguous_format
-        return images if is_usual else images.contiguous(memory_format=self._memory_format)

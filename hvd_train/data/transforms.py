@@ -47,7 +47,7 @@ class Items(Staged):
     @override
     def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
         """Return an item, and call `mark` after "read" and "augment"."""
-        row = index % len(self.arrays.images)
+        row = self.arrays.rows(index)
         image, label = self.arrays.images[row], int(self.arrays.labels[row])
         mark("read")
         image = self._transform(image)

@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 from hvd_train.data import identity, pictures, sources
 from hvd_train.data.dataset import DataSet
 from hvd_train.data.folder import CenterCrop, ImageFolder, RandomCrop, open_folder
-from hvd_train.data.map_loader import MapLoader
+from hvd_train.data.loader import MapLoader
 from hvd_train.data.pictures import UNREADABLE, Picture
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import Cut, EpochOrder, assignments

@@ -8,20 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from hvd_train.data.array_loader import ArrayLoader
 from hvd_train.data.augment import Augment
 from hvd_train.data.batches import Batch
 from hvd_train.data.dataset import Arrays, DataSet
-from hvd_train.data.lent_memory import Task
-from hvd_train.data.loader import open_loader
-from hvd_train.data.loader_process import TaskReader, Unreadable
-from hvd_train.data.map_loader import MapLoader
+from hvd_train.data.loader import ArrayLoader, MapLoader, open_loader
 from hvd_train.data.prepare import Prepare
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import Cut, EpochOrder, assignments
+from hvd_train.progress.order import Cut, EpochOrder, RepeatedOrder, assignments
 from tests.support.batches import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
 
-CUT, ITEM_BYTES = Cut(8, 3), torch.empty(1, 2, 2).nbytes
+CUT = Cut(8, 3)
 
 
 def test_a_set_in_memory_repeats_its_rows() -> None:
@@ -107,12 +103,11 @@ def test_random_transforms_belong_to_the_sample() -> None:
 
 
 def test_copies_of_an_item_have_random_numbers_of_their_own() -> None:
-    batch = TaskReader(RandomItems(), seed=1)[Task([(0, 2), (0, 32)], None, None)]
-    assert not isinstance(batch, Unreadable)
-    images, labels, _ = batch
-    assert images[:, 0, 0, 0].tolist() == [2, 2]
-    assert labels.tolist() == [2, 2]
-    assert not (images[0].flatten()[1:] == images[1].flatten()[1:]).any()
+    loader = MapLoader(RandomItems(), PLAIN, CPU, seed=1, num_workers=0)
+    (batch,) = loader.load(0, assignments(RepeatedOrder(0, 0, 30, 2), 0, Cut(30, 30), 0, 1))
+    pairs = batch.micro_batches[0].inputs.flatten(1).view(15, 2, 4)
+    assert torch.equal(pairs[:, 0, 0], pairs[:, 1, 0])
+    assert not (pairs[:, 0, 1:] == pairs[:, 1, 1:]).any()
 
 
 class Items:
@@ -140,23 +135,13 @@ def test_a_batch_does_not_depend_on_how_its_images_lie_in_memory() -> None:
     assert len({each.stride() for each in found}) == 1
 
 
-def test_images_of_several_number_formats_are_one_batch() -> None:
-    """A folder with one image of 16 bits is read alike in the first batch and in later ones."""
-    data = Items(torch.full((1, 2, 2), 7, dtype=torch.uint8), torch.full((1, 2, 2), 8.0))
-    for buffers in (None, {0: torch.zeros(4 * ITEM_BYTES, dtype=torch.uint8)}):
-        batch = TaskReader(data, seed=1)[Task([(0, 0), (0, 1)], None if buffers is None else 0, buffers)]
-        assert not isinstance(batch, Unreadable), batch.reason
-        assert batch[0].dtype == torch.float32
-        assert batch[0][:, 0, 0, 0].tolist() == [7.0, 8.0]
-
-
 def test_a_data_set_that_cannot_be_sent_to_processes_is_an_error_of_use() -> None:
-    """It is found before any process starts; without processes nothing is sent."""
+    """It is found when training starts its processes; without processes nothing is sent."""
     data = Items(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2))
     data.closure = lambda: None  # type: ignore[attr-defined]
-    MapLoader(data, PLAIN, CPU, seed=0, num_workers=0)
-    with pytest.raises(UsageError, match="--workers 0"):
-        MapLoader(data, PLAIN, CPU, seed=0, num_workers=1)
+    MapLoader(data, PLAIN, CPU, seed=0, num_workers=0).start()
+    with pytest.raises(UsageError, match=r"cannot be sent the data set \(.*; type --workers 0$"):
+        MapLoader(data, PLAIN, CPU, seed=0, num_workers=2).start()
 
 
 def test_items_of_different_sizes_are_an_error_of_use() -> None:

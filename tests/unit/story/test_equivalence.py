@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hvd_train.checkpoint import newest_good
-from hvd_train.data.array_loader import ArrayLoader
 from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.loader import ArrayLoader
 from hvd_train.data.prepare import Prepare
 from hvd_train.progress.order import Cut, EpochOrder, assignments
 from hvd_train.validate import Scores, evaluate

@@ -19,8 +19,8 @@ from hvd_train import checkpoint, goals
 from hvd_train.checkpoint import DiskStore
 from hvd_train.config import Config
 from hvd_train.data import loader
-from hvd_train.data.array_loader import ArrayLoader
 from hvd_train.data.batches import Batch
+from hvd_train.data.loader import ArrayLoader
 from hvd_train.errors import Diverged, UsageError
 from hvd_train.job import Clocks
 from hvd_train.progress.clock import Stopwatch, Timer

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hvd_train.data.array_loader import ArrayLoader
 from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.loader import ArrayLoader
 from hvd_train.data.prepare import Prepare
 from hvd_train.validate import Scores, evaluate
 from hvd_train.world.world import LocalWorld
