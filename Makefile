@@ -5,7 +5,6 @@ ARGS ?=
 NP ?=
 TESTS ?=
 SEED ?=
-FUZZ_SECONDS ?= 600
 
 SHELL := /bin/bash
 BIN := .venv/bin
@@ -15,7 +14,7 @@ WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow test-image campaign fuzz bench bench-quick gpu-check check lock audit clean build-matrix
+.PHONY: help env train test test-slow test-image campaign bench bench-quick gpu-check check lock audit clean build-matrix
 
 help:
 	@echo "make train         set up .venv, then train on all GPUs, or on 2 ranks without one"
@@ -24,7 +23,6 @@ help:
 	@echo "make test-slow     the tests that take minutes (30 on 2 idle cores; HVD_TRAIN_NO_SKIPS=1: none may be skipped)"
 	@echo "make test-image    build the container image and run it (podman or docker; 20 GB, 15 minutes)"
 	@echo "make campaign      random faults, a state of 500 MB, half an hour (as root); SECONDS=600 SEED=1"
-	@echo "make fuzz          damaged JPEG files for the decoder, under sanitizers, ten minutes; FUZZ_SECONDS=60 SEED=1"
 	@echo "make bench         every benchmark and its record, on an idle machine (two hours; as root)"
 	@echo "make bench-quick   the ratios, in less than five minutes"
 	@echo "make gpu-check     the trainer on this machine's GPUs: sums, weights, faults, speed (20 minutes); ARGS=\"--stages sums\""
@@ -62,9 +60,6 @@ test-image: env
 campaign: env
 	@$(WITH_PATH) CAMPAIGN_SECONDS="$(or $(SECONDS),1800)" CAMPAIGN_SEED="$(or $(SEED),0)" \
 		$(BIN)/python -m pytest -m campaign tests/integration/test_campaign.py $(ARGS)
-
-fuzz: env
-	@$(WITH_PATH) $(BIN)/python -m tests.support.fuzz $(FUZZ_SECONDS) $(or $(SEED),0)
 
 bench: env
 	@$(WITH_PATH) $(BIN)/python -m benchmarks
