@@ -184,13 +184,15 @@ def test_ranks_of_other_settings_are_told_once(launcher: str, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
-def test_loader_processes_work_with_a_long_path_of_tmpdir(tmp_path: Path) -> None:
+def test_a_path_of_tmpdir_that_is_too_long_for_loader_processes_is_named(tmp_path: Path) -> None:
     """The path is longer than the address of a socket may be."""
     (folder := tmp_path / ("long" * 25)).mkdir()
     data = ["--data", "tests.support.runs:mapped_digits", "--model", "tests.support.runs:convnet", "--workers", "1"]
     line = [HVD_TRAIN, "train", *data, "--epochs", "1", "--device", "cpu"]
     code, output = finished(line, tmp_path, variables={**OF_TESTS, "TMPDIR": str(folder)})
-    assert code == 0, output
+    assert code == 2, output
+    assert "(AF_UNIX path too long); export a shorter TMPDIR" in output
+    assert "Traceback" not in output
 
 
 def make_folder(root: Path) -> None:
