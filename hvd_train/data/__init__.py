@@ -1,4 +1,4 @@
-"""Images and labels: where they come from, what is done to them, and how they arrive as batches on the device.
+"""Images and labels: their sources, their transforms, and their way to the device as batches.
 
 The settings of the data and the assignments of a rank go in; batches come out. Start with `dataset` (the values) and
 `sources` (data sets by name), then follow a batch: `batches` says what it is, `loader` fetches its samples, and

@@ -16,7 +16,7 @@ from hvd_train.progress.order import Assignment, Indices
 class MicroBatch:
     """One slot of a step, ready for the model: inputs [n, c, h, w] float, targets [n], sample numbers [n].
 
-    `number` is that of the slot within its step.
+    `number` is the number of the slot within its step.
     """
 
     number: int
@@ -27,7 +27,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's part of a step; `size` (in samples) and `num_slots` are those of the whole global batch."""
+    """This rank's part of a step; `size` (in samples) and `num_slots` describe the whole global batch."""
 
     size: int
     num_slots: int
@@ -40,16 +40,16 @@ class Loader(Protocol):
     num_samples: int
 
     def start(self) -> None:
-        """Start what takes long to start, so that the first batch arrives as fast as any other."""
+        """Start the loader processes early, so that the first batch arrives as fast as any other."""
 
     def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
         """Yield the batches of these assignments of an epoch, in their order.
 
-        Raises UsageError where a sample cannot be read or the samples of a batch do not fit together.
+        Raises UsageError if a sample cannot be read or the samples of a batch do not fit together.
         """
 
     def watch(self, mark: Mark) -> None:
-        """Call `mark`, from now on, at the end of each stage that images go through in this process."""
+        """Call `mark` at the end of each stage that images go through in this process."""
 
     def close(self) -> None:
         """End the loader processes, if there are any."""
@@ -64,7 +64,7 @@ class Ahead:
         self._next: Batch | Exception | None = None
 
     def prepare(self) -> None:
-        """Make the next batch ready. An error in doing so is kept, and raised when that batch is asked for."""
+        """Make the next batch ready; keep an error until that batch is requested."""
         try:
             self._next = next(self._batches)
         except Exception as error:  # noqa: BLE001  # a data set may raise anything; StopIteration ends the batches

@@ -25,7 +25,7 @@ OwnData = Callable[[DataConfig], Sequence[Any]]
 
 
 def check_name(name: str) -> None:
-    """Check the name of a data set. Raises UsageError, with the nearest name, where there is none of this name."""
+    """Check the name of a data set. Raises UsageError, with the nearest name, if it is unknown."""
     if plugin.is_reference(name):
         plugin.load("data", name)
     elif name not in _OPENERS:
@@ -35,7 +35,7 @@ def check_name(name: str) -> None:
 def open_data(config: DataConfig, seed: int, own: OwnData | None = None) -> DataSet:
     """Return the data set of a run: what `own` returns, or the one that the config names.
 
-    `seed` draws the images of synthetic data. Raises UsageError where the data are missing, empty or not in the
+    `seed` draws the images of synthetic data. Raises UsageError if the data are missing, empty or not in the
     expected form.
     """
     if own is not None or plugin.is_reference(config.data):
@@ -50,7 +50,7 @@ def open_data(config: DataConfig, seed: int, own: OwnData | None = None) -> Data
 def _apply_augmentation(config: DataConfig, data: DataSet) -> DataSet:
     """Return the data set with the random changes that the config adds or takes away; class folders have their own.
 
-    Raises UsageError where the data are of a kind that cannot be changed so.
+    Raises UsageError if the items are made by the data set itself.
     """
     if config.augment == "none":
         data = replace(data, augment=None, transforms=tuple)

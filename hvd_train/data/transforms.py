@@ -16,7 +16,7 @@ from hvd_train.settings.data import DataConfig
 def training_transform(config: DataConfig, usual: Sequence[Any], mean: tuple[float, ...]) -> v2.Compose:
     """Return a transform of uint8 images: the `usual` ones of the data set, then what the config adds.
 
-    The order is that of torchvision's training references. TrivialAugment: Müller and Hutter, arXiv 2103.10158.
+    The order follows torchvision's training references. TrivialAugment: Müller and Hutter, arXiv 2103.10158.
     RandAugment: Cubuk et al., arXiv 1909.13719, with their 2 operations of magnitude 9. Random erasing: Zhong et al.,
     arXiv 1708.04896, filled with the colour `mean` (values 0..1).
     """
@@ -58,9 +58,9 @@ class Items(Staged):
 class Mix:
     """Mixup or cutmix of a micro-batch (Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899).
 
-    The config asks for at least one of them; where it asks for both, each micro-batch gets either with equal chance.
-    Images are mixed within a micro-batch, so that the result is the same whichever rank computes it. The random numbers
-    are those of torch's default generator.
+    The config asks for at least one of them. If it asks for both, each micro-batch gets either with equal chance.
+    Images are mixed within a micro-batch, so that the result is the same whichever rank computes it. Random numbers
+    come from torch's default generator.
     """
 
     def __init__(self, config: DataConfig, num_classes: int) -> None:
