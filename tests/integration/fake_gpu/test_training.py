@@ -81,8 +81,8 @@ def test_half_precision_is_the_same_however_late_streams_are(gpu: OnGpu, precisi
     assert equal(on_gpu(gpu, 2, *flags, seed=1, delay_us=3000), prompt)
 
 
-def test_pictures_come_through_pinned_and_lent_memory(gpu: OnGpu) -> None:
-    """Copies to the device that are late do not see the next batch in the memory that loader processes fill."""
+def test_pictures_come_through_pinned_memory(gpu: OnGpu) -> None:
+    """Copies to the device that are late do not see the next batch."""
     jpegs.digits(gpu.folder / "data", range(3), most=16)
     assert equal(on_gpu(gpu, 2, *FP32, *FOLDER, delay_us=3000), on_cpu(gpu.folder, 2, *FP32, *FOLDER))
 
