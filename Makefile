@@ -10,11 +10,12 @@ SHELL := /bin/bash
 BIN := .venv/bin
 # Tests start horovodrun and mpirun by name.
 WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
-# A Python that was named must be the one in .venv; otherwise a .venv that works stays.
-CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
+# Each step of the set-up leaves a stamp. It runs again if the stamp is older than a file that the step depends on.
+STAMPS := .venv/.stamps
+HOROVOD_FILES = $(shell find packaging/build_horovod.py packaging/horovod* packaging/patches -type f -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow test-image campaign bench bench-quick gpu-check check lock audit clean build-matrix
+.PHONY: help env train test test-slow test-image campaign bench bench-quick gpu-check check lock audit clean build-matrix FORCE
 
 help:
 	@echo "make train         set up .venv, then train on all GPUs, or on 2 ranks without one"
@@ -33,9 +34,20 @@ help:
 	@echo "make build-matrix  build and run Horovod for every supported torch, Python and MPI (an hour or more)"
 	@echo "make clean         remove .venv and all that was built (not runs/)"
 
+# One set-up runs at a time in a clone.
 env:
-	@command -v "$(PYTHON)" >/dev/null || { echo "set-up: there is no $(PYTHON) on the PATH: apt install python3 python3-venv" >&2; exit 1; }
-	@MAKE_GOAL="$(or $(MAKECMDGOALS),env)" "$(PYTHON)" packaging/environment.py $(CHOSEN)
+	@mkdir -p build
+	@flock --nonblock build/setup.lock true || echo "==> another set-up is running in this clone: waiting for it"
+	@flock build/setup.lock $(MAKE) --silent $(STAMPS)/project
+
+$(STAMPS)/environment: FORCE
+$(STAMPS)/packages: $(STAMPS)/environment $(wildcard requirements/*.txt requirements/*/*.txt)
+$(STAMPS)/horovod: $(STAMPS)/packages packaging/patches $(HOROVOD_FILES)
+$(STAMPS)/project: $(STAMPS)/packages pyproject.toml $(wildcard hvd_train/*/*.c) | $(STAMPS)/horovod
+
+# A Python that the user names must be the one in .venv; otherwise a .venv that works stays.
+$(addprefix $(STAMPS)/,environment packages horovod project):
+	@PYTHON="$(PYTHON)" CHOSEN="$(filter-out file,$(origin PYTHON))" packaging/environment.sh $(@F)
 
 # As many ranks as GPUs. torch counts, since it knows CUDA_VISIBLE_DEVICES; it is not asked where there is no driver.
 train: env

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from environment_setup.checkout import Checkout
 from hypothesis import HealthCheck, settings
 
 from tests.support.programs import Program, write_program
@@ -38,22 +37,3 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.delenv("CXX", raising=False)
     return lambda name, body: write_program(folder, name, body)
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Checkout:
-    """Return a clone with everything that keys are made of, and nothing else."""
-    root = tmp_path / "a clone"
-    for folder in ("requirements", "packaging/patches", "packaging/horovod_build", "hvd_train/data"):
-        (root / folder).mkdir(parents=True)
-    sources = "horovod_sources/horovod/common"
-    (root / "packaging" / sources).mkdir(parents=True)
-    for name in ("constraints", "run", "build", "dev", "nvcc", "mpi"):
-        (root / "requirements" / f"{name}.txt").write_text(f"{name}==1\n")
-    (root / "requirements" / "constraints.txt").write_text("cuda-toolkit==13.2.2\n")
-    recipe = ["build_horovod.py", "horovod_build/plan.py", "horovod.txt", "patches/C1.patch", "hook.cmake"]
-    for name in (*recipe, f"{sources}/new.cc"):
-        (root / "packaging" / name).write_text(name)
-    (root / "pyproject.toml").write_text("[project]\n")
-    (root / "hvd_train" / "data" / "jpeg_region.c").write_text("int region;\n")
-    return Checkout(root)
