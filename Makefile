@@ -12,7 +12,7 @@ BIN := .venv/bin
 WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 # Each step of the set-up leaves a stamp. It runs again if the stamp is older than a file that the step depends on.
 STAMPS := .venv/.stamps
-HOROVOD_FILES = $(shell find packaging/build_horovod.py packaging/horovod* packaging/patches -type f -not -path '*/__pycache__/*')
+HOROVOD_FILES = $(shell find packaging/patches $(wildcard packaging/*horovod*) -type f -not -path '*/__pycache__/*')
 
 .DEFAULT_GOAL := help
 .PHONY: help env train test test-slow test-image campaign bench bench-quick gpu-check check lock audit clean build-matrix FORCE

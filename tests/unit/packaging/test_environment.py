@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import zipfile
@@ -52,7 +51,9 @@ def make_clone(folder: Path) -> Path:
     (clone / "requirements" / PYTHON / "run.txt").write_text(f"harmless==1 --hash=sha256:{digest}\n")
     (clone / "packaging" / "build_horovod.py").write_text("print('horovod: built')\n")
     (clone / "packaging" / "patches" / "C1.patch").touch()
-    (clone / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n')
+    (clone / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
+    )
     (clone / "own.py").write_text(BACKEND)
     return clone
 
@@ -91,7 +92,7 @@ def steps(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def clone(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a clone that is set up. (Making an environment takes seconds, so tests share it.)"""
+    """Return a clone that is set up, which all tests share since this takes seconds."""
     clone = make_clone(tmp_path_factory.mktemp("clones"))
     assert steps(make(clone, environ)) == ["creating", "pinned", "horovod: built", "hvd_train"]
     return clone
@@ -109,3 +110,154 @@ def test_a_step_is_repeated_when_its_inputs_change(clone: Path, environ: dict[st
         assert steps(make(clone, environ)) == repeated, file
     (clone / "packaging" / "patches" / "C1.patch").unlink()
     assert steps(make(clone, environ)) == ["horovod: built"]
+
+
+def test_an_interrupted_set_up_continues(clone: Path, environ: dict[str, str]) -> None:
+    """A package that pip was installing is installed again: it has no RECORD yet."""
+    builder, lock = clone / "packaging" / "build_horovod.py", clone / "requirements" / PYTHON / "run.txt"
+    works = builder.read_text()
+    (record,) = clone.glob(".venv/lib/*/site-packages/harmless-1.dist-info/RECORD")
+    record.unlink()
+    lock.touch()
+    builder.write_text("raise SystemExit('build_horovod: no')\n")
+    failed = make(clone, environ)
+    assert failed.returncode == 2
+    assert "installing Horovod failed (see above); the same command continues from here" in failed.stderr
+    assert record.exists()
+    builder.write_text(works)
+    assert steps(make(clone, environ)) == ["horovod: built", "hvd_train"]
+
+
+def test_two_set_ups_at_once_take_turns(clone: Path, environ: dict[str, str], tmp_path: Path) -> None:
+    pipe, builder = tmp_path / "pipe", clone / "packaging" / "build_horovod.py"
+    os.mkfifo(pipe)
+    works = builder.read_text()
+    builder.write_text(f"print('waits', flush=True)\nopen({str(pipe)!r}).close()\n")
+    start = {"cwd": clone, "env": environ, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(["make", "env"], **start) as first:
+        assert "waits\n" in iter(first.stdout.readline, "")
+        with subprocess.Popen(["make", "env"], **start) as second:
+            assert "waiting" in second.stdout.readline()
+            pipe.write_text("")
+            assert (first.wait(60), second.wait(60), second.stdout.read()) == (0, 0, "")
+    builder.write_text(works)
+
+
+def test_only_locked_files_are_installed(clone: Path, environ: dict[str, str], program: Program) -> None:
+    """A wheel of another digest and one without a digest are refused, unless the user or the processor has no locks."""
+    lock = clone / "requirements" / PYTHON / "run.txt"
+    right = lock.read_text()
+    (installed,) = clone.glob(".venv/lib/*/site-packages/harmless-1.dist-info")
+    for wrong, message in (
+        (f"harmless==1 --hash=sha256:{'0' * 64}\n", "HVD_TRAIN_HASHES=no make"),
+        ("harmless\n", "=="),
+    ):
+        shutil.rmtree(installed, ignore_errors=True)
+        lock.write_text(wrong)
+        refused = make(clone, environ)
+        assert (refused.returncode, installed.exists()) == (2, False)
+        assert "installing the packages failed" in refused.stderr and message in refused.stderr
+    assert "pinned" in steps(make(clone, {**environ, "HVD_TRAIN_HASHES": "no"}))
+    assert installed.exists()
+    program("uname", 'case "$1" in -m) echo aarch64;; *) echo Linux;; esac')
+    assert "pinned" in steps(make(clone, environ))
+    lock.write_text(right)
+
+
+def test_the_mpi_and_cuda_of_the_machine_are_used(
+    clone: Path, environ: dict[str, str], program: Program, tmp_path: Path
+) -> None:
+    def lists(cuda: str) -> set[str]:
+        program("nvcc", f"echo Cuda compilation tools, release {cuda}.0, V{cuda}.0.88")
+        assert "pinned" in steps(make(clone, {**environ, "CUDA_HOME": str(tmp_path)}))
+        line = [
+            line for line in (clone / "build" / "setup.log").read_text().splitlines() if "--require-hashes" in line
+        ][-1]
+        return {word.split("/")[-1] for word in line.split() if word.endswith(".txt")}
+
+    always = {"run.txt", "build.txt", "dev.txt"}
+    own = write_program(clone / ".venv" / "bin", "mpicxx", "true")
+    program("mpicxx", "true")
+    assert lists("13") == always
+    (tmp_path / "bin" / "mpicxx").unlink()
+    environ["PATH"] = f"{own.parent}{os.pathsep}{environ['PATH']}"
+    assert lists("12") == always | {"nvcc.txt", "mpi.txt"}
+
+
+def other_python(program: Program, version: str, answers: str = "") -> None:
+    """Put a python3 on the PATH that gives some answers of its own, and can make no environment."""
+    program(
+        "python3",
+        f'case "$*" in {answers} *"<"*) exit {int(version < "3.10")};; *"%d.%d"*) echo {version};; '
+        f'*_base_exec*) echo $0;; *-m*) exit 1;; *) exec {sys.executable} "$@";; esac',
+    )
+
+
+def test_an_environment_that_does_not_run_is_made_again(
+    clone: Path, environ: dict[str, str], program: Program, tmp_path: Path
+) -> None:
+    other_python(program, "3.12")
+    assert f"==> .venv is made again: it has Python {PYTHON[6:]}, not" in make(clone, environ, "PYTHON=python3").stdout
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(clone, moved, symlinks=True)
+    assert "==> .venv is made again: it was made in another folder" in make(moved, environ).stdout
+    (moved / ".venv" / "bin" / "python").unlink()
+    assert "==> .venv is made again: its python does not run" in make(moved, environ).stdout
+    assert steps(make(clone, environ, f"PYTHON={PYTHON}")) == []
+
+
+def lines(clone: Path, environ: dict[str, str]) -> list[str]:
+    """Return the lines of a set-up that the machine is not ready for."""
+    done = make(clone, environ)
+    assert done.returncode == 2
+    return [line for line in done.stderr.splitlines() if line.startswith("set-up: ")]
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Path:
+    """Return a clone that has no environment yet."""
+    return make_clone(tmp_path)
+
+
+def test_an_old_python_gets_a_message(fresh: Path, environ: dict[str, str], program: Program) -> None:
+    other_python(program, "3.09")
+    (line,) = lines(fresh, environ)
+    assert f"Python 3.09 is too old, 3.10 is the oldest supported: make PYTHON={PYTHON} env" in line
+
+
+def test_all_that_is_missing_is_reported_at_once(
+    fresh: Path, environ: dict[str, str], program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_python(program, "3.12", "*ensurepip*) exit 1;; *get_path*) echo /nowhere;; *realpath*) echo /nowhere;;")
+    program("df", "echo; echo disk 9 9 5000 9 /")
+    named = {**environ, "CXX": "g++-99 -O1"}
+    found = "\n".join(lines(fresh, named))
+    for problem in (
+        "Python's venv module is incomplete: apt install python3.12-venv",
+        "no C++ compiler g++-99 (Horovod is compiled here): apt install g++",
+        "no Python.h for python3 (Horovod is an extension module): apt install python3.12-dev",
+        "not enough disk space: 5000 MB free in",
+    ):
+        assert problem in found
+    assert found.count("\n") == 3
+
+
+@pytest.mark.parametrize(("name", "version", "accepted"), [("g++", "10.2.1", False), ("clang", "4.2.1", True)])
+def test_an_old_compiler_is_named(
+    name: str, version: str, accepted: bool, fresh: Path, environ: dict[str, str], program: Program
+) -> None:
+    program("g++", f'case "$1" in --version) echo {name};; -dump*) echo {version};; esac')
+    other_python(program, "3.12")
+    (line, *_) = lines(fresh, environ)
+    assert (f"g++ {version} is too old" in line and "CXX=g++-11 make env" in line) is not accepted
+
+
+def test_headers_are_fetched_without_root(fresh: Path, environ: dict[str, str], program: Program) -> None:
+    """The second try has lists of packages of its own, since an image has none."""
+    program("g++", 'case "$1" in --version) echo g++;; -dump*) echo 12.2.0;; *) test "$CPATH";; esac')
+    program("apt-get", 'test -n "$3" && touch "${6:-x}_1.deb"')
+    program("dpkg", 'mkdir -p "$3/usr/include/python3.12"')
+    other_python(program, "3.12", "*realpath*) realpath /usr/bin/python3;;")
+    assert "fetching Python's headers (no root needed) ... 0 s" in make(fresh, environ).stdout
+    assert (fresh / "build" / "headers" / "usr" / "include" / "python3.12").is_dir()
+    assert "fetching" not in make(fresh, environ).stdout
