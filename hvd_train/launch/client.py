@@ -1,4 +1,9 @@
-"""A client of the key-value server that Horovod's launcher runs for its ranks. No torch."""
+"""A client of the key-value store that Horovod's launcher runs for its ranks. No torch.
+
+Requests and answers are signed with the job's key, since any process on the network can reach the store's port. The
+signature is Horovod's (packaging/horovod_sources/horovod/runner/http/signature.py), which is imported only if the
+process has a key: a process without a launcher needs no Horovod.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +11,33 @@ import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
-
-from hvd_train.launch import signature
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for addresses outside the cluster
 _MOST_BYTES = 1 << 20
 ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+KEY = "HOROVOD_RENDEZVOUS_KEY"
 
 
 def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -> str:
-    """Return the value under `path` ("SCOPE/KEY"); the server may wait until it has one.
+    """Return the text under `path` ("SCOPE/KEY"); the store may hold an answer back until it has one.
 
-    Raises: OSError: if no answer comes within `timeout_s` seconds (None: wait for ever), or the answer is garbled or
-    not signed by this job; HTTPError, an OSError with a `code`: if the server refuses.
+    Raises:
+        OSError: if the store does not answer within `timeout_s` seconds (None: no limit), or if the answer is garbled
+            or not signed by this job; an HTTPError, which has a `code`, if the store refuses the request.
     """
     return _request(environ, path, None, timeout_s)
 
 
 def put(environ: Mapping[str, str], path: str, text: str, timeout_s: float | None = None) -> None:
-    """Write `text` under `path` on the server. Raises OSError as `get` does."""
+    """Write `text` under `path` in the store. Raises OSError as `get` does."""
     _request(environ, path, text.encode(), timeout_s)
 
 
 def _request(environ: Mapping[str, str], path: str, data: bytes | None, timeout_s: float | None) -> str:
     url, method = f"http://{environ[ADDRESS]}:{environ[PORT]}/{path}", "GET" if data is None else "PUT"
-    sent = signature.headers(environ, method, f"/{path}", data or b"")
+    sent = headers(environ, method, f"/{path}", data or b"")
     request = urllib.request.Request(url, data, sent, method=method)
     try:
         try:
@@ -46,14 +52,34 @@ def _request(environ: Mapping[str, str], path: str, data: bytes | None, timeout_
     return text
 
 
+def headers(environ: Mapping[str, str], method: str, path: str, body: bytes = b"") -> dict[str, str]:
+    """Return the header lines that sign a request for "/SCOPE/KEY"; none if the job has no key."""
+    key = environ.get(KEY)
+    if not key:
+        return {}
+    signed: dict[str, str] = _requester().headers(key, method, path, body)
+    return signed
+
+
+@cache
+def _requester() -> Any:
+    from horovod.runner.http import signature
+
+    return signature.Requester()
+
+
 def _signed_body(environ: Mapping[str, str], sent: Mapping[str, str], answer: Any) -> bytes:
     """Return the body of an answer to the request with the header lines `sent`.
 
-    Raises: ConnectionError: if the store of this job has not signed it.
+    Raises ConnectionError if this job's store has not signed it: another process may listen there.
     """
     body: bytes = answer.read(_MOST_BYTES)
     if len(body) != int(answer.headers.get("Content-Length", len(body))):
         raise http.client.IncompleteRead(body)
-    if not signature.is_answer(environ, sent, answer.status, dict(answer.headers), body):
-        raise ConnectionError(f"the answer from {environ[ADDRESS]}:{environ[PORT]} is not signed by this job")
+    if key := environ.get(KEY):
+        from horovod.runner.http import signature
+
+        expected = signature.of_answer(key, sent[signature.NONCE], answer.status, body)
+        if not signature.is_equal(answer.headers.get(signature.SIGNATURE, ""), expected):
+            raise ConnectionError(f"the answer from {environ[ADDRESS]}:{environ[PORT]} is not signed by this job")
     return body

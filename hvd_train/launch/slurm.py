@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from hvd_train.errors import UsageError
-from hvd_train.launch import client, signature
+from hvd_train.launch import client
 from hvd_train.numerals import whole_number
 
 _PORTS = range(20_000, 32_000)  # below the ports that systems hand out themselves
 PORT = "HVD_TRAIN_PORT"
 _PATIENCE_S = 120.0
-_EXPORT_KEY = f"export {signature.KEY}=$(openssl rand -hex 32)"
+_EXPORT_KEY = f"export {client.KEY}=$(openssl rand -hex 32)"
 
 
 def alone(environ: Mapping[str, str]) -> bool:
@@ -108,15 +108,15 @@ def find_rank_0(environ: MutableMapping[str, str]) -> None:
     seconds.
     """
     deadline = time.monotonic() + _PATIENCE_S
-    file = None if environ.get(signature.KEY) else KeyFile(environ)
+    file = None if environ.get(client.KEY) else KeyFile(environ)
     while True:
-        key = environ[signature.KEY] if file is None else file.read()
+        key = environ[client.KEY] if file is None else file.read()
         problem = f"there is no key of its own in {file.path}" if file else ""
         if key is not None:
             try:
-                client.get({**environ, signature.KEY: key}, "hvd_train/here", 5)
+                client.get({**environ, client.KEY: key}, "hvd_train/here", 5)
             except urllib.error.HTTPError:  # a signed answer: there is no such text
-                environ[signature.KEY] = key
+                environ[client.KEY] = key
                 return
             except OSError as error:
                 problem = error.strerror or str(error)

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import addresses, launcher, mpi_roll_call, roll_call, signature, slurm
+from hvd_train.launch import addresses, client, launcher, mpi_roll_call, roll_call, slurm
 from hvd_train.world import mpi, time_slices
 from hvd_train.world.grouped_optimizer import GroupedOptimizer, StartSums
 from hvd_train.world.wire import MOST_BYTES, InMemoryOrder, Piece, packed, pieces, unpacked
@@ -364,11 +364,12 @@ def _rendezvous_of_srun() -> Any:
     if variables["HOROVOD_RANK"] != "0":
         slurm.find_rank_0(os.environ)
         return None
+    from horovod.runner.http import signature
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    has_key = bool(os.environ.get(signature.KEY))
+    has_key = bool(os.environ.get(client.KEY))
     if not has_key:
-        os.environ[signature.KEY] = signature.make_key()
+        os.environ[client.KEY] = signature.make_key()
     address, port = variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(variables["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     try:
         # This node may resolve its own name to another address than the other nodes do.
@@ -379,7 +380,7 @@ def _rendezvous_of_srun() -> Any:
             f"export {slurm.PORT}=N, a free one, before srun"
         ) from None
     if not has_key:
-        slurm.KeyFile(os.environ).write(os.environ[signature.KEY])
+        slurm.KeyFile(os.environ).write(os.environ[client.KEY])
     server.init([])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

@@ -21,7 +21,7 @@ from horovod.runner.util import network, worker_environment
 from hvd_train.elastic.driver import SSH_OPTIONS, Driver, Store
 from hvd_train.elastic.ranks import assign_ranks
 from hvd_train.elastic.worker import Worker
-from hvd_train.launch import client, signature
+from hvd_train.launch import client
 from hvd_train.launch.launcher import WORKER
 from tests.support.drivers import driver, replacement_of
 from tests.support.malicious import Malicious
@@ -88,11 +88,11 @@ def own() -> Driver:
 @pytest.fixture
 def environ(own: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     monkeypatch.setattr(Driver, "listen_at", Driver.listen_at)
-    key = signature.make_key()
-    monkeypatch.setenv(signature.KEY, key)
+    key = "the key of this job"
+    monkeypatch.setenv(client.KEY, key)
     server = Store()
     port = server.start(replacement_of("create_rendezvous_handler")(own))
-    yield {client.ADDRESS: "127.0.0.1", client.PORT: str(port), signature.KEY: key, WORKER: "1007"}
+    yield {client.ADDRESS: "127.0.0.1", client.PORT: str(port), client.KEY: key, WORKER: "1007"}
     server.stop()
 
 

@@ -9,11 +9,10 @@ from contextlib import suppress
 from uuid import uuid4
 
 import pytest
-from horovod.runner.http import http_server
+from horovod.runner.http import http_server, signature
 from horovod.runner.http.http_server import RendezvousServer
-from horovod.runner.http.signature import MOST_BYTES
 
-from hvd_train.launch import client, signature
+from hvd_train.launch import client
 from tests.support.impostor import answering
 
 LOOPBACK = "127.0.0.1"
@@ -45,7 +44,7 @@ def answer(environ: dict[str, str], request: bytes) -> bytes:
 
 
 def signed(environ: dict[str, str], name: str, method: str = "PUT", body: bytes = b"text") -> bytes:
-    lines = {"Content-Length": str(len(body)), **signature.headers(environ, method, f"/{name}", body)}
+    lines = {"Content-Length": str(len(body)), **client.headers(environ, method, f"/{name}", body)}
     head = [f"{method} /{name} HTTP/1.0", *(f"{key}: {value}" for key, value in lines.items()), ""]
     return "".join(f"{line}\r\n" for line in head).encode() + body
 
@@ -110,7 +109,9 @@ def test_a_changed_request_is_refused(environ: dict[str, str], name: str, old: b
 
 def test_the_body_of_a_rank_has_a_limit(environ: dict[str, str], name: str) -> None:
     """It is checked before the body is read."""
-    request = signed(environ, name, body=b"").replace(b"Content-Length: 0", b"Content-Length: %d" % (MOST_BYTES + 1))
+    request = signed(environ, name, body=b"").replace(
+        b"Content-Length: 0", b"Content-Length: %d" % (signature.MOST_BYTES + 1)
+    )
     assert b" 413 " in answer(environ, request)
 
 

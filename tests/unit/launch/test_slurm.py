@@ -12,7 +12,7 @@ import pytest
 from horovod.runner.http.http_server import RendezvousServer
 
 from hvd_train.errors import UsageError
-from hvd_train.launch import client, launcher, signature, slurm
+from hvd_train.launch import client, launcher, slurm
 
 # Of task 4 of 5, on the second of two nodes.
 SAID = {
@@ -90,19 +90,19 @@ def test_a_rank_0_that_does_not_come_is_an_error(task: dict[str, str], monkeypat
 
 
 def test_tasks_find_rank_0_by_its_key(task: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    key = signature.make_key()
+    key = "the key of this job"
     slurm.KeyFile(task).write("of an earlier step")
-    monkeypatch.setenv(signature.KEY, key)
+    monkeypatch.setenv(client.KEY, key)
     server = RendezvousServer()
     task[client.PORT] = str(server.start(address="127.0.0.1"))
     timer = threading.Timer(0.3, lambda: slurm.KeyFile(task).write(key))
     timer.start()
     try:
         slurm.find_rank_0(task)
-        assert task[signature.KEY] == key
+        assert task[client.KEY] == key
         monkeypatch.setattr(slurm, "_PATIENCE_S", 0.0)
         with pytest.raises(UsageError, match="not signed by this job"):
-            slurm.find_rank_0({**task, signature.KEY: "of another job"})
+            slurm.find_rank_0({**task, client.KEY: "of another job"})
     finally:
         timer.join()
         server.stop()

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import client, mpi_roll_call, signature, slurm
+from hvd_train.launch import client, mpi_roll_call, slurm
 from hvd_train.world import horovod_world, mpi
 from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, RankGroup, hvd
 from hvd_train.world.world import Place, Reduction
@@ -124,7 +124,7 @@ def under_srun(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     }
     for name in variables:
         monkeypatch.setenv(name, "before")
-    monkeypatch.setenv(signature.KEY, "")
+    monkeypatch.setenv(client.KEY, "")
     monkeypatch.setenv("XDG_CACHE_HOME", os.getcwd())
     monkeypatch.setattr(slurm, "variables", lambda environ: variables)
 
@@ -144,7 +144,7 @@ def test_rank_0_under_srun_alone_serves_the_rendezvous(monkeypatch: pytest.Monke
     server = horovod_world._rendezvous_of_srun()
     try:
         port = str(server.server_address[1])
-        place = {client.ADDRESS: "127.0.0.1", client.PORT: port, signature.KEY: os.environ[signature.KEY]}
+        place = {client.ADDRESS: "127.0.0.1", client.PORT: port, client.KEY: os.environ[client.KEY]}
         client.put(place, "global/1", "where rank 1 is", 60)
         assert client.get(place, "global/1", 60) == "where rank 1 is"
     finally:
