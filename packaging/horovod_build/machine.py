@@ -137,6 +137,23 @@ def check_make() -> None:
         raise BuildError("there is no make: Horovod's build runs it; apt install make")
 
 
+def check_build_tools() -> None:
+    """Check that the environment has the Python packages of the build. Raises BuildError."""
+    lacks = [name for name in ("setuptools", "wheel", "packaging") if installed_version(name) is None]
+    if find_cmake() is None:
+        lacks.append("'cmake>=3.21,<4'")  # 4 refuses the Gloo that Horovod bundles
+    if lacks:
+        raise BuildError(f"build tools are missing: {shlex.quote(sys.executable)} -m pip install {' '.join(lacks)}")
+
+
+def find_cmake() -> Path | None:
+    """Return a CMake that reads CMAKE_TOOLCHAIN_FILE and still accepts the bundled Gloo; None if there is none."""
+    own = os.pathsep.join([sysconfig.get_path("scripts"), *os.get_exec_path()])
+    found = shutil.which("cmake", path=own)
+    version = re.search(r"cmake version (\S+)", output_of(found, "--version")) if found else None
+    return Path(found) if found and version and (3, 21) <= version_tuple(version[1]) < (4,) else None
+
+
 def check_python_headers(compiler: Compiler) -> None:
     """Check that the compiler finds Python.h, by CPATH or similar settings, too.
 

@@ -19,6 +19,7 @@ from horovod_build.fetch import read_requirement
 from horovod_build.machine import (
     Compiler,
     Torch,
+    check_build_tools,
     check_make,
     check_pip,
     check_python_headers,
@@ -104,6 +105,7 @@ def make_plan(without_patches: bool = False, without_mpi: bool = False, without_
     attempt(check_pip)
     compiler = attempt(find_compiler)
     attempt(check_make)
+    attempt(check_build_tools)
     if compiler:
         attempt(lambda: check_python_headers(compiler))
     torch = attempt(find_torch)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from horovod_build.errors import BuildError
-from horovod_build.machine import cpu_flags, output_of
+from horovod_build.machine import cpu_flags, find_cmake, output_of
 from horovod_build.mpi import Mpi
 from horovod_build.plan import CMAKE_FILES, Plan
 from horovod_build.workshop import Workshop
@@ -24,6 +24,7 @@ def build_environment(plan: Plan, shop: Workshop, jobs: int) -> dict[str, str]:
         "CXX": plan.compiler.command,
         "MAKEFLAGS": f"-j{jobs}",
         "HOROVOD_LOCAL_VERSION": plan.version.partition("+")[2],
+        "HOROVOD_CMAKE": str(shop.path(find_cmake() or Path("cmake"))),
         "HOROVOD_BUILD_ARCH_FLAGS": cpu_flags() or " ",
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",

@@ -11,9 +11,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from horovod_build.cache import WheelCache, cache_folder, own_folder
+from horovod_build.cache import WheelCache, cache_folder
 from horovod_build.errors import BuildError
-from horovod_build.fetch import fetch_release, fetch_tools, unpack
+from horovod_build.fetch import fetch_release, unpack
 from horovod_build.patches import apply_patch
 from horovod_build.plan import Plan
 from horovod_build.show import Progress, say, step
@@ -39,11 +39,10 @@ def obtain_wheel(plan: Plan, force: bool, jobs: int | None) -> Path:
 
 def build(plan: Plan, jobs: int, cache: WheelCache) -> Path:
     """Fetch, patch and compile the release; return the wheel in the cache. Raises BuildError."""
-    log = own_folder(cache_folder() / "logs") / f"{plan.key}.log"
+    log = cache_folder() / "logs" / f"{plan.key}.log"
     with workshop(log) as shop:
         log.write_text(json.dumps(plan.inputs(), indent=1) + "\n", encoding="utf-8")
         env = build_environment(plan, shop, jobs)
-        fetch_tools(shop, env)
         archive = fetch_release(plan.horovod, plan.sha256, shop, env)
         num_added = sum(len(patch.adds) for patch in plan.patches)
         with step(f"unpacked, applied {len(plan.patches)} patches and added {num_added} files"):

@@ -22,7 +22,7 @@ def cache(tmp_path: Path) -> WheelCache:
     return cache
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "no wheel", "no record", "open wheel", "open record"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "no wheel", "no record"])
 def test_a_damaged_wheel_counts_as_absent_and_is_replaced(cache: WheelCache, damage: str, tmp_path: Path) -> None:
     fresh = tmp_path / "horovod-0.28.1-py3-none-any.whl"
     wheel = cache.wheel("key")
@@ -32,10 +32,8 @@ def test_a_damaged_wheel_counts_as_absent_and_is_replaced(cache: WheelCache, dam
         wheel.write_bytes(wheel.read_bytes()[:100])
     elif damage == "flip":
         wheel.write_bytes(b"W" + wheel.read_bytes()[1:])
-    elif damage.startswith("no"):
-        (wheel if damage == "no wheel" else record).unlink()
     else:
-        (wheel if damage == "open wheel" else record).chmod(0o664)
+        (wheel if damage == "no wheel" else record).unlink()
     assert cache.wheel("key") is None
     cache.publish("key", fresh, {})
     assert cache.wheel("key").read_bytes() == fresh.read_bytes()
@@ -50,53 +48,25 @@ def test_one_build_of_a_key_at_a_time(cache: WheelCache) -> None:
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def test_the_cache_is_private(cache: WheelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
-    (tmp_path / "shared" / "hvd_train").mkdir(parents=True, mode=0o775)
-    assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
-    wheel = cache.wheel("key")
-    for path in (cache.folder, wheel.parent, wheel, wheel.with_name("wheel.json")):
-        assert path.stat().st_mode & 0o077 == 0, path
-    # In a folder like /tmp without its sticky bit another user could replace our folder.
-    (tmp_path / "shared").chmod(0o777)
-    with pytest.raises(BuildError, match=r"may be renamed by anybody.*chmod \+t"):
-        WheelCache()
-    (tmp_path / "shared").chmod(0o1777)
-    WheelCache()
-
-
-@pytest.mark.parametrize("planted", ["", "wheels", "wheels/key", "wheels/key/wheel.json"])
-def test_files_of_another_user_are_refused(
-    planted: str, cache: WheelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "home" / "hvd_train"
-    home.mkdir(parents=True)
-    cache.folder.rename(home / "wheels")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home.parent))
-    usual = os.lstat
-
-    def lstat(path: Path) -> os.stat_result:  # only root could give the file away
-        status = list(usual(path))
-        if Path(path) == home / planted:
-            status[stat.ST_UID] = 65534
-        return os.stat_result(status)
-
-    monkeypatch.setattr(os, "lstat", lstat)
-    with pytest.raises(BuildError, match=rf"^{home / planted} belongs to .*65534.*XDG_CACHE_HOME=") as caught:
-        WheelCache().wheel("key")
-    assert "\n" not in str(caught.value)
-
-
-def test_symlinks_in_the_cache_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link could make a build overwrite what it leads to."""
+def test_the_cache_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user can neither have put a wheel there nor lead the build elsewhere."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    elsewhere, link = tmp_path / "elsewhere", tmp_path
-    elsewhere.mkdir()
-    for name in ("hvd_train", "wheels", "key"):
-        link /= name
-        link.symlink_to(elsewhere)
-        with pytest.raises(BuildError, match=f"^{link} is a link"):
-            WheelCache().wheel("key")
-        assert not list(elsewhere.iterdir())
-        link.unlink()
-        link.mkdir()
+    folder = tmp_path / "hvd_train"
+    assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
+    tmp_path.chmod(0o777)
+    with pytest.raises(BuildError, match="any user can rename"):
+        WheelCache()
+    tmp_path.chmod(0o1777)
+    folder.chmod(0o775)
+    with pytest.raises(BuildError, match=f"other users can write to {folder}, .*XDG_CACHE_HOME="):
+        WheelCache()
+    folder.chmod(0o755)
+    WheelCache()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 65534)
+        with pytest.raises(BuildError, match=f"{folder} belongs to user "):
+            WheelCache()
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BuildError, match=f"{folder} is a symlink"):
+        WheelCache()
