@@ -28,8 +28,8 @@ help:
 	@echo "make bench-quick   the ratios, in less than five minutes"
 	@echo "make gpu-check     the trainer on this machine's GPUs: sums, weights, faults, speed (20 minutes); ARGS=\"--stages sums\""
 	@echo "make check         ruff, ruff format --check, mypy --strict, clang-format"
-	@echo "make lock          versions and digests of all packages, again; ARGS=--upgrade takes the newest"
-	@echo "make audit         known faults of the pinned packages, and a bill of materials of .venv (needs the network)"
+	@echo "make lock          renew versions and digests of all packages; ARGS=--upgrade takes the newest"
+	@echo "make audit         known vulnerabilities of the pinned packages, and a bill of materials of .venv (needs the network)"
 	@echo "make env           set up .venv and nothing else; PYTHON=python3.12 chooses its Python"
 	@echo "make build-matrix  build and run Horovod for every supported torch, Python and MPI (an hour or more)"
 	@echo "make clean         remove .venv and all that was built (not runs/)"
@@ -49,7 +49,7 @@ $(STAMPS)/project: $(STAMPS)/packages pyproject.toml $(wildcard hvd_train/*/*.c)
 $(addprefix $(STAMPS)/,environment packages horovod project):
 	@PYTHON="$(PYTHON)" CHOSEN="$(filter-out file,$(origin PYTHON))" packaging/environment.sh $(@F)
 
-# As many ranks as GPUs. torch counts, since it knows CUDA_VISIBLE_DEVICES; it is not asked where there is no driver.
+# As many ranks as GPUs. torch counts, since it knows CUDA_VISIBLE_DEVICES; it is not asked if there is no driver.
 train: env
 	@np="$(NP)"; \
 	if [ -z "$$np" ] && command -v nvidia-smi >/dev/null; then \

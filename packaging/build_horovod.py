@@ -4,11 +4,11 @@
     python packaging/build_horovod.py             build (or take from the cache) and install
     python packaging/build_horovod.py --dry-run   print what was found and what would be built
 
-Run it with the Python of the environment that Horovod is for, in which torch is installed already. Besides, it
-needs only a C++ compiler, make and Python's headers. The release comes from the package index by version and
-digest, gets the patches and the new files that lie beside this file, and is built with Gloo, with MPI where there
-is one, and with NCCL where torch has CUDA. The wheel stays in a cache ($XDG_CACHE_HOME/hvd_train), so that the
-next environment of the same kind installs it in seconds.
+Run it with the Python of the environment that Horovod is for, which must have torch, setuptools, wheel, packaging
+and CMake 3. It also needs a C++ compiler, make and Python's headers. The release comes from the package index by version and
+digest, gets the patches and the new files in this folder, and is built with Gloo, with MPI if there is one, and
+with NCCL if torch has CUDA. The wheel stays in a cache ($XDG_CACHE_HOME/hvd_train), so that the next environment
+of the same kind installs it in seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Import from the folder of this file even where Python is not to look there by itself (-P, -I, PYTHONSAFEPATH).
+# Import from the folder of this file even if Python does not search it (-P, -I, PYTHONSAFEPATH).
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from horovod_build.cache import WheelCache
@@ -48,10 +48,10 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="build the release with only the patches that compiling needs (for comparison)",
     )
-    parser.add_argument("--without-mpi", action="store_true", help="Gloo only, even where there is an MPI")
-    parser.add_argument("--without-cuda", action="store_true", help="for CPUs only, even where torch has CUDA")
+    parser.add_argument("--without-mpi", action="store_true", help="Gloo only, even if there is an MPI")
+    parser.add_argument("--without-cuda", action="store_true", help="for CPUs only, even if torch has CUDA")
     parser.epilog = (
-        "environment: CXX, CUDA_HOME (used where its major version is torch's), HOROVOD_NCCL_HOME, "
+        "environment: CXX, CUDA_HOME (used if its major version is torch's), HOROVOD_NCCL_HOME, "
         "HOROVOD_BUILD_CUDA_CC_LIST (such as 80,90), TMPDIR, XDG_CACHE_HOME, and pip's own variables"
     )
     options = parser.parse_args(arguments)
@@ -61,13 +61,13 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def listed(patch: Patch) -> str:
-    """Return one line on a patch: its name, its reason, its file and the new files that it adds."""
+    """Return one line on a patch: its name, reason, file and added files."""
     files = " + ".join([patch.file, *(source.path for source in patch.adds)])
     return f"{patch.name:4}{patch.why}  [{files}]"
 
 
 def describe(plan: Plan) -> list[str]:
-    """Return lines that say what was found on the machine and what will be built."""
+    """Return lines on what was found and what will be built."""
     cuda = plan.cuda
     if cuda:
         archs = ", ".join(str(arch) for arch in cuda.archs)
@@ -86,7 +86,7 @@ def describe(plan: Plan) -> list[str]:
 
 
 def install(wheel: Path, plan: Plan, force: bool) -> None:
-    """Install the wheel and the few pure Python packages that it needs, and check that it loads. Raises BuildError."""
+    """Install the wheel and its dependencies, and check that it loads. Raises BuildError."""
     installed = installed_version("horovod")
     if installed == plan.version and not force:
         say(f"{plan.version} is installed already")
@@ -101,16 +101,16 @@ def install(wheel: Path, plan: Plan, force: bool) -> None:
 
 
 def must_run(problem: str, command: list[str]) -> None:
-    """Run a command without showing its output. Raises BuildError, with its last lines of stderr, where it fails."""
+    """Run a command without showing its output. Raises BuildError with its last lines of stderr if it fails."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise BuildError(problem, *(f"  {line}" for line in result.stderr.splitlines()[-4:]))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build and install as the command line says, and return the exit code."""
+    """Build and install Horovod; return the exit code."""
     options = parse_options(arguments)
-    # SIGTERM ends the build as Ctrl-C does, so that no compiler keeps running and no temporary folder stays.
+    # SIGTERM ends the build as Ctrl-C does: no compiler keeps running, and the temporary folder is deleted.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.list_patches:

@@ -69,7 +69,7 @@ why_unusable() {
   elif ! is_new_enough .venv/bin/python; then
     echo "it has Python $version"
   elif [ "$CHOSEN" ] && [ "$version" != "$("$PYTHON" -c "$VERSION")" ]; then
-    echo "it has Python $version, not that of $PYTHON"
+    echo "it has Python $version, and PYTHON is $PYTHON"
   elif ! head -2 .venv/bin/pip | grep -qF "$PWD/.venv/bin/"; then
     echo "it was made in another folder"  # its commands hold that folder as an absolute path
   fi

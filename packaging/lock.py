@@ -30,13 +30,13 @@ ABOUT = """\
 
 
 def compiled(uv: str, *arguments: str | Path) -> str:
-    """Return what `uv pip compile` makes of these arguments. Raises CalledProcessError, with its reason on stderr."""
+    """Return the output of `uv pip compile`. Raises CalledProcessError; uv prints the reason."""
     command = [uv, "pip", "compile", "--quiet", "--no-annotate", "--no-header", *map(str, arguments)]
     return subprocess.run(command, cwd=REQUIREMENTS, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def for_each_python(versions: str) -> str:
-    """Return these lines without what is not for Linux, and with those markers alone that are about Python."""
+    """Return the lines for Linux, with only the markers that name a Python version."""
     lines = []
     for line in versions.splitlines():
         package, _, marker = line.partition(" ; ")
@@ -60,7 +60,7 @@ def main() -> int:
     upgrade = ["--upgrade"] if parser.parse_args().upgrade else []
     uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     if uv is None:
-        print("lock: there is no uv beside this Python: make env", file=sys.stderr)
+        print("lock: uv is missing beside this Python; type make env", file=sys.stderr)
         return 2
     constraints = REQUIREMENTS / "constraints.txt"
     try:

@@ -30,7 +30,7 @@ class Cuda:
 
 
 def find_cuda(torch: Torch) -> Cuda:
-    """Return a CUDA compiler of torch's major version, with torch's NCCL. Raises BuildError where either is missing."""
+    """Return a CUDA compiler of torch's major version, with torch's NCCL. Raises BuildError if either is missing."""
     assert torch.cuda is not None
     major = torch.cuda.split(".")[0]
     others = []
@@ -57,7 +57,7 @@ def find_cuda(torch: Torch) -> Cuda:
 
 
 def cuda_homes(torch: Torch) -> list[tuple[Path, bool]]:
-    """Return folders that may hold a CUDA compiler, best first, and for each whether it is a wheel's."""
+    """Return folders that may hold a CUDA compiler, best first, each with whether a wheel brought it."""
     named = [os.environ[name] for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     homes = [(Path(name), False) for name in named]
     homes += [(path, True) for path in sorted((torch.site / "nvidia").glob("cu[0-9][0-9]"))]
@@ -69,15 +69,15 @@ def cuda_homes(torch: Torch) -> list[tuple[Path, bool]]:
 
 
 def nvcc_version(home: Path) -> str | None:
-    """Return the release, such as 13.0, of the nvcc in a CUDA folder; None where there is none that runs."""
+    """Return the release, such as 13.0, of the nvcc in a CUDA folder; None if there is none that runs."""
     match = re.search(r"release (\d+\.\d+)", output_of(home / "bin" / "nvcc", "--version"))
     return match.group(1) if match else None
 
 
 def find_nccl(torch: Torch, cuda_home: Path) -> tuple[str, Path, Path]:
-    """Return version, library and folder of headers of NCCL: of HOROVOD_NCCL_HOME, or of torch.
+    """Return version, library and headers of NCCL, from HOROVOD_NCCL_HOME or torch.
 
-    Raises BuildError where there is none.
+    Raises BuildError if there is none.
     """
     roots = [Path(os.environ[name]) for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME") if os.environ.get(name)]
     for root in [*roots, torch.site / "nvidia" / "nccl", cuda_home, Path("/usr")]:
@@ -92,7 +92,7 @@ def find_nccl(torch: Torch, cuda_home: Path) -> tuple[str, Path, Path]:
             numbers = [re.search(rf"#define NCCL_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
             return ".".join(n.group(1) for n in numbers if n), libraries[0], header.parent
     raise BuildError(
-        "torch has CUDA, but its NCCL is not where the package index puts it (nvidia/nccl): "
+        "torch has CUDA, but not its NCCL (nvidia/nccl beside torch): "
         "set HOROVOD_NCCL_HOME to a folder with include/nccl.h and lib/libnccl.so"
     )
 
@@ -100,8 +100,8 @@ def find_nccl(torch: Torch, cuda_home: Path) -> tuple[str, Path, Path]:
 def cuda_archs(home: Path) -> tuple[int, ...]:
     """Return the compute capabilities to compile for, such as 80 for 8.0.
 
-    They are those of HOROVOD_BUILD_CUDA_CC_LIST, or those of today's cards that this nvcc knows. Raises BuildError
-    where the variable is not a list of numbers.
+    HOROVOD_BUILD_CUDA_CC_LIST names them; the default is each of CUDA_ARCHS that this nvcc knows. Raises BuildError if
+    the variable is not a list of numbers.
     """
     named = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST")
     if named:

@@ -2,4 +2,4 @@
 
 
 class BuildError(Exception):
-    """An error that the user can mend; each argument is one line that says what is wrong, why, and what to type."""
+    """An error that the user can fix; each argument is one line: what is wrong, why, and what to type."""

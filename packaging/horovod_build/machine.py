@@ -25,7 +25,7 @@ OLDEST_GCC = 11  # torch's headers are C++20, and g++ 10 has no <bit> functions 
 
 
 def output_of(*command: str | Path) -> str:
-    """Return what a command prints on stdout, or "" where it fails or cannot be run."""
+    """Return what a command prints on stdout, or "" if it fails or cannot be run."""
     try:
         result = subprocess.run(
             [str(part) for part in command], capture_output=True, text=True, check=False, timeout=60
@@ -36,7 +36,7 @@ def output_of(*command: str | Path) -> str:
 
 
 def installed_version(*names: str) -> str | None:
-    """Return the version of the first of these packages that is installed here; None where none is."""
+    """Return the version of the first of these packages that is installed; None if none is."""
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
@@ -68,9 +68,9 @@ class Torch:
 
 
 def find_torch() -> Torch:
-    """Return the installed torch, by its version file, since an import would take seconds.
+    """Return the installed torch; read its version file, since an import takes seconds.
 
-    Raises BuildError where there is none, or one that is too old or for ROCm.
+    Raises BuildError if there is none, or if it is too old or for ROCm.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -105,7 +105,7 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """Return the compiler: CXX, g++ or c++. Raises BuildError where there is none, or one that is too old for C++20."""
+    """Return the compiler: CXX, g++ or c++. Raises BuildError if there is none or it is too old for C++20."""
     named = os.environ.get("CXX")
     command = next((c for c in ([named] if named else ["g++", "c++"]) if shutil.which(shlex.split(c)[0])), None)
     if command is None:
@@ -155,9 +155,9 @@ def find_cmake() -> Path | None:
 
 
 def check_python_headers(compiler: Compiler) -> None:
-    """Check that the compiler finds Python.h, by CPATH or similar settings, too.
+    """Check that the compiler finds Python.h, in CPATH too.
 
-    Raises BuildError where it does not, or where this Python is too old.
+    Raises BuildError if it does not, or if this Python is too old.
     """
     if sys.version_info[:2] < OLDEST_PYTHON:
         raise BuildError(f"Python {platform.python_version()} is too old: 3.10 is the oldest supported")

@@ -1,4 +1,4 @@
-"""The MPI to build against: that of the machine, or one of the package index."""
+"""Find the MPI to build against: the machine's own, or one from the package index."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Mpi:
     flavour: str
     version: str
     mpicxx: Path
-    prefix: Path | None  # the environment, where the MPI came from the package index; None: the machine's own
+    prefix: Path | None  # the environment of an MPI from the package index; None: the machine's own
 
     def __str__(self) -> str:
         return f"{self.flavour} {self.version} ({'package index' if self.prefix else self.mpicxx})"
 
 
 def find_mpi() -> Mpi | None:
-    """Return the MPI of the machine, since clusters tune theirs, else that of this environment, else None."""
+    """Return the machine's MPI, which clusters tune, else the environment's, else None."""
     own = Path(sysconfig.get_path("scripts"))
     folders = [Path(part) for part in os.get_exec_path() if part]
     machine = os.pathsep.join(str(folder) for folder in folders if not same_folder(folder, own))

@@ -1,4 +1,4 @@
-"""Reads the patches of the release and the new files that they add to it, and applies them."""
+"""Read and apply the patches of the release, with the new files that they add."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOURCE_DIR = Path(__file__).resolve().parents[1] / "horovod_sources"
 
 @dataclass(frozen=True)
 class Source:
-    """A file that a patch adds to the release, from `horovod_sources/`, whose folders are those of the release."""
+    """A file that a patch adds: its path in the release and in `horovod_sources/`, and its text."""
 
     path: str
     text: str
@@ -31,14 +31,14 @@ class Patch:
 
     @property
     def needed_to_build(self) -> bool:
-        """Tell patches named B..., without which the release does not compile, from others, which mend it."""
+        """Whether the release does not compile without this patch: its name begins with B."""
         return self.name.startswith("B")
 
 
 def load_patches(folder: Path = PATCH_DIR, source_folder: Path = SOURCE_DIR) -> list[Patch]:
-    """Read all patches, in the order in which they are applied: by name, those needed to build first.
+    """Read all patches in the order of application: by name, B first.
 
-    Raises BuildError where a patch does not say why, or adds a file that is not in `source_folder`.
+    Raises BuildError if a patch does not say why, or adds a file that is not in `source_folder`.
     """
     patches = []
     for path in sorted(folder.glob("*.patch"), key=_sort_key):
@@ -90,8 +90,8 @@ def parse_diff(text: str) -> list[tuple[str, list[list[str]]]]:
 def apply_patch(patch: Patch, tree: Path) -> None:
     """Apply a patch to the unpacked release and add the patch's new files.
 
-    Raises BuildError where a hunk does not fit in exactly one place, where the diff makes a file by itself, or where
-    the tree already has a file that the patch adds.
+    Raises BuildError if a hunk does not fit in exactly one place, if the diff itself makes a file, or if the release
+    already has a file that the patch adds.
     """
     files = parse_diff(patch.text)
     if not files:

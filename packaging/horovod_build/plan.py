@@ -1,4 +1,4 @@
-"""Everything that a build depends on, found before anything is fetched, and the key of its wheel."""
+"""Find everything that a build depends on before anything is fetched, and name its wheel by a key."""
 
 from __future__ import annotations
 

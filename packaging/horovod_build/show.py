@@ -1,4 +1,4 @@
-"""What the user sees: a line for each step, the progress of compiling, and the first errors in a log."""
+"""Show a line for each step, the progress of compiling, and the first errors in a log."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def say(line: str) -> None:
 
 @contextlib.contextmanager
 def step(what: str) -> Iterator[None]:
-    """Print, after the block has ended without an error, what was done and how long it took."""
+    """Print what the block did and how long it took, unless it raises."""
     start = time.monotonic()
     yield
     say(f"{what} ({time.monotonic() - start:.1f} s)")
 
 
 class Progress:
-    """Shows how far the compilation is: on a terminal in one live line, otherwise in a line now and then."""
+    """Show how far the compilation is: in one live line on a terminal, else in a line every 15 s."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -64,7 +64,7 @@ class Progress:
 
 
 def first_errors(log: Path, limit: int = 4) -> list[str]:
-    """Return up to `limit` different lines of a log that report errors, without those that only follow from others."""
+    """Return up to `limit` different lines of a log that report errors, without mere consequences."""
     signs = re.compile(r"error:|CMake Error|undefined reference|No space left|Killed|ERROR:|cannot find -l")
     noise = re.compile(r"Failed building wheel|subprocess-exited-with-error|returned non-zero|metadata-generation")
     found = []

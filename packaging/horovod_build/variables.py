@@ -1,4 +1,4 @@
-"""The environment variables that steer Horovod's CMake files and our hook in them."""
+"""Set the environment variables that Horovod's CMake files and ours read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod_build.workshop import Workshop
 
 
 def build_environment(plan: Plan, shop: Workshop, jobs: int) -> dict[str, str]:
-    """Return the environment variables of the build. Raises BuildError where the MPI of the environment is damaged."""
+    """Return the environment variables of the build. Raises BuildError if the environment's MPI is damaged."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     for path in CMAKE_FILES:
         shop.copy_of(path)
@@ -38,9 +38,9 @@ def build_environment(plan: Plan, shop: Workshop, jobs: int) -> dict[str, str]:
 
 
 def mpi_environment(mpi: Mpi | None, shop: Workshop, rpath: list[str]) -> dict[str, str]:
-    """Return the variables that say which MPI to link, and add folders for the loader to `rpath`.
+    """Return the variables that name the MPI to link; add folders for the loader to `rpath`.
 
-    Raises BuildError where the MPI of the environment is damaged.
+    Raises BuildError if the environment's MPI is damaged.
     """
     if mpi is None:
         return {"HOROVOD_WITHOUT_MPI": "1"}
@@ -68,7 +68,7 @@ def machine_library_folders(mpicxx: Path) -> list[str]:
 
 
 def cuda_environment(plan: Plan, shop: Workshop, path: str, rpath: list[str]) -> dict[str, str]:
-    """Return the variables that name the CUDA compiler and NCCL, for Horovod, for torch and for our CMake hook.
+    """Return the variables that name the CUDA compiler and NCCL for Horovod, torch and our CMake file.
 
     Folders for the loader are added to `rpath`.
     """

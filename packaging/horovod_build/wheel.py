@@ -1,4 +1,4 @@
-"""The wheel of a plan: from the cache, or fetched, patched and compiled."""
+"""Get the wheel of a plan: from the cache, or fetched, patched and compiled."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from horovod_build.workshop import workshop
 
 
 def obtain_wheel(plan: Plan, force: bool, jobs: int | None) -> Path:
-    """Return the wheel for this plan, from the cache unless `force`, or built now with `jobs` compilers at a time.
+    """Return the wheel of this plan, from the cache unless `force`, or built with `jobs` compilers at a time.
 
-    Raises BuildError where the build fails.
+    Raises BuildError if the build fails.
     """
     cache = WheelCache()
     with cache.lock(plan.key):
@@ -63,7 +63,7 @@ def build(plan: Plan, jobs: int, cache: WheelCache) -> Path:
 
 
 def build_record(plan: Plan) -> dict[str, Any]:
-    """Return what the wheel says about itself in horovod/hvd_train_build.json."""
+    """Return the contents of horovod/hvd_train_build.json, which describes the wheel."""
     return {
         "horovod": plan.horovod,
         "key": plan.key,

@@ -22,9 +22,9 @@ NEEDED_DISK_MB = 1200
 
 
 def build_folder() -> Path:
-    """Return a folder with room for temporary files, whose path has no blank, since make and CMake split at blanks.
+    """Return a folder for temporary files without a blank in its path, where make and CMake split.
 
-    Raises BuildError where there is none.
+    Raises BuildError if there is none.
     """
     too_small = []
     for folder in (Path(tempfile.gettempdir()), Path("/var/tmp"), cache_folder()):  # noqa: S108
@@ -42,14 +42,14 @@ def build_folder() -> Path:
 
 @dataclass(frozen=True)
 class Workshop:
-    """The temporary folder of one build; paths in it have no blank, whatever the path of the environment is."""
+    """The temporary folder of one build; its paths have no blank, even if the environment's path does."""
 
     folder: Path
     prefix: Path  # the environment
     log: Path
 
     def path(self, path: Path) -> Path:
-        """Return the path of a file of the environment through this folder's link to it; other paths as they are."""
+        """Return a path of the environment through this folder's symlink; other paths unchanged."""
         with contextlib.suppress(ValueError):
             return self.prefix / path.relative_to(sys.prefix)
         return path
@@ -63,7 +63,7 @@ class Workshop:
         return [str(self.path(Path(sys.executable))), "-m", "pip", *map(str, arguments)]
 
     def run(self, what: str, command: list[str], env: dict[str, str], progress: Progress | None = None) -> None:
-        """Run a command with its output in the log. Raises BuildError, with errors from the log, where it fails."""
+        """Run a command with its output in the log. Raises BuildError with errors from the log if it fails."""
         with self.log.open("a", encoding="utf-8") as log:
             print("$", shlex.join(command), file=log, flush=True)
             process = subprocess.Popen(

@@ -197,7 +197,10 @@ def test_an_environment_that_does_not_run_is_made_again(
     clone: Path, environ: dict[str, str], program: Program, tmp_path: Path
 ) -> None:
     other_python(program, "3.12")
-    assert f"==> .venv is made again: it has Python {PYTHON[6:]}, not" in make(clone, environ, "PYTHON=python3").stdout
+    assert (
+        f"==> .venv is made again: it has Python {PYTHON[6:]}, and PYTHON is python3"
+        in make(clone, environ, "PYTHON=python3").stdout
+    )
     moved = tmp_path / "elsewhere"
     shutil.copytree(clone, moved, symlinks=True)
     assert "==> .venv is made again: it was made in another folder" in make(moved, environ).stdout
