@@ -5,10 +5,10 @@
     python packaging/build_horovod.py --dry-run   print what was found and what would be built
 
 Run it with the Python of the environment that Horovod is for, which must have torch, setuptools, wheel, packaging
-and CMake 3. It also needs a C++ compiler, make and Python's headers. The release comes from the package index by version and
-digest, gets the patches and the new files in this folder, and is built with Gloo, with MPI if there is one, and
-with NCCL if torch has CUDA. The wheel stays in a cache ($XDG_CACHE_HOME/hvd_train), so that the next environment
-of the same kind installs it in seconds.
+and CMake 3. It also needs a C++ compiler, make and Python's headers. The release comes from the package index by
+version and digest, gets the patches and the new files in this folder, and is built with Gloo, with MPI if there is
+one, and with NCCL if torch has CUDA. The wheel stays in a cache ($XDG_CACHE_HOME/hvd_train), so that the next
+environment of the same kind installs it in seconds.
 """
 
 from __future__ import annotations

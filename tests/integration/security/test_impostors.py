@@ -15,7 +15,7 @@ from tests.support.launching import finished, started, wait_for
 
 pytestmark = ON_HOSTS
 
-CHANGED = "h2 has another ssh host key than the one that is known here, so it may be another machine"
+CHANGED = "h2 has another ssh host key than the known one, so it may be another machine"
 TRAINING = ["digits", "--epochs", "1", "--device", "cpu", "--output-dir", "run"]
 LISTED = "h1 slots=1\nh2 slots=1\n"
 

@@ -72,7 +72,7 @@ Host key for [h2]:2222 has changed and you have requested strict checking.
 Host key verification failed.
 """
 LINE = (
-    "h2 has another ssh host key than the one that is known here, so it may be another machine; if you know why, "
+    "h2 has another ssh host key than the known one, so it may be another machine; if you know why, "
     "forget the old key: ssh-keygen -f '/home/me/a folder/known_hosts' -R '[h2]:2222'"
 )
 

@@ -32,7 +32,7 @@ constexpr int SPINS = 1000;
 constexpr long LOOK_AROUND_NS = 5 * 1000 * 1000;
 
 // Each rank locks one byte of the file for as long as it takes part. The kernel
-// releases the lock when the process ends, in whatever way, so the locks show
+// releases the lock when the process ends in any way, so the locks show
 // which ranks are alive.
 struct flock LockOf(int rank) {
   struct flock lock{};
@@ -87,7 +87,7 @@ SharedMemory::Origin SharedMemory::Create() {
   snprintf(origin.name, sizeof(origin.name), "horovod-%08x%08x", random(),
            random());
   fd_ = memfd_create(origin.name, MFD_CLOEXEC);
-  // Reserve all pages now: where memory is limited, this call fails, and not a
+  // Reserve all pages now: if memory is limited, this call fails, and not a
   // later write, which would end the process by a signal.
   if (fd_ >= 0 && posix_fallocate(fd_, 0, (off_t)Bytes()) != 0) {
     close(fd_);
@@ -180,7 +180,7 @@ void SharedMemory::AllreduceSmall(uint8_t* data, size_t elements,
                                   size_t element_size,
                                   const Reduction& reduce) {
   // The two sets of buffers are used in turn, since a slow rank may still be
-  // reading those of the previous call.
+  // reading the buffers of the previous call.
   ++small_ones_;
   std::memcpy(Small(rank_), data, elements * element_size);
   Barrier();
@@ -253,18 +253,18 @@ void SharedMemory::Sleep(uint32_t generation) {
     syscall(SYS_futex, &header().generation, FUTEX_WAIT, generation, &a_while,
             nullptr, 0);
     auto waited = std::chrono::steady_clock::now() - begin;
-    hopeless = header().broken || SomebodyLeft() ||
+    hopeless = header().broken || RankLeft() ||
                (timeout_.count() > 0 && waited > timeout_);
   }
   --header().sleepers;
   // A rank may leave as soon as all have arrived, so a rank that has left is a
-  // failure only where the barrier has not been passed.
+  // failure only if the barrier has not been passed.
   if (header().generation == generation) {
     Break();
   }
 }
 
-bool SharedMemory::SomebodyLeft() const {
+bool SharedMemory::RankLeft() const {
   for (int rank = 0; rank < size_; ++rank) {
     struct flock lock = LockOf(rank);
     if (rank != rank_ && fcntl(fd_, F_GETLK, &lock) == 0 &&

@@ -2,7 +2,7 @@
 //
 // Gloo sends everything through sockets, even between two processes on the same
 // host: the kernel copies each piece twice and wakes Gloo's thread for it. MPI
-// uses shared memory, but polls. Where all ranks of a process set are on one
+// uses shared memory, but polls. If all ranks of a process set are on one
 // host, they instead place their data side by side in shared memory, and each
 // rank reduces its own part of it, in the order of the ranks. The memory has no
 // name in any file system: the other ranks open it through /proc/<pid>/fd of
@@ -46,7 +46,7 @@ public:
   using Reduction =
       std::function<void(void* c, const void* a, const void* b, size_t)>;
 
-  // Collective. Returns null on all ranks where any one of them cannot use the
+  // Collective. Returns null on all ranks if any one of them cannot use the
   // memory: ranks on several hosts or in containers of their own, too little
   // memory, or HVD_TRAIN_SHARED_MEMORY=0.
   static std::unique_ptr<SharedMemory> Establish(const SharingRanks& ranks);
@@ -56,7 +56,7 @@ public:
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   // Collective. Replaces the data with the reduction over all ranks. Throws
-  // std::runtime_error where another rank has left, or stays silent for longer
+  // std::runtime_error if another rank has left, or stays silent for longer
   // than the timeout; nothing can be reduced afterwards.
   void Allreduce(void* data, size_t elements, size_t element_size,
                  const Reduction& reduce);
@@ -109,7 +109,7 @@ private:
   // Returns when all ranks have called it, or throws as Allreduce does.
   void Barrier();
   void Sleep(uint32_t generation);
-  bool SomebodyLeft() const;
+  bool RankLeft() const;
   [[noreturn]] void Break();
 
   int rank_;

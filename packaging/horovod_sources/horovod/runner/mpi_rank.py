@@ -1,14 +1,14 @@
 """Run one rank of an MPI job: mpirun starts this program, and this program starts the rank.
 
-mpirun cannot stop ranks gently: it waits out a fixed time before SIGTERM and the same time again before SIGKILL, though
-all have ended long before, and the first rank that fails ends the others in that way. So a rank has a guard, out of
-mpirun's reach, which gives the rank one SIGTERM and its time to commit as soon as
+mpirun cannot stop ranks gently: it waits a fixed time before SIGTERM and the same time before SIGKILL, even if all
+ranks have ended, and it stops the other ranks in this way when one fails. So each rank has a guard in a session of its
+own, which mpirun does not signal. The guard sends its rank one SIGTERM, and waits for it to commit, when
 
 - SIGUSR1 arrives, which mpirun passes on from horovodrun, or SIGTERM or SIGINT, or
 - mpirun, or its daemon on this host, has ended or has killed what it started: then the pipe to the guard closes.
 
-What horovodrun must know goes to it by standard error, in a line of its own for each rank that starts or ends.
-Imports nothing of Horovod, since it starts with every rank.
+The guard reports the start and the end of its rank to horovodrun, each in one line of standard error. This module
+imports nothing of Horovod, since it starts with every rank.
 """
 
 from __future__ import annotations
@@ -25,50 +25,50 @@ import time
 
 STARTED, ENDED = "started", "ended"
 _NOTICE = "<horovodrun: rank {rank} {what} {code}>"
-_ANSWER_S = 10.0  # how much longer than for the ranks a guard waits for horovodrun's last word
+_ANSWER_S = 10.0  # how long a guard waits for horovodrun's second signal after the ranks' time
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 
 def notice(what: str, code: int = 0) -> str:
-    """Return the line by which this process tells horovodrun that its rank has STARTED or ENDED."""
+    """Return the line that reports to horovodrun that the rank has STARTED or ENDED."""
     rank = next((os.environ[name] for name in _RANKS if name in os.environ), "?")
     return _NOTICE.format(rank=rank, what=what, code=code)
 
 
-def _tell(what: str, code: int = 0) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more
+def _report(what: str, code: int = 0) -> None:
+    with contextlib.suppress(OSError):  # horovodrun is gone
         os.write(2, f"{notice(what, code)}\n".encode())
 
 
-def guard(command: list[str], told: int, grace_s: float) -> int:
-    """Run the rank, and end it once `told`, the end of a pipe, can be read; return its exit code, as a shell has it.
+def guard(command: list[str], orders: int, grace_s: float) -> int:
+    """Run the rank, and stop it when the pipe `orders` can be read; return its exit code, as a shell has it.
 
-    Where a rank was told to end, or failed, this waits for another word through the pipe, which horovodrun sends once
-    all ranks have ended, and returns 0: mpirun, seeing the end of this process, would kill the ranks that still commit.
+    If the rank was stopped or failed, wait for a second byte in the pipe, which horovodrun sends when all ranks have
+    ended, and return 0: if this process ended, mpirun would kill the ranks that still commit.
     """
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     for number in (signal.SIGCHLD, *_STOP_SIGNALS):  # the guard itself ends last
         signal.signal(number, lambda signum, frame: None)
-    _tell(STARTED)
+    _report(STARTED)
     try:
         rank = subprocess.Popen(command, start_new_session=True, close_fds=False)  # MPICH hands one down
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         sys.stderr.flush()
-        _tell(ENDED, 127)
+        _report(ENDED, 127)
         return 127
     deadline: float | None = None
     closed = False
     while rank.poll() is None:
-        pipes = [woken] if closed else [woken, told]
+        pipes = [woken] if closed else [woken, orders]
         ready, _, _ = select.select(pipes, [], [], None if deadline is None else max(0.0, deadline - time.monotonic()))
         if woken in ready:
             os.read(woken, 512)
-        if told in ready:
-            closed = not os.read(told, 1)
+        if orders in ready:
+            closed = not os.read(orders, 1)
             if deadline is None:
                 deadline = time.monotonic() + grace_s
                 rank.terminate()
@@ -76,38 +76,38 @@ def guard(command: list[str], told: int, grace_s: float) -> int:
             rank.kill()
             rank.wait()
     with contextlib.suppress(OSError):
-        os.killpg(rank.pid, signal.SIGKILL)  # what it has left behind
+        os.killpg(rank.pid, signal.SIGKILL)  # processes that it left behind
     code = rank.returncode if rank.returncode >= 0 else 128 - rank.returncode
-    _tell(ENDED, code)
+    _report(ENDED, code)
     end = time.monotonic() + grace_s + _ANSWER_S
     asked = deadline is not None
     while (code or asked) and not closed and time.monotonic() < end:
-        if not select.select([told], [], [], 1.0)[0]:
-            _tell(ENDED, code)  # mpirun may have cut the first one in two, if the rank printed much at its end
-        elif os.read(told, 1) and not asked:
-            asked = True  # that was the wish to end
+        if not select.select([orders], [], [], 1.0)[0]:
+            _report(ENDED, code)  # mpirun may have cut the first one in two, if the rank printed much at its end
+        elif os.read(orders, 1) and not asked:
+            asked = True  # that was the order to stop
         else:
             return 0
     return code
 
 
 def main() -> int:
-    """Run `mpi_rank.py SECONDS COMMAND`: a rank that has so many seconds to end; the command is one argument.
+    """Run `mpi_rank.py SECONDS COMMAND`: a rank and its seconds to stop; the command is one argument.
 
     Returns the rank's exit code.
     """
     grace_s, command = float(sys.argv[1]), shlex.split(sys.argv[2])
-    told, tell = os.pipe()
+    orders, order = os.pipe()
     guarding = os.fork()
     if guarding == 0:
-        os.close(tell)
+        os.close(order)
         os.setsid()
-        os._exit(guard(command, told, grace_s))
-    os.close(told)
+        os._exit(guard(command, orders, grace_s))
+    os.close(orders)
     with contextlib.suppress(Exception):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: SIGTERM when mpirun's daemon is gone
     for number in _STOP_SIGNALS:
-        signal.signal(number, lambda signum, frame: os.write(tell, b"."))
+        signal.signal(number, lambda signum, frame: os.write(order, b"."))
     _, status = os.waitpid(guarding, 0)
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 

@@ -1,9 +1,9 @@
-"""Run mpirun for horovodrun and read what it reports, so that a job ends at once, in one line and with the right code.
+"""Run mpirun for horovodrun and read its reports, so that a job ends at once, in one line and with the right code.
 
-Each rank has a guard (`mpi_rank.py`), which says on stderr when the rank has started and how it has ended. horovodrun
-ends the ranks through their guards, and mpirun only once all ranks have ended. Where a job fails otherwise, Open MPI
-says so in a box of several lines between two rows of dashes. Notices and boxes are taken out of the output and read;
-everything else passes through as it comes.
+Each rank has a guard (`mpi_rank.py`), which reports on stderr when the rank starts and how it ends. horovodrun stops
+the ranks through their guards, and mpirun only when all ranks have ended. Other failures are reported by Open MPI in a
+box of several lines between two rows of dashes. Notices and boxes are read and removed from the output; everything
+else passes through unchanged.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _EXIT = re.compile(r"Process name: +\[.*,(\d+)\].*?Exit code: +(\d+)", re.DOTALL
 _SIGNAL = re.compile(r"process rank (\d+) .*?exited on\s+signal (\d+)", re.DOTALL)
 _NOTICE = re.compile(r"<horovodrun: rank (\d+) (started|ended) (\d+)>")
 _FORWARDING = re.compile(r"(mpirun|prterun|mpiexec): Forwarding signal \d+ to job\s*")
-_TAG = re.compile(r"([^\[]*\[[^\]]*\](<stderr>)?:?)?\s*")  # what mpirun puts before a line: time, rank, stream
-_MARGIN_S = 5.0  # for the way from horovodrun to the guards and back, and for mpirun to end
+_TAG = re.compile(r"([^\[]*\[[^\]]*\](<stderr>)?:?)?\s*")  # mpirun's prefix of a line: time, rank, stream
+_MARGIN_S = 5.0  # for signals to the guards and back, and for mpirun to end
 
 
 def guarded(command: list[str]) -> list[str]:
-    """Return the command that mpirun is to start on each rank instead of `command`."""
+    """Return the command that mpirun starts on each rank instead of `command`."""
     grace = f"{GRACEFUL_TERMINATION_TIME_S:g}"
     return [sys.executable, "-I", "-S", os.path.abspath(mpi_rank.__file__), grace, shlex.join(command)]
 
 
 class MpirunReport:
-    """Separates the guards' notices and mpirun's report on a failed worker from all else that is printed on stderr.
+    """Separate the guards' notices and mpirun's report of a failed worker from other lines of stderr.
 
     `failure` is the rank and the exit code (128 + N for signal N) of the first worker reported, None before that;
-    `started` holds the ranks that have started and `ended` the exit codes of those that have ended. What is neither
-    notice nor report goes to `write`, unchanged, until `silent` is set.
+    `started` holds the ranks that have started and `ended` the exit codes of those that have ended. Other lines
+    go to `write`, unchanged, until `silent` is set.
     """
 
     def __init__(self, write: Callable[[str], object]) -> None:
@@ -61,7 +61,7 @@ class MpirunReport:
         self._box: list[str] | None = None
 
     def feed(self, line: str) -> None:
-        """Take one line of mpirun's stderr, with its line end."""
+        """Read one line of mpirun's stderr, with its line end."""
         line, count = _NOTICE.subn(self._note, line)
         if (count and _TAG.fullmatch(line)) or _FORWARDING.fullmatch(line):
             return
@@ -89,7 +89,7 @@ class MpirunReport:
             self._show(text)
 
     def close(self) -> None:
-        """End the open box, which may be half of one where the output ended: read it if it is a report, or write it."""
+        """End the open box, which may be unfinished: read it if it is a report, else write it."""
         box = "".join(self._box or [])
         self._box = None
         if not _REPORT.search(box):
@@ -108,7 +108,7 @@ def _write_stderr(text: str) -> None:
 
 
 def _pass_on(output: IO[bytes]) -> None:
-    """Write what mpirun prints to standard output, as it comes: where nobody reads it, mpirun would end the job."""
+    """Pass on mpirun's standard output, even without a reader: otherwise mpirun would end the job."""
     binary = getattr(sys.stdout, "buffer", None)  # a notebook's has none
     while chunk := os.read(output.fileno(), 65536):
         if binary is None:
@@ -132,13 +132,13 @@ def _end_with_parent() -> None:
 def run_mpirun(command: str, env: Mapping[str, str], settings: Any) -> None:
     """Run a shell command line that starts mpirun; return when the job has succeeded.
 
-    `settings` are horovodrun's: `hosts` and `num_proc` say on which host a rank runs. At SIGINT and SIGTERM, and where
+    `settings` are horovodrun's: `hosts` and `num_proc` say on which host a rank runs. At SIGINT and SIGTERM, and if
     a rank fails, each rank gets one SIGTERM and HVD_TRAIN_GRACE_SECONDS to finish.
 
-    Raises JobFailedError where a worker failed, mpirun itself failed or a signal stopped the job.
+    Raises JobFailedError if a worker failed, mpirun itself failed or a signal stopped the job.
     """
     env = dict(env)
-    # The guards wait for the ranks; mpirun would wait on its own, twice, whether or not a rank is left.
+    # The guards wait for the ranks; mpirun would wait twice more, even if no rank is left.
     for name in ("OMPI_MCA_odls_base_sigkill_timeout", "PRTE_MCA_odls_base_sigkill_timeout"):
         env.setdefault(name, "0")
 
@@ -199,13 +199,13 @@ def run_mpirun(command: str, env: Mapping[str, str], settings: Any) -> None:
                 # Not all are there, so none has trained; and mpirun may not be ready to pass a signal on.
                 mpirun.terminate()
         if deadline is not None and (len(report.ended) == settings.num_proc or time.monotonic() > deadline):
-            report.silent = True  # what mpirun may say about the end of the guards
+            report.silent = True  # mpirun may report the end of the guards
             _end(mpirun)
     for reader in readers:
         reader.join(timeout=_MARGIN_S)
 
     if len(report.ended) == settings.num_proc and not any(report.ended.values()):
-        return  # also where a signal came as the last rank finished
+        return  # even if a signal came as the last rank finished
     if stopped_by is not None:
         raise interrupted(stopped_by)
     exit_code = mpirun.returncode
@@ -221,7 +221,7 @@ def run_mpirun(command: str, env: Mapping[str, str], settings: Any) -> None:
 
 
 def _end(mpirun: subprocess.Popen[bytes]) -> None:
-    """End mpirun, whose ranks have ended or have had their time: a second word to the guards, or else by force."""
+    """End mpirun after its ranks: by a second signal to the guards, else by force."""
     for signum in (signal.SIGUSR1, signal.SIGTERM, signal.SIGKILL):
         mpirun.send_signal(signum)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,10 +1,10 @@
-// Signatures on what passes between a rank and the launcher's store.
+// Sign the requests of a rank to the launcher's store, and its answers.
 //
 // The store is where ranks learn each other's addresses, and it listens on a
 // network. The launcher and its ranks share a key, which travels in their
 // environments; each request and each answer is signed with it (HMAC-SHA-256,
-// RFC 2104, FIPS 180-4). So neither a stranger's request nor the answer of a
-// stranger who listens at the store's port is believed, and the key itself is
+// RFC 2104, FIPS 180-4). So neither an unauthenticated client's request nor the
+// answer of an impostor at the store's port is accepted, and the key itself is
 // never sent. horovod/runner/http/signature.py is the store's side.
 
 #ifndef HOROVOD_GLOO_SIGNATURE_H
@@ -24,8 +24,8 @@ namespace common {
 std::string Sha256(const std::string& message);
 std::string HmacSha256(const std::string& key, const std::string& message);
 
-// One request to the store. Each has a number of its own, by which the store
-// knows one that is sent again by somebody who has recorded it.
+// One request to the store. Each has a nonce, by which the store refuses a
+// recorded request that is sent again.
 class SignedRequest {
 public:
   SignedRequest(const std::string& method, const std::string& path,

@@ -1,6 +1,6 @@
-"""Signatures on what passes between the store of a job and its ranks; horovod/common/gloo/signature.h says what for.
+"""Sign the requests of ranks to the job's store, and its answers; horovod/common/gloo/signature.h says why.
 
-A request has a number of its own, and the answer to it is signed with that number: neither can be used again.
+Each request has a nonce, and the answer is signed with it, so neither can be sent again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 KEY = "HOROVOD_RENDEZVOUS_KEY"
-"""The variable with the key of a job, in the environment of its launcher and its ranks: never on a command line."""
+"""The environment variable with the job's key, which is never on a command line."""
 NONCE, DIGEST, SIGNATURE = "Horovod-Nonce", "Horovod-Digest", "Horovod-Signature"
 MOST_BYTES = 64 << 20
 """The longest body of a request. (The addresses of 1,024 ranks take 170 KB.)"""
@@ -30,12 +30,12 @@ def make_key() -> str:
 
 
 def key_of_job() -> str:
-    """Return the key of the job that this process belongs to; empty where it has none, and nothing is signed."""
+    """Return the key of this process's job; empty if it has none, and then nothing is signed."""
     return os.environ.get(KEY, "")
 
 
 def digest(body: bytes) -> str:
-    """Return SHA-256 of a body, in hexadecimal digits."""
+    """Return the SHA-256 of a body in hexadecimal digits."""
     return hashlib.sha256(body).hexdigest()
 
 
@@ -50,7 +50,7 @@ def of_answer(key: str, nonce: str, status: int, body: bytes) -> str:
 
 
 def is_equal(one: str, other: str) -> bool:
-    """Compare two signatures in a time that does not depend on where they differ."""
+    """Compare two signatures in constant time."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 
@@ -83,17 +83,17 @@ class Requester:
 
 
 class Seen:
-    """The requests that the store has taken, so that none is taken twice.
+    """The requests that the store has accepted, so that none is accepted twice.
 
-    Each process counts its requests; of those that it has sent last the store remembers which have come.
+    Each process numbers its requests; the store remembers which of the last 1,024 numbers have arrived.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of_process: dict[str, tuple[int, int]] = {}  # the highest number, and in bits those up to it
+        self._of_process: dict[str, tuple[int, int]] = {}  # the highest number, and a bit for each number up to it
 
     def is_new(self, nonce: str) -> bool:
-        """Note a request, and return whether it comes for the first time; False for one that is very late."""
+        """Note a request; return whether it is new. A request 1,024 numbers late is not."""
         process, _, count = nonce.partition("-")
         if not (count.isascii() and count.isdigit() and len(count) < 20):
             return False
@@ -110,16 +110,16 @@ class Seen:
 
 
 class Doorkeeper:
-    """Decides which requests a store takes, and tells once of one that it does not."""
+    """Decide which requests a store accepts, and report the first one that it refuses."""
 
     def __init__(self) -> None:
         self.key = key_of_job()
         self._seen = Seen()
         self._lock = threading.Lock()
-        self._is_told = False
+        self._has_reported = False
 
     def admits(self, method: str, path: str, headers: Mapping[str, str]) -> bool:
-        """Return whether a request is one of this job's, which has not come before; all are where there is no key."""
+        """Return whether a request is this job's and new; without a key, every request is."""
         if not self.key:
             return True
         nonce = headers.get(NONCE, "")
@@ -127,17 +127,17 @@ class Doorkeeper:
         return is_equal(headers.get(SIGNATURE, ""), signature) and self._seen.is_new(nonce)
 
     def takes(self, headers: Mapping[str, str], body: bytes) -> bool:
-        """Return whether the body of a request that was admitted is the one that was signed."""
+        """Return whether the body of an admitted request is the signed one."""
         return not self.key or is_equal(headers.get(DIGEST, ""), digest(body))
 
     def refused(self, address: str, why: str) -> None:
-        """Tell the user, once in the life of the store, that a stranger has knocked."""
+        """Report a refused request, once in the life of the store."""
         with self._lock:
-            is_told, self._is_told = self._is_told, True
-        if not is_told:
+            has_reported, self._has_reported = self._has_reported, True
+        if not has_reported:
             print(
-                f"horovod: refused a request from {address} ({why}); it is not of this job, and further ones "
-                "are refused without a word",
+                f"horovod: refused a request from {address} ({why}): it does not belong to this job; "
+                "later ones are refused without a message",
                 file=sys.stderr,
                 flush=True,
             )

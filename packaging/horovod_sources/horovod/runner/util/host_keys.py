@@ -1,7 +1,7 @@
-"""Whether ssh takes another host for the one that it says it is, and what to say where ssh does not.
+"""Choose which host keys ssh accepts, and describe a refused key in one line.
 
-The user's ssh configuration decides. Where it says nothing (ssh's default is to ask, and nobody is there to answer), a
-host that is new is believed and its key kept; a key that has changed since is refused, as it always is.
+The user's ssh configuration decides. If it says nothing (ssh's default is to ask, but a job cannot answer), the key of
+a new host is accepted and kept; ssh always refuses a key that has changed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Protocol
 _LIMIT_S = 10.0  # for the user's own commands in `Match exec`
 _REFUSED = "Host key verification failed."
 _EDGE = "@" * 40  # of ssh's warning, which takes fifteen lines
-_GOES_ON = "to avoid man-in-the-middle attacks"  # its end where the user has said that the key does not matter
+_GOES_ON = "to avoid man-in-the-middle attacks"  # its last line if the user's configuration accepts any key
 _KNOWN_AS = re.compile(r"Host key for (\S+) has changed")
 _FILE = re.compile(r"Offending \S+ key in (.+):\d+")
 
 
 def option(host: str) -> str:
-    """Return the option of ssh that takes new host keys, or "" where the user's configuration of this host decides."""
+    """Return the ssh option that accepts new host keys, or "" if the user's configuration decides."""
     try:
         done = subprocess.run(
             ["ssh", "-G", "--", host],
@@ -37,7 +37,7 @@ def option(host: str) -> str:
 
 
 def problem(host: str, output: str) -> str | None:
-    """Return one line on a host whose key ssh has refused, and what to type; None where `output` says no such thing."""
+    """Return one line on a host key that ssh refused, with what to type; None if `output` shows none."""
     if _REFUSED not in output:
         return None
     if "HAS CHANGED" in output:
@@ -45,36 +45,36 @@ def problem(host: str, output: str) -> str | None:
         forget = f"-f {quote(file[1].strip())} " if file else ""
         forget += f"-R {quote(known_as[1] if known_as else host)}"
         return (
-            f"{host} has another ssh host key than the one that is known here, so it may be another machine; "
+            f"{host} has another ssh host key than the known one, so it may be another machine; "
             f"if you know why, forget the old key: ssh-keygen {forget}"
         )
     return (
-        f"{host} has an ssh host key that is not known here, and your ssh configuration takes no new ones; "
+        f"{host} has an ssh host key that is not known here, and your ssh configuration accepts no new ones; "
         f"to compare and accept it: ssh -o StrictHostKeyChecking=ask {host} true"
     )
 
 
 class Stream(Protocol):
-    """Where text is written."""
+    """A stream to write text to."""
 
     def write(self, text: str, /) -> object:
-        """Write a text."""
+        """Write text."""
 
     def flush(self) -> object:
-        """Pass on what is written."""
+        """Flush the stream."""
 
 
 class OneLine:
-    """A stream that passes on what ssh and its command print, and puts one line in the place of ssh's warning."""
+    """A stream that passes on the output of ssh, with one line instead of its warning of fifteen lines."""
 
     def __init__(self, stream: Stream, host: str) -> None:
-        """Write to `stream` what the ssh to this host prints."""
+        """Write the output of the ssh to this host to `stream`."""
         self._stream = stream
         self._host = host
         self._warning = ""
 
     def write(self, text: str) -> None:
-        """Take one line, with its line end and perhaps a prefix."""
+        """Accept one line, with its line end and perhaps a prefix."""
         if self._warning or _EDGE in text:
             self._warning += text
             if _REFUSED not in text and _GOES_ON not in text and self._warning.count("\n") < 30:
@@ -84,11 +84,11 @@ class OneLine:
         self._stream.write(f"horovodrun: {message}\n" if message else text)
 
     def flush(self) -> None:
-        """Pass on what is written, except the half of a warning."""
+        """Flush the stream; an unfinished warning stays here."""
         self._stream.flush()
 
     def close(self) -> None:
-        """Pass on the half of a warning as it is; the stream stays open."""
+        """Write an unfinished warning as it is; the stream stays open."""
         if self._warning:
             self._stream.write(self._warning)
             self._warning = ""

@@ -1,8 +1,8 @@
-"""By which network interfaces the hosts of a job and horovodrun's own host reach one another.
+"""Find the network interfaces by which the hosts of a job and horovodrun's host reach each other.
 
-Each other host, which ssh starts this module on, tries all addresses of horovodrun's host, and says on its standard
-output from which of its own interfaces it reached which of them. It opens no port. horovodrun listens at all its
-addresses while it searches, since it is these that are tried, and answers only who has the key of the job.
+ssh starts this module on each other host. There it tries all addresses of horovodrun's host, and prints which of its
+own interfaces reached which of them. It opens no port. Meanwhile horovodrun listens at all its addresses, and answers
+only requests that are signed with the job's key.
 """
 
 from __future__ import annotations
@@ -29,39 +29,40 @@ from horovod.runner.util import host_keys, network, threads
 from horovod.runner.util.remote import get_remote_command
 
 _TRY_S = 5.0
-_ALL_S = 10.0  # for all addresses together, also where one answers a byte at a time
+_ALL_S = 10.0  # for all addresses together, even if one answers a byte at a time
 _FOUND = "horovodrun is reached by: "  # shells may have printed other lines before
 
 
 class _Answer(NamedTuple):
-    """What a host has found (horovodrun's interfaces, each with those of its own that lead there), or why nothing."""
+    """horovodrun's interfaces, each with the host's own ones that reach it; or the problem."""
 
     ways: Mapping[str, Sequence[str]]
     problem: str | None = None
 
 
 class _Mirror(KVStoreHandler):  # type: ignore[misc]  # Horovod has no types
-    """Tells who asks from which address it came, so that it knows its interface, and sees a network that changes it."""
+    """Answer a request with the address it came from, which names the client's interface."""
 
     def do_GET(self) -> None:  # noqa: N802  # http.server's name
         self._answer(200, self.client_address[0].encode())
 
 
 def common_interfaces(hosts: Sequence[str], settings: Any) -> list[str]:
-    """Return the interfaces by which these other hosts and this one reach one another, the likeliest first.
+    """Return the interfaces by which these hosts and this one reach each other, the likeliest first.
 
-    They have the same name on all, since Horovod gives all ranks one name. Raises JobFailedError where there is none.
+    An interface must have one name on all hosts, since Horovod gives all ranks one name. Raises JobFailedError if there
+    is none.
     """
     own = _interfaces()
     own.pop(_interface_of("127.0.0.1", own), None)
     seconds = settings.start_timeout.remaining()
     over = threading.Event()
     with _listening() as port:
-        told = json.dumps({"key": signature.key_of_job(), "port": port, "addresses": own}).encode()
+        search = json.dumps({"key": signature.key_of_job(), "port": port, "addresses": own}).encode()
         alarm = threading.Timer(seconds, over.set)
         alarm.start()
         try:
-            asked = [[host, told, settings, over] for host in hosts]
+            asked = [[host, search, settings, over] for host in hosts]
             answers = threads.execute_function_multithreaded(_ask, asked)
         finally:
             alarm.cancel()
@@ -75,15 +76,15 @@ def common_interfaces(hosts: Sequence[str], settings: Any) -> list[str]:
     common = [name for name in own if all(name in answer.ways.get(name, ()) for answer in found.values())]
     if not common:
         raise JobFailedError(
-            f"no network interface has one name on all hosts: {_described(found)}; give them one name, or take an "
-            "elastic job (train_elastic.sh), where each host may have its own",
+            f"no network interface has one name on all hosts: {_described(found)}; give them one name, or use an "
+            "elastic job (train_elastic.sh), in which names may differ",
             1,
         )
     first = _interface_to(hosts[0], own)
     return sorted(common, key=lambda name: name != first)
 
 
-def _ask(host: str, told: bytes, settings: Any, over: threading.Event) -> _Answer:
+def _ask(host: str, search: bytes, settings: Any, over: threading.Event) -> _Answer:
     printed, errors = io.StringIO(), io.StringIO()
     try:
         command = get_remote_command(
@@ -93,17 +94,19 @@ def _ask(host: str, told: bytes, settings: Any, over: threading.Event) -> _Answe
             identity_file=settings.ssh_identity_file,
             reads_stdin=True,
         )
-    except JobFailedError as error:  # this is a thread of its own
+    except JobFailedError as error:  # this runs in a thread
         return _Answer({}, str(error))
-    code = safe_shell_exec.execute(command, stdout=printed, stderr=errors, events=[over], stdin=told)
+    code = safe_shell_exec.execute(command, stdout=printed, stderr=errors, events=[over], stdin=search)
     for line in printed.getvalue().splitlines():
         if code == 0 and line.startswith(_FOUND):
             return _Answer(json.loads(line.removeprefix(_FOUND)))
     if over.is_set():
-        return _Answer({}, f"{host} has not found its way here in time (--start-timeout gives it longer)")
+        return _Answer({}, f"{host} did not reach this host in time; --start-timeout gives it longer")
     said = [line.strip() for line in (errors.getvalue() or printed.getvalue()).splitlines() if line.strip()]
     why = f": {said[-1]}" if said else f" (exit code {code})"
-    return _Answer({}, host_keys.problem(host, errors.getvalue()) or f"{host} cannot look for its way here{why}")
+    return _Answer(
+        {}, host_keys.problem(host, errors.getvalue()) or f"{host} cannot search for a way to this host{why}"
+    )
 
 
 @contextmanager
@@ -120,10 +123,10 @@ def _listening() -> Iterator[int]:
 
 
 def reached(addresses: Mapping[str, Sequence[str]], port: int) -> dict[str, list[str]]:
-    """Return for each of horovodrun's interfaces, here given with their addresses, the own ones that lead there.
+    """Return, for each of horovodrun's interfaces with their addresses, this host's interfaces that reach it.
 
-    Only an answer that is signed with the key of the job counts: two hosts often have the same address on a network
-    that is theirs alone, and anybody may listen there.
+    Only an answer that is signed with the job's key counts: two hosts often have the same address on private networks
+    of their own, and another program may listen there.
     """
     own, found = _interfaces(), [(name, address) for name, several in addresses.items() for address in several]
     ways: dict[str, list[str]] = {}
@@ -131,7 +134,7 @@ def reached(addresses: Mapping[str, Sequence[str]], port: int) -> dict[str, list
     def attempt(name: str, address: str) -> None:
         with suppress(OSError, HTTPException):
             seen = http_client.request("GET", address, port, "/", timeout_s=_TRY_S).decode(errors="replace")
-            if by := _interface_of(seen, own):  # none where the network has put another address in its place
+            if by := _interface_of(seen, own):  # none if the network translates addresses
                 ways.setdefault(name, []).append(by)
 
     attempts = [threading.Thread(target=attempt, args=pair, daemon=True) for pair in found]
@@ -157,7 +160,7 @@ def _interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str:
 
 
 def _interface_to(host: str, interfaces: Mapping[str, Sequence[str]]) -> str:
-    """Return the interface by which packets leave for a host, "" where only ssh knows its name."""
+    """Return the interface of packets to a host, "" if only ssh knows its name."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         if address := network.resolve_host_address(host):
             probe.connect((address, 9))  # sends nothing; any port will do
@@ -170,7 +173,7 @@ def _listed(interfaces: Mapping[str, Sequence[str]]) -> str:
 
 
 def _described(found: Mapping[str, _Answer]) -> str:
-    """Say by which interfaces which of horovodrun's are reached, for one host of those to which the same applies."""
+    """Describe which interfaces reach which, once for all hosts with the same answer."""
     lines: dict[str, str] = {}
     for host, answer in found.items():
         lines.setdefault(", ".join(f"{name} by {' and '.join(own)}" for name, own in answer.ways.items()), host)
@@ -178,11 +181,11 @@ def _described(found: Mapping[str, _Answer]) -> str:
 
 
 def main() -> None:
-    """Read JSON from the standard input, where the key is not seen by other users, and print what is reached."""
+    """Read JSON from standard input, which hides the key from other users; print what is reached."""
     try:
-        told = json.load(sys.stdin)
-        os.environ[signature.KEY] = str(told["key"])
-        addresses, port = {str(name): [*map(str, of)] for name, of in told["addresses"].items()}, int(told["port"])
+        search = json.load(sys.stdin)
+        os.environ[signature.KEY] = str(search["key"])
+        addresses, port = {str(name): [*map(str, of)] for name, of in search["addresses"].items()}, int(search["port"])
     except (ValueError, KeyError, TypeError, AttributeError):
         print("horovod.runner.util.ways: horovodrun starts this, with JSON in its standard input", file=sys.stderr)
         sys.exit(2)

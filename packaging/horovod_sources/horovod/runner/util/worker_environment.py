@@ -1,8 +1,8 @@
-"""What a rank gets of horovodrun's environment, and how it gets there without being on any command line.
+"""Pass horovodrun's environment to ranks without putting it on a command line.
 
-A rank on horovodrun's own host inherits everything, as a child process does. To other hosts go the variables that
-training needs, and those that HVD_TRAIN_ENV names; ssh carries them in its standard input. Command lines can be read by
-every user of a host, and an environment may hold the keys of a cloud account.
+A rank on horovodrun's own host inherits everything, as a child process does. Other hosts get the variables that
+training needs and the ones that HVD_TRAIN_ENV names, through ssh's standard input. Every user of a host can read
+command lines, and an environment may hold the keys of a cloud account.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _COMMAND_ON_OTHER_HOST = 'cd {folder} > /dev/null 2>&1 ; eval "$(cat)"'
 
 
 def for_this_host(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a rank on this host: horovodrun's own, and these variables."""
+    """Return the environment of a rank on this host: horovodrun's own with these variables."""
     return {**os.environ, **variables}
 
 
 def for_other_hosts(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the variables that a rank on another host gets.
+    """Return the variables that a rank on another host gets.
 
-    Raises JobFailedError where HVD_TRAIN_ENV does not hold names.
+    Raises JobFailedError if HVD_TRAIN_ENV does not hold names.
     """
     more = _named_in(variables.get(MORE, ""))
     return {
@@ -57,17 +57,17 @@ def for_other_hosts(variables: Mapping[str, str]) -> dict[str, str]:
 def _named_in(text: str) -> frozenset[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if not _NAME.fullmatch(name):  # it may hold a value, which is not to be shown
+        if not _NAME.fullmatch(name):  # it may hold a value, which must not be printed
             shown = name.partition("=")[0]
             raise JobFailedError(f"{MORE} takes names of variables with commas between them, not values: {shown!r}", 2)
     return frozenset(names)
 
 
 def on_other_host(command: str, variables: Mapping[str, str], folder: str) -> tuple[str, bytes]:
-    """Return what a shell on another host is to run, and what it must find in its standard input.
+    """Return the command line for a shell on another host, and its standard input.
 
-    The command, a line for a shell, runs there in this folder with these variables, and finds nothing more in its
-    standard input. Where the input is cut off, a brace is missing, and nothing runs.
+    `command`, a line for a shell, runs there in this folder with these variables and an empty standard input. If the
+    input is cut off, the closing brace is missing and nothing runs.
     """
     exports = [f"export {name}={quote(value)}" for name, value in variables.items()]
     text = "\n".join(["{", *exports, f"{command} < /dev/null", "}", ""])

@@ -1,4 +1,4 @@
-"""Output streams that fall silent where their reader is gone, so that the threads which read from ranks live on."""
+"""Make output streams drop what they cannot write, so that threads that read from ranks keep running."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import os
 import sys
 from typing import Any, TextIO
 
-_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET)  # nobody reads the pipe; the terminal is gone
+_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET)  # the pipe has no reader; the terminal is gone
 
 
 class _Outliving(io.FileIO):
-    """Writes to a file descriptor, and takes for written what cannot be."""
+    """Write to a file descriptor; drop what cannot be written."""
 
     def write(self, data: Any) -> int:
         try:
@@ -27,7 +27,7 @@ class _Outliving(io.FileIO):
 
 
 def _outliving(stream: TextIO | None, number: int) -> TextIO:
-    """Return a stream that writes where `stream` does, or into nothing where there is none; else `stream` itself."""
+    """Return a stream that writes to the same file, or drops all if there is none; else `stream` itself."""
     if stream is None:
         return open(os.devnull, "w")  # as long as the process lives
     raw = getattr(getattr(stream, "buffer", None), "raw", getattr(stream, "buffer", None))  # python -u has no buffer
@@ -41,8 +41,8 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
 
 
 def outlive() -> None:
-    """Let what this process prints from here on vanish where its console is gone, instead of raising OSError."""
-    for number in range(3):  # one that was closed (`>&-`) would soon be the number of another file
+    """Drop what this process prints after its console is gone, instead of raising OSError."""
+    for number in range(3):  # the next file to be opened would get the number of a closed one (`>&-`)
         try:
             os.fstat(number)
         except OSError:
