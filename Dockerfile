@@ -28,7 +28,7 @@ COPY requirements requirements
 ARG LOCKS
 RUN pip install --require-hashes -r requirements/$LOCKS/run.txt -r requirements/$LOCKS/mpi.txt
 
-# The compilers, from Debian and (nvcc) from the package index; all that leaves this stage is two wheels.
+# The compilers, from Debian and (nvcc) from the package index; only two wheels leave this stage.
 FROM packages AS compile
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -47,17 +47,17 @@ RUN pip wheel --no-deps --no-build-isolation -w /wheels .
 
 FROM packages AS environment
 COPY --from=compile /wheels /wheels
-# Nothing is linked here any more: static libraries (180 MB) need not travel on.
+# Nothing is linked from here on, so the static libraries (180 MB) can go.
 RUN pip install --no-deps /wheels/*.whl && find /opt/hvd_train -name '*.a' -delete
-# A bill of materials (CycloneDX) of the Python packages; Debian's are in /var/lib/dpkg, where scanners look.
+# A bill of materials (CycloneDX) of the Python packages; scanners find Debian's in /var/lib/dpkg.
 ARG LOCKS
 RUN python3 -m venv /sbom \
     && /sbom/bin/pip install --require-hashes -r requirements/$LOCKS/audit.txt \
     && /sbom/bin/cyclonedx-py environment /opt/hvd_train/bin/python --output-reproducible --output-file /opt/hvd_train/sbom.cdx.json \
     && rm -rf /sbom
 
-# What is shipped: Python, that environment, and ssh, with which ranks are started on other hosts. Its server runs only
-# where a container is started as `host`; the keys that Debian makes for it are thrown away.
+# The image: Python, that environment, and ssh, which starts ranks on other hosts. Its server runs only in a container
+# that is started as `host`; the keys that Debian makes for it are deleted.
 FROM ${BASE}
 LABEL org.opencontainers.image.title="hvd_train" \
       org.opencontainers.image.description="Exact, elastic data-parallel training of PyTorch models with Horovod" \
@@ -81,9 +81,9 @@ ENV PATH=/opt/hvd_train/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000:1000
 WORKDIR /home/trainer
-# All that is written, so that the rest may be read-only.
+# The folders that are written to; the rest may be read-only.
 VOLUME ["/home/trainer/runs", "/tmp", "/var/lib/hvd_train"]
-# The container ends with its training; this tells one that can still start a program from one that cannot.
+# The container ends with its training; this only checks that it can still start a program.
 HEALTHCHECK --interval=60s --timeout=30s --start-period=30s CMD ["hvd-train", "--version"]
-# tini hands Ctrl-C and `docker stop` on, and takes in what a killed rank leaves behind.
+# tini passes on Ctrl-C and `docker stop`, and reaps the orphans of a killed rank.
 ENTRYPOINT ["tini", "--", "image_entrypoint.sh"]

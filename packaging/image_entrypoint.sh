@@ -8,14 +8,14 @@
 #   host                  a host for ranks of other containers: sshd on port 2222 (HVD_TRAIN_SSH_PORT), for keys alone
 #   keys                  make a pair of keys in /etc/hvd_train/ssh, unless there is one
 #
-# The containers of a cluster share that pair, mounted there: who has it may log in to the others, and is known by it.
+# The containers of a cluster share that pair, mounted there: it lets each log in to the others and identifies them.
 # Its private key is `id_ANYTHING`.
 
 set -euo pipefail
 
 PATH=/opt/hvd_train/horovodrun_scripts:$PATH
 shared=/etc/hvd_train/ssh
-# This user's alone, and of the image: in Apptainer, /tmp is that of the machine, where anybody could make it first.
+# In the image and this user's alone: in Apptainer, /tmp is the machine's, and another user could make it first.
 own=/var/lib/hvd_train/ssh # also in image_sshd_config and image_ssh_config
 port=${HVD_TRAIN_SSH_PORT:-2222}
 
@@ -28,7 +28,7 @@ shared_key() {
   find -L "$shared" -maxdepth 1 -name 'id_*' ! -name '*.pub' -print -quit 2>/dev/null
 }
 
-# take_key KEY: a copy that nobody else can read, or ssh would not have it; both ends of every connection are known by it.
+# take_key KEY: copy it for this user alone, as ssh demands; both ends of every connection are known by it.
 take_key() {
   local public
   install -d -m 700 "$own" 2>/dev/null || fail "user $(id -u) cannot write to ${own%/*}: run it as user 1000, or mount a folder there"

@@ -18,7 +18,23 @@ from tests.support.programs import Program, write_program
 REPOSITORY = Path(__file__).resolve().parents[3]
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 TOOLS = (
-    *("awk", "bash", "cat", "cut", "df", "dirname", "du", "find", "flock", "grep", "head", "make", "mkdir", "mv"),
+    *(
+        "awk",
+        "bash",
+        "cat",
+        "cut",
+        "df",
+        "dirname",
+        "du",
+        "env",
+        "find",
+        "flock",
+        "grep",
+        "head",
+        "make",
+        "mkdir",
+        "mv",
+    ),
     *("realpath", "rm", "sed", "sleep", "stat", "tail", "touch", "true", "uname"),
 )
 BACKEND = """
@@ -225,7 +241,7 @@ def fresh(tmp_path: Path) -> Path:
 def test_an_old_python_gets_a_message(fresh: Path, environ: dict[str, str], program: Program) -> None:
     other_python(program, "3.09")
     (line,) = lines(fresh, environ)
-    assert f"Python 3.09 is too old, 3.10 is the oldest supported: make PYTHON={PYTHON} env" in line
+    assert f"Python 3.09 is too old, 3.10 is the oldest supported: make env PYTHON={PYTHON}" in line
 
 
 def test_all_that_is_missing_is_reported_at_once(
