@@ -1,4 +1,4 @@
-"""The program's name, the one printer of lines about the program itself, and a console that may go away."""
+"""Print lines of the program, without control characters, even after the console is gone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 PROGRAM = "hvd-train"
-# C0, DEL, C1, and the signs that turn the direction of writing or end lines: they act on a terminal, or forge a line.
+# C0, DEL, C1, and the characters that change the text direction or end lines: they act on a terminal or forge a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET)  # no process reads the pipe; the terminal is gone
+_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET)  # the pipe has no reader; the terminal is gone
 
 
 def say(message: str) -> None:
@@ -25,26 +25,23 @@ _LAYOUT = "\n\t"
 
 
 def printable(text: object, keep: str = "") -> str:
-    """Return text of a file or a name, with U+FFFD in the place of each sign that a terminal would obey.
-
-    Those in `keep` are left: the line ends of a text that has several lines.
-    """
+    """Return the text with U+FFFD in place of each control character that is not in `keep`."""
     return _CONTROL.sub(lambda found: found[0] if found[0] in keep else "\N{REPLACEMENT CHARACTER}", str(text))
 
 
 def show(text: object) -> None:
-    """Print lines to standard output at once, as `printable` makes them: a launcher's pipe would hold them back."""
+    """Print printable lines to standard output and flush it, since a launcher's pipe is buffered."""
     print(printable(text, keep=_LAYOUT), flush=True)
 
 
 def outlive() -> None:
-    """Discard the output of this process if its console is gone, instead of raising OSError.
+    """Drop what this process prints after its console is gone, instead of raising OSError.
 
-    This holds for print, warnings, logging and progress bars, and for native code and child processes that start later.
-    Output that a full disk does not take is dropped. Streams that are not files of the system, as in a notebook, stay
-    as they are. A second call changes nothing.
+    This holds for print, warnings, logging and progress bars. When a pipe has lost its reader, or the terminal is gone,
+    native code and later child processes write to /dev/null, too; output to a full disk is dropped. Streams that are no
+    files of the system, as in a notebook, stay as they are, and a second call changes nothing.
     """
-    for number in range(3):  # one that was closed (`>&-`) would soon be the number of a file that is written to
+    for number in range(3):  # the next file to be opened would get the number of a closed one (`>&-`)
         try:
             os.fstat(number)
         except OSError:
@@ -54,7 +51,7 @@ def outlive() -> None:
 
 
 def _outliving(stream: TextIO | None, number: int) -> TextIO:
-    """Return a stream that discards what `stream` cannot write, or `stream` itself if it is no file of the system."""
+    """Return a stream that writes to the same file, or drops all if there is none; else `stream` itself."""
     if stream is None:
         return open(os.devnull, "w")  # as long as the process lives
     raw = getattr(getattr(stream, "buffer", None), "raw", getattr(stream, "buffer", None))
@@ -65,14 +62,14 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(_Outliving(number, "wb", closefd=False)),
         stream.encoding,
-        "backslashreplace",  # a name that an ASCII console cannot show ends nothing
+        "backslashreplace",  # an ASCII console may have to show any name
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
 
 
 class _Outliving(io.FileIO):
-    """Writes to a file descriptor, and discards what it cannot write."""
+    """Write to a file descriptor; drop what cannot be written."""
 
     def write(self, data: Any) -> int:
         try:
