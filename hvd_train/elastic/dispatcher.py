@@ -194,7 +194,7 @@ class Dispatcher:
     def signal_received(self, number: int) -> str:
         """Note that a signal asks a worker to end, and return the answer, as for a heartbeat."""
         with self._changed:
-            self._roster.signal_received(number)
+            self._roster.signal_received(number, self._now())
         return self.heartbeat_received(number)
 
     def may_ask(self, number: int) -> str:

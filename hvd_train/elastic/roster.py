@@ -61,6 +61,10 @@ TOO_FEW_WORKERS = 69  # the job's exit code: EX_UNAVAILABLE
 _EVICTED = -1  # in place of the exit code, which says nothing about an evicted worker
 _ON_THE_WAY_OUT = (Stage.LEAVING, Stage.ENDING)
 _UNLISTED = "its host is no longer listed"
+_SIGNAL = (
+    "it got a signal, so its host may be about to go; its slot stays empty for "
+    f"{EMPTY_AFTER_SIGNAL_S / 60:.0f} minutes, unless the list changes for this host"
+)
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,7 @@ class Roster:
     """The number of worlds formed when a failed rendezvous was last looked for."""
     _gives_up: Finish | None = None
     """How the job finishes when its members, which can no longer connect, have committed."""
+    _notices: list[Notice] = field(default_factory=list)
     _errors: ErrorsInARow = field(default_factory=ErrorsInARow)
     _meeting_since: float | None = None
     _short_since: float | None = None
@@ -193,10 +198,15 @@ class Roster:
         if (worker := self.worker(number)) is not None:
             worker.heard_at = now
 
-    def signal_received(self, number: int) -> None:
-        """Note that a signal asks a worker to end."""
+    def signal_received(self, number: int, now: float) -> None:
+        """Note that a signal asks a worker to end; the same signal may have ended its ssh before."""
         if (worker := self.worker(number)) is not None:
             worker.got_signal = True
+        for exited in self._exit_codes:
+            if exited.number == number and not exited.got_signal:
+                exited.got_signal = True
+                self._record(exited).not_before = max(self._record(exited).not_before, now + EMPTY_AFTER_SIGNAL_S)
+                self._notices.append(Notice(f"worker {exited} has left: {_SIGNAL}"))
 
     def worker_exited(self, number: int, exit_code: int, now: float) -> None:
         """Note that a worker's process has ended."""
@@ -216,6 +226,8 @@ class Roster:
         if worker.got_signal or (exit_code in STOPPED and not is_ending):
             back_off_s = EMPTY_AFTER_SIGNAL_S
         slot.not_before = max(slot.not_before, now + back_off_s)
+        if worker.got_signal and not is_ending and exit_code not in COMMITTED:  # its ssh got the signal as well
+            self._notices.append(Notice(f"worker {worker} has left: {_SIGNAL}"))
         if exit_code in UNRECOVERABLE:
             self._finish = Finish(exit_code, f"{worker} ended with exit code {exit_code}")
         elif exit_code == WRONG_SETTINGS and not self.worlds_formed:
@@ -236,11 +248,12 @@ class Roster:
         self._finish = self._finish or self._error_that_repeats(now)
         if self._finish is not None:
             return [*self._end_all("the job is over"), self._finish]
+        notices, self._notices = self._notices, []
         ended = self._end_unresponsive(now)
         if self._gives_up is not None:
             return [*ended]
         ended += [*self._end_unlisted_newcomers(), *self._end_after_signals()]
-        return [*ended, *self._start_missing(now), *self._form_world(now)]
+        return [*notices, *ended, *self._start_missing(now), *self._form_world(now)]
 
     def wants_change(self) -> bool:
         """Return whether members should leave their world after the next step: one is ready to join, or one must go."""
@@ -314,9 +327,7 @@ class Roster:
         return [self._end(worker, _UNLISTED) for worker in unlisted]
 
     def _end_after_signals(self) -> list[End]:
-        reason = "it got a signal, so its host may be about to go; its slot stays empty for "
-        reason += f"{EMPTY_AFTER_SIGNAL_S / 60:.0f} minutes, unless the list changes for this host"
-        return [self._end(worker, reason) for worker in self._in(Stage.MEETING) if worker.got_signal]
+        return [self._end(worker, _SIGNAL) for worker in self._in(Stage.MEETING) if worker.got_signal]
 
     def _start_missing(self, now: float) -> list[Start]:
         commands = []

@@ -230,7 +230,7 @@ class ElasticThreadWorld(ThreadWorld):
         with job.changed:
             if (event := Tell(self._step, self.place.rank)) in job.events:
                 job.events.remove(event)
-                job.roster.signal_received(self._number)
+                job.roster.signal_received(self._number, job.now())
             return "stop" if job.roster.wants_stop() else "change" if job.roster.wants_change() else "train"
 
     @override

@@ -39,7 +39,7 @@ class Play:
     def signal(self, *numbers: int) -> None:
         """These workers get a signal and report it."""
         for number in numbers:
-            self.roster.signal_received(number)
+            self.roster.signal_received(number, self.now)
         self.obey()
 
     def fail(self, number: int, during: During, step: int = 0, code: int = 1) -> None:

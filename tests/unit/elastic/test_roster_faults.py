@@ -133,13 +133,20 @@ def test_a_worker_that_gets_a_signal_leaves_and_the_others_continue() -> None:
     assert play.finish == Finish(0, "done")
 
 
+@pytest.mark.parametrize("ssh_ends", ["before the report", "after the report", "with the worker"])
 @pytest.mark.parametrize("listed_again", [False, True])
-def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(listed_again: bool) -> None:
+def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(listed_again: bool, ssh_ends: str) -> None:
+    """A shutdown of the host sends the signal to its sshd as well."""
     play = training({"a": 1, "b": 1})
     one, signalled = play.world
+    if ssh_ends == "before the report":
+        play.end(signalled, 255)
     play.signal(signalled)
+    if ssh_ends == "after the report":
+        play.end(signalled, 255)
     play.ask(one, signalled)
     play.end(signalled, 143)
+    assert ["it got a signal" in line for line in [*play.notices, *play.evicted.values()]] == [True]
     play.wait(EMPTY_AFTER_SIGNAL_S - 2)
     assert (len(play.started), play.world) == (2, [one])
     if listed_again:
