@@ -60,8 +60,9 @@ def run(arguments: list[str]) -> int:
         else "left out: --no-predictions"
         for run in runs
     }
+    text = report.compose(runs, scalings, predictions, datetime.now())
     try:
-        durable.write_text(options.output, report.compose(runs, scalings, predictions, datetime.now()))
+        durable.write_text(options.output, text)
     except OSError as error:
         raise UsageError(f"--output {options.output}: {error.strerror}") from None
     show(f"report: {options.output}")

@@ -25,13 +25,16 @@ class WatchOptions:
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder."""
     once: bool = False
-    """Print the present state and end, as always happens without a terminal."""
+    """Print the state now and end; this is the default without a terminal."""
     interval: float = 1.0
     """Seconds between updates."""
 
 
 def run(arguments: list[str]) -> int:
-    """Show the run until it ends, or once, and return 0. Raises UsageError where there is no run to show."""
+    """Show the run until it ends, or once, and return 0.
+
+    Raises: UsageError: if there is no run to show.
+    """
     options = parse_flags(WatchOptions, arguments, f"{PROGRAM} watch")
     if not options.interval > 0:
         raise UsageError(f"--interval {options.interval:g}: it must be a number of seconds above 0")

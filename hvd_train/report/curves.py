@@ -108,7 +108,7 @@ def _line(key: str, records: Sequence[Record], field: str, axis: Axis) -> Line:
 
 
 def _loss_scale(lines: Sequence[Line]) -> tuple[bool, float | None]:
-    """Return whether a loss falls so steeply that its axis is logarithmic, and where the axis ends.
+    """Return whether a loss falls so steeply that its axis is logarithmic, and the end of the axis.
 
     Without an end, a run that diverges would flatten the others to a line at the bottom.
     """
@@ -126,7 +126,7 @@ def _time(runs: Sequence[History]) -> Axis:
 
 
 def _events(run: History, axis: Axis) -> list[tuple[float, str]]:
-    """Return where to mark changes of the world, recoveries, resumes and skipped steps on an axis."""
+    """Return the marks of changes of the world, recoveries, resumes and skipped steps on an axis."""
     first = next((event for event in run.events if event.get("name") == "start"), None)
     marks = []
     for event in run.events:
