@@ -43,7 +43,7 @@ env:
 $(STAMPS)/environment: FORCE
 $(STAMPS)/packages: $(STAMPS)/environment $(wildcard requirements/*.txt requirements/*/*.txt)
 $(STAMPS)/horovod: $(STAMPS)/packages packaging/patches $(HOROVOD_FILES)
-$(STAMPS)/project: $(STAMPS)/packages pyproject.toml $(wildcard hvd_train/*/*.c) | $(STAMPS)/horovod
+$(STAMPS)/project: $(STAMPS)/packages pyproject.toml | $(STAMPS)/horovod
 
 # A Python that the user names must be the one in .venv; otherwise a .venv that works stays.
 $(addprefix $(STAMPS)/,environment packages horovod project):
