@@ -19,7 +19,7 @@
 #   --dry-run          print the command; run nothing
 #
 # Needs ssh without a password from here to each host, and the same hvd-train in the same place on all.
-# Ctrl-C, SIGTERM or SIGUSR1, here or to all workers, makes the job commit and end; the same command goes on from there.
+# Ctrl-C, SIGTERM or SIGUSR1, here or to all workers, makes the job commit and end; the same command resumes from there.
 # So does the end of this terminal, unless under nohup. A signal to some of the workers, as where a spot host is told to
 # go, makes these leave, and the others go on.
 

@@ -139,13 +139,13 @@ class DiskStore(Store):
             if last or not self._failing:
                 newest = next(iter(committed(self.folder)), None)
                 good = f"the newest good checkpoint is {newest.name}" if newest else "there is no checkpoint yet"
-                continues = "" if last else "training goes on, "
+                continues = "" if last else "training continues, "
                 self._report(f"cannot write {path}: {error.strerror}; {continues}{good}")
             self._failing = True
             return False
         if self._failing:
             self._failing = False
-            self._report(f"commits fit again: step {step} is on disk")
+            self._report(f"disk has space again: wrote the checkpoint of step {step}")
         # Newer files were damaged when this run was resumed; they must not push out good ones.
         older = [old for old in committed(self.folder) if old.name <= path.name]
         for old in older[self._keep :]:

@@ -51,14 +51,14 @@ def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: P
             break
         output.journal.catch_up(state.recent, state.last_step, state.last_epoch)
         if not output.commit_last(state):
-            return "NOT committed (see above); the same command goes on from the last commit"
+            return "NOT committed (see above); the same command resumes from the last commit"
         output.journal.event(
             "rescued",
             f"rank 0 is gone: step {state.progress.step} is committed in {path} by {socket.gethostname()}; "
-            "the same command goes on from there",
+            "the same command resumes from there",
         )
-        return f"committed in {path}; the same command goes on from there"
-    return "committed by another rank; the same command goes on from there"
+        return f"committed in {path}; the same command resumes from there"
+    return "committed by another rank; the same command resumes from there"
 
 
 def _committed_by_another(path: Path, damaged: set[Path]) -> bool:

@@ -65,7 +65,7 @@ def describe(job: Job) -> str:
     elif slots % place.size:
         line += f"; {slots} slots do not divide over {ranks(place.size)}: some idle in part of each step"
     if training.progress.step:
-        line += f"; going on at epoch {training.progress.epoch + 1}, step {training.progress.step}"
+        line += f"; resuming at epoch {training.progress.epoch + 1}, step {training.progress.step}"
     return line
 
 
@@ -81,7 +81,7 @@ def ending(result: Result, config: Config) -> str:
         name = signal.Signals(result.stopped_by).name if result.stopped_by else "its time limit or its launcher"
         if not result.saved:
             return f"stopped by {name} at step {result.steps}, NOT committed (see above)"
-        return f"stopped by {name} at step {result.steps}, committed; the same command goes on from there"
+        return f"stopped by {name} at step {result.steps}, committed; the same command resumes from there"
     best = f" (best {result.best_top1:.2%}, epoch {result.best_epoch})" if result.best_epoch else ""
     score = "" if math.isnan(result.top1) else f"top-1 {result.top1:.2%}{best}, "
     if not math.isnan(result.test_top1):

@@ -238,9 +238,9 @@ class Training:
         if isinstance(error, DriverLost) and self._output.path is None and run_dir is not None:
             kept = commit_for_all(self._output, self._config, state, run_dir)
         elif self._output.path is None:
-            kept = "done, and for rank 0 to commit; the same command goes on from the last commit"
+            kept = "done, and for rank 0 to commit; the same command resumes from the last commit"
         elif self._commit_own():
-            kept = "committed; the same command goes on from there"
+            kept = "committed; the same command resumes from there"
         else:
-            kept = "NOT committed (see above); the same command goes on from the last commit"
+            kept = "NOT committed (see above); the same command resumes from the last commit"
         return RankLost(f"another rank ended or cannot be reached ({error}); step {state.progress.step} is {kept}")

@@ -102,7 +102,7 @@ def _own_folder(_no_leaked_environment: None, tmp_path: Path, monkeypatch: pytes
 def _no_leaked_environment() -> Iterator[None]:
     """Assert that the environment is as before, and restore it and the import path."""
     environment, path = dict(os.environ), list(sys.path)
-    yield  # what a test sets through monkeypatch is taken back before this goes on
+    yield  # what a test sets through monkeypatch is taken back before this continues
     changed = {name for name, value in {*os.environ.items()} ^ {*environment.items()}}
     leaked = {name for name in changed if not name.startswith(SET_BY_LIBRARIES)}
     os.environ.clear()

@@ -249,7 +249,7 @@ def _spans(slots: Pieces, rank: int, size: int) -> dict[int, range]:
 
 
 def choose_cut(batch: BatchConfig, size: int, num_samples: int) -> Cut:
-    """Return the cut of a new run on `size` ranks; a run that goes on keeps the one that it has.
+    """Return the cut of a new run on `size` ranks; a run that continues keeps the one that it has.
 
     A global batch that is given is cut by the batch settings alone, so that the run is the same one on any number of
     ranks. Raises UsageError where the global batch exceeds `num_samples`, or where the size of a pass is missing.

@@ -104,7 +104,7 @@ def newest_commit(run: Path) -> int:
 
 def resumed_at(running: Job) -> int:
     """Return the step at which a training continued."""
-    return int(running.output.split("going on at", 1)[1].splitlines()[0].split("step ")[1])
+    return int(running.output.split("resuming at", 1)[1].splitlines()[0].split("step ")[1])
 
 
 def test_below_the_fewest_and_back(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
@@ -351,7 +351,7 @@ def test_the_first_host_powers_off(hosts: Hosts, tmp_path: Path, expected: Weigh
         hosts.power_off("h1")
         steps = running.steps
         with job(hosts, tmp_path, listed=("h2", "h3"), training=never, start_on="h2") as again:
-            wait_for("the next job", lambda: "going on at" in again.output)
+            wait_for("the next job", lambda: "resuming at" in again.output)
             on_demand.pace(tmp_path, 0)
             again.completes(expected)
     committed = resumed_at(again)

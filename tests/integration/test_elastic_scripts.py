@@ -168,7 +168,7 @@ def stop(script: subprocess.Popen[bytes], folder: Path) -> Path:
     output = folder / "output.txt"
     script.send_signal(signal.SIGTERM)
     assert script.wait(200) == 128 + signal.SIGTERM, output.read_text()
-    assert "committed; the same command goes on from there" in output.read_text()
+    assert "committed; the same command resumes from there" in output.read_text()
     (run,) = (folder / "runs").iterdir()
     report = audit(run)
     assert (report.faults, report.world_sizes) == ((), (1, 2))
@@ -191,7 +191,7 @@ def test_a_killed_worker_is_replaced_and_no_sample_is_lost(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_job_without_output_dir_continues_in_its_own_folder(tmp_path: Path) -> None:
-    """After a crash, the end of the driver and that of all workers at once, the job goes on by itself in one folder."""
+    """After a crash, the end of the driver and that of all workers at once, the job continues by itself in one folder."""
     output = tmp_path / "output.txt"
     command = [*ENDLESS, "--resume", "never", "--commit-steps", "20"]
     with started(command, tmp_path, output) as script:
@@ -203,13 +203,13 @@ def test_a_job_without_output_dir_continues_in_its_own_folder(tmp_path: Path) ->
         wait_for("the next ones to wait", lambda: "another process is training in runs" in output.read_text())
         for worker in former:
             worker.resume()
-        wait_for("the job to go on", lambda: output.read_text().count("going on at") == 1)
+        wait_for("the job to go on", lambda: output.read_text().count("resuming at") == 1)
         latter = workers_of(script)
         for worker in latter:
             worker.suspend()  # or the second would see the first one die, and live on
         for worker in latter:
             worker.kill()
-        wait_for("the job to go on again", lambda: output.read_text().count("going on at") == 2)
+        wait_for("the job to go on again", lambda: output.read_text().count("resuming at") == 2)
         stop(script, tmp_path)
 
 

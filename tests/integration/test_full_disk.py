@@ -56,10 +56,10 @@ def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
                 if not full_from_the_start:
                     says("epoch    1/1000")
                     fill(disk)
-                says("; training goes on, the newest good checkpoint is step-")
+                says("; training continues, the newest good checkpoint is step-")
                 says("val top-1", output.read_text().count("val top-1") + 2)
                 empty(disk)
-                says("commits fit again: step ")
+                says("disk has space again: wrote the checkpoint of step ")
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(200) == 128 + signal.SIGTERM, output.read_text()
             assert "Traceback" not in output.read_text()

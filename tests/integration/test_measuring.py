@@ -62,7 +62,7 @@ def test_a_stopped_scaling_continues(tmp_path: Path) -> None:
     code, output, rows = scaling(tmp_path, line)
     assert code == 0, output
     assert rows[0]["top1"] > 0.2
-    assert "going on at epoch" in (tmp_path / "out/np-2.log").read_text()
+    assert "resuming at epoch" in (tmp_path / "out/np-2.log").read_text()
 
 
 @pytest.mark.parametrize("line", [line for lines in commands("measuring.md").values() for line in lines])

@@ -37,10 +37,10 @@ def test_a_job_that_matters_more(slurm: Slurm) -> None:
         "sbatch", "-p", "urgent", "--exclusive", "-N", "2", "--output=urgent.out", "--wrap", "echo it matters"
     )
     wait_for("the other job", lambda: (slurm.folder / "urgent.out").exists())
-    assert "committed; the same command goes on from there" in slurm.output(job)
+    assert "committed; the same command resumes from there" in slurm.output(job)
     assert "done: top-1" not in slurm.output(job)
     wait_for("the end", lambda: "done: top-1" in slurm.output(job))
-    assert "going on at epoch" in slurm.output(job)
+    assert "resuming at epoch" in slurm.output(job)
 
 
 def test_elastic_in_an_allocation(slurm: Slurm) -> None:
@@ -63,12 +63,12 @@ def test_the_warning_before_the_time_limit(slurm: Slurm) -> None:
     jobs = [slurm.command(*batch, *way, *training) for way in WAYS]
     for job in jobs:
         wait_for("the way back", lambda job=job: "back into the queue" in slurm.output(job))
-        assert "committed; the same command goes on from there" in slurm.output(job)
+        assert "committed; the same command resumes from there" in slurm.output(job)
         assert "TIME LIMIT" not in slurm.output(job)
     (slurm.folder / "pace").unlink()
     for job in jobs:
         wait_for("the end", lambda job=job: "done: top-1" in slurm.output(job))
-        assert "going on at epoch" in slurm.output(job)
+        assert "resuming at epoch" in slurm.output(job)
         summary = json.loads((slurm.folder / f"runs/slurm-{job}/summary.json").read_text())
         assert (summary["finished"], summary["epochs"], summary["world_size"]) == (True, 12, 2)
 

@@ -130,10 +130,10 @@ def test_a_killed_rank_ends_the_job_and_loses_nothing(
         assert code != 0, output
         assert f"rank {victim}" in output, "the launcher says which rank was killed"
         if (launcher, victim) == ("gloo", 1):  # rank 0 writes, and its weights are whole; MPI does not let it go on
-            assert re.search(r"step \d+ is committed; the same command goes on", output), output
+            assert re.search(r"step \d+ is committed; the same command resumes", output), output
     code, output = finished(launch_line(launcher, 2, HVD_TRAIN, "train", *DISTURBED), tmp_path, variables=OF_TESTS)
     assert code == 0, output
-    assert "going on at epoch" in output.splitlines()[0]
+    assert "resuming at epoch" in output.splitlines()[0]
     assert equal(final_weights(tmp_path), undisturbed)
 
 

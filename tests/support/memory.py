@@ -1,4 +1,4 @@
-"""A model whose ranks write down how much memory they hold as training goes on."""
+"""A model whose ranks write down how much memory they hold as training continues."""
 
 from __future__ import annotations
 

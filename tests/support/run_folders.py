@@ -46,7 +46,7 @@ def whole_run(epochs: int = 3) -> list[dict[str, Any]]:
 
 
 def elastic_run() -> list[dict[str, Any]]:
-    """All lines of an elastic run: a rank is lost, the same ranks recover, the run is stopped and goes on."""
+    """All lines of an elastic run: a rank is lost, the same ranks recover, the run is stopped and continues."""
     facts = {"why": "a rank was lost", "seconds": 3.5, "steps_lost": 0}
     return [
         *(start(), step(1), step(2), step(3)),

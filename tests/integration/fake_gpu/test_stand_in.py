@@ -42,7 +42,7 @@ def ranks(gpu: OnGpu, play: str, size: int, *arguments: str, **settings: object)
 
 
 def test_a_stream_does_its_tasks_in_order(gpu: OnGpu) -> None:
-    """However late it is; an event is ready, and a stream that waits for it goes on, when its stream gets there."""
+    """However late it is; an event is ready, and a stream that waits for it continues, when its stream gets there."""
     for seed in range(3):
         assert played(gpu, "order", seed=seed)
     assert played(gpu, "event") == [[600, 600, True], 0, True]

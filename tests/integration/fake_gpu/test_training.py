@@ -97,5 +97,5 @@ def test_a_stopped_run_goes_on_to_the_same_weights(gpu: OnGpu) -> None:
         assert process.wait(120) == 128 + signal.SIGINT, log.read_text()
     code, output = finished(line, gpu.folder, variables=gpu.variables(seed=1))
     assert code == 0, output
-    assert "going on at epoch" in output
+    assert "resuming at epoch" in output
     assert equal(weights(gpu.folder / "gpu"), on_cpu(gpu.folder, 2, *flags))

@@ -122,7 +122,7 @@ def c3_failed_init() -> None:
 
 
 def c3_removed() -> None:
-    """An elastic job goes on without this worker, which its next init() ends."""
+    """An elastic job continues without this worker, which its next init() ends."""
     server = become_rank_0(1, elastic=True)
     hvd.init()
     hvd.shutdown()

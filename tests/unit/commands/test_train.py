@@ -124,11 +124,11 @@ def test_the_exit_code_says_how_a_training_ended(
 
 
 def test_a_time_limit_is_that_of_the_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 75 with a commit when its time is over, however young this process is; the same command goes on."""
+    """Exit code 75 with a commit when its time is over, however young this process is; the same command resumes."""
     command = ["train", "digits", "--max-time", "1h", "--epochs", "1", "--device", "cpu", "--output-dir", "run"]
     monkeypatch.setenv(SPENT, "3601")
     assert cli.run(command) == os.EX_TEMPFAIL
     assert "at step 1, committed" in capsys.readouterr().out
     monkeypatch.setenv(SPENT, "60")
     assert cli.run(command) == 0
-    assert "going on at" in capsys.readouterr().out
+    assert "resuming at" in capsys.readouterr().out

@@ -66,7 +66,7 @@ def test_commits_are_written_one_at_a_time_in_their_order(may_write: threading.E
 
 @pytest.mark.parametrize("last", [False, True])
 def test_later_steps_are_not_in_a_commit(last: bool) -> None:
-    """Training goes on while the file is written; weights and step are of the moment of the commit."""
+    """Training continues while the file is written; weights and step are of the moment of the commit."""
     disk, state = store(), state_at(5)
     went_on, trains = threading.Event(), threading.current_thread()
 
@@ -101,7 +101,7 @@ def test_weights_for_use_are_a_plain_state_dict() -> None:
 
 
 def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
-    """It is told once which one is the newest, and once when commits fit again; the last commit is always told."""
+    """It is told once which one is the newest, and once when the disk has space again; the last commit is always told."""
     told: list[str] = []
     commit(1)
     disk = store(told, keep=1)
@@ -117,10 +117,10 @@ def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
     assert steps_on_disk() == [5]
     folder, why = "cannot write run/checkpoints/step-000000000", "No space left on device"
     assert told == [
-        f"{folder}2.ckpt: {why}; training goes on, the newest good checkpoint is step-0000000001.ckpt",
+        f"{folder}2.ckpt: {why}; training continues, the newest good checkpoint is step-0000000001.ckpt",
         f"{folder}3.ckpt: {why}; the newest good checkpoint is step-0000000001.ckpt",
         f"cannot write run/model-final.pt: {why}",
-        "commits fit again: step 4 is on disk",
+        "disk has space again: wrote the checkpoint of step 4",
     ]
 
 

@@ -73,8 +73,8 @@ def held() -> RunFolder:
 
 def test_the_first_survivor_commits(state: TrainState) -> None:
     """One line says which step is in which file; the ledger has the steps that rank 0 had not written."""
-    assert commit(state) == "committed in run/checkpoints/step-0000000007.ckpt; the same command goes on from there"
-    assert commit(state) == "committed by another rank; the same command goes on from there"
+    assert commit(state) == "committed in run/checkpoints/step-0000000007.ckpt; the same command resumes from there"
+    assert commit(state) == "committed by another rank; the same command resumes from there"
     assert newest() == 7
     events = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
     (told,) = [event["message"] for event in events if event.get("name") == "rescued"]

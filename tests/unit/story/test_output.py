@@ -101,7 +101,7 @@ def test_a_second_command_is_refused_at_once(clock: Clock, state: TrainState) ->
 def test_an_elastic_job_waits_for_the_end_of_another_process(
     clock: Clock, state: TrainState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says so once, goes on as soon as the folder is free, and never takes the folder of another job."""
+    """It says so once, continues as soon as the folder is free, and never takes the folder of another job."""
     living = opened(small_config(), state)
     monkeypatch.setenv(launcher.OWNER, "another job")
     with pytest.raises(UsageError, match=BUSY):

@@ -59,7 +59,7 @@ def test_a_finished_run_says_what_to_type_next() -> None:
 
 def test_a_stopped_run_says_what_stopped_it_and_whether_it_is_committed() -> None:
     stopped = replace(DONE, finished=False, stopped_by=signal.SIGTERM)
-    assert ending(stopped, DIGITS) == "stopped by SIGTERM at step 460, committed; the same command goes on from there"
+    assert ending(stopped, DIGITS) == "stopped by SIGTERM at step 460, committed; the same command resumes from there"
     assert ending(replace(stopped, saved=False), DIGITS) == "stopped by SIGTERM at step 460, NOT committed (see above)"
 
 

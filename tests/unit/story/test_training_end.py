@@ -176,7 +176,7 @@ def test_a_rank_that_leaves_by_a_signal_commits_and_has_its_exit_code() -> None:
     [
         (0, "", r"step \d is done, and for rank 0 to commit"),
         (1, "", r"step \d is committed"),
-        (1, "full", r"step \d is NOT committed \(see above\); the same command goes on"),
+        (1, "full", r"step \d is NOT committed \(see above\); the same command resumes"),
     ],
 )
 def test_a_lost_rank_ends_a_static_job(victim: int, disk: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +335,7 @@ def test_the_steps_before_an_error_of_the_data_are_committed(words: list[Word]) 
 
 
 def test_a_killed_loader_process_ends_the_training_with_a_commit() -> None:
-    """It is one error of use, which names the signal; another start goes on from the last whole step."""
+    """It is one error of use, which names the signal; another start continues from the last whole step."""
     config = small_config(workers=1, epochs=1)
     with pytest.raises(UsageError, match=r"SIGKILL.* --workers"):
         trained(LocalWorld(), config, data=runs.killed_digits)

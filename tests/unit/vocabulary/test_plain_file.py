@@ -64,7 +64,7 @@ def test_a_file_is_read_by_any_name() -> None:
     assert plain_file.read_text("link") == "grün"
     with pytest.raises(OSError, match="it is larger than 4 bytes"):
         plain_file.read_text("link", most_bytes=4)
-    Path("endless").symlink_to("/proc/self/pagemap")  # a plain file of no size that goes on for gigabytes
+    Path("endless").symlink_to("/proc/self/pagemap")  # a plain file of no size that continues for gigabytes
     assert plain_file.read_bytes("endless") == b""
 
 

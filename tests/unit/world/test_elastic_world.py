@@ -1,4 +1,4 @@
-"""How a worker of an elastic job goes on from world to world, with Horovod's start and end as data."""
+"""How a worker of an elastic job continues from world to world, with Horovod's start and end as data."""
 
 from __future__ import annotations
 
