@@ -41,7 +41,7 @@ from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Source
 from hvd_train.data.folder import open_folder
 from hvd_train.data.loader import open_loader
 from hvd_train.data.prepare import Prepare
-from hvd_train.progress.order import Cut, EpochOrder, assignments
+from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
 from hvd_train.settings.data import DataConfig
 
 BATCH = 32
@@ -81,7 +81,7 @@ def ours(data: DataSet, source: Source) -> Pass:
 
     def one() -> int:
         epoch = next(epochs)
-        work = assignments(EpochOrder(0, epoch, len(source)), 0, Cut(BATCH, BATCH), 0, 1)
+        work = assignments(EpochOrder(0, epoch, len(source)), 0, BatchLayout(BATCH, BATCH), 0, 1)
         return sum(len(micro.inputs) for batch in loader.load(epoch, work) for micro in batch.micro_batches)
 
     return one

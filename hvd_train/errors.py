@@ -81,5 +81,5 @@ def first_few(items: Sequence[object], most: int = 4) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number of things in words, as in `1 slot` and `2 slots`."""
+    """Return a number of things in words, as in `1 rank` and `2 ranks`."""
     return f"{count} {noun}{'s' if count != 1 else ''}"

@@ -13,7 +13,7 @@ from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.network import optim
 from hvd_train.plugin import is_reference
-from hvd_train.progress.order import Cut
+from hvd_train.progress.order import BatchLayout
 from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes
 
 # They decide which samples are left in the epoch, how images are normalised, and which parameters are trained.
@@ -22,12 +22,12 @@ _OF_CUT = ("batch_size", "global_batch_size", "accumulation_steps", "on_resize")
 
 
 def adapted(
-    snapshot: Snapshot, state: TrainState, config: Config, first_cut: Callable[[], Cut]
+    snapshot: Snapshot, state: TrainState, config: Config, first_layout: Callable[[], BatchLayout]
 ) -> tuple[Snapshot, list[str]]:
     """Return the snapshot in the file `config.run.resume` as one for `state`, and notes about what differs.
 
-    All settings of `config` hold from here on; `first_cut()` is its batch layout. Raises UsageError for another model
-    and for a setting that cannot change within a training, and as `first_cut` does.
+    The settings of `config` apply; `first_layout()` is its batch layout. Raises UsageError for another model
+    and for a setting that cannot change within a training, and as `first_layout` does.
     """
     file = config.run.resume
     old = config_file.from_dict(snapshot["config"], source=file)
@@ -38,7 +38,7 @@ def adapted(
     if differences := config.differences(old):
         notes.append(f"other settings than in {file} hold from here on: {'; '.join(differences)}")
     if any(mine[name] != theirs[name] for name in _OF_CUT):
-        changed["cut"] = dataclasses.asdict(first_cut())
+        changed["layout"] = dataclasses.asdict(first_layout())
 
     changed["optimizer"] = optim.adapted(snapshot["optimizer"], old.optimizer, state.optimizer, state.model)
     if mine["optimizer"] != theirs["optimizer"] or changed["optimizer"] is None:

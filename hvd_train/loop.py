@@ -34,7 +34,7 @@ def train(job: Job) -> bool:
     config, world, state, parts, clocks = job.config, job.world, job.state, job.parts, job.clocks
     journal, store = job.output.journal, job.output.store
     num_samples = parts.train_loader.num_samples
-    peak = schedule.peak_learning_rate(config.optimizer, state.cut.global_batch)
+    peak = schedule.peak_learning_rate(config.optimizer, state.layout.global_batch)
     journal.begin(config.schedule.epochs, num_samples)
     journal.catch_up(state.recent, state.last_step, state.last_epoch)
     clocks.stopwatch.restart()
@@ -48,7 +48,7 @@ def train(job: Job) -> bool:
 
         # this rank's samples of every step that is left in the epoch, as batches on its device
         order = order_of(config.seed, epoch, num_samples, config.data.repeated_augmentation)
-        work = assignments(order, state.progress.cursor, state.cut, world.place.rank, world.place.size)
+        work = assignments(order, state.progress.cursor, state.layout, world.place.rank, world.place.size)
         batches = Ahead(parts.train_loader.load(epoch, work), clocks.split.mark)
 
         for batch in batches:
@@ -59,7 +59,7 @@ def train(job: Job) -> bool:
 
             # one optimizer step of all ranks; while the gradients travel, the next batch is prepared
             log = (state.progress.step + 1) % config.run.log_steps == 0
-            result = job.step.take(state, batch, wishes(job), want_norm=log, meanwhile=batches.prepare)
+            result = job.step.take(state, batch, votes(job), want_norm=log, meanwhile=batches.prepare)
 
             # count it, show it, write it down
             state.count_step(result.totals, skipped=result.skipped)
@@ -87,7 +87,7 @@ def train(job: Job) -> bool:
     return True
 
 
-def wishes(job: Job) -> Votes:
+def votes(job: Job) -> Votes:
     """Return the votes of this rank for the end of the next step."""
     every = job.config.run.commit_steps
     by_steps = every is not None and (job.state.progress.step + 1) % every == 0

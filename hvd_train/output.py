@@ -20,7 +20,7 @@ from hvd_train.data import identity
 from hvd_train.data.identity import Identity
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
-from hvd_train.progress.order import Cut
+from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import machine, run_folder
 from hvd_train.run_files.journal import Journal, RunJournal
 from hvd_train.run_files.run_folder import Busy, RunFolder
@@ -61,12 +61,14 @@ class Output:
         """The run folder, or None on a rank that does not write."""
         return self._folder.path if self._folder else None
 
-    def claim(self, state: TrainState, run_dir: Path | None, first_cut: Callable[[], Cut], *, from_disk: bool) -> Claim:
+    def claim(
+        self, state: TrainState, run_dir: Path | None, first_layout: Callable[[], BatchLayout], *, from_disk: bool
+    ) -> Claim:
         """Take the run folder for this rank, which is to be rank 0, and load the newest checkpoint if `from_disk`.
 
-        If there is none, the state comes from the file that the user named, or is a fresh one with `first_cut()`.
+        If there is none, the state comes from the file that the user named, or is a fresh one with `first_layout()`.
         `run_dir` is the folder in which the job has been training, if it has. Raises UsageError if the folder
-        belongs to another run or process, if the file cannot be loaded, and what `first_cut` raises; no folder is
+        belongs to another run or process, if the file cannot be loaded, and what `first_layout` raises; no folder is
         touched then.
         """
         if self._folder is not None:
@@ -82,11 +84,11 @@ class Output:
             if not from_disk:
                 return
             if named is not None:
-                adapted, more = from_file.adapted(checkpoint.read_named(named), state, self._config, first_cut)
+                adapted, more = from_file.adapted(checkpoint.read_named(named), state, self._config, first_layout)
                 notes.extend(more)
                 self._load(state, adapted, notes)
             else:
-                state.cut = first_cut()
+                state.layout = first_layout()
 
         folder = _claim(config, start, abandoned=run_dir is not None)
         snapshot = checkpoint.newest_good(folder.path, notes.append) if from_disk and folder.earlier else None

@@ -19,7 +19,7 @@ from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
-from hvd_train.network.compiled import any_size, compile_model, slot_sizes
+from hvd_train.network.compiled import any_size, compile_model, micro_batch_sizes
 from hvd_train.network.device import choose_device, loss_scaler, num_cores, uses_channels_last, uses_fp16_wire
 from hvd_train.network.models import Builder
 from hvd_train.progress import order
@@ -81,17 +81,17 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
     """
     num_samples = parts.train_loader.num_samples
     try:
-        cut = order.choose_cut(config.batch, world.place.size, num_samples)
+        layout = order.choose_layout(config.batch, world.place.size, num_samples)
     except UsageError:  # raised again at the rendezvous, unless this rank is a newcomer and gets the layout of the run
-        cut = None
-    if cut is None or config.model.sync_batch_norm:  # its layers communicate in each pass
+        layout = None
+    if layout is None or config.model.sync_batch_norm:  # its layers communicate in each pass
         parts.model.compile()
         return
-    train_sizes = slot_sizes(cut, num_samples)
+    train_sizes = micro_batch_sizes(layout, num_samples)
     eval_sizes: list[int] = []
     if parts.val_loader is not None and config.optimizer.ema_decay is None:  # the moving average is not compiled
         batch = config.batch.eval_batch_size
-        eval_sizes = slot_sizes(order.Cut(batch, batch), parts.val_loader.num_samples)
+        eval_sizes = micro_batch_sizes(order.BatchLayout(batch, batch), parts.val_loader.num_samples)
     freeze.apply(config.model, parts.model, 0)
     with trainable():
         compile_model(
@@ -146,7 +146,7 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
 
 
 def fresh_state(
-    config: Config, world: World, parts: Parts, optimizer: Optimizer, cut: order.Cut = order.UNDECIDED
+    config: Config, world: World, parts: Parts, optimizer: Optimizer, layout: order.BatchLayout = order.UNDECIDED
 ) -> TrainState:
     """Return the state before the first step. Raises UsageError if these ranks do not support the reduction."""
     fp16_wire = uses_fp16_wire(config, parts.device)
@@ -162,7 +162,7 @@ def fresh_state(
         model=parts.model,
         optimizer=world.wrap(optimizer, parts.model, reduction),
         scaler=loss_scaler(config, parts.device, fp16_wire=fp16_wire),
-        cut=cut,
+        layout=layout,
         average=average,
     )
 

@@ -16,7 +16,7 @@ from hvd_train.config import Config
 from hvd_train.errors import counted
 from hvd_train.goals import reason_to_end
 from hvd_train.job import Job
-from hvd_train.network.compiled import slot_sizes
+from hvd_train.network.compiled import micro_batch_sizes
 from hvd_train.plugin import is_reference
 from hvd_train.validate import Scores
 
@@ -52,18 +52,20 @@ class Result:
 def describe(job: Job) -> str:
     """Return one line about the model, the data, the devices and the batch layout."""
     config, training, place = job.config, job.state, job.world.place
-    cut, parameters = training.cut, sum(p.numel() for p in training.model.parameters())
-    slots = len(cut.slots(range(cut.global_batch)))
-    sizes = slot_sizes(cut, cut.global_batch)
+    layout, parameters = training.layout, sum(p.numel() for p in training.model.parameters())
+    number = len(layout.micro_batches(range(layout.global_batch)))
+    sizes = micro_batch_sizes(layout, layout.global_batch)
     line = (
         f"{config.model.model} ({parameters / 1e6:.2f} M parameters) on {config.data.data} "
         f"({job.parts.train_loader.num_samples:,} images), {ranks(place.size)} on {job.parts.device.type}, "
-        f"{cut.global_batch} images a step in {counted(slots, 'slot')} of {'up to ' * (len(sizes) > 1)}{max(sizes)}"
+        f"{layout.global_batch} images a step in {number} micro-batch{'es' * (number > 1)} of "
+        f"{'up to ' * (len(sizes) > 1)}{max(sizes)}"
     )
-    if slots < place.size:
-        line += f"; {ranks(place.size - slots)} of {place.size} idle (a new run may have smaller slots: --batch-size)"
-    elif slots % place.size:
-        line += f"; {slots} slots do not divide over {ranks(place.size)}: some idle in part of each step"
+    if number < place.size:
+        idle = f"{ranks(place.size - number)} of {place.size} idle"
+        line += f"; {idle} (a new run may have smaller micro-batches: --batch-size)"
+    elif number % place.size:
+        line += f"; {number} micro-batches do not divide over {ranks(place.size)}: some idle in part of each step"
     if training.progress.step:
         line += f"; resuming at epoch {training.progress.epoch + 1}, step {training.progress.step}"
     return line

@@ -19,7 +19,7 @@ from hvd_train.errors import ReplicasDiffer, UsageError, first_few
 from hvd_train.network import buffers, optim, weights
 from hvd_train.network.digest import digest_of, tensors_in
 from hvd_train.progress.metrics import Totals
-from hvd_train.progress.order import Cut
+from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.run_files.records import EpochRecord, StepRecord
 from hvd_train.world.world import World
@@ -70,7 +70,7 @@ class TrainState:
     model: nn.Module
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
-    cut: Cut
+    layout: BatchLayout
     progress: Progress = Progress()
     totals: Totals = Totals()
     best: Evaluation | None = None
@@ -126,7 +126,7 @@ class TrainState:
             "buffers": self._other_buffers(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "cut": dataclasses.asdict(self.cut),
+            "layout": dataclasses.asdict(self.layout),
             "progress": dataclasses.asdict(self.progress),
             "totals": dataclasses.asdict(self.totals),
             "best": dataclasses.asdict(self.best) if self.best else None,
@@ -151,7 +151,7 @@ class TrainState:
         optim.match_memory_format(self.optimizer)
         if snapshot["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(snapshot["scaler"])
-        self.cut = Cut(**snapshot["cut"])
+        self.layout = BatchLayout(**snapshot["layout"])
         self.progress = Progress(**snapshot["progress"])
         self.totals = Totals(**snapshot["totals"])
         self.best, self.last = (Evaluation(**e) if e else None for e in (snapshot["best"], snapshot["last"]))
@@ -205,7 +205,7 @@ class TrainState:
         for parameter, values in self.optimizer.state.items():
             parts |= {f"{key} of {names.get(id(parameter), 'a parameter')}": value for key, value in values.items()}
         parts |= {"loss scale": self.scaler.state_dict(), "progress": self.progress, "totals": self.totals}
-        parts |= {"cut": self.cut, "best": self.best, "last": self.last}
+        parts |= {"layout": self.layout, "best": self.best, "last": self.last}
         values = {name: "" if isinstance(part, Tensor) else repr(part) for name, part in parts.items()}
         return {name: digest_of(values[name], tensors_in(part)) for name, part in parts.items()}
 
@@ -220,7 +220,7 @@ def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
 
 def digest_of_snapshot(snapshot: Snapshot) -> str:
     """Return what `TrainState.digest` returns for the state with this snapshot."""
-    facts = [snapshot[name] for name in ("progress", "cut", "totals", "best", "last", "scaler")]
+    facts = [snapshot[name] for name in ("progress", "layout", "totals", "best", "last", "scaler")]
     tensors = {name: snapshot[name] for name in ("model", "average", "buffers")}
     return digest_of(repr(facts), tensors_in({**tensors, "optimizer": snapshot["optimizer"]["state"]}))
 

@@ -1,4 +1,4 @@
-"""One optimizer step: forward and backward over this rank's slots, then reduce, unscale, clip, step, in that order."""
+"""One optimizer step: forward and backward over this rank's micro-batches, then reduce, unscale, clip, step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hvd_train.world.world import World
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _PIECE = 1 << 18  # elements
-SLOT = 3  # tells the random numbers of a slot (dropout) from other uses of the seed
+MICRO_BATCH = 3  # tells the random numbers of a micro-batch (dropout) from other uses of the seed
 
 
 Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -44,44 +44,44 @@ def unmixed(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Votes:
-    """What one rank wants to happen after a step; what any rank wants happens on all of them."""
+    """The votes of one rank for the end of a step; one vote decides for all ranks."""
 
     stop: bool = False
     """End the training, with a commit."""
     commit: bool = False
     """Write a checkpoint."""
     change: bool = False
-    """Go on in another world."""
+    """Continue in another world."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What all ranks know after a step."""
+    """The result of a step on this rank."""
 
     totals: Totals
     """Sums over the whole global batch."""
     agreed: Votes
-    """What at least one rank wants."""
+    """The votes of at least one rank."""
     gradient_norm: float | None
     """The 2-norm of the whole gradient before it was clipped, if it was asked for."""
     skipped: bool = False
-    """Whether loss or gradient was not finite, so that nothing has changed."""
+    """Whether loss or gradient was not finite, so that nothing changed."""
     fingerprint: int | None = None
-    """The fingerprint (`progress.fingerprint`) of the samples that all ranks took, where the run keeps a ledger."""
+    """The fingerprint (`progress.fingerprint`) of the samples of all ranks, if the run keeps a ledger."""
     not_finite: tuple[int, ...] = ()
     """This rank's samples whose loss is not finite, after a skipped step."""
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What is kept of the forward pass over one slot, without its graph."""
+    """The kept outputs of the forward pass over one micro-batch, without its graph."""
 
     logits: Tensor
     """[n, classes]"""
     targets: Tensor
     """As the mixer has made them."""
     sums: Tensor
-    """What the metrics add up (`sums_of`)."""
+    """The sums of the metrics (`sums_of`)."""
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def trainable() -> Iterator[None]:
 
 
 class Step:
-    """Takes optimizer steps. It holds settings and the values of the model's buffers, and no progress."""
+    """Takes optimizer steps. It holds settings and the values of the model's buffers, but no progress."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Step:
     ) -> None:
         """`mix` blends the images of a micro-batch and their targets; `split` learns where the time goes.
 
-        Raises UsageError where the config names buffers that the model does not have.
+        Raises UsageError if the config names buffers that the model does not have.
         """
         self._mark = (split or Split()).mark
         self._world, self._device, self._seed = world, device, config.seed
@@ -133,7 +133,7 @@ class Step:
         self._sums_in_passes = sums_in_passes(model, world, device)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context in which forward passes have the arithmetic that the config asks for."""
+        """Return the context of forward passes: the arithmetic of `--precision`."""
         if self._precision == "fp32":
             return nullcontext()
         return torch.autocast(self._device.type, dtype=_DTYPES[self._precision])
@@ -170,34 +170,33 @@ class Step:
             divisor = max(1, sum(len(micro.targets) for micro in micro_batches))
         share = _constant(1 / divisor, self._device)
 
-        # By hand: the optimizer's own, as Horovod wraps it, takes no arguments (issue #3405), and the model's looks
-        # through all its modules.
+        # Not zero_grad: Horovod's takes no arguments (issue #3405), and the model's walks through all its modules.
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for parameter in parameters:
             parameter.grad = None
         self._world.expect_passes(optimizer, len(micro_batches))
-        self._sums_in_passes.begin_step(len(micro_batches), batch.num_slots)
+        self._sums_in_passes.begin_step(len(micro_batches), batch.num_micro_batches)
         self._buffers.begin()
 
-        # All slots but the last: their gradients stay on this rank, and add up.
+        # All micro-batches but the last: their gradients add up on this rank.
         outcomes: list[_Outcome] = []
         for micro in micro_batches[:-1]:
             loss = self._forward(model, micro, state.progress.step, outcomes)
             self._backward(loss, scaler, share)
-        # The last slot: its backward pass sends the gradients to the other ranks as it makes them, so all that is to
-        # travel with them must be there before it: the sums of all forward passes, and what this rank wants.
+        # The last micro-batch: its backward pass starts the reduction of each gradient. The message that travels with
+        # them must be complete before it: sums of all forward passes, votes, fingerprint and changes of buffers.
         for micro in micro_batches[-1:]:
-            self._sums_in_passes.begin_last_slot()
+            self._sums_in_passes.begin_last_micro_batch()
             loss = self._forward(model, micro, state.progress.step, outcomes)
         sums = _constant((0.0,) * NUM_SUMS, self._device)
         if outcomes:
             sums = reduce(operator.add, [outcome.sums for outcome in outcomes])
         flags = votes.stop, votes.commit, votes.change, self._buffers.others_changed
-        wishes = _constant(tuple(map(float, flags)), self._device)
-        words = [sums, wishes, *([self._fingerprint(batch)] if self._ledger else [])]
-        # In memory of its own: the sum over the ranks comes into it.
-        message = torch.cat([*words, *self._buffers.changes])
-        num_words = sum(map(len, words))
+        flags_sent = _constant(tuple(map(float, flags)), self._device)
+        fields = [sums, flags_sent, *([self._fingerprint(batch)] if self._ledger else [])]
+        # A tensor of its own: the sum over the ranks is written into it.
+        message = torch.cat([*fields, *self._buffers.changes])
+        num_fields = sum(map(len, fields))
         pending = self._world.sum_with_gradients(optimizer, message)
         if outcomes:
             self._backward(loss, scaler, share)
@@ -206,11 +205,11 @@ class Step:
 
         # Reduce, unscale, clip, step, in this order.
         with self._world.reduced(optimizer):
-            answer = pending()
-            totals, agreed, buffers_changed, taken = _read(answer[:num_words], batch.size)
+            summed = pending()
+            totals, agreed, buffers_changed, taken = _read(summed[:num_fields], batch.size)
             if buffers_changed:
                 self._buffers.broadcast_others(self._world)
-            # That was the last word of other ranks: from here on the step cannot break.
+            # No communication follows, so the step cannot break any more.
             self._mark("reduction")
             scaler.unscale_(optimizer)
             norm = self._clip(parameters)
@@ -218,7 +217,7 @@ class Step:
             if skipped:
                 self._buffers.put_back()
             else:
-                self._buffers.finish(answer[num_words:], batch.num_slots)
+                self._buffers.finish(summed[num_fields:], batch.num_micro_batches)
                 scaler.step(optimizer)
             scaler.update()
         self._mark("optimizer")
@@ -226,12 +225,12 @@ class Step:
         return StepResult(totals, agreed, norm if want_norm else None, skipped, taken, not_finite)
 
     def _forward(self, model: nn.Module, micro: MicroBatch, step: int, outcomes: list[_Outcome]) -> Tensor:
-        """Return the loss of one slot, summed over its samples, and add what is kept of the pass to `outcomes`.
+        """Return the loss of one micro-batch, summed over its samples, and add its kept outputs to `outcomes`.
 
-        Random numbers (dropout, mixes) are those of this step and slot, on whichever rank they are drawn.
+        Random numbers (dropout, mixes) depend on the step and the micro-batch, not on the rank.
         """
         self._buffers.put_back()
-        seed(self._device, order.key(self._seed, SLOT, step, micro.number))
+        seed(self._device, order.key(self._seed, MICRO_BATCH, step, micro.number))
         inputs, targets = self._mix(micro.inputs, micro.targets)
         with self.autocast():
             logits = model(inputs)
@@ -243,12 +242,12 @@ class Step:
         return loss
 
     def _backward(self, loss: Tensor, scaler: torch.amp.GradScaler, share: Tensor) -> None:
-        """Add `share` times the gradient of a slot's loss to that of the parameters."""
+        """Add `share` times the gradient of a micro-batch's loss to that of the parameters."""
         torch.autograd.backward(scaler.scale(loss), share)
         self._mark("backward")
 
     def _fingerprint(self, batch: Batch) -> Tensor:
-        """Return the fingerprint of the samples that have come from this rank's loader, as numbers that add up."""
+        """Return the fingerprint of the samples from this rank's loader, as numbers that add up."""
         samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in batch.micro_batches]])
         return torch.tensor(in_bytes(fingerprint(samples)), device=self._device)
 
@@ -267,8 +266,8 @@ class Step:
         )
 
     def _clip(self, parameters: list[nn.Parameter]) -> float:
-        """Scale the whole gradient down to the largest 2-norm that is allowed, and return the norm it had before."""
-        # As torch's get_total_norm has it, less its search for gradients on other devices.
+        """Clip the 2-norm of the whole gradient, and return the norm before."""
+        # As torch's get_total_norm, without its search for gradients on other devices.
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norms = torch._foreach_norm([piece for gradient in gradients for piece in _pieces(gradient)])
         norm = math.hypot(*torch.stack(norms).tolist())
@@ -289,7 +288,7 @@ def _pieces(gradient: Tensor) -> Sequence[Tensor]:
 
 @cache
 def _constant(value: float | tuple[float, ...], device: torch.device) -> Tensor:
-    """Return numbers that come again in each step, to be read only: making a tensor takes longer than using it."""
+    """Return a cached read-only tensor: making one takes longer than using it."""
     return torch.tensor(value, device=device)
 
 

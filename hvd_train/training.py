@@ -25,7 +25,7 @@ from hvd_train.network.models import Builder
 from hvd_train.output import Claim, Output
 from hvd_train.parts import build_step, fresh_state, warm_parts
 from hvd_train.profiling.profile import Profile
-from hvd_train.progress.order import choose_cut, resized_cut
+from hvd_train.progress.order import choose_layout, resized_layout
 from hvd_train.progress.stop import StopSignal
 from hvd_train.result import Result, describe, ending, result_of, summary
 from hvd_train.state import TrainState
@@ -112,7 +112,7 @@ class Training:
             states.confirm_equal(state, world)
 
         if config.batch.on_resize == "per-worker":
-            state.cut = resized_cut(config.batch, world.place.size, self._parts.train_loader.num_samples)
+            state.layout = resized_layout(config.batch, world.place.size, self._parts.train_loader.num_samples)
         self._arrival = membership.join(reports, state.progress.step)
         self._output.open(claim, state, world.place)
         self._during = "training"
@@ -127,7 +127,7 @@ class Training:
         return self._output.claim(
             state,
             next((report.run_dir for report in reports if report.run_dir), None),
-            lambda: choose_cut(self._config.batch, place.size, parts.train_loader.num_samples),
+            lambda: choose_layout(self._config.batch, place.size, parts.train_loader.num_samples),
             from_disk=from_disk,
         )
 

@@ -14,7 +14,7 @@ from torch import nn
 from hvd_train.data.batches import Loader
 from hvd_train.network.buffers import unchanged
 from hvd_train.progress import metrics
-from hvd_train.progress.order import Cut, InSequence, assignments
+from hvd_train.progress.order import BatchLayout, InSequence, assignments
 from hvd_train.world.world import World
 
 
@@ -56,8 +56,8 @@ def evaluate(
     modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
     model.eval()
     rank, size = world.place.rank, world.place.size
-    cut = Cut(micro_batch * size, micro_batch)
-    work = assignments(InSequence(loader.num_samples), 0, cut, rank, size)
+    layout = BatchLayout(micro_batch * size, micro_batch)
+    work = assignments(InSequence(loader.num_samples), 0, layout, rank, size)
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     right = torch.zeros(len(classes), dtype=torch.float64, device=device)
     seen = torch.zeros_like(right)

@@ -145,16 +145,16 @@ def row_of(size: Size) -> Measurement:
     lines = [json.loads(line) for line in metrics.splitlines()]
     epochs = [line for line in lines if line["kind"] == "epoch"]
     samples = next(line["num_samples"] for line in lines if line.get("name") == "start")
-    cut = order.choose_cut(size.config.batch, size.workers, samples)
+    layout = order.choose_layout(size.config.batch, size.workers, samples)
     # A run that was resumed for its last few steps has no speed in its summary.
     speeds = [summary["images_per_second"], *(line["images_per_second"] for line in reversed(epochs))]
     speed = next((speed for speed in speeds if speed), None)
     losses = [line["val_loss"] for line in epochs if line["val_loss"] is not None]
     return {
         "workers": size.workers,
-        "learning_rate": schedule.peak_learning_rate(size.config.optimizer, cut.global_batch),
-        "global_batch_size": cut.global_batch,
-        "steps_per_epoch": len(cut.batches(range(samples))),
+        "learning_rate": schedule.peak_learning_rate(size.config.optimizer, layout.global_batch),
+        "global_batch_size": layout.global_batch,
+        "steps_per_epoch": len(layout.batches(range(samples))),
         "epoch_seconds": samples / speed if speed else None,
         "images_per_second": speed,
         "efficiency": None,

@@ -12,7 +12,7 @@ import torch
 from hvd_train.config import Config
 from hvd_train.data.batches import Batch, Loader
 from hvd_train.network.device import synchronize
-from hvd_train.progress.order import assignments, choose_cut, order_of
+from hvd_train.progress.order import assignments, choose_layout, order_of
 from hvd_train.world.world import Place, World, barrier
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def repeat(world: World, device: torch.device, action: Callable[[], T], count: i
 
 def batches(loader: Loader, config: Config, place: Place) -> Iterator[Batch]:
     """Yield this rank's batches in the order of training, epoch after epoch without an end."""
-    cut = choose_cut(config.batch, place.size, loader.num_samples)
+    layout = choose_layout(config.batch, place.size, loader.num_samples)
     for epoch in itertools.count():
         order = order_of(config.seed, epoch, loader.num_samples, config.data.repeated_augmentation)
-        yield from loader.load(epoch, assignments(order, 0, cut, place.rank, place.size))
+        yield from loader.load(epoch, assignments(order, 0, layout, place.rank, place.size))

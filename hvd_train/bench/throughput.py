@@ -15,7 +15,7 @@ from hvd_train.network import freeze, optim
 from hvd_train.network.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
 from hvd_train.parts import build_step, fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
-from hvd_train.progress.order import choose_cut
+from hvd_train.progress.order import choose_layout
 from hvd_train.step import Votes
 from hvd_train.world.world import World, together
 
@@ -63,8 +63,8 @@ def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Me
         "workers": world.place.size,
         "device": stepper.device.type,
         "controller": world.transport(stepper.device),
-        "global_batch_size": stepper.state.cut.global_batch,
-        "batch_size": stepper.state.cut.micro_batch,
+        "global_batch_size": stepper.state.layout.global_batch,
+        "batch_size": stepper.state.layout.micro_batch,
         "compression": "fp16" if uses_fp16_wire(config, stepper.device) else "none",
         "channels_last": uses_channels_last(config, stepper.device),
         "parameters": sum(parameter.numel() for parameter in stepper.state.model.parameters()),
@@ -81,8 +81,8 @@ class Stepper:
     def __init__(self, config: Config, world: World) -> None:
         """Raises UsageError if the model or the data cannot be loaded."""
         parts, optimizer = world.prepare(lambda: warm_parts(config, world, None, None))
-        cut = together(world, lambda: choose_cut(config.batch, world.place.size, parts.train_loader.num_samples))
-        self.state = together(world, lambda: fresh_state(config, world, parts, optimizer, cut))
+        layout = together(world, lambda: choose_layout(config.batch, world.place.size, parts.train_loader.num_samples))
+        self.state = together(world, lambda: fresh_state(config, world, parts, optimizer, layout))
         if freeze.apply(config.model, self.state.model, 0):
             world.regroup(self.state.optimizer)
         self.device, self.split, self.close = parts.device, split_on(parts.device), parts.train_loader.close

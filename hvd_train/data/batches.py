@@ -14,9 +14,9 @@ from hvd_train.progress.order import Assignment, Indices
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One slot of a step, ready for the model: inputs [n, c, h, w] float, targets [n], sample numbers [n].
+    """A micro-batch of a step, ready for the model: inputs [n, c, h, w] float, targets [n], sample numbers [n].
 
-    `number` is the number of the slot within its step.
+    `number` is the number of the micro-batch within its step.
     """
 
     number: int
@@ -27,10 +27,10 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's part of a step; `size` (in samples) and `num_slots` describe the whole global batch."""
+    """This rank's part of a step; `size` (in samples) and `num_micro_batches` describe the whole global batch."""
 
     size: int
-    num_slots: int
+    num_micro_batches: int
     micro_batches: tuple[MicroBatch, ...]
 
 

@@ -24,7 +24,7 @@ from hvd_train.data.dataset import Arrays, MapDataset, Mark, Source, Staged, unm
 from hvd_train.data.prepare import Prepare
 from hvd_train.errors import UsageError
 from hvd_train.progress import order
-from hvd_train.progress.order import Assignment, Slot
+from hvd_train.progress.order import Assignment, MicroBatchSamples
 
 _STEPS_AT_ONCE = 64  # to look up the samples of one step alone takes as long as to fetch their images
 _TRANSFORMS = 2  # in a key of random numbers: tells a sample's transforms from other uses of the seed
@@ -54,28 +54,28 @@ class ArrayLoader(Loader):
     def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
         work = iter(work)
         while assignments := list(itertools.islice(work, _STEPS_AT_ONCE)):
-            slots = [slot for assignment in assignments for slot in assignment.slots]
-            prepared = map(self._micro_batch, slots, *self._look_up(epoch, slots))
+            wanted = [micro for assignment in assignments for micro in assignment.micro_batches]
+            prepared = map(self._micro_batch, wanted, *self._look_up(epoch, wanted))
             for assignment in assignments:
-                micro_batches = tuple(itertools.islice(prepared, len(assignment.slots)))
-                yield Batch(assignment.size, assignment.num_slots, micro_batches)
+                micro_batches = tuple(itertools.islice(prepared, len(assignment.micro_batches)))
+                yield Batch(assignment.size, assignment.num_micro_batches, micro_batches)
 
-    def _look_up(self, epoch: int, slots: list[Slot]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-        """Return for each slot the rows of its samples, and their random numbers [n, k] if they are augmented."""
-        sizes = [len(slot.indices) for slot in slots]
-        indices = np.concatenate([np.empty(0, dtype=np.int64), *(slot.indices for slot in slots)])
+    def _look_up(self, epoch: int, wanted: list[MicroBatchSamples]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+        """Return the rows of each micro-batch's samples, and their random numbers [n, k] if they are augmented."""
+        sizes = [len(micro.indices) for micro in wanted]
+        indices = np.concatenate([np.empty(0, dtype=np.int64), *(micro.indices for micro in wanted)])
         rows = self._data.rows(torch.from_numpy(indices % self.num_samples)).to(self._device).split_with_sizes(sizes)
         if self._prepare.augment is None:
-            return rows, [None] * len(slots)
+            return rows, [None] * len(wanted)
         numbers = order.uniforms(self._seed, epoch, indices, self._prepare.augment.num_uniforms)
         uniforms = torch.from_numpy(numbers).to(self._device).split_with_sizes(sizes)
         self._mark("augment")
         return rows, uniforms
 
-    def _micro_batch(self, slot: Slot, rows: Tensor, uniforms: Tensor | None) -> MicroBatch:
+    def _micro_batch(self, micro: MicroBatchSamples, rows: Tensor, uniforms: Tensor | None) -> MicroBatch:
         images, labels = self._data.images.index_select(0, rows), self._data.labels.index_select(0, rows)
         self._mark("read")
-        return MicroBatch(slot.number, self._prepare(images, uniforms, self._mark), labels, slot.indices)
+        return MicroBatch(micro.number, self._prepare(images, uniforms, self._mark), labels, micro.indices)
 
     @override
     def watch(self, mark: Mark) -> None:
@@ -128,17 +128,17 @@ class _Reader:
 
 
 class _Slots:
-    """Yields the samples of each slot of an epoch; DataLoader takes it as its batch sampler."""
+    """Yields the samples of each micro-batch of an epoch; DataLoader takes it as its batch sampler."""
 
     def __init__(self, num_samples: int) -> None:
-        """The owner sets `epoch` and `slots` before each iteration."""
+        """The owner sets `epoch` and `micro_batches` before each iteration."""
         self.epoch = 0
-        self.slots: Iterable[Slot] = ()
+        self.micro_batches: Iterable[MicroBatchSamples] = ()
         self._num_samples = num_samples
 
     def __iter__(self) -> Iterator[list[Sample]]:
-        for slot in self.slots:
-            copies, numbers = np.divmod(slot.indices, self._num_samples)
+        for micro in self.micro_batches:
+            copies, numbers = np.divmod(micro.indices, self._num_samples)
             yield [Sample(self.epoch, *of) for of in zip(numbers.tolist(), copies.tolist(), strict=True)]
 
 
@@ -151,12 +151,12 @@ class MapLoader(Loader):
     def __init__(self, data: MapDataset, prepare: Prepare, device: torch.device, seed: int, num_workers: int) -> None:
         self.num_samples = len(data)
         self._prepare, self._device, self._num_workers = prepare, device, num_workers
-        self._slots, self._reader = _Slots(len(data)), _Reader(data, seed)
+        self._sampler, self._reader = _Slots(len(data)), _Reader(data, seed)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])  # so that torch is imported once, not in each loader process
         self._loader: DataLoader[Any] = DataLoader(
             self._reader,  # type: ignore[arg-type]  # a data set whose keys are samples
-            batch_sampler=self._slots,
+            batch_sampler=self._sampler,
             collate_fn=_collate,
             num_workers=num_workers,
             pin_memory=device.type == "cuda",
@@ -167,21 +167,21 @@ class MapLoader(Loader):
     @override
     def start(self) -> None:
         """Let each loader process read a sample. Raises UsageError if the processes cannot be sent the data set."""
-        first = Slot(0, np.zeros(1, dtype=np.int64))
+        first = MicroBatchSamples(0, np.zeros(1, dtype=np.int64))
         for _ in self._read(0, itertools.repeat(first, self._num_workers)):
             pass
 
     @override
     def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
         ahead, work = itertools.tee(work)
-        batches = self._read(epoch, (slot for assignment in ahead for slot in assignment.slots))
+        batches = self._read(epoch, (micro for assignment in ahead for micro in assignment.micro_batches))
         for assignment in work:
-            micro_batches = tuple(self._micro_batch(slot, next(batches)) for slot in assignment.slots)
-            yield Batch(assignment.size, assignment.num_slots, micro_batches)
+            micro_batches = tuple(self._micro_batch(micro, next(batches)) for micro in assignment.micro_batches)
+            yield Batch(assignment.size, assignment.num_micro_batches, micro_batches)
 
-    def _read(self, epoch: int, slots: Iterable[Slot]) -> Iterator[Any]:
-        """Yield images and labels of each slot, or Unreadable. Raises UsageError if a loader process has ended."""
-        self._slots.epoch, self._slots.slots = epoch, slots
+    def _read(self, epoch: int, wanted: Iterable[MicroBatchSamples]) -> Iterator[Any]:
+        """Yield images and labels of each micro-batch, or Unreadable. Raises UsageError if a loader process ended."""
+        self._sampler.epoch, self._sampler.micro_batches = epoch, wanted
         try:
             with _only_here(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Got pickle error")  # the line below says it
@@ -206,13 +206,13 @@ class MapLoader(Loader):
                 advice = "a smaller --workers if memory or /dev/shm was full, else --workers 0 to see why"
                 raise UsageError(f"loader process {process.pid} {how}; type {advice}") from None
 
-    def _micro_batch(self, slot: Slot, batch: list[Tensor] | Unreadable) -> MicroBatch:
+    def _micro_batch(self, micro: MicroBatchSamples, batch: list[Tensor] | Unreadable) -> MicroBatch:
         if isinstance(batch, Unreadable):
             raise UsageError(batch.reason)
         self._reader.mark("collate")
         images, labels = (part.to(self._device, non_blocking=True) for part in batch)
         self._reader.mark("transfer")
-        return MicroBatch(slot.number, self._prepare(images, None, self._reader.mark), labels, slot.indices)
+        return MicroBatch(micro.number, self._prepare(images, None, self._reader.mark), labels, micro.indices)
 
     @override
     def watch(self, mark: Mark) -> None:

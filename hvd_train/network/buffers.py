@@ -53,11 +53,11 @@ def is_statistic(buffer: Buffer) -> bool:
 
 
 def averaged(model: nn.Module, patterns: Sequence[str]) -> set[str]:
-    """Return the names of the buffers of which a step keeps the mean over its slots.
+    """Return the names of the buffers that a step averages over its micro-batches.
 
-    These are the running statistics of batch norm and instance norm, and what the `patterns` of `--average-buffers`
-    match. Of any other buffer that a forward pass changes a step keeps the value of slot 0. Raises UsageError if a
-    pattern matches no buffer, or one that holds no numbers to be averaged.
+    These are the running statistics of batch norm and instance norm, and the matches of the `patterns` of
+    `--average-buffers`. Other buffers get their value from micro-batch 0. Raises UsageError if a pattern matches no
+    buffer, or one without numbers to average.
     """
     buffers = buffers_of(model)
     names = {buffer.name for buffer in buffers if is_statistic(buffer)}

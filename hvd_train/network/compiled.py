@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train.network.buffers import unchanged
-from hvd_train.progress.order import Cut
+from hvd_train.progress.order import BatchLayout
 
 
-def slot_sizes(cut: Cut, num_samples: int) -> list[int]:
-    """Return the numbers of samples that a slot can have in an epoch of `num_samples`, the usual one first."""
-    sizes = [len(slot) for batch in cut.batches(range(num_samples)).ends for slot in cut.slots(batch).ends]
+def micro_batch_sizes(layout: BatchLayout, num_samples: int) -> list[int]:
+    """Return the numbers of samples that a micro-batch can have in an epoch of `num_samples`, the usual one first."""
+    sizes = [
+        len(micro) for batch in layout.batches(range(num_samples)).ends for micro in layout.micro_batches(batch).ends
+    ]
     return list(dict.fromkeys(sizes))
 
 

@@ -135,5 +135,5 @@ def loss_scaler(config: Config, device: torch.device, *, fp16_wire: bool) -> tor
     scaler = torch.amp.GradScaler(
         device.type, init_scale=_FP16_SCALE if arithmetic else _WIRE_SCALE, enabled=arithmetic or fp16_wire
     )
-    scaler.scale(torch.ones((), device=device))  # creates its tensors: a rank may have no slot in the first step
+    scaler.scale(torch.ones((), device=device))  # creates its tensors: a rank may have no micro-batch in the first step
     return scaler

@@ -31,7 +31,7 @@ class SumOverRanks:
     """Sums tensors over the ranks of a world, which a deep copy shares: a model is copied with its layers."""
 
     padded: int | None = None
-    """The length of all sums in a pass that some ranks have no slot in, else None."""
+    """The length of all sums in a pass that some ranks have no micro-batch in, else None."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name
@@ -59,11 +59,11 @@ def _padded(tensor: Tensor, length: int) -> Tensor:
 
 
 class SumsInPasses:
-    """What the layers of a model sum over ranks in each pass, and how ranks that have no slot left take part in it.
+    """The sums of a model's layers over ranks in each pass, also for ranks without a micro-batch in it.
 
-    Slots are dealt out in turn, so only in the last pass of a step ranks may lack one. They do not run the model, which
-    need not work without samples (`x.view(len(x), -1)`). They add zeros to the sums of the
-    others until these report the end. In such a pass all sums have the same name and length, so no rank needs to know
+    Ranks take micro-batches in turn, so a rank may lack one in the last pass of a step only. It does not run the model,
+    which need not work without samples (`x.view(len(x), -1)`). It adds zeros to the sums of the others
+    until these report the end. In such a pass all sums have the same name and length, so no rank needs to know
     which comes next. Without such layers nothing is summed.
     """
 
@@ -72,23 +72,23 @@ class SumsInPasses:
         self._sums, self._length, self._world, self._device = sums, longest + 1, world, device
         self._some_lack_one = self._lacks_one = False
 
-    def begin_step(self, num_mine: int, num_slots: int) -> None:
-        """Begin a step with this number of slots on this rank and on all ranks."""
-        full_passes, left = divmod(num_slots, self._world.place.size)
+    def begin_step(self, num_mine: int, num_micro_batches: int) -> None:
+        """Begin a step with this number of micro-batches on this rank and on all ranks."""
+        full_passes, left = divmod(num_micro_batches, self._world.place.size)
         self._some_lack_one = bool(self._sums) and left > 0
         self._lacks_one = self._some_lack_one and num_mine == full_passes
         self._pad(None)
 
-    def begin_last_slot(self) -> None:
-        """The last of this rank's slots begins: its forward pass, and later its backward pass."""
+    def begin_last_micro_batch(self) -> None:
+        """Begin the last micro-batch of this rank."""
         if self._some_lack_one and not self._lacks_one:
             self._pad(self._length)
 
     def end_step(self) -> None:
-        """The last of this rank's slots is done: release the ranks without one, or be one of them. Raises RankLost."""
+        """End the last micro-batch: release the ranks without one, or be one of them. Raises RankLost."""
         if self._some_lack_one:
             self._pad(None)
-            while self._sum_zeros()[-1] > 0:  # there is more to come; those with a slot say that it was all
+            while self._sum_zeros()[-1] > 0:  # 1 until the ranks with a micro-batch report the end
                 pass
 
     def _sum_zeros(self) -> Tensor:

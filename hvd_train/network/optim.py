@@ -162,7 +162,7 @@ class MovingAverage(AveragedModel):
 def moving_average(config: OptimizerConfig, model: nn.Module, patterns: Sequence[str] = ()) -> MovingAverage | None:
     """Return the exponential moving average of `model`, or None without `--ema-decay`.
 
-    Its first update copies the model. The buffers that are averaged over slots (`buffers.averaged`, with these
+    Its first update copies the model. The buffers that are averaged over micro-batches (`buffers.averaged`, with these
     `patterns`) are averaged here, too, as in torchvision's training references, so that running statistics belong to
     the weights.
     """

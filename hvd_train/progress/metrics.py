@@ -1,4 +1,4 @@
-"""Exact sums of losses and hits: they add up over slots, ranks and steps, and are divided once at the end."""
+"""Exact sums of losses and hits: they add up over micro-batches, ranks and steps, and are divided once at the end."""
 
 from __future__ import annotations
 

@@ -173,12 +173,12 @@ class Pieces:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How an epoch is cut into global batches, and these into slots: micro-batches of `micro_batch` samples.
+class BatchLayout:
+    """The global batches of an epoch, of `global_batch` samples, and their micro-batches, of `micro_batch` samples.
 
-    It is chosen when a run starts and kept for the run's life: batch norm and dropout act within a slot, so the same
-    slots mean the same step on 1, 2 or 64 ranks. Batch norm needs two samples, so a remainder of one sample joins the
-    batch or slot before it, unless all have one sample.
+    A run keeps its layout: batch norm and dropout act within a micro-batch, so the same micro-batches mean the same
+    step on 1, 2 or 64 ranks. Batch norm needs two samples, so a remainder of one sample joins the batch or micro-batch
+    before it, unless all have one sample.
     """
 
     global_batch: int
@@ -188,8 +188,8 @@ class Cut:
         """Return the global batches of these positions of an epoch, one for each step."""
         return Pieces(epoch, self.global_batch, self._join)
 
-    def slots(self, batch: range) -> Pieces:
-        """Return the slots of a global batch."""
+    def micro_batches(self, batch: range) -> Pieces:
+        """Return the micro-batches of a global batch."""
         return Pieces(batch, self.micro_batch, self._join)
 
     @property
@@ -197,12 +197,12 @@ class Cut:
         return min(self.global_batch, self.micro_batch) > 1
 
 
-UNDECIDED = Cut(0, 0)
-"""The cut of a state of which it is not known yet whether it is of a new run, or of one that has its cut already."""
+UNDECIDED = BatchLayout(0, 0)
+"""The layout of a state before it is known whether the run is new."""
 
 
 @dataclass(frozen=True)
-class Slot:
+class MicroBatchSamples:
     """One micro-batch of a step: its number within the global batch, and the numbers of its samples, int64."""
 
     number: int
@@ -211,83 +211,82 @@ class Slot:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one rank does in one step: its slots, out of a global batch of `size` samples in `num_slots` slots."""
+    """The micro-batches of one rank in one step, out of `num_micro_batches` for a global batch of `size` samples."""
 
     size: int
-    num_slots: int
-    slots: tuple[Slot, ...]
+    num_micro_batches: int
+    micro_batches: tuple[MicroBatchSamples, ...]
 
 
-def assignments(order: Order, cursor: int, cut: Cut, rank: int, size: int) -> Iterator[Assignment]:
+def assignments(order: Order, cursor: int, layout: BatchLayout, rank: int, size: int) -> Iterator[Assignment]:
     """Yield what rank `rank` of `size` does in each step of an epoch, from position `cursor` to the epoch's end.
 
-    Rank r computes slots r, r + size, ... of each global batch; the last batch may be smaller, and a rank may
-    have no slot in it. Nothing is padded and nothing dropped.
+    Rank r computes micro-batches r, r + size, ... of each global batch. The last batch may be smaller, and a rank may
+    have no micro-batch in it. Nothing is padded and nothing dropped.
     """
-    # Only this rank's positions are looked up, and those of some steps at once: a numpy call per slot would cost more
-    # than the slot's samples, and the whole batch on each rank as many times more as there are ranks.
-    own = max(1, math.ceil(cut.global_batch / size))
-    steps = cut.batches(range(cursor, order.num_samples))
+    # Positions of several steps are looked up at once: a numpy call costs more than the samples of a micro-batch.
+    own = max(1, math.ceil(layout.global_batch / size))
+    steps = layout.batches(range(cursor, order.num_samples))
     at_once = min(_STEPS, math.ceil(_BLOCK / own))
     for first in range(0, len(steps), at_once):
         batches = [steps[number] for number in range(len(steps))[first : first + at_once]]
-        spans = [_spans(cut.slots(batch), rank, size) for batch in batches]
+        spans = [_spans(layout.micro_batches(batch), rank, size) for batch in batches]
         positions = (np.arange(span.start, span.stop, dtype=np.int64) for mine in spans for span in mine.values())
         numbers = order.at(np.concatenate([_NONE, *positions]))
         end = 0
         for batch, mine in zip(batches, spans, strict=True):
-            slots = []
+            micro_batches = []
             for number, span in mine.items():
-                slots.append(Slot(number, numbers[end : end + len(span)]))
+                micro_batches.append(MicroBatchSamples(number, numbers[end : end + len(span)]))
                 end += len(span)
-            yield Assignment(len(batch), len(cut.slots(batch)), tuple(slots))
+            yield Assignment(len(batch), len(layout.micro_batches(batch)), tuple(micro_batches))
 
 
-def _spans(slots: Pieces, rank: int, size: int) -> dict[int, range]:
-    """Return the positions that each slot of this rank holds, by the slot's number within the global batch."""
-    return {number: slots[number] for number in range(rank, len(slots), size)}
+def _spans(micro_batches: Pieces, rank: int, size: int) -> dict[int, range]:
+    """Return the positions of this rank's micro-batches, by their number within the global batch."""
+    return {number: micro_batches[number] for number in range(rank, len(micro_batches), size)}
 
 
-def choose_cut(batch: BatchConfig, size: int, num_samples: int) -> Cut:
-    """Return the cut of a new run on `size` ranks; a run that continues keeps the one that it has.
+def choose_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayout:
+    """Return the layout of a new run on `size` ranks; a resumed run keeps its own.
 
-    A global batch that is given is cut by the batch settings alone, so that the run is the same one on any number of
-    ranks. Raises UsageError where the global batch exceeds `num_samples`, or where the size of a pass is missing.
+    With a global batch size the layout follows from the settings alone, and is the same on any number of ranks.
+    Raises UsageError if the global batch exceeds `num_samples`, or if the size of a pass is missing.
     """
     if batch.global_batch_size is None:
-        cut = _per_worker(batch, size)
+        layout = _per_worker(batch, size)
     elif batch.batch_size is None and batch.accumulation_steps > 1:
         raise UsageError(
             f"--accumulation-steps {batch.accumulation_steps} beside --global-batch-size {batch.global_batch_size} "
             "needs --batch-size, the samples of a pass"
         )
     else:
-        cut = Cut(batch.global_batch_size, batch.batch_size or _slot_size(batch.global_batch_size))
-    total = cut.global_batch
+        layout = BatchLayout(batch.global_batch_size, batch.batch_size or _micro_batch_size(batch.global_batch_size))
+    total = layout.global_batch
     if total > num_samples:
         raise UsageError(
             f"a global batch of {total} samples is larger than the training set of {num_samples}; "
             f"type --global-batch-size {num_samples} or less"
         )
-    return cut
+    return layout
 
 
-def resized_cut(batch: BatchConfig, size: int, num_samples: int) -> Cut:
-    """Return the cut of a run whose global batch follows the number of ranks (`--on-resize per-worker`)."""
-    cut = _per_worker(batch, size)
-    return Cut(min(cut.global_batch, num_samples), cut.micro_batch)
+def resized_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayout:
+    """Return the layout of a run whose global batch follows the number of ranks (`--on-resize per-worker`)."""
+    layout = _per_worker(batch, size)
+    return BatchLayout(min(layout.global_batch, num_samples), layout.micro_batch)
 
 
-def _per_worker(batch: BatchConfig, size: int) -> Cut:
+def _per_worker(batch: BatchConfig, size: int) -> BatchLayout:
     assert batch.batch_size is not None  # BatchConfig has checked it
-    return Cut(batch.batch_size * batch.accumulation_steps * size, batch.batch_size)
+    return BatchLayout(batch.batch_size * batch.accumulation_steps * size, batch.batch_size)
 
 
-def _slot_size(global_batch: int) -> int:
-    """Return how large the slots of a global batch are where no batch size is given: 16 to 48 samples, if it has 16.
+def _micro_batch_size(global_batch: int) -> int:
+    """Return the micro-batch size if no batch size is given: 16 to 48 samples, if the global batch has 16.
 
-    There are 1, 2, 4, 8 or a multiple of 8 slots where the batch can be cut so: these divide over the usual numbers of
-    ranks. Up to 8, there are as many as leave batch norm its 16 samples; more have about 32.
+    There are 1, 2, 4, 8 or a multiple of 8 micro-batches if possible, which divide over the usual numbers of ranks. Up
+    to 8, each has at least 16 samples for batch norm; more have about 32.
     """
-    few = next(slots for slots in (8, 4, 2, 1) if global_batch >= 16 * slots or slots == 1)
+    few = next(number for number in (8, 4, 2, 1) if global_batch >= 16 * number or number == 1)
     return math.ceil(global_batch / max(few, 8 * round(global_batch / (8 * 32))))

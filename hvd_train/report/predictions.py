@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hvd_train.data.dataset import DataSet
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import Cut, InSequence, assignments
+from hvd_train.progress.order import BatchLayout, InSequence, assignments
 from hvd_train.report.confusion import MisclassifiedImage, Predictions
 from hvd_train.report.samples import restored
 from hvd_train.run import trained_parts
@@ -43,7 +43,7 @@ def predict(run: Path, device: str, *, trust: bool = False) -> Predictions:
     size = config.batch.eval_batch_size
     autocast = Step(config, LocalWorld(), model, parts.device).autocast()
     try:
-        for batch in loader.load(0, assignments(InSequence(loader.num_samples), 0, Cut(size, size), 0, 1)):
+        for batch in loader.load(0, assignments(InSequence(loader.num_samples), 0, BatchLayout(size, size), 0, 1)):
             for micro in batch.micro_batches:
                 with autocast:
                     logits = model(micro.inputs).float().cpu()

@@ -18,7 +18,7 @@ from hvd_train.errors import UsageError
 from hvd_train.parts import Parts, build, mixer
 from hvd_train.progress import order
 from hvd_train.run_files import durable
-from hvd_train.step import SLOT
+from hvd_train.step import MICRO_BATCH
 from hvd_train.world.world import Place
 
 _SIDE, _LABEL = 96, 14  # pixels of an image in the picture, and of the line below it
@@ -34,10 +34,10 @@ def show(config: Config, ranks: int, path: Path) -> str:
     """
     parts = build(config, Place(), None, None)
     num_samples = parts.train_loader.num_samples
-    cut = order.choose_cut(config.batch, ranks, num_samples)
+    layout = order.choose_layout(config.batch, ranks, num_samples)
     epoch = order.order_of(config.seed, 0, num_samples, config.data.repeated_augmentation)
     try:
-        images, captions = _first_images(config, parts, cut, epoch)
+        images, captions = _first_images(config, parts, layout, epoch)
     finally:
         parts.train_loader.close()
     picture_format = Image.registered_extensions().get(path.suffix.lower())
@@ -51,9 +51,9 @@ def show(config: Config, ranks: int, path: Path) -> str:
     labels = _labels(parts.data)
     counts: list[Counter[int]] = [Counter() for _ in range(ranks)]
     for rank in range(ranks):
-        for assignment in order.assignments(epoch, 0, cut, rank, ranks):
-            for slot in assignment.slots:
-                counts[rank].update(labels[torch.from_numpy(slot.indices % num_samples)].tolist())
+        for assignment in order.assignments(epoch, 0, layout, rank, ranks):
+            for micro in assignment.micro_batches:
+                counts[rank].update(labels[torch.from_numpy(micro.indices % num_samples)].tolist())
     names = [printable(name) for name in parts.data.classes]  # a line end in a name would forge a line
     width = max(map(len, names))
     lines = [f"{'':{width}}" + "".join(f"{f'rank {rank}':>10}" for rank in range(ranks))]
@@ -62,14 +62,16 @@ def show(config: Config, ranks: int, path: Path) -> str:
     return "\n".join([*lines, f"picture: {path}"])
 
 
-def _first_images(config: Config, parts: Parts, cut: order.Cut, epoch: order.Order) -> tuple[Tensor, list[str]]:
+def _first_images(
+    config: Config, parts: Parts, layout: order.BatchLayout, epoch: order.Order
+) -> tuple[Tensor, list[str]]:
     """Return images [count, channels, height, width] as the model takes them, scaled to 0 to 1, and their labels."""
     mix = mixer(config.data, len(parts.data.classes))
     images: list[Tensor] = []
     names: list[str] = []
-    for batch in parts.train_loader.load(0, order.assignments(epoch, 0, cut, 0, 1)):
+    for batch in parts.train_loader.load(0, order.assignments(epoch, 0, layout, 0, 1)):
         for micro in batch.micro_batches:
-            torch.manual_seed(order.key(config.seed, SLOT, 0, micro.number))
+            torch.manual_seed(order.key(config.seed, MICRO_BATCH, 0, micro.number))
             mixed, targets = mix(micro.inputs, micro.targets)
             images += list(mixed)
             names += [_name(target, parts.data.classes) for target in targets]

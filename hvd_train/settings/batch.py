@@ -1,4 +1,4 @@
-"""How many samples a step takes, and how they are cut for the workers."""
+"""The samples of a step, and how the workers share them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_train.settings.fields import at_least
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
-    """How many samples a step takes, and how they are cut for the workers."""
+    """The samples of a step, and how the workers share them."""
 
     batch_size: int | None = None
     """Samples per worker in one forward pass (and the group that batch norm normalises over); default: 16 to 48."""

@@ -191,7 +191,7 @@ def test_a_killed_worker_is_replaced_and_no_sample_is_lost(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_job_without_output_dir_continues_in_its_own_folder(tmp_path: Path) -> None:
-    """After a crash, the end of the driver and that of all workers at once, the job continues by itself in one folder."""
+    """After a crash, the end of the driver and of all workers, the job continues by itself in one folder."""
     output = tmp_path / "output.txt"
     command = [*ENDLESS, "--resume", "never", "--commit-steps", "20"]
     with started(command, tmp_path, output) as script:

@@ -67,7 +67,7 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     """With fp16 on the wire and a loss scale that is too large no rank steps, and all halve their scale."""
     from hvd_train import Config
     from hvd_train.data.batches import Batch, MicroBatch
-    from hvd_train.progress.order import Cut
+    from hvd_train.progress.order import BatchLayout
     from hvd_train.step import Step, Votes
     from tests.support.worlds import own_generator
 
@@ -77,7 +77,7 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     scaler.scale(torch.ones(()))
     optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction(fp16_wire=True))
-    state = TrainState(model, optimizer, scaler, Cut(4, 4))
+    state = TrainState(model, optimizer, scaler, BatchLayout(4, 4))
     # Only the last rank has a slot: the others have no gradient of their own that could overflow.
     micro = MicroBatch(0, torch.ones(4, 1, 8, 8), torch.arange(4), np.arange(4))
     batch = Batch(4, 1, (micro,) if rank == size - 1 else ())

@@ -25,7 +25,7 @@ from hvd_train.data.folder import CenterCrop, ImageFolder, RandomCrop, open_fold
 from hvd_train.data.loader import MapLoader
 from hvd_train.data.pictures import UNREADABLE, decode
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import Cut, EpochOrder, assignments
+from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
 from hvd_train.settings.data import DataConfig
 from tests.support.batches import CPU, PLAIN
 from tests.support.bombs import BOMBS, peak_growth
@@ -265,7 +265,7 @@ def test_an_unreadable_image_is_named(folder: Path) -> None:
         try:
             reason = ""
             try:
-                list(loader.load(0, assignments(EpochOrder(0, 0, 6), 0, Cut(2, 2), 0, 1)))
+                list(loader.load(0, assignments(EpochOrder(0, 0, 6), 0, BatchLayout(2, 2), 0, 1)))
             except UsageError as error:
                 reason = str(error)
             assert re.fullmatch(r"cannot read the image .*cat/1\.jpg: .*", reason)  # one line

@@ -14,10 +14,10 @@ from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.loader import ArrayLoader, MapLoader, open_loader
 from hvd_train.data.prepare import Prepare
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import Cut, EpochOrder, RepeatedOrder, assignments
+from hvd_train.progress.order import BatchLayout, EpochOrder, RepeatedOrder, assignments
 from tests.support.batches import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
 
-CUT = Cut(8, 3)
+CUT = BatchLayout(8, 3)
 
 
 def test_a_set_in_memory_repeats_its_rows() -> None:
@@ -25,7 +25,7 @@ def test_a_set_in_memory_repeats_its_rows() -> None:
     data = Arrays(torch.arange(3.0).view(3, 1, 1, 1), torch.arange(3), num_samples=7)
     loader = open_loader(data, PLAIN, CPU, 0, 4)
     assert isinstance(loader, ArrayLoader)
-    batches = list(loader.load(0, assignments(EpochOrder(0, 0, 7), 0, Cut(7, 7), 0, 1)))
+    batches = list(loader.load(0, assignments(EpochOrder(0, 0, 7), 0, BatchLayout(7, 7), 0, 1)))
     assert sorted(flat(batches).flatten().tolist()) == [0, 0, 0, 1, 1, 2, 2]
     assert torch.equal(flat(batches).flatten().long(), batches[0].micro_batches[0].targets)
 
@@ -37,7 +37,7 @@ def test_images_are_scaled_resized_normalised_and_coloured_in_this_order() -> No
     assert torch.equal(prepare(torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), None), torch.full((2, 3, 4, 4), 2.0))
     stored = torch.randint(0, 256, (20, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     loader = ArrayLoader(Arrays(stored.clone(), torch.arange(20), 20), prepare, CPU, seed=0)
-    for batch in loader.load(1, assignments(EpochOrder(0, 1, 20), 0, Cut(3, 2), 0, 1)):
+    for batch in loader.load(1, assignments(EpochOrder(0, 1, 20), 0, BatchLayout(3, 2), 0, 1)):
         for micro in batch.micro_batches:
             assert torch.equal(micro.inputs, prepare(stored[torch.from_numpy(micro.samples)], None))
             assert micro.inputs.is_contiguous(memory_format=torch.channels_last)
@@ -49,24 +49,24 @@ def test_augmentation_of_a_set_in_memory_belongs_to_the_sample() -> None:
     prepare = Prepare(data, CPU, image_size=None, augment=data.augment, colour=False)
     loader = ArrayLoader(Arrays(torch.arange(300.0).view(-1, 1, 1, 1), torch.zeros(300), 300), prepare, CPU, seed=0)
 
-    def changed(cut: Cut, size: int, epoch: int = 1) -> dict[int, float]:
+    def changed(layout: BatchLayout, size: int, epoch: int = 1) -> dict[int, float]:
         found = {}
         for rank in range(size):
-            for batch in loader.load(epoch, assignments(EpochOrder(0, 1, 300), 0, cut, rank, size)):
+            for batch in loader.load(epoch, assignments(EpochOrder(0, 1, 300), 0, layout, rank, size)):
                 for micro in batch.micro_batches:
                     found.update(zip(micro.samples.tolist(), micro.inputs.flatten().tolist(), strict=True))
         return found
 
-    whole = changed(Cut(300, 300), 1)
+    whole = changed(BatchLayout(300, 300), 1)
     assert len(whole) == 300
     assert len({value - sample for sample, value in whole.items()}) > 200
-    assert changed(Cut(4, 2), 1) == whole
-    assert changed(Cut(3, 3), 2) == whole  # one rank has no slot in any step
-    assert not set(changed(Cut(4, 2), 1, epoch=2).items()) & set(whole.items())
+    assert changed(BatchLayout(4, 2), 1) == whole
+    assert changed(BatchLayout(3, 3), 2) == whole  # one rank has no slot in any step
+    assert not set(changed(BatchLayout(4, 2), 1, epoch=2).items()) & set(whole.items())
 
 
-def epochs_of(loader: MapLoader, rank: int = 0, size: int = 1, cut: Cut = CUT) -> list[Batch]:
-    work = ((e, assignments(EpochOrder(1, e, 30), 0, cut, rank, size)) for e in range(2))
+def epochs_of(loader: MapLoader, rank: int = 0, size: int = 1, layout: BatchLayout = CUT) -> list[Batch]:
+    work = ((e, assignments(EpochOrder(1, e, 30), 0, layout, rank, size)) for e in range(2))
     return [batch for epoch, part in work for batch in loader.load(epoch, part)]
 
 
@@ -78,10 +78,10 @@ def test_loader_processes_change_nothing() -> None:
     try:
         first, second = flat(epochs_of(alone)), flat(epochs_of(others))
         for loader in (alone, others):
-            rest = flat(list(loader.load(0, assignments(order, 16, Cut(8, 3), 0, 1))))
+            rest = flat(list(loader.load(0, assignments(order, 16, BatchLayout(8, 3), 0, 1))))
             assert torch.equal(rest, first[16:30]), "resumed at a cursor"
-            next(iter(loader.load(0, assignments(order, 0, Cut(8, 3), 0, 1))))
-            whole = flat(list(loader.load(0, assignments(order, 0, Cut(8, 8), 0, 1))))
+            next(iter(loader.load(0, assignments(order, 0, BatchLayout(8, 3), 0, 1))))
+            whole = flat(list(loader.load(0, assignments(order, 0, BatchLayout(8, 8), 0, 1))))
             assert torch.equal(whole, first[:30]), "after an epoch that was left"
     finally:
         others.close()
@@ -96,7 +96,7 @@ def test_random_transforms_belong_to_the_sample() -> None:
     """An item draws the same numbers in an epoch whatever the batch and the number of ranks."""
     loader = MapLoader(RandomItems(), PLAIN, CPU, seed=5, num_workers=0)
     whole = flat(epochs_of(loader)[:4])
-    parts = flat([b for rank in range(3) for b in epochs_of(loader, rank, 3, Cut(10, 2))[:3]])
+    parts = flat([b for rank in range(3) for b in epochs_of(loader, rank, 3, BatchLayout(10, 2))[:3]])
     assert torch.equal(whole[whole[:, 0].argsort()], parts[parts[:, 0].argsort()])
     other = flat(epochs_of(MapLoader(RandomItems(), PLAIN, CPU, seed=6, num_workers=0))[:4])
     assert not torch.equal(whole[whole[:, 0].argsort()], other[other[:, 0].argsort()])
@@ -104,7 +104,7 @@ def test_random_transforms_belong_to_the_sample() -> None:
 
 def test_copies_of_an_item_have_random_numbers_of_their_own() -> None:
     loader = MapLoader(RandomItems(), PLAIN, CPU, seed=1, num_workers=0)
-    (batch,) = loader.load(0, assignments(RepeatedOrder(0, 0, 30, 2), 0, Cut(30, 30), 0, 1))
+    (batch,) = loader.load(0, assignments(RepeatedOrder(0, 0, 30, 2), 0, BatchLayout(30, 30), 0, 1))
     pairs = batch.micro_batches[0].inputs.flatten(1).view(15, 2, 4)
     assert torch.equal(pairs[:, 0, 0], pairs[:, 1, 0])
     assert not (pairs[:, 0, 1:] == pairs[:, 1, 1:]).any()
@@ -128,7 +128,7 @@ def test_a_batch_does_not_depend_on_how_its_images_lie_in_memory() -> None:
     found = []
     for first, second in (planes, by_pixel, (by_pixel[0], planes[1])):
         loader = MapLoader(Items(first, second), PLAIN, CPU, seed=0, num_workers=0)
-        (batch,) = loader.load(0, assignments(EpochOrder(0, 0, 2), 0, Cut(2, 2), 0, 1))
+        (batch,) = loader.load(0, assignments(EpochOrder(0, 0, 2), 0, BatchLayout(2, 2), 0, 1))
         found.append(batch.micro_batches[0].inputs)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
@@ -147,4 +147,4 @@ def test_a_data_set_that_cannot_be_sent_to_processes_is_an_error_of_use() -> Non
 def test_items_of_different_sizes_are_an_error_of_use() -> None:
     loader = MapLoader(Items(torch.zeros(1, 2, 2), torch.zeros(1, 3, 2)), PLAIN, CPU, seed=0, num_workers=0)
     with pytest.raises(UsageError, match="the items of a batch do not fit together"):
-        list(loader.load(0, assignments(EpochOrder(0, 0, 2), 0, Cut(2, 2), 0, 1)))
+        list(loader.load(0, assignments(EpochOrder(0, 0, 2), 0, BatchLayout(2, 2), 0, 1)))

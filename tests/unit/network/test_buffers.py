@@ -1,4 +1,4 @@
-"""Buffers: running statistics move by a mean over the slots of a step, others have the value of slot 0."""
+"""Buffers: running statistics move by a mean over the micro-batches of a step, others have the value of the first."""
 
 from __future__ import annotations
 

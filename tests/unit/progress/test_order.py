@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_train.errors import UsageError
-from hvd_train.network.compiled import slot_sizes
+from hvd_train.network.compiled import micro_batch_sizes
 from hvd_train.progress.fingerprint import added, fingerprint, from_bytes, in_bytes, of_all
 from hvd_train.progress.order import (
-    Cut,
+    BatchLayout,
     EpochOrder,
     InSequence,
     RepeatedOrder,
     assignments,
-    choose_cut,
+    choose_layout,
     key,
     order_of,
-    resized_cut,
+    resized_layout,
     uniforms,
 )
 from hvd_train.settings.batch import BatchConfig
@@ -81,16 +81,16 @@ def test_a_slice_is_part_of_the_whole(num_samples: int, data: st.DataObject) -> 
 @pytest.mark.parametrize("cursor", [123_456_789, HUGE - 20_000])
 def test_a_thousand_ranks_share_a_huge_epoch_in_little_memory(cursor: int) -> None:
     """1,024 ranks take each sample of their batches once, from any cursor, and hold less than 64 MB all together."""
-    cut = Cut(32 * RANKS, 32)
+    layout = BatchLayout(32 * RANKS, 32)
     tracemalloc.start()
-    ranks = [assignments(EpochOrder(0, 0, HUGE), cursor, cut, rank, RANKS) for rank in range(RANKS)]
-    slots = [slot for work in ranks for slot in next(work).slots]
+    ranks = [assignments(EpochOrder(0, 0, HUGE), cursor, layout, rank, RANKS) for rank in range(RANKS)]
+    slots = [slot for work in ranks for slot in next(work).micro_batches]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 64e6
     taken = [sample for slot in sorted(slots, key=lambda slot: slot.number) for sample in slot.indices.tolist()]
-    assert taken == EpochOrder(0, 0, HUGE)[cursor : cursor + cut.global_batch].tolist()
-    assert len(set(taken)) == len(taken) == min(cut.global_batch, HUGE - cursor)
+    assert taken == EpochOrder(0, 0, HUGE)[cursor : cursor + layout.global_batch].tolist()
+    assert len(set(taken)) == len(taken) == min(layout.global_batch, HUGE - cursor)
 
 
 @given(
@@ -120,35 +120,37 @@ def test_random_numbers_are_uniform_and_independent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "size", "cut"),
+    ("settings", "size", "layout"),
     [
-        ({"batch_size": 8, "accumulation_steps": 3}, 2, Cut(48, 8)),
-        ({"global_batch_size": 64, "batch_size": 8}, 3, Cut(64, 8)),
-        ({"global_batch_size": 48, "batch_size": 8, "accumulation_steps": 3}, 5, Cut(48, 8)),
+        ({"batch_size": 8, "accumulation_steps": 3}, 2, BatchLayout(48, 8)),
+        ({"global_batch_size": 64, "batch_size": 8}, 3, BatchLayout(64, 8)),
+        ({"global_batch_size": 48, "batch_size": 8, "accumulation_steps": 3}, 5, BatchLayout(48, 8)),
     ],
 )
-def test_batch_settings_decide_the_slots(settings: dict[str, int], size: int, cut: Cut) -> None:
+def test_batch_settings_decide_the_slots(settings: dict[str, int], size: int, layout: BatchLayout) -> None:
     """Without a global batch it is batch size times steps times workers; with one, workers do not matter."""
-    assert choose_cut(BatchConfig(**settings), size, 1000) == cut
+    assert choose_layout(BatchConfig(**settings), size, 1000) == layout
 
 
 @pytest.mark.parametrize(
-    ("samples", "cut", "sizes"),
+    ("samples", "layout", "sizes"),
     [
-        (12, Cut(11, 11), [[12]]),
-        (11, Cut(5, 2), [[2, 3], [2, 2, 2]]),
-        (8, Cut(3, 3), [[3], [3], [2]]),
-        (5, Cut(4, 1), [[1] * 4, [1]]),
-        (3, Cut(1, 4), [[1]] * 3),
-        (1, Cut(4, 2), [[1]]),
+        (12, BatchLayout(11, 11), [[12]]),
+        (11, BatchLayout(5, 2), [[2, 3], [2, 2, 2]]),
+        (8, BatchLayout(3, 3), [[3], [3], [2]]),
+        (5, BatchLayout(4, 1), [[1] * 4, [1]]),
+        (3, BatchLayout(1, 4), [[1]] * 3),
+        (1, BatchLayout(4, 2), [[1]]),
     ],
 )
-def test_a_remainder_of_one_sample_joins_what_is_before_it(samples: int, cut: Cut, sizes: list[list[int]]) -> None:
+def test_a_remainder_of_one_sample_joins_what_is_before_it(
+    samples: int, layout: BatchLayout, sizes: list[list[int]]
+) -> None:
     """Batch norm cannot train on it alone; where all slots have one sample, nothing changes."""
-    steps = list(assignments(InSequence(samples), 0, cut, 0, 1))
-    assert [[len(slot.indices) for slot in step.slots] for step in steps] == sizes
-    assert [(step.size, step.num_slots) for step in steps] == [(sum(step), len(step)) for step in sizes]
-    assert set(slot_sizes(cut, samples)) == {size for step in sizes for size in step}
+    steps = list(assignments(InSequence(samples), 0, layout, 0, 1))
+    assert [[len(slot.indices) for slot in step.micro_batches] for step in steps] == sizes
+    assert [(step.size, step.num_micro_batches) for step in steps] == [(sum(step), len(step)) for step in sizes]
+    assert set(micro_batch_sizes(layout, samples)) == {size for step in sizes for size in step}
 
 
 @pytest.mark.parametrize(
@@ -158,34 +160,34 @@ def test_a_remainder_of_one_sample_joins_what_is_before_it(samples: int, cut: Cu
 def test_a_global_batch_alone_has_the_same_slots_for_any_number_of_ranks(global_batch: int, slots: list[int]) -> None:
     """Batch norm and dropout act alike on all of them; a few slots divide over two, four or eight ranks."""
     batch = BatchConfig(global_batch_size=global_batch)
-    cut = choose_cut(batch, 1, 10_000)
-    assert {choose_cut(batch, size, 10_000) for size in (2, 3, 4, 64)} == {cut}
-    (step,) = assignments(InSequence(global_batch), 0, cut, 0, 1)
-    assert [len(slot.indices) for slot in step.slots] == slots
+    layout = choose_layout(batch, 1, 10_000)
+    assert {choose_layout(batch, size, 10_000) for size in (2, 3, 4, 64)} == {layout}
+    (step,) = assignments(InSequence(global_batch), 0, layout, 0, 1)
+    assert [len(slot.indices) for slot in step.micro_batches] == slots
 
 
 @given(global_batch=st.integers(1, 20_000))
 def test_slots_of_a_global_batch_have_16_to_48_samples(global_batch: int) -> None:
     """Batch norm has enough samples, and a batch that two ranks can share has two slots."""
-    cut = choose_cut(BatchConfig(global_batch_size=global_batch), 1, global_batch)
-    assert min(16, global_batch) <= cut.micro_batch <= 48
-    assert global_batch < 32 or cut.micro_batch < global_batch
+    layout = choose_layout(BatchConfig(global_batch_size=global_batch), 1, global_batch)
+    assert min(16, global_batch) <= layout.micro_batch <= 48
+    assert global_batch < 32 or layout.micro_batch < global_batch
 
 
 def test_batches_that_cannot_be_are_refused() -> None:
     """A global batch above the training set, or accumulation beside a global batch without a batch size."""
     with pytest.raises(UsageError, match=r"--accumulation-steps 2 beside --global-batch-size 64 needs --batch-size"):
-        choose_cut(BatchConfig(global_batch_size=64, accumulation_steps=2), 2, 1000)
+        choose_layout(BatchConfig(global_batch_size=64, accumulation_steps=2), 2, 1000)
     with pytest.raises(UsageError, match=r"1001 samples is larger than the training set of 1000.*size 1000 or less"):
-        choose_cut(BatchConfig(global_batch_size=1001), 1, 1000)
-    assert choose_cut(BatchConfig(global_batch_size=1000), 1, 1000).global_batch == 1000
+        choose_layout(BatchConfig(global_batch_size=1001), 1, 1000)
+    assert choose_layout(BatchConfig(global_batch_size=1000), 1, 1000).global_batch == 1000
 
 
 def test_a_batch_that_follows_the_workers_stays_within_the_data() -> None:
     """A worker that joins makes the global batch larger, at most to one step an epoch."""
     batch = BatchConfig(batch_size=30, accumulation_steps=2)
-    assert [resized_cut(batch, size, 190).global_batch for size in (1, 2, 3, 4)] == [60, 120, 180, 190]
-    assert resized_cut(batch, 4, 190).micro_batch == 30
+    assert [resized_layout(batch, size, 190).global_batch for size in (1, 2, 3, 4)] == [60, 120, 180, 190]
+    assert resized_layout(batch, 4, 190).micro_batch == 30
 
 
 @pytest.mark.parametrize("times", [1, 3, 4])

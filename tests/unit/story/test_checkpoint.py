@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hvd_train import checkpoint
 from hvd_train.checkpoint import MAGIC, BadCheckpoint, DiskStore, committed, newest_good, path_of, read
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import Cut
+from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import Progress, TrainState
 from tests.support.launching import wait_for
@@ -32,7 +32,9 @@ def state_at(step: int) -> TrainState:
     with torch.no_grad():
         model.bias.fill_(float(step))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), Cut(4, 2), Progress(1, 8, step))
+    return TrainState(
+        model, optimizer, torch.amp.GradScaler("cpu", enabled=False), BatchLayout(4, 2), Progress(1, 8, step)
+    )
 
 
 def store(told: list[str] | None = None, keep: int = 3) -> DiskStore:

@@ -101,7 +101,7 @@ def test_weights_for_use_are_a_plain_state_dict() -> None:
 
 
 def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
-    """It is told once which one is the newest, and once when the disk has space again; the last commit is always told."""
+    """One line names the newest, one says that the disk has space again; the last commit always has a line."""
     told: list[str] = []
     commit(1)
     disk = store(told, keep=1)

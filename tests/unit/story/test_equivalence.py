@@ -19,7 +19,7 @@ from hvd_train.checkpoint import newest_good
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.loader import ArrayLoader
 from hvd_train.data.prepare import Prepare
-from hvd_train.progress.order import Cut, EpochOrder, assignments
+from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
 from hvd_train.validate import Scores, evaluate
 from hvd_train.world.world import LocalWorld, PendingSum
 from tests.support import runs
@@ -46,14 +46,14 @@ def test_ranks_take_the_step_of_one_rank(make: Callable[[int], nn.Module], size:
 
 
 @pytest.mark.parametrize(
-    ("batch", "cut"),
+    ("batch", "layout"),
     [
-        ({"global_batch_size": None, "batch_size": 5, "accumulation_steps": 2}, Cut(20, 5)),
-        ({"global_batch_size": None, "batch_size": 80}, Cut(160, 80)),
+        ({"global_batch_size": None, "batch_size": 5, "accumulation_steps": 2}, BatchLayout(20, 5)),
+        ({"global_batch_size": None, "batch_size": 80}, BatchLayout(160, 80)),
     ],
     ids=str,
 )
-def test_a_resumed_run_keeps_its_batch_layout(batch: dict[str, int | None], cut: Cut) -> None:
+def test_a_resumed_run_keeps_its_batch_layout(batch: dict[str, int | None], layout: BatchLayout) -> None:
     """On other numbers of ranks too, on which the same settings would make another global batch, or one too large."""
     config = small_config(epochs=2, **batch)
 
@@ -66,7 +66,7 @@ def test_a_resumed_run_keeps_its_batch_layout(batch: dict[str, int | None], cut:
     assert run_ranks(1, lambda world: trained(world, config)[0].finished) == [True]
     last = newest_good(Path("run"), pytest.fail)
     assert last is not None
-    assert Cut(**last["cut"]) == cut
+    assert BatchLayout(**last["layout"]) == layout
 
 
 SGD = {"optimizer": "sgd", "nesterov": True}
@@ -152,33 +152,33 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
     With the same global batch the slots are those of one rank.
     """
     num_samples = data.draw(st.integers(1, 120), label="samples")
-    cut = Cut(data.draw(st.integers(1, num_samples), label="global batch"), data.draw(st.integers(1, 50)))
+    layout = BatchLayout(data.draw(st.integers(1, num_samples), label="global batch"), data.draw(st.integers(1, 50)))
     per_worker = data.draw(st.booleans(), label="per worker")
-    alone = 1 in (num_samples, cut.micro_batch) or (cut.global_batch == 1 and not per_worker)
+    alone = 1 in (num_samples, layout.micro_batch) or (layout.global_batch == 1 and not per_worker)
     fewest = 1 if alone else 2
     epoch_order = EpochOrder(data.draw(st.integers(0, 2**63 - 1)), data.draw(st.integers(0, 99)), num_samples)
     cursor, taken, sizes = 0, [], []
     while cursor < num_samples:
         size = data.draw(st.integers(1, 6), label="world size")
         if per_worker:
-            cut = Cut(min(cut.micro_batch * size, num_samples), cut.micro_batch)
+            layout = BatchLayout(min(layout.micro_batch * size, num_samples), layout.micro_batch)
         steps = data.draw(st.integers(1, 8), label="steps until it changes")
-        ranks = [islice(assignments(epoch_order, cursor, cut, rank, size), steps) for rank in range(size)]
+        ranks = [islice(assignments(epoch_order, cursor, layout, rank, size), steps) for rank in range(size)]
         before = cursor
         for parts in zip(*ranks, strict=True):
-            slots = [slot for part in parts for slot in part.slots]
-            assert sorted(slot.number for slot in slots) == list(range(parts[0].num_slots))
+            slots = [slot for part in parts for slot in part.micro_batches]
+            assert sorted(slot.number for slot in slots) == list(range(parts[0].num_micro_batches))
             assert {part.size for part in parts} == {sum(len(slot.indices) for slot in slots)}
-            assert all(fewest <= len(slot.indices) < cut.micro_batch + fewest for slot in slots)
+            assert all(fewest <= len(slot.indices) < layout.micro_batch + fewest for slot in slots)
             slots.sort(key=lambda slot: slot.number)
             sizes.append([len(slot.indices) for slot in slots])
             taken += [int(index) for slot in slots for index in slot.indices]
             cursor += parts[0].size
         assert cursor > before, f"no step takes the samples from {before} on"
     if not per_worker:
-        steps_of_one = assignments(epoch_order, 0, cut, 0, 1)
-        assert sizes == [[len(slot.indices) for slot in step.slots] for step in steps_of_one]
-        assert len(sizes) == len(cut.batches(range(num_samples)))
+        steps_of_one = assignments(epoch_order, 0, layout, 0, 1)
+        assert sizes == [[len(slot.indices) for slot in step.micro_batches] for step in steps_of_one]
+        assert len(sizes) == len(layout.batches(range(num_samples)))
     assert taken == epoch_order[:].tolist()
     assert sorted(taken) == list(range(num_samples))
 

@@ -11,7 +11,7 @@ import torch
 
 from hvd_train import checkpoint
 from hvd_train.errors import UsageError
-from hvd_train.progress.order import Cut
+from hvd_train.progress.order import BatchLayout
 from hvd_train.run import which_weights
 from hvd_train.run_files import ledger
 from hvd_train.state import Snapshot
@@ -84,7 +84,7 @@ def test_a_new_moving_average_starts_from_the_weights() -> None:
 
 def test_another_batch_size_holds_from_here_and_no_sample_comes_twice() -> None:
     snapshot, _ = resumed(file_of(ledger=True), steps=None, ledger=True, epochs=2, global_batch_size=14, batch_size=7)
-    assert Cut(**snapshot["cut"]) == Cut(14, 7)
+    assert BatchLayout(**snapshot["layout"]) == BatchLayout(14, 7)
     audit = ledger.audit(SECOND)
     assert (audit.faults, audit.epochs) == ((), 1)
 
@@ -94,7 +94,7 @@ def test_settings_of_the_checkpoint_keep_its_batch_layout(kept: bool) -> None:
     """Without a ledger of the earlier run, the samples before the file are not held against this one."""
     per_worker = {"global_batch_size": None, "batch_size": 5, "accumulation_steps": 2}
     snapshot, notes = resumed(file_of(ledger=kept, **per_worker), steps=12, ledger=True, **per_worker)
-    assert (Cut(**snapshot["cut"]), "other settings" in notes) == (Cut(10, 5), False)
+    assert (BatchLayout(**snapshot["layout"]), "other settings" in notes) == (BatchLayout(10, 5), False)
     assert ledger.audit(SECOND).faults == ()
 
 

@@ -14,7 +14,7 @@ from hvd_train.last_commit import commit_for_all
 from hvd_train.output import Output
 from hvd_train.parts import fresh_state, warm_parts
 from hvd_train.progress.metrics import Totals
-from hvd_train.progress.order import Cut
+from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.ledger import Entry
 from hvd_train.run_files.run_folder import RunFolder
@@ -33,7 +33,7 @@ def state() -> Iterator[TrainState]:
     parts, optimizer = warm_parts(CONFIG, world, convnet, few_digits)
     state = fresh_state(CONFIG, world, parts, optimizer)
     rank_0 = Output(CONFIG)
-    rank_0.open(rank_0.claim(state, None, lambda: Cut(20, 20), from_disk=True), state, Place())
+    rank_0.open(rank_0.claim(state, None, lambda: BatchLayout(20, 20), from_disk=True), state, Place())
     for step in range(1, 8):
         entry = step_done(state)
         if step <= 5:

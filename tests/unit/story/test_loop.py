@@ -48,12 +48,12 @@ class Poisoned(nn.Module):
 
     def __init__(self, bad: Callable[[int], bool], slots: int) -> None:
         super().__init__()
-        self.body, self.calls, self.bad, self.slots = runs.batch_norm(10), 0, bad, slots
+        self.body, self.calls, self.bad, self.micro_batches = runs.batch_norm(10), 0, bad, slots
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.body(images)
         poison = torch.zeros(len(logits), 1)
-        if self.training and self.bad(self.calls // self.slots + 1):
+        if self.training and self.bad(self.calls // self.micro_batches + 1):
             poison[0] = math.inf
         self.calls += self.training
         return logits + poison * logits.sign()

@@ -16,7 +16,7 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.output import Output
 from hvd_train.progress.metrics import Totals
-from hvd_train.progress.order import Cut
+from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.ledger import Entry, read
 from hvd_train.run_files.records import StepRecord
@@ -30,13 +30,13 @@ STEP = StepRecord(1, 1, 20, 0.5, 0.1, 0.2, 0.01, None, None, 0, 100.0, None)
 BUSY = "another process is training in run"
 
 
-def first_cut() -> Cut:
-    return Cut(20, 4)
+def first_layout() -> BatchLayout:
+    return BatchLayout(20, 4)
 
 
 def opened(config: Config, state: TrainState) -> Output:
     output = Output(config)
-    output.open(output.claim(state, None, first_cut, from_disk=True), state, Place())
+    output.open(output.claim(state, None, first_layout, from_disk=True), state, Place())
     return output
 
 
@@ -90,7 +90,7 @@ def test_a_rank_that_is_not_the_first_writes_nothing(state: TrainState) -> None:
 def test_a_second_command_is_refused_at_once(clock: Clock, state: TrainState) -> None:
     living = opened(small_config(), state)
     with pytest.raises(UsageError, match=BUSY):
-        Output(small_config()).claim(state, None, first_cut, from_disk=True)
+        Output(small_config()).claim(state, None, first_layout, from_disk=True)
     assert clock.sleeps == 0
     assert living.commit_last(state)
     living.close()
@@ -105,12 +105,12 @@ def test_an_elastic_job_waits_for_the_end_of_another_process(
     living = opened(small_config(), state)
     monkeypatch.setenv(launcher.OWNER, "another job")
     with pytest.raises(UsageError, match=BUSY):
-        Output(small_config()).claim(state, None, first_cut, from_disk=True)
+        Output(small_config()).claim(state, None, first_layout, from_disk=True)
     assert clock.sleeps == 5
     assert living.commit_last(state)
     assert capsys.readouterr().err == f"hvd-train: {BUSY}: waiting 45 s at most for its end\n"
     clock.meanwhile = living.close
-    claim = Output(small_config()).claim(state, None, first_cut, from_disk=True)
+    claim = Output(small_config()).claim(state, None, first_layout, from_disk=True)
     assert (claim.folder.earlier, clock.sleeps) == (True, 6)
     claim.folder.release()
 
@@ -121,11 +121,11 @@ def test_a_job_takes_its_own_folder_over(state: TrainState, monkeypatch: pytest.
     config = small_config(output_dir=None, recipe="few")
     former = opened(config, state)
     assert former.commit_last(state)
-    claim = Output(config).claim(state, None, first_cut, from_disk=True)
+    claim = Output(config).claim(state, None, first_layout, from_disk=True)
     assert (claim.folder.path, claim.loaded) == (former.path, True)
     assert not former.commit_last(state)
     monkeypatch.setenv(launcher.OWNER, "another job")
-    others = Output(config).claim(state, None, first_cut, from_disk=True)
+    others = Output(config).claim(state, None, first_layout, from_disk=True)
     assert others.folder.path != former.path
     assert not others.folder.earlier
     former.close()
@@ -138,14 +138,14 @@ def test_a_new_rank_0_goes_on_in_the_folder_of_the_job(clock: Clock, state: Trai
     former, latter = opened(config, state), Output(config)
     folder = former.path
     assert folder is not None
-    claim = latter.claim(state, folder, first_cut, from_disk=False)
+    claim = latter.claim(state, folder, first_layout, from_disk=False)
     assert (claim.folder.path, claim.folder.earlier, claim.folder.held(), clock.sleeps) == (folder, True, True, 0)
     assert not former.commit_last(state)
     latter.open(claim, state, Place())
     assert latter.commit_last(state)
     former.close()
     latter.close()
-    again = Output(config).claim(state, None, first_cut, from_disk=True)
+    again = Output(config).claim(state, None, first_layout, from_disk=True)
     assert (again.folder.path, again.loaded) == (folder, True)
     assert [path.name for path in Path("runs").iterdir()] == [folder.name]
     again.folder.release()
@@ -154,7 +154,7 @@ def test_a_new_rank_0_goes_on_in_the_folder_of_the_job(clock: Clock, state: Trai
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_a_batch_that_does_not_fit_leaves_all_as_it_was(state: TrainState, resume: str) -> None:
 
-    def refused() -> Cut:
+    def refused() -> BatchLayout:
         raise UsageError("too large")
 
     for earlier in ([], [RUN]):
@@ -179,7 +179,7 @@ def test_a_run_goes_on_from_its_newest_whole_checkpoint(state: TrainState) -> No
     assert checkpoint.read(newest)["config"] == config.as_dict(), "what evaluate and export need"
     newest.write_bytes(newest.read_bytes()[:100])
     again = Output(config)
-    claim = again.claim(state, None, first_cut, from_disk=False)
+    claim = again.claim(state, None, first_layout, from_disk=False)
     assert (claim.loaded, state.progress.step) == (False, 10)
     claim.folder.release()
     opened(config, state).close()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hvd_train import recipes
-from hvd_train.progress.order import Cut
+from hvd_train.progress.order import BatchLayout
 from hvd_train.result import Result, describe, ending, summary
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
@@ -28,16 +28,24 @@ DONE = Result(
 
 
 @pytest.mark.parametrize(
-    ("cut", "size", "said"),
+    ("layout", "size", "said"),
     [
-        (Cut(128, 32), 3, "in 4 slots of 32; 4 slots do not divide over 3 ranks: some idle in part of each step"),
-        (Cut(5, 2), 2, "5 images a step in 2 slots of up to 3"),
-        (Cut(64, 32), 3, "in 2 slots of 32; 1 rank of 3 idle (a new run may have smaller slots: --batch-size)"),
+        (
+            BatchLayout(128, 32),
+            3,
+            "in 4 micro-batches of 32; 4 micro-batches do not divide over 3 ranks: some idle in part of each step",
+        ),
+        (BatchLayout(5, 2), 2, "5 images a step in 2 micro-batches of up to 3"),
+        (
+            BatchLayout(64, 32),
+            3,
+            "in 2 micro-batches of 32; 1 rank of 3 idle (a new run may have smaller micro-batches: --batch-size)",
+        ),
     ],
 )
-def test_the_first_line_describes_a_step_and_idle_ranks(cut: Cut, size: int, said: str) -> None:
+def test_the_first_line_describes_a_step_and_idle_ranks(layout: BatchLayout, size: int, said: str) -> None:
     parts = SimpleNamespace(train_loader=SimpleNamespace(num_samples=1437), device=torch.device("cpu"))
-    state = TrainState(torch.nn.Linear(2, 2), Mock(), Mock(), cut)
+    state = TrainState(torch.nn.Linear(2, 2), Mock(), Mock(), layout)
     job = Mock(config=DIGITS, state=state, world=Mock(place=Place(size=size)), parts=parts)
     assert describe(job).endswith(said)
 

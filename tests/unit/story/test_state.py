@@ -13,7 +13,7 @@ from torch import nn
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
 from hvd_train.progress.metrics import Totals
-from hvd_train.progress.order import Cut
+from hvd_train.progress.order import BatchLayout
 from hvd_train.settings.optimizer import OptimizerConfig
 from hvd_train.state import Evaluation, Progress, TrainState, confirm_equal
 from tests.support import runs
@@ -23,7 +23,7 @@ from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 def state_after(steps: int, *, seed: int = 0, optimizer: str = "adamw") -> TrainState:
     model = own_generator(runs.batch_norm(10), seed)
     kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    state = TrainState(model, kinds[optimizer](model.parameters(), lr=0.01), scaler(), Cut(20, 4))
+    state = TrainState(model, kinds[optimizer](model.parameters(), lr=0.01), scaler(), BatchLayout(20, 4))
     for number in range(steps):
         step(state, number)
     return state
@@ -49,7 +49,7 @@ def complete() -> TrainState:
     scaler.scale(torch.ones(()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     average = optim.moving_average(OptimizerConfig(ema_decay=0.5), model, ())
-    state = TrainState(model, optimizer, scaler, Cut(20, 4), average=average)
+    state = TrainState(model, optimizer, scaler, BatchLayout(20, 4), average=average)
     model(torch.ones(4, 1, 8, 8)).square().mean().backward()
     optimizer.step()
     state.count_step(Totals(1.5, 1.0, 2.0, 20), skipped=False)
@@ -73,7 +73,7 @@ CHANGES: dict[str, Callable[[TrainState], object]] = {
     "the epoch": lambda state: setattr(state, "progress", replace(state.progress, epoch=1)),
     "skipped steps": lambda state: setattr(state, "progress", replace(state.progress, skipped_in_row=1)),
     "the sums of the epoch": lambda state: setattr(state, "totals", replace(state.totals, top1=0.0)),
-    "the cut": lambda state: setattr(state, "cut", Cut(20, 5)),
+    "the layout": lambda state: setattr(state, "layout", BatchLayout(20, 5)),
     "the best evaluation": lambda state: setattr(state, "best", Evaluation(1, 0.5, 0.5, 1.0)),
     "the last evaluation": lambda state: setattr(state, "last", None),
 }
@@ -100,7 +100,7 @@ def test_later_steps_change_nothing_of_a_snapshot() -> None:
     assert same.digests() == complete().digests()
     state.load(snapshot)  # over a state that differs in everything
     assert (state.digest(), state.digests()) == (same.digest(), complete().digests())
-    assert (state.cut, state.best, state.scaler.get_scale()) == (same.cut, same.best, 64.0)
+    assert (state.layout, state.best, state.scaler.get_scale()) == (same.layout, same.best, 64.0)
 
     snapshot, futures = state_after(2).snapshot(), []
     for _ in range(2):
@@ -145,19 +145,19 @@ def test_ranks_that_deviate_are_named() -> None:
         elif rank == 3:
             state.model.get_buffer("6.unsaved").add_(1)
         elif rank == 4:
-            state.cut = Cut(7, 7)
+            state.layout = BatchLayout(7, 7)
         with pytest.raises(ReplicasDiffer) as caught:
             confirm_equal(state, world)
         return str(caught.value)
 
     (told,) = set(run_ranks(6, body))
     assert told.startswith("ranks 1, 3, 4, 5 hold other weights than rank 0 at step 1;")
-    assert told.endswith("They differ: rank 1 in exp_avg of 5.bias; rank 3 in 6.unsaved; rank 4 in cut")
+    assert told.endswith("They differ: rank 1 in exp_avg of 5.bias; rank 3 in 6.unsaved; rank 4 in layout")
 
 
 def test_a_snapshot_of_another_model_or_optimizer_is_refused_and_changes_nothing() -> None:
     other = own_generator(runs.convnet(10))
-    snapshot = TrainState(other, torch.optim.AdamW(other.parameters()), scaler(), Cut(1, 1)).snapshot()
+    snapshot = TrainState(other, torch.optim.AdamW(other.parameters()), scaler(), BatchLayout(1, 1)).snapshot()
     state = state_after(1)
     before = state.digest()
     with pytest.raises(UsageError, match=r"of another model: 0\.bias \(8,\) for absent.* and \d+ more; start it"):
@@ -174,7 +174,7 @@ def test_a_snapshot_fits_another_memory_format() -> None:
 
     def fresh(memory_format: torch.memory_format) -> TrainState:
         model = own_generator(torch.nn.Conv2d(3, 4, 3)).to(memory_format=memory_format)
-        return TrainState(model, optim.build(OptimizerConfig(optimizer="adamw"), model), scaler(), Cut(20, 4))
+        return TrainState(model, optim.build(OptimizerConfig(optimizer="adamw"), model), scaler(), BatchLayout(20, 4))
 
     def stepped(state: TrainState) -> torch.Tensor:
         images = torch.cos(torch.arange(2 * 75.0).view(2, 3, 5, 5) * (state.progress.step + 1))

@@ -14,7 +14,7 @@ from hvd_train import Config
 from hvd_train.data.batches import Batch, MicroBatch
 from hvd_train.errors import RankLost
 from hvd_train.progress.fingerprint import fingerprint
-from hvd_train.progress.order import Cut
+from hvd_train.progress.order import BatchLayout
 from hvd_train.state import Progress, TrainState, to_host
 from hvd_train.step import Step, StepResult, Votes
 from hvd_train.world.world import LocalWorld, PendingSum, Reduction, World
@@ -61,7 +61,7 @@ def state_of(world: World, model: nn.Module, *, scale: float | None = None, fp16
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     scaler.scale(torch.ones(()))
     optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction(fp16_wire=fp16_wire))
-    return TrainState(model, optimizer, scaler, Cut(8, 4))
+    return TrainState(model, optimizer, scaler, BatchLayout(8, 4))
 
 
 def take(config: Config, world: World, state: TrainState, part: Batch, *, norm: bool = False) -> StepResult:

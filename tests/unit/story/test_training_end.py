@@ -117,7 +117,7 @@ def test_records_of_the_start_and_the_end() -> None:
     (start,) = (event for event in events if event["name"] == "start")
     facts = ("world_size", "num_samples", "repeated_augmentation", "seed")
     assert [start[name] for name in facts] == [2, 190, 2, 3]
-    assert "(190 images), 2 ranks on cpu, 20 images a step in 5 slots of 4" in start["message"]
+    assert "(190 images), 2 ranks on cpu, 20 images a step in 5 micro-batches of 4" in start["message"]
     written = json.loads(Path("run/environment.json").read_text())
     assert (written["world_size"], written["ranks_of_hosts"]) == (2, {socket.gethostname(): 2})
     assert isinstance(written["device"], str)
