@@ -127,7 +127,7 @@ class _Reader:
             return Unreadable(str(error))
 
 
-class _Slots:
+class _MicroBatchSampler:
     """Yields the samples of each micro-batch of an epoch; DataLoader takes it as its batch sampler."""
 
     def __init__(self, num_samples: int) -> None:
@@ -151,7 +151,7 @@ class MapLoader(Loader):
     def __init__(self, data: MapDataset, prepare: Prepare, device: torch.device, seed: int, num_workers: int) -> None:
         self.num_samples = len(data)
         self._prepare, self._device, self._num_workers = prepare, device, num_workers
-        self._sampler, self._reader = _Slots(len(data)), _Reader(data, seed)
+        self._sampler, self._reader = _MicroBatchSampler(len(data)), _Reader(data, seed)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])  # so that torch is imported once, not in each loader process
         self._loader: DataLoader[Any] = DataLoader(
