@@ -1,9 +1,4 @@
-"""Addresses and network interfaces between the processes of an elastic job. No torch.
-
-Each worker chooses for itself, since hosts come and go. The driver sends all its addresses to a worker on another host,
-the likeliest first, and the worker takes the first that answers. A worker uses the interface that leads to the driver;
-on the driver's own host, the interface that leads to the other hosts, or the loopback if there are none.
-"""
+"""Each worker of an elastic job chooses its network interface and the driver's address, since hosts come and go."""
 
 from __future__ import annotations
 
@@ -24,34 +19,31 @@ _ANSWER_S = 2.0
 
 
 def resolved(host_name: str) -> str | None:
-    """Return the IPv4 address of a host, or None if only ssh may know the name.
-
-    Any address of the loopback is 127.0.0.1: Debian lets a host's own name lead to 127.0.1.1 on that host.
-    """
+    """Return the IPv4 address of a host, or None if only ssh may know the name."""
     try:
         address = socket.gethostbyname(host_name)
     except (OSError, UnicodeError):
         return None
-    return LOOPBACK if is_loopback(address) else address
+    return LOOPBACK if is_loopback(address) else address  # on Debian a host's own name resolves to 127.0.1.1
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an IPv4 address leads to this host wherever it is used."""
+    """Return whether an IPv4 address is one of the loopback's."""
     return address.startswith("127.")
 
 
 def for_worker_on(host_name: str, interfaces: Collection[str] = ()) -> list[str]:
-    """Return the addresses at which a worker on this host may reach this process, the likeliest first.
+    """Return the addresses of this process for a worker on `host_name`, likeliest first.
 
-    They are of the `interfaces` that this host has, of all if it has none of them. A worker on this host itself reaches
-    it over the loopback, which stays when networks go.
+    Only `interfaces` count, or all if this host has none of them. A worker on this host uses the loopback, which never
+    goes down.
     """
     target, own = resolved(host_name), _addresses()
     if target == LOOPBACK or any(target in addresses for addresses in own.values()):
         return [LOOPBACK]
     others = {name: addresses for name, addresses in own.items() if not is_loopback(addresses[0])}
     usable = {name: addresses for name, addresses in others.items() if name in interfaces} or others
-    # One for each interface (some have hundreds), and the one from which packets to the host would be sent.
+    # One address for each interface (some have hundreds), and the source address of packets to the host.
     found = [addresses[0] for addresses in usable.values()]
     if target is not None:
         with suppress(OSError):
@@ -62,9 +54,9 @@ def for_worker_on(host_name: str, interfaces: Collection[str] = ()) -> list[str]
 
 
 def find_driver(environ: MutableMapping[str, str]) -> None:
-    """Let `environ` name the first address of the driver that answers; if none does, it stays as it is.
+    """Set the driver's address in `environ` to the first one that answers, if one does.
 
-    Raises UsageError if this host has none of the interfaces that the user has named: it need not ask for a rank.
+    Raises UsageError if this host has none of the interfaces that the user named.
     """
     _named_and_here(environ)
     candidates = environ.get(DRIVER_ADDRESSES, "").split(",")
@@ -75,10 +67,10 @@ def find_driver(environ: MutableMapping[str, str]) -> None:
 
 
 def choose_interface(environ: MutableMapping[str, str], elsewhere: str) -> None:
-    """Let `environ` name the interface by which other hosts reach this process, for Gloo and, once, for NCCL.
+    """Set in `environ` the interface for Gloo and, once, for NCCL: the one that leads to the driver.
 
-    `elsewhere` is the address of another host in the job, for a worker on the driver's own host; empty if there is
-    none. Interfaces that the user has named come first. Raises UsageError if this host has none of these.
+    On the driver's own host, the one that leads to `elsewhere`, the address of another host in the job, or the loopback
+    if that is empty. Interfaces that the user named come first. Raises UsageError if this host has none of them.
     """
     driver = environ[ADDRESS]
     chosen = _interface_to(elsewhere or LOOPBACK if is_loopback(driver) else driver)
@@ -86,17 +78,16 @@ def choose_interface(environ: MutableMapping[str, str], elsewhere: str) -> None:
         chosen = chosen if chosen in named else named[0]
         environ.setdefault(NCCL_INTERFACES, environ[INTERFACES])
     elif chosen != _interface_to(LOOPBACK):
-        environ.setdefault(NCCL_INTERFACES, chosen)  # NCCL reads it once, and left alone it avoids the loopback
+        environ.setdefault(NCCL_INTERFACES, chosen)  # NCCL reads it once; unset, it avoids the loopback
     environ[GLOO_INTERFACE] = chosen
 
 
 def named_interfaces(environ: Mapping[str, str], options: Collection[str] | None) -> list[str]:
-    """Return the interfaces that the user has named, by the launcher's option or else by Gloo's variable."""
+    """Return the interfaces that the user named, by the launcher's option or else by Gloo's variable."""
     return sorted(options) if options else [name for name in environ.get(GLOO_INTERFACE, "").split(",") if name]
 
 
 def _named_and_here(environ: Mapping[str, str]) -> list[str]:
-    """Return the interfaces that the user has named and this host has. Raises UsageError if it has none of them."""
     named, own = [name for name in environ.get(INTERFACES, "").split(",") if name], _addresses()
     here = [name for name in named if name in own]
     if named and not here:
@@ -108,7 +99,6 @@ def _named_and_here(environ: Mapping[str, str]) -> list[str]:
 
 
 def _interface_to(address: str) -> str:
-    """Return the interface that leads to an address, or the loopback's if there is no route."""
     own, sender = _addresses(), LOOPBACK
     with suppress(OSError):
         sender = _sender_to(address)
@@ -116,7 +106,7 @@ def _interface_to(address: str) -> str:
 
 
 def _sender_to(address: str) -> str:
-    """Return the address from which this host would send packets to another. Raises OSError if there is no route."""
+    """Return the source address of packets to an address. Raises OSError if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing; any port will do
         sender: str = probe.getsockname()[0]
@@ -124,7 +114,6 @@ def _sender_to(address: str) -> str:
 
 
 def _addresses() -> dict[str, list[str]]:
-    """Return this host's IPv4 addresses by interface; an interface without one is left out."""
     found = {
         name: [entry.address for entry in entries if entry.family == socket.AF_INET]
         for name, entries in psutil.net_if_addrs().items()

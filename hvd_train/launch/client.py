@@ -1,8 +1,7 @@
-"""A client of the key-value store that Horovod's launcher runs for its ranks. No torch.
+"""Read and write the key-value store of Horovod's launcher. No torch, and no Horovod unless the job has a key.
 
-Requests and answers are signed with the job's key, since any process on the network can reach the store's port. The
-signature is Horovod's (packaging/horovod_sources/horovod/runner/http/signature.py), which is imported only if the
-process has a key: a process without a launcher needs no Horovod.
+Requests and answers are signed with that key (packaging/horovod_sources/horovod/runner/http/signature.py), since any
+process on the network can reach the store's port.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ KEY = "HOROVOD_RENDEZVOUS_KEY"
 
 
 def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -> str:
-    """Return the text under `path` ("SCOPE/KEY"); the store may hold an answer back until it has one.
+    """Return the text under `path` ("SCOPE/KEY"); the store may delay its answer until it has one.
 
-    Raises:
-        OSError: if the store does not answer within `timeout_s` seconds (None: no limit), or if the answer is garbled
-            or not signed by this job; an HTTPError, which has a `code`, if the store refuses the request.
+    Raises OSError if the store does not answer within `timeout_s` seconds (None: no limit), or if the answer is garbled
+    or not signed by this job; an HTTPError, which has a `code`, if the store refuses the request.
     """
     return _request(environ, path, None, timeout_s)
 
@@ -69,10 +67,7 @@ def _requester() -> Any:
 
 
 def _signed_body(environ: Mapping[str, str], sent: Mapping[str, str], answer: Any) -> bytes:
-    """Return the body of an answer to the request with the header lines `sent`.
-
-    Raises ConnectionError if this job's store has not signed it: another process may listen there.
-    """
+    """Return the body of an answer to a request. Raises ConnectionError unless this job's store signed it."""
     body: bytes = answer.read(_MOST_BYTES)
     if len(body) != int(answer.headers.get("Content-Length", len(body))):
         raise http.client.IncompleteRead(body)

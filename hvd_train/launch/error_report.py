@@ -1,4 +1,4 @@
-"""An error that ends the job is printed once for all ranks, by the rank that knows it best."""
+"""Print an error that ends the job once for all ranks, by the rank that knows it best."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ _LAUNCHER_SECONDS = 10.0  # ranks of one host can be seconds apart while they im
 def report_once(error: HvdTrainError) -> None:
     """Print an error once for all ranks: by rank 0, or by the one rank that raised it, with that rank's name.
 
-    A launcher ends all ranks when the first one ends, and takes over that one's exit code. So a rank that is not to
-    speak for the job waits to be ended; if that does not happen, no other rank has spoken, and it speaks after all.
-    The ranks of an elastic job wait for nothing: their driver prints it.
+    A launcher ends all ranks when the first one ends, with that rank's exit code. So other ranks wait to be ended, and
+    print the error only if that does not happen. In an elastic job the driver prints it.
     """
     if error.reported or last_word.tell(os.environ, error):
         return
@@ -42,10 +41,7 @@ def _say_with_name(launched: Launch, error: HvdTrainError) -> None:
 
 
 def _ended_by_launcher(error: HvdTrainError) -> bool:
-    """Wait some seconds for the launcher's SIGTERM, or for the launcher's end, which ranks on other hosts see.
-
-    Returns whether one of them came.
-    """
+    """Wait some seconds for SIGTERM from the launcher, or for its end; return whether one of them came."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     end = time.monotonic() + _LAUNCHER_SECONDS
     while time.monotonic() < end:

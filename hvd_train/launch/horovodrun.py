@@ -1,4 +1,4 @@
-"""The horovodrun command line with which our own commands start ranks, as a user would type it. No torch."""
+"""Compose the horovodrun command line with which our own commands start ranks. No torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from hvd_train.errors import UsageError
 
 
 def program(name: str) -> str:
-    """Return the path of a program: next to this Python, if possible, else on the PATH.
-
-    Raises UsageError if there is none.
-    """
+    """Return the path of a program next to this Python, or else on the PATH. Raises UsageError if there is none."""
     next_to_python = Path(sys.executable).with_name(name)
     found = str(next_to_python) if next_to_python.exists() else shutil.which(name)
     if found is None:
@@ -24,7 +21,7 @@ def program(name: str) -> str:
 
 
 def line(ranks: int, host_file: str | None, controller: str) -> list[str]:
-    """Return the start of a horovodrun command; the program that the ranks run and its arguments come after it.
+    """Return the start of a horovodrun command, up to the program that the ranks run.
 
     `host_file` None means this machine; `controller` is `gloo` or `mpi`. Raises UsageError if horovodrun is missing.
     """
@@ -34,9 +31,9 @@ def line(ranks: int, host_file: str | None, controller: str) -> list[str]:
 
 
 def _open_mpi_environment() -> list[str]:
-    """Return an `env` command with the paths of this environment's Open MPI 4 on other hosts.
+    """Return an `env` command with the paths of Open MPI 4, like find_open_mpi of horovodrun_scripts/_launch.sh.
 
-    Over ssh the PATH there lacks this Python environment. horovodrun_scripts/_launch.sh does the same in find_open_mpi.
+    On other hosts the PATH of ssh lacks this Python environment.
     """
     daemon = Path(sys.executable).with_name("orted")
     if not daemon.exists():

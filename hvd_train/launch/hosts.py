@@ -1,4 +1,4 @@
-"""Host files: reads and checks them, and writes them in the format that each launcher takes. No torch."""
+"""Read, check and write host files in the format of each launcher. No torch."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Host:
 def read(path: Path, file_format: FileFormat = "horovod") -> tuple[Host, ...]:
     """Return the hosts of a file in the order of their lines.
 
-    A line is `NAME`, `NAME:SLOTS` or `NAME slots=SLOTS` (`max_slots=` is ignored); in Slurm's format (SLURM_HOSTFILE)
-    there is one line with the name of the host for each task. Blank lines and text after a # are skipped. Raises
-    UsageError, which lists every wrong line, or if the file cannot be read.
+    A line is `NAME`, `NAME:SLOTS` or `NAME slots=SLOTS` (`max_slots=` is ignored). In Slurm's format (SLURM_HOSTFILE)
+    each task has one line with its host's name. Blank lines and text after a # are skipped. Raises UsageError, which
+    lists every wrong line, or if the file cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -46,10 +46,7 @@ def read(path: Path, file_format: FileFormat = "horovod") -> tuple[Host, ...]:
 
 
 def parse(line: str) -> tuple[Host, ...]:
-    """Return the hosts of a list such as `h1:2,h2:2`, in which Slurm's `node[1-3]:2` stands for three hosts.
-
-    Raises UsageError, which lists every entry that is wrong.
-    """
+    """Return the hosts of a list such as `h1:2,node[1-3]:2`. Raises UsageError, which lists every wrong entry."""
     parts = [part for entry in re.split(r",(?![^\[]*\])", line) for part in _expanded(entry.strip())]
     return _checked(((f"-H {line}", part) for part in parts if part), "horovod", f"-H {line}")
 
@@ -63,7 +60,7 @@ def written(hosts: Sequence[Host], file_format: FileFormat) -> str:
 
 
 def unknown(hosts: Iterable[Host]) -> list[str]:
-    """Return the names of the hosts that do not resolve on this machine; all are looked up at the same time."""
+    """Return the names of the hosts that do not resolve on this machine."""
     names = [host.name for host in hosts]
     with ThreadPoolExecutor(max_workers=32) as threads:
         return [name for name, found in zip(names, threads.map(_resolves, names), strict=True) if not found]
@@ -84,16 +81,16 @@ def describe(hosts: Sequence[Host]) -> str:
 def _checked(lines: Iterable[tuple[str, str]], file_format: FileFormat, source: str) -> tuple[Host, ...]:
     found: list[Host] = []
     wrong = []
-    for where, line in lines:
+    for place, line in lines:
         match = _LINE.fullmatch(line)
         if match is None or (file_format == "slurm" and line != match[1]):
             wanted = "a name" if file_format == "slurm" else "of the form 'NAME slots=N'"
             hint = "; no host's name begins with -, which ssh would take as an option" if line[:1] == "-" else ""
-            wrong.append(f"{where}: {line!r} is not {wanted}{hint}")
+            wrong.append(f"{place}: {line!r} is not {wanted}{hint}")
             continue
         slots = int(match[3] or match[2] or 1)
         if slots < 1:
-            wrong.append(f"{where}: {match[1]} has no slots")
+            wrong.append(f"{place}: {match[1]} has no slots")
         found.append(Host(match[1], slots))
     counts = Counter(host.name for host in found)
     if file_format == "slurm":
@@ -109,7 +106,7 @@ def _checked(lines: Iterable[tuple[str, str]], file_format: FileFormat, source: 
 
 
 def _expanded(entry: str) -> list[str]:
-    """Return the entries that one with ranges stands for: three for `node[01-03]:2`. Raises UsageError."""
+    """Expand an entry with ranges: three entries for `node[01-03]:2`. Raises UsageError for a wrong range."""
     match = _RANGES.search(entry)
     if match is None:
         return [entry]

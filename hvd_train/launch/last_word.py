@@ -1,8 +1,7 @@
 """Send the exit report of a worker to the driver of its elastic job: its exit code and its error. No torch.
 
-The driver prints an error once for all workers that report it, and need not wait for the end of the process. Exit codes
-come from that process, on another host from its ssh. If a signal has killed the worker, its ssh has failed or a library
-has crashed at exit, the exit report counts.
+The driver prints an error once for all workers that report it. The exit report counts if the process's own exit code
+is useless: a signal killed it, its ssh failed, or a library crashed at exit.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from hvd_train.launch.launcher import WORKER
 
 _ANSWER_S = 2.0
 During = Literal["building", "meeting", "training"]
-"""The phase of a worker: before its first rendezvous, in one, or after the ranks have synchronized the state."""
+"""The phase of a worker: before its first rendezvous, in one, or after the ranks synchronized the state."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,14 @@ class LastWord:
     exit_code: int
     """The exit code of the process, unless it crashes in the exit handlers of its libraries."""
     error: str = ""
-    """The error that ends it: a line for the user, or a traceback; empty if there is none to print."""
+    """A line for the user, or a traceback; empty if there is no error to print."""
     during: During = "building"
     step: int = 0
     """Finished steps."""
 
 
 def say(environ: Mapping[str, str], word: LastWord) -> bool:
-    """Send `word` to our driver; return False if this process has none, or cannot reach it."""
+    """Send `word` to our driver; return False if there is none or it cannot be reached."""
     if WORKER not in environ:
         return False
     try:
@@ -48,7 +47,7 @@ def say(environ: Mapping[str, str], word: LastWord) -> bool:
 
 
 def heard(text: str | bytes) -> LastWord:
-    """Parse an exit report that `say` has sent. Raises: ValueError, TypeError: if `text` is none."""
+    """Parse an exit report that `say` sent. Raises ValueError or TypeError if `text` is none."""
     return LastWord(**json.loads(text))
 
 
@@ -56,10 +55,7 @@ _sent: list[BaseException] = []  # the error that ends this process, once the dr
 
 
 def tell(environ: Mapping[str, str], error: Exception, during: During = "building", step: int = 0) -> bool:
-    """Send the error that ends this process to our driver, which prints it, unless an earlier call has sent it.
-
-    Returns False if this process has no driver, or cannot reach it: then this process must print the error.
-    """
+    """Send the error that ends this process to our driver, once; return False if this process must print it."""
     if error in _sent:
         return True
     if isinstance(error, HvdTrainError):
@@ -75,10 +71,7 @@ def tell(environ: Mapping[str, str], error: Exception, during: During = "buildin
 
 @contextmanager
 def exit_code_told(environ: Mapping[str, str]) -> Iterator[None]:
-    """Send the exit code of the block to our driver if an error ends it: the code of a SystemExit, else 1.
-
-    Nothing is sent outside elastic jobs, or if the driver has the error already.
-    """
+    """Send the exit code to our driver if an error ends the block and the driver does not have that error yet."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""What the environment of a process says about its launcher, its rank and its job. No torch."""
+"""Read the launcher, the rank and the job of a process from its environment. No torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Launch:
 
 
 def launched(environ: Mapping[str, str]) -> Launch | None:
-    """Return the rank that a launcher gave to this process, or None if it was started alone."""
+    """Return the rank that a launcher gave to this process, or None without a launcher."""
     for launcher, rank, size in _VARIABLES:
         number, count = whole_number(environ.get(rank, "")), whole_number(environ.get(size, ""))
         if number is not None and count is not None:
@@ -37,10 +37,9 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
 
 
 def refuse_others(environ: Mapping[str, str], command: Sequence[str]) -> None:
-    """Raise UsageError if Horovod's own elastic driver started this process, or torchrun or the like several of them.
+    """Raise UsageError if Horovod's own elastic driver started this process, or torchrun started several.
 
-    Of torchrun's processes each would run `command` alone. A job of ours may have its variables as well. A task of
-    Slurm that runs torchrun is no rank.
+    Each process of torchrun would run `command` alone. A job of ours may have torchrun's variables as well.
     """
     if elastic(environ) and WORKER not in environ:
         raise UsageError(
@@ -48,6 +47,7 @@ def refuse_others(environ: Mapping[str, str], command: Sequence[str]) -> None:
             "`horovodrun_scripts/train_elastic.sh`, or leave out --min-np and --host-discovery-script"
         )
     size, ours = whole_number(environ.get("WORLD_SIZE", "")) or 1, launched(environ)
+    # A task of Slurm that runs torchrun is no rank.
     in_task = ours is not None and ours.launcher == "srun" and ours.size != size and "LOCAL_RANK" in environ
     if size > 1 and (ours is None or in_task):
         raise UsageError(
@@ -57,46 +57,46 @@ def refuse_others(environ: Mapping[str, str], command: Sequence[str]) -> None:
 
 
 def by_open_mpi(environ: Mapping[str, str]) -> bool:
-    """Return whether Open MPI started this process, through mpirun or through horovodrun."""
+    """Return whether Open MPI started this process, by mpirun or horovodrun."""
     return "OMPI_COMM_WORLD_SIZE" in environ
 
 
-# What the driver of elastic jobs, or its supervisor, gives to the processes that it starts:
-WORKER = "HVD_TRAIN_WORKER"  # a number that no other process of the job has or had
-SLOT = "HVD_TRAIN_SLOT"  # which slot of its host (which GPU) is the worker's for life
-JOB = "HVD_TRAIN_JOB"  # a name that no other job has
-OWNER = "HVD_TRAIN_OWNER"  # a name that the job keeps when its driver is started again: its run folder has it
+# Variables that the driver of an elastic job, or its supervisor, sets for the processes that it starts:
+WORKER = "HVD_TRAIN_WORKER"  # a number, unique in the job for ever
+SLOT = "HVD_TRAIN_SLOT"  # the worker's slot of its host (its GPU), for life
+JOB = "HVD_TRAIN_JOB"  # a unique name
+OWNER = "HVD_TRAIN_OWNER"  # a name that survives a restart of the driver; the run folder has it too
 REPLACES = "HVD_TRAIN_REPLACES"  # the number of the worker that had the slot before
-SUPERVISOR = "HVD_TRAIN_SUPERVISOR"  # the id of the supervisor; without it the driver ends
-STARTED = "HVD_TRAIN_STARTED"  # when the job started, by time.monotonic of the supervisor's host, where the driver is
-SPENT = "HVD_TRAIN_SPENT"  # how many seconds old the job was when it started this process: its workers come and go
-DRIVER_ADDRESSES = "HVD_TRAIN_DRIVER_ADDRESSES"  # where the driver may be reached, the likeliest address first
-INTERFACES = "HVD_TRAIN_INTERFACES"  # the network interfaces that the user has named, if any
+SUPERVISOR = "HVD_TRAIN_SUPERVISOR"  # the process id of the supervisor; the driver ends with it
+STARTED = "HVD_TRAIN_STARTED"  # start of the job by time.monotonic of the host of supervisor and driver
+SPENT = "HVD_TRAIN_SPENT"  # age of the job in seconds when this process started
+DRIVER_ADDRESSES = "HVD_TRAIN_DRIVER_ADDRESSES"  # addresses of the driver, likeliest first
+INTERFACES = "HVD_TRAIN_INTERFACES"  # network interfaces that the user named, if any
 GOES_ON = "HVD_TRAIN_GOES_ON"  # "1" if the process continues a job, so that `--resume never` no longer holds
 
-TIMELINE, ON_DEMAND = "HOROVOD_TIMELINE", "DYNAMIC"  # when ranks meet, all of them must have this variable, or none
+TIMELINE, ON_DEMAND = "HOROVOD_TIMELINE", "DYNAMIC"  # at the rendezvous all ranks must have this variable, or none
 
 
 def elastic(environ: Mapping[str, str]) -> bool:
-    """Return whether this process is a worker of an elastic job, in which ranks come and go."""
+    """Return whether this process is a worker of an elastic job."""
     return environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def goes_on(environ: Mapping[str, str]) -> bool:
-    """Return whether this process continues a job: it takes the place of a worker or of a launcher that ended."""
+    """Return whether this process replaces a worker or a launcher that ended."""
     return environ.get(GOES_ON) == "1"
 
 
 def owner(environ: Mapping[str, str]) -> str:
-    """Return the name under which this process's job owns its run folder; empty outside elastic jobs."""
+    """Return the name under which the job owns its run folder; empty outside elastic jobs."""
     return environ.get(OWNER, "")
 
 
 def running_for(environ: Mapping[str, str], age_s: float) -> float:
-    """Return the seconds since this process's job started; 0 if the job starts with it. `age_s` is the process's."""
+    """Return the age of the job in seconds; 0 if it starts with this process, which is `age_s` seconds old."""
     return float(environ[SPENT]) + age_s if SPENT in environ else 0.0
 
 
 def slot(environ: Mapping[str, str]) -> int:
-    """Return the slot of its host that this process has for life, or its local rank outside elastic jobs; 0 without."""
+    """Return this process's slot of its host, or outside elastic jobs its local rank; 0 without a launcher."""
     return whole_number(environ.get(SLOT, environ.get("HOROVOD_LOCAL_RANK", ""))) or 0

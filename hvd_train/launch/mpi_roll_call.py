@@ -1,4 +1,4 @@
-"""The roll call of ranks that meet over MPI. MPI itself waits for all of them busily and silently. No torch."""
+"""The roll call over MPI, which itself waits for ranks busily and silently. No torch."""
 
 from __future__ import annotations
 
@@ -16,36 +16,30 @@ from hvd_train.console import say
 from hvd_train.launch.launcher import Launch
 from hvd_train.launch.roll_call import disagreement, error_for
 
-_FIRST_NOTICE_S = 15.0  # the next notices come after twice as long, and so on
+_FIRST_NOTICE_S = 15.0  # doubles with each notice
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
 
 
 def meets_over_mpi(environ: Mapping[str, str]) -> bool:
-    """Return whether the ranks of this job meet over MPI."""
+    """Return whether the ranks of this job rendezvous over MPI."""
     started_by_mpi = any(name in environ for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"))
     return started_by_mpi and environ.get("HOROVOD_CONTROLLER", "mpi") == "mpi"
 
 
 def call(communicator: Any, facts: Mapping[str, str]) -> None:
-    """Wait until all ranks of an mpi4py communicator are here and run the same.
-
-    Raises UsageError on all of them if their `facts` differ; rank 0 prints it.
-    """
+    """Wait for all ranks of an mpi4py communicator. Raises UsageError on all if `facts` differ; rank 0 prints it."""
     come_together(communicator)
     texts = gathered(communicator, json.dumps({"host": socket.gethostname(), **facts}))
     if problem := disagreement([json.loads(text) for text in texts]):
         if communicator.rank == 0:
             say(problem)
-        communicator.barrier()  # the first rank that ends, ends the job
+        communicator.barrier()  # the job ends with the first rank that ends
         raise error_for(problem, by_rank_0=True)
 
 
 def gathered(communicator: Any, text: str) -> list[str]:
-    """Return the texts of all ranks of an mpi4py communicator, on each of them.
-
-    mpi4py itself would send a pickle, which may run code when it is read.
-    """
-    sent = text.encode()
+    """Gather the texts of all ranks of an mpi4py communicator on each rank."""
+    sent = text.encode()  # mpi4py's own gather sends pickles, which may run code when they are read
     lengths = array("q", [0]) * communicator.size
     communicator.Allgather(array("q", [len(sent)]), lengths)
     received = bytearray(sum(lengths))
@@ -57,8 +51,8 @@ def gathered(communicator: Any, text: str) -> list[str]:
 def come_together(communicator: Any) -> None:
     """Wait, asleep, until all ranks of an mpi4py communicator are here.
 
-    MPI itself waits busily. A rank that has finished would take the core from one that still trains, and on some
-    kernels (Linux 6.18) threads that yield in turn keep even those that write files to disk from running, for minutes.
+    MPI waits busily: a finished rank would take the core from a rank that still trains. On some kernels (Linux 6.18)
+    threads that yield in turn keep even threads that write files from running, for minutes.
     """
     all_here, pause = communicator.Ibarrier(), _SHORTEST_PAUSE_S
     while not all_here.Test():
@@ -68,10 +62,7 @@ def come_together(communicator: Any) -> None:
 
 @contextmanager
 def reporting_the_wait(launched: Launch | None) -> Iterator[None]:
-    """While MPI waits silently for all ranks inside this block, print now and then that this rank is waiting.
-
-    Every rank does so; those that do not are the missing ones.
-    """
+    """Print now and then that this rank is waiting while MPI waits inside this block; missing ranks do not print."""
     done = threading.Event()
 
     def report() -> None:

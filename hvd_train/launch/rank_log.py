@@ -21,10 +21,10 @@ _files: list[int] = []
 
 
 def whole_lines() -> None:
-    """Make this process write each line at once and as one piece, also under PYTHONUNBUFFERED.
+    """Make this process write each line at once and in one piece; escape letters that the console cannot show.
 
-    Containers often set that variable. With it print() writes the end of a line separately, and mpirun, which puts the
-    rank before each piece that it reads, breaks the lines. Letters that the console cannot show are escaped.
+    With PYTHONUNBUFFERED, which containers often set, print() writes the end of a line separately, and mpirun puts the
+    rank before each piece.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not so in a notebook
@@ -32,7 +32,7 @@ def whole_lines() -> None:
 
 
 def name_of(environ: Mapping[str, str]) -> str:
-    """Return the name of this rank's file: `rank-3.log`, or in an elastic job, where ranks change, `HOST-SLOT.log`."""
+    """Return the name of this rank's file: `rank-3.log`, or `HOST-SLOT.log` in an elastic job, whose ranks change."""
     if launcher.elastic(environ):
         return f"{socket.gethostname()}-{launcher.slot(environ)}.log"
     launched = launcher.launched(environ)
@@ -40,7 +40,7 @@ def name_of(environ: Mapping[str, str]) -> str:
 
 
 def start(folder: Path, environ: Mapping[str, str]) -> None:
-    """Append all later output of this process to a file in `folder`, also of native code and child processes.
+    """Append all later output of this process to a file in `folder`, with output of native code and child processes.
 
     A second call does nothing. Raises UsageError if the file cannot be written.
     """
@@ -58,9 +58,8 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
         stream.flush()
         number = stream.fileno()
         saved.append((os.dup(number), number))
-        # In a session of its own: a signal that ends this process must not end tee before the last output is through.
-        # SIGPIPE, which Python ignores, must not end it either if its other reader is gone.
-        # /proc names the file that is open here, even if its name has moved on.
+        # Own session: a signal that ends this process must not end tee before the last output. No SIGPIPE either, in
+        # case its other reader is gone. /proc names the file that is open here, even if it was renamed.
         tee = subprocess.Popen(
             ["tee", "-a", f"/proc/self/fd/{file}"],
             stdin=subprocess.PIPE,
@@ -87,7 +86,7 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
 
 
 def write(text: str) -> None:
-    """Append output of another process for this rank to this rank's file, if it has one."""
+    """Append a text to this rank's file, if it has one."""
     for file in _files:
         with contextlib.suppress(OSError):
             os.write(file, f"{text}\n".encode(errors="backslashreplace"))

@@ -1,10 +1,8 @@
-"""The roll call before the rendezvous: which ranks are missing, and whether all run the same.
+"""The roll call before the rendezvous: name missing ranks, which Horovod does not, and compare what ranks run.
 
-Horovod waits silently for a missing rank, or fails without naming it. The roll call uses the launcher's key-value
-store, which exists with Gloo. For MPI see `mpi_roll_call`.
-
-Each rank writes that its process has started, and later that it is here, with the facts about what it runs. Rank 0
-waits for all of them, compares, and writes a verdict, for which the others wait. Rank 1 reports if rank 0 is missing.
+It uses the launcher's key-value store, which exists with Gloo; for MPI see `mpi_roll_call`. Each rank writes that its
+process has started, and later that it is here, with facts about what it runs. Rank 0 waits for all ranks, compares and
+writes a verdict, for which the others wait. Rank 1 reports if rank 0 is missing.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from hvd_train.launch import client, launcher
 from hvd_train.numerals import whole_number
 
 PATIENCE = "HVD_TRAIN_START_TIMEOUT_SECONDS"
-HOSTS = "HVD_TRAIN_HOSTS"  # NAME:SLOTS,... in the order of ranks, from the scripts that know it
+HOSTS = "HVD_TRAIN_HOSTS"  # NAME:SLOTS,... in the order of ranks, set by our scripts
 _PATIENCE_S = 600.0
-_FIRST_NOTICE_S = 15.0  # the next notices come after twice as long, and so on
+_FIRST_NOTICE_S = 15.0  # doubles with each notice
 _POLL_S, _REQUEST_S = 0.1, 30.0
-_LAUNCHER_CHECK_S, _FAILED_CHECKS = 1.0, 3  # that many failed checks in a row mean that the launcher is gone
+_LAUNCHER_CHECK_S, _FAILED_CHECKS = 1.0, 3  # the launcher is gone after that many failed checks in a row
 _ALL_WELL, _MISSING = "go", "missing: "
 _calls = itertools.count()
 
@@ -50,7 +48,7 @@ class KeyValueStore(Protocol):
 
 @dataclass(frozen=True)
 class LauncherStore(KeyValueStore):
-    """The key-value store that Horovod's launcher serves for Gloo, found through a process's environment."""
+    """The key-value store that Horovod's launcher serves for Gloo."""
 
     environ: Mapping[str, str]
 
@@ -75,7 +73,7 @@ def store(environ: Mapping[str, str]) -> KeyValueStore | None:
 
 
 def launcher_gone(environ: Mapping[str, str]) -> bool:
-    """Return whether the launcher's store no longer answers. Ranks on other hosts see its end in no other way."""
+    """Return whether the launcher's store no longer answers; ranks on other hosts have no other sign."""
     board = store(environ)
     if board is None:
         return False
@@ -89,7 +87,7 @@ def launcher_gone(environ: Mapping[str, str]) -> bool:
 def started(environ: Mapping[str, str]) -> None:
     """Write that this rank's process has started; imports may take minutes on a shared file system.
 
-    If the launcher ends before the rendezvous, this process ends as well, even in the middle of an import.
+    Until the rendezvous this process ends with the launcher, even in the middle of an import.
     """
     board = store(environ)
     if board is not None:
@@ -119,9 +117,8 @@ def call(
 ) -> None:
     """Wait until all ranks are here and run the same; `say` prints lines about waiting and problems.
 
-    Raises UsageError on every rank if `facts` differ between ranks or HVD_TRAIN_START_TIMEOUT_SECONDS is no number,
-    and RankLost, which names the missing ranks, if some are missing after that many seconds (default: 600), or
-    if the launcher cannot be reached.
+    Raises UsageError on every rank if `facts` differ or HVD_TRAIN_START_TIMEOUT_SECONDS is no number. Raises RankLost
+    if ranks are missing after that many seconds (default: 600), or if the launcher cannot be reached.
     """
     number = next(_calls)
     roll_call = _RollCall(board, number, _patience_s(environ), environ.get(HOSTS, ""), say or print_line)
@@ -133,13 +130,13 @@ def call(
                 answers = [board.get(f"here.{number}.{other}") for other in range(size)]
                 verdict = disagreement([json.loads(answer) for answer in answers if answer]) or _ALL_WELL
             if verdict != _ALL_WELL:
-                roll_call.say(verdict.removeprefix(_MISSING))  # the first rank that reads the verdict ends the job
+                roll_call.say(verdict.removeprefix(_MISSING))  # first: a rank that reads the verdict ends the job
             board.put(f"verdict.{number}", verdict)
         else:
             verdict = roll_call.wait_for_verdict(rank)
     except OSError as error:
         raise RankLost(f"the launcher cannot be reached ({error})") from None
-    _met.set()  # the ranks now see each other's end
+    _met.set()  # from now on ranks see each other's end
     if verdict != _ALL_WELL:
         raise error_for(verdict, by_rank_0=rank == 0 or not roll_call.rank_0_is_missing)
 
@@ -161,7 +158,7 @@ def error_for(verdict: str, *, by_rank_0: bool) -> HvdTrainError:
 
 @dataclass
 class _RollCall:
-    """One roll call of this process; `number` is its place among them, and equal on all ranks."""
+    """One roll call; `number` counts the roll calls of this process, and is equal on all ranks."""
 
     board: KeyValueStore
     number: int
@@ -171,7 +168,7 @@ class _RollCall:
     rank_0_is_missing: bool = False
 
     def wait_for_ranks(self, ranks: Sequence[int], *, prints: bool) -> str | None:
-        """Wait until these ranks are here; return None then, or the verdict that names the missing ones."""
+        """Wait until these ranks are here; return None, or the verdict that names missing ranks."""
         begun, notice_after = time.monotonic(), _FIRST_NOTICE_S
         missing = list(ranks)
         while missing := [rank for rank in missing if self.board.get(f"here.{self.number}.{rank}") is None]:
@@ -197,13 +194,12 @@ class _RollCall:
         return verdict
 
     def _describe(self, ranks: Sequence[int]) -> str:
-        """Return the ranks with their hosts, and whether their processes have started."""
         shown = []
         for rank in ranks:
             started_on = self.board.get(f"started.{rank}")
             host = started_on or host_of(rank, self.hosts)
-            where = f" on {host}" if host else ""
-            shown.append(f"rank {rank}{where}{'' if started_on else ' (process not started yet)'}")
+            on_host = f" on {host}" if host else ""
+            shown.append(f"rank {rank}{on_host}{'' if started_on else ' (process not started yet)'}")
         return first_few(shown, 6)
 
 
@@ -220,10 +216,7 @@ def host_of(rank: int, hosts: str) -> str | None:
 
 
 def disagreement(facts_of_ranks: Sequence[Mapping[str, str]]) -> str | None:
-    """Return the first fact in which ranks differ, and which ranks have what, in one line; None if all agree.
-
-    The fact `host` may differ.
-    """
+    """Return the first fact but `host` in which ranks differ, and each rank's value, in one line; None if all agree."""
     for name in dict.fromkeys(name for facts in facts_of_ranks for name in facts if name != "host"):
         ranks_with: dict[str, list[int]] = {}
         for rank, facts in enumerate(facts_of_ranks):
@@ -231,24 +224,19 @@ def disagreement(facts_of_ranks: Sequence[Mapping[str, str]]) -> str | None:
         if len(ranks_with) > 1:
             shown = []
             for value, ranks in ranks_with.items():
-                hosts = dict.fromkeys(facts_of_ranks[rank]["host"] for rank in ranks)
-                shown.append(
-                    f"{value} on {', '.join(hosts)} ({'rank' if len(ranks) == 1 else 'ranks'} {first_few(ranks, 8)})"
-                )
+                hosts = ", ".join(dict.fromkeys(facts_of_ranks[rank]["host"] for rank in ranks))
+                shown.append(f"{value} on {hosts} (rank{'s' if len(ranks) > 1 else ''} {first_few(ranks, 8)})")
             return f"the ranks differ in {name}: {'; '.join(shown)}; {_cure(name)}"
     return None
 
 
 def difference_from_job(job: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
-    """Return the first fact in which a worker differs from the job that it joins, in one line, or None.
-
-    The fact `host` may differ.
-    """
+    """Return the first fact but `host` in which a worker differs from the job that it joins, in one line, or None."""
     for name in (name for name in {**job, **worker} if name != "host"):
         ours, theirs = job.get(name, "nothing"), worker.get(name, "nothing")
         if ours != theirs:
-            where = f"{theirs} there, {ours} on {job['host']}"
-            return f"{worker['host']} differs from the job in {name}: {where}; {_cure(name)}"
+            values = f"{theirs} there, {ours} on {job['host']}"
+            return f"{worker['host']} differs from the job in {name}: {values}; {_cure(name)}"
     return None
 
 

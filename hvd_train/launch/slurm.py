@@ -1,4 +1,4 @@
-"""Ranks that srun started without MPI or horovodrun: translates Slurm's variables into Horovod's. No torch."""
+"""Translate Slurm's variables into Horovod's for ranks that srun started without MPI or horovodrun. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import client
 from hvd_train.numerals import whole_number
 
-_PORTS = range(20_000, 32_000)  # below the ports that systems hand out themselves
+_PORTS = range(20_000, 32_000)  # below the ephemeral ports
 PORT = "HVD_TRAIN_PORT"
 _PATIENCE_S = 120.0
 _EXPORT_KEY = f"export {client.KEY}=$(openssl rand -hex 32)"
@@ -31,11 +31,11 @@ def alone(environ: Mapping[str, str]) -> bool:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that tell Horovod, with Gloo, this task's ranks and where the ranks meet.
+    """Return this task's variables for Horovod with Gloo: its ranks and the address of the rendezvous.
 
-    They meet on the first node of the step, over the loopback if there is no other node, on a port computed from
-    the numbers of the job and the step, or on HVD_TRAIN_PORT. Raises UsageError if Slurm's variables are missing or
-    not understood, or if HVD_TRAIN_PORT is no port.
+    The rendezvous is on the first node of the step, or the loopback if there is no other node. Its port is computed
+    from the numbers of the job and the step, or is HVD_TRAIN_PORT. Raises UsageError if Slurm's variables are missing
+    or not understood, or if HVD_TRAIN_PORT is no port.
     """
     try:
         tasks = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
@@ -64,10 +64,9 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class KeyFile:
-    """The file with the key of the job, from rank 0 for the other tasks of the step. Other users cannot read it.
+    """The file with the key of the job, in the home folder, from rank 0 for the other tasks of this user.
 
-    It is in the home folder, which nodes share. With HOROVOD_RENDEZVOUS_KEY in the environment of srun, which Slurm
-    gives to its tasks alone, there is no file.
+    It is not needed with HOROVOD_RENDEZVOUS_KEY in the environment of srun, which Slurm gives to its tasks alone.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -90,22 +89,21 @@ class KeyFile:
             ) from None
 
     def read(self) -> str | None:
-        """Return the key, or None if rank 0 has not written it, or another user has."""
+        """Return the key, or None if rank 0 has not written it yet or another user wrote the file."""
         with suppress(OSError), open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
             if os.fstat(file.fileno()).st_uid == os.geteuid():
                 return file.read()
         return None
 
     def remove(self) -> None:
-        """Remove the file: all tasks have read it, or there will be none."""
+        """Remove the file."""
         self.path.unlink(missing_ok=True)
 
 
 def find_rank_0(environ: MutableMapping[str, str]) -> None:
-    """Wait until rank 0 answers, and let `environ` have the job's key. Ranks may import for a while.
+    """Wait until rank 0 answers, and set the job's key in `environ`. Raises UsageError after 120 seconds.
 
-    Another process may have the port: only a process with the key is rank 0. Raises UsageError after 120
-    seconds.
+    Another process may have the port: only a process with the key is rank 0.
     """
     deadline = time.monotonic() + _PATIENCE_S
     file = None if environ.get(client.KEY) else KeyFile(environ)
@@ -115,7 +113,7 @@ def find_rank_0(environ: MutableMapping[str, str]) -> None:
         if key is not None:
             try:
                 client.get({**environ, client.KEY: key}, "hvd_train/here", 5)
-            except urllib.error.HTTPError:  # a signed answer: there is no such text
+            except urllib.error.HTTPError:  # a signed answer: not found
                 environ[client.KEY] = key
                 return
             except OSError as error:
@@ -130,7 +128,7 @@ def find_rank_0(environ: MutableMapping[str, str]) -> None:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Return the number of tasks of each node: [2, 2, 2, 1] for Slurm's `2(x3),1`. Raises ValueError."""
+    """Return the number of tasks of each node: [2, 2, 2, 1] for `2(x3),1`. Raises ValueError."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -141,7 +139,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def first_node(nodes: str) -> str:
-    """Return the first node of a list in Slurm's notation: gpu03 for `gpu[03-05,9],login`. Raises ValueError."""
+    """Return the first node of a list: gpu03 for `gpu[03-05,9],login`. Raises ValueError."""
     match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
     if match is None:
         raise ValueError(nodes)
