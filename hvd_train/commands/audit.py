@@ -26,11 +26,7 @@ class AuditOptions:
 
 
 def run(arguments: list[str]) -> int:
-    """Print the verdict; return 0 if every sample counted exactly once, else 1.
-
-    Raises UsageError if the folder holds no ledger that can be read.
-    """
-    options = parse_flags(AuditOptions, arguments, f"{PROGRAM} audit")
-    verdict = ledger.audit(options.run)
+    """Print the verdict; return 0 if every sample counted exactly once, else 1. Raises UsageError without a ledger."""
+    verdict = ledger.audit(parse_flags(AuditOptions, arguments, f"{PROGRAM} audit").run)
     show(verdict)
     return 1 if verdict.faults else 0

@@ -1,4 +1,4 @@
-"""Parse `hvd-train bench TOOL ...`, measure, print the table and write the record."""
+"""`hvd-train bench TOOL`: measure, print the table and write the record."""
 
 from __future__ import annotations
 
@@ -57,10 +57,7 @@ class AllreduceOptions:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a tool and return 0, or 1 if a training of `scaling` failed.
-
-    Raises UsageError before anything is measured.
-    """
+    """Run a tool; return 0, or 1 if a training of `scaling` failed. Raises UsageError before anything is measured."""
     tools = {"throughput": _throughput, "allreduce": _allreduce, "input": _input, "scaling": _scaling}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(TOOLS, end="")
@@ -122,7 +119,7 @@ def _measure(
     measure: Callable[[World], Measurement],
     table: Callable[[Measurement], str],
 ) -> int:
-    """Measure on all ranks; rank 0 prints the table and writes the record to `path`."""
+    """Measure on all ranks, print the table on rank 0 and write the record to `path`."""
     import torch
 
     from hvd_train.bench import record
@@ -160,7 +157,10 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
     mode = _one_of("--mode", mode or "weak", ("weak", "strong"))
     controller = _one_of("--controller", controller or "gloo", ("gloo", "mpi"))
     if host_file is not None:
-        _check_slots(counts[-1], host_file)
+        listed = hosts.read(Path(host_file))
+        if counts[-1] > (slots := sum(host.slots for host in listed)):
+            needs = f"--np {counts[-1]} needs as many slots"
+            raise UsageError(f"{needs}; {host_file} has {slots}: {hosts.describe(listed)}")
     record.check_target(path, "scaling")
     folder = config.run.output_dir or Path(f"runs/scaling-{zlib.crc32(' '.join(arguments).encode()):08x}")
     sizes = scaling.plan(config, counts, mode, folder)
@@ -179,7 +179,6 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
 
 
 def _counts(text: str) -> list[int]:
-    """Return the numbers of workers in `1,2,4` in rising order. Raises UsageError for other text."""
     counts = [whole_number(part) or 0 for part in text.split(",")]
     if not all(0 < count < 100_000 for count in counts):
         raise UsageError(f"--np {text}: write numbers of workers from 1 on, as in --np 1,2,4")
@@ -192,10 +191,3 @@ def _one_of(flag: str, value: str, known: Sequence[str]) -> str:
     if value not in known:
         raise UsageError(f"{flag} {value}: it must be {' or '.join(known)}")
     return value
-
-
-def _check_slots(workers: int, host_file: str) -> None:
-    listed = hosts.read(Path(host_file))
-    slots = sum(host.slots for host in listed)
-    if workers > slots:
-        raise UsageError(f"--np {workers} needs as many slots; {host_file} has {slots}: {hosts.describe(listed)}")

@@ -12,10 +12,10 @@ USAGE = """\
 
 
 def run(arguments: list[str]) -> int:
-    """Check the settings, print them as YAML and return 0. Raises UsageError for settings that cannot give a run."""
+    """Check the settings, print them as YAML and return 0. Raises UsageError for wrong settings."""
     trust, arguments = take_switch(arguments, "--trust")
     settings = parse_train(arguments, "config", trust=trust)
-    from hvd_train.run import check  # imports torch, which parsing can do without
+    from hvd_train.run import check  # imports torch
 
     check(settings)
     print(config_file.dump(settings), end="")

@@ -41,10 +41,7 @@ class DoctorOptions:
 
 
 def run(arguments: list[str]) -> int:
-    """Print the findings about this machine or the cluster; return 1 if something is broken, else 0.
-
-    Raises UsageError if a launcher started this process, since the doctor starts ranks itself.
-    """
+    """Print the findings; return 1 if something is broken, else 0. Raises UsageError under a launcher."""
     arguments = ["--host-list" if argument == "-H" else argument for argument in arguments]
     options = parse_flags(DoctorOptions, arguments, f"{PROGRAM} doctor")
     if options.hosts is not None and options.host_list is not None:
@@ -55,12 +52,12 @@ def run(arguments: list[str]) -> int:
     if launched := launcher.launched(os.environ):
         by = f"{launched.launcher} has started this process, but the doctor starts ranks itself"
         raise UsageError(f"{by}: type `{PROGRAM} doctor` without a launcher")
-    from rich.console import Console  # slow to import, and so is the room
+    from rich.console import Console  # slow to import, like the doctor
     from rich.text import Text
 
     from hvd_train.doctor import cluster, machine
 
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # unwinds the stack: child processes end
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends child processes
     examine = partial(cluster.examine, listed) if listed else machine.examine
     with Console(stderr=True).status("looking") as status:
         findings = examine(quick=options.quick, say=lambda step: status.update(Text(step)))

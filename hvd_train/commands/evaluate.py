@@ -32,12 +32,9 @@ class EvaluateOptions:
 
 
 def run(arguments: list[str]) -> int:
-    """Evaluate on all ranks, let rank 0 print the scores and return 0.
-
-    Raises UsageError if the target is neither a run folder with weights nor a checkpoint.
-    """
+    """Evaluate on all ranks, print the scores on rank 0 and return 0. Raises UsageError for a wrong target."""
     options = parse_flags(EvaluateOptions, arguments, f"{PROGRAM} evaluate")
-    from hvd_train.run import connect, evaluate  # imports torch, which parsing can do without
+    from hvd_train.run import connect, evaluate  # imports torch
 
     world = connect()
     scores = evaluate(options.target, world=world, device=options.device, trust=options.trust)

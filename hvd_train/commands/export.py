@@ -32,12 +32,9 @@ class ExportOptions:
 
 
 def run(arguments: list[str]) -> int:
-    """Export the model, print the path of each file that was written and return 0.
-
-    Raises UsageError if the target holds no model, or if the model cannot be exported.
-    """
+    """Export the model, print the path of each file and return 0. Raises UsageError if that cannot be done."""
     options = parse_flags(ExportOptions, arguments, f"{PROGRAM} export")
-    from hvd_train.export import export  # imports torch, which parsing can do without
+    from hvd_train.export import export  # imports torch
 
     target = options.target
     usual = target / "export" if target.is_dir() else target.with_name(f"{target.name}.export")

@@ -33,7 +33,7 @@ class HostsOptions:
 
 
 def run(arguments: list[str]) -> int:
-    """Print the checked hosts, or the file in another form, and return 0. Raises UsageError for what is wrong in it."""
+    """Print the checked hosts, or the file in another form, and return 0. Raises UsageError for a wrong file."""
     options = parse_flags(HostsOptions, arguments, f"{PROGRAM} hosts")
     found = hosts.read(options.file, options.form)
     if options.resolve and (unknown := hosts.unknown(found)):

@@ -37,16 +37,13 @@ class ReportOptions:
     predictions: bool = True
     """Compute the confusion matrix and the worst images from the best weights (needs torch and the data)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the models run for the predictions."""
+    """Device of the models for the predictions."""
     trust: bool = False
     """Import the code that a run names as its model or data: it gets all of your permissions."""
 
 
 def run(arguments: list[str]) -> int:
-    """Write the page, print its path and return 0.
-
-    Raises: UsageError: if a folder or the output cannot be used.
-    """
+    """Write the page, print its path and return 0. Raises UsageError if a folder or the output cannot be used."""
     options = parse_flags(ReportOptions, arguments, f"{PROGRAM} report")
     if not options.runs:
         raise UsageError("which runs? name at least one run folder, as in hvd-train report runs/*")
@@ -54,12 +51,9 @@ def run(arguments: list[str]) -> int:
 
     _check_output(options.output)
     runs, scalings = report.open_all(options.runs)
-    predictions: dict[Path, Predictions | str] = {
-        run.path: _predicted(run.path, options.device, trust=options.trust)
-        if options.predictions
-        else "left out: --no-predictions"
-        for run in runs
-    }
+    predictions: dict[Path, Predictions | str] = {run.path: "left out: --no-predictions" for run in runs}
+    if options.predictions:
+        predictions = {path: _predicted(path, options.device, trust=options.trust) for path in predictions}
     text = report.compose(runs, scalings, predictions, datetime.now())
     try:
         durable.write_text(options.output, text)
@@ -86,7 +80,6 @@ def _check_output(path: Path) -> None:
 
 
 def _predicted(run: Path, device: str, *, trust: bool) -> Predictions | str:
-    """Return a run's predictions, or why there are none."""
     from hvd_train.report.predictions import predict  # imports torch
 
     try:

@@ -15,15 +15,12 @@ USAGE = """\
 
 
 def run(arguments: list[str]) -> int:
-    """Write the picture, print each rank's classes and return 0.
-
-    Raises UsageError for settings that cannot give a run, and for a picture that cannot be written.
-    """
+    """Write the picture, print each rank's classes and return 0. Raises UsageError for wrong settings or output."""
     ranks, arguments = take_number(arguments, "--ranks", 1)
     output, arguments = take(arguments, "--output", "the path of a picture")
     trust, arguments = take_switch(arguments, "--trust")
     settings = parse_train(arguments, "show-data", trust=trust)
-    from hvd_train.report.samples import show  # imports torch, which parsing can do without
+    from hvd_train.report.samples import show  # imports torch
     from hvd_train.run import check
 
     check(settings)

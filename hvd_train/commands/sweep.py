@@ -1,4 +1,4 @@
-"""Run `hvd-train sweep`: split one MPI allocation into independent trainings, one for each combination of settings."""
+"""`hvd-train sweep`: split one MPI allocation into independent trainings, one for each combination of settings."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ ROWS = "sweep.json"
 
 @dataclass(frozen=True)
 class Setting:
-    """One training of a sweep: its name, which holds the values that differ between trainings, and its config."""
+    """One training of a sweep; its name holds the values that differ between trainings."""
 
     name: str
     config: Config
 
 
 def run(arguments: list[str]) -> int:
-    """Train every combination of the values with commas; return 0 if each has finished, else 1.
+    """Train every combination of the values with commas; return 0 if each finished, else 1.
 
-    Raises UsageError, before any of them starts, if one of them cannot run or if there are too few ranks.
+    Raises UsageError, before any training starts, if one cannot run or there are too few ranks.
     """
     workers, arguments = take_number(arguments, "--workers-per-run", 1)
     output, arguments = take(arguments, "--output-dir", "a folder")
@@ -54,10 +54,7 @@ def run(arguments: list[str]) -> int:
 
 
 def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return the name and the arguments of every combination of values with commas, as in `--lr 0.1,0.05`.
-
-    The list of --gpu-ids is one value.
-    """
+    """Return name and arguments of every combination of values with commas; the list of --gpu-ids is one value."""
     parts: list[list[tuple[str, list[str]]]] = []
     index = 0
     while index < len(arguments):
@@ -79,11 +76,8 @@ def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def settings(arguments: Sequence[str], parse: Callable[[list[str]], Config], folder: Path) -> list[Setting]:
-    """Return the trainings of a sweep, each with a run folder of its own in `folder`.
-
-    `parse` turns arguments into a config. Raises UsageError if one of the trainings cannot run.
-    """
-    from hvd_train.run import check  # imports torch, which parsing does not need
+    """Return the trainings of a sweep, each with a run folder in `folder`. Raises UsageError if one cannot run."""
+    from hvd_train.run import check  # imports torch
 
     result = []
     for number, (name, words) in enumerate(combinations(arguments)):
@@ -95,7 +89,7 @@ def settings(arguments: Sequence[str], parse: Callable[[list[str]], Config], fol
 
 
 def train_all(sweep: Sequence[Setting], workers: int, folder: Path) -> int:
-    """Train with all settings, each on `workers` ranks; return 0 if every training has finished, else 1.
+    """Train with all settings, each on `workers` ranks; return 0 if every training finished, else 1.
 
     A training that fails does not end the others. Raises UsageError if there are fewer than `workers` ranks.
     """
@@ -113,10 +107,7 @@ def train_all(sweep: Sequence[Setting], workers: int, folder: Path) -> int:
 
 
 def _run_by_mpi(sweep: Sequence[Setting], workers: int, folder: Path) -> int:
-    """Split the ranks into groups of `workers`, train with one setting at a time on each, return the exit code.
-
-    Raises UsageError without mpi4py, and if the launcher has started fewer ranks than `workers`.
-    """
+    """Split the ranks into groups of `workers`, train one setting at a time on each and return the exit code."""
     try:
         from mpi4py import MPI
     except ImportError:
@@ -147,10 +138,7 @@ def _run_by_mpi(sweep: Sequence[Setting], workers: int, folder: Path) -> int:
 
 
 def _try(setting: Setting, world: World, *, speaks: bool) -> dict[str, Any] | None:
-    """Train with one setting; return its row of the table on the rank that `speaks`, else None.
-
-    The output of the training goes to a file next to its run folder.
-    """
+    """Train with one setting, log to a file next to its run folder; return its row on the rank that `speaks`."""
     from hvd_train.run import train
 
     started = time.perf_counter()
@@ -175,7 +163,6 @@ def _try(setting: Setting, world: World, *, speaks: bool) -> dict[str, Any] | No
 
 @contextlib.contextmanager
 def _printing_to(path: Path, *, speaks: bool) -> Iterator[None]:
-    """Append the output of this process to a file if it `speaks`."""
     if not speaks:
         yield
         return
@@ -188,7 +175,7 @@ def _printing_to(path: Path, *, speaks: bool) -> Iterator[None]:
 
 
 def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
-    """Print the table, best first, write it to the sweep's folder and return the exit code."""
+    """Print the table, best first, write it to `folder` and return the exit code."""
     rows.sort(key=lambda row: (row["failed"] is not None, -_rankable(row.get("top1")), row["name"]))
     from rich.console import Console  # slow to import
     from rich.table import Table
@@ -209,5 +196,4 @@ def _score(row: dict[str, Any]) -> str:
 
 
 def _rankable(value: float | None) -> float:
-    """Return a score that sorts; an unknown one is below all others."""
     return -1.0 if value is None or math.isnan(value) else value

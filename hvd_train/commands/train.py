@@ -1,8 +1,7 @@
-"""`hvd-train train`: what was typed becomes a config, and the result of the training an exit code."""
+"""`hvd-train train`: make a config of the arguments, train, and return an exit code."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 from pathlib import Path
@@ -17,7 +16,7 @@ from hvd_train.launch import roll_call
 USAGE = f"""\
   train [RECIPE] [flags]   train; RECIPE is one of: {", ".join(recipes.RECIPES)} (default: {recipes.DEFAULT})
 """
-# What people type from other trainers: flags that have another name here, and flags that are the launcher's business.
+# Flags of other trainers: with another name here, and of launchers.
 ALIASES = {
     "-a": "--model",
     "--arch": "--model",
@@ -34,17 +33,15 @@ OF_LAUNCHERS = (
 
 
 def run(arguments: list[str]) -> int:
-    """Train and return the exit code.
+    """Train and return the exit code. Raises UsageError for wrong settings.
 
-    That is 0 for a finished run, 128 + N if signal N stopped it, 75 (EX_TEMPFAIL) if a time limit did, and 74
-    (EX_IOERR) if its last files could not be written. Raises UsageError for settings that cannot give a run.
+    The code is 0 for a finished run, 128 + N if signal N stopped it, 75 (EX_TEMPFAIL) if a time limit did, and 74
+    (EX_IOERR) if its last files could not be written.
     """
     console.outlive()
     settings = parse_train(arguments)
     roll_call.started(os.environ)
-    # This imports torch, which parsing can do without. The import makes objects that live to the end; a fifth of its
-    # time would go into searching them for garbage, again and again.
-    gc.disable()
+    gc.disable()  # a fifth of the time of this import would go into searching objects that live to the end for garbage
     from hvd_train.run import train
 
     gc.freeze()
@@ -52,7 +49,7 @@ def run(arguments: list[str]) -> int:
     try:
         result = train(settings)
     finally:
-        gc.unfreeze()  # otherwise extensions that count the objects they leave behind complain at exit
+        gc.unfreeze()  # extensions that count leaked objects complain at exit otherwise
     if not result.saved:
         return os.EX_IOERR
     if result.finished:
@@ -63,8 +60,8 @@ def run(arguments: list[str]) -> int:
 def parse_train(arguments: list[str], command: str = "train", *, trust: bool = True) -> Config:
     """Return the config of `hvd-train train ...`: a recipe or --config FILE, changed by the flags.
 
-    `command` is named in errors and in the help. Without `trust`, as in commands that do not train, the file
-    must not name code that no flag names. Raises UsageError for an unknown recipe, flag or value.
+    Errors and help name `command`. Without `trust`, as in commands that do not train, the file must not name code that
+    no flag names. Raises UsageError for an unknown recipe, flag or value.
     """
     arguments = _split_lists([_renamed(argument) for argument in arguments])
     file, arguments = take(arguments, "--config", "the path of a config.yaml")
@@ -83,22 +80,21 @@ def parse_train(arguments: list[str], command: str = "train", *, trust: bool = T
             f"`horovodrun -np 4 {PROGRAM} {command} ...`, on several hosts with -H host1:4,host2:4"
         )
     if "--batch-size" in flags and "--global-batch-size" not in flags:
-        # A batch size per worker decides the global one. The 1 stands in until the flag is read.
-        batch = dataclasses.replace(base.batch, batch_size=base.batch.batch_size or 1, global_batch_size=None)
-        base = dataclasses.replace(base, batch=batch)
+        # A batch size per worker decides the global one; 1 stands in until the flag is read.
+        base = base.replace(batch_size=base.batch.batch_size or 1, global_batch_size=None)
     if "--workers" in flags and "--workers-per-host" not in flags:
         base = base.replace(workers_per_host=None)
     names = "|".join(recipes.RECIPES)
     parsed = parse_flags(Config, arguments, f"{PROGRAM} {command} [{names}] [--config FILE]", default=base)
     if path is not None and not trust:
-        in_file = {"model": base.model.model, "data": base.data.data}
         used = {"model": parsed.model.model, "data": parsed.data.data}
+        in_file = {"model": base.model.model, "data": base.data.data}
         plugin.check_trusted(str(path), {name: value for name, value in used.items() if value == in_file[name]})
     return recipes.suited(parsed) if path is None and "--learning-rate" not in flags else parsed
 
 
 def _split_lists(arguments: list[str]) -> list[str]:
-    """Split the value of a flag that takes a list at its commas: `--gpu-ids 0,1` becomes `--gpu-ids 0 1`."""
+    """Split a list at its commas: `--gpu-ids 0,1` becomes `--gpu-ids 0 1`."""
     result: list[str] = []
     for argument in arguments:
         if argument.startswith("--gpu-ids="):
@@ -111,7 +107,7 @@ def _split_lists(arguments: list[str]) -> list[str]:
 
 
 def _renamed(argument: str) -> str:
-    """Give a flag the name it has here: `--batch_size=3` and `-b=3` become `--batch-size=3`."""
+    """Give a flag its name here: `--batch_size=3` and `-b=3` become `--batch-size=3`."""
     flag, equals, value = argument.partition("=")
     if not flag.startswith("-"):
         return argument

@@ -31,10 +31,7 @@ class WatchOptions:
 
 
 def run(arguments: list[str]) -> int:
-    """Show the run until it ends, or once, and return 0.
-
-    Raises: UsageError: if there is no run to show.
-    """
+    """Show the run until it ends, or once, and return 0. Raises UsageError if there is no run to show."""
     options = parse_flags(WatchOptions, arguments, f"{PROGRAM} watch")
     if not options.interval > 0:
         raise UsageError(f"--interval {options.interval:g}: it must be a number of seconds above 0")
