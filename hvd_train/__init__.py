@@ -33,10 +33,7 @@ __all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: `import hvd_train` alone does not import torch.
-
-    Raises AttributeError for any other name.
-    """
+    """Import a public name at its first use, since that may import torch. Raises AttributeError for any other name."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if not _HOME[name]:

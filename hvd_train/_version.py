@@ -1,4 +1,4 @@
-"""Which hvd_train this is: its version, and a digest of its code, which tells one edited checkout from another."""
+"""The version of hvd_train, and a digest of its code, by which edited checkouts differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 
 def digest_of_code() -> str:
-    """Return twelve hexadecimal digits that are the same for two packages only where every module is the same."""
+    """Return twelve hexadecimal digits that are the same for two packages only if every module is the same."""
     package = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""The front door, `hvd-train COMMAND`. The process exits only here, and only here errors become lines."""
+"""`hvd-train COMMAND`: run a command, print its error and exit, which happens only here."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ COMMANDS = (
 
 
 class Command(Protocol):
-    """A module of `hvd_train.commands`. Importing one imports neither torch nor Horovod."""
+    """A module of `hvd_train.commands`, which imports neither torch nor Horovod at first."""
 
     USAGE: str
-    """The command's lines of the overview: what it takes and what it does."""
+    """The command's lines of the overview."""
     run: Callable[[list[str]], int]
     """Runs the command with the arguments after its name and returns the exit code; may raise HvdTrainError."""
 
 
 def main() -> None:
-    """Run the command that was typed and exit with its code; this is the console entry point."""
+    """Run the command of `sys.argv` and exit with its code; this is the console entry point."""
     rank_log.whole_lines()
     codes: list[int] = []
     atexit.register(_leave, codes)  # registered first, so it runs last
@@ -43,10 +43,9 @@ def main() -> None:
 
 
 def _leave(codes: list[int]) -> None:
-    """End the process, which has done all that it had to do, without taking the interpreter and torch apart.
+    """End the process without taking the interpreter and torch apart, unless an unexpected error left `codes` empty.
 
-    That takes a second or two, in which a launcher waits for its ranks, and a signal would spoil the exit code. If
-    `codes` is empty, the command raised an unexpected error, and the interpreter ends in its own way.
+    That takes a second or two, in which a launcher waits for its ranks and a signal would spoil the exit code.
     """
     if codes:
         _finalize_mpi()
@@ -57,22 +56,18 @@ def _leave(codes: list[int]) -> None:
 
 
 def _finalize_mpi() -> None:
-    """Finalize MPI if a sweep or the user's own model has mpi4py do so when the interpreter ends.
-
-    To mpirun a process that ends without it has failed.
-    """
+    """Finalize MPI if mpi4py would do so when the interpreter ends: to mpirun a process that does not has failed."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or sys.modules["mpi4py"].rc.finalize is False:
-        return  # the library that initialized MPI then finalizes it as well
+        return  # the library that initialized MPI finalizes it
     if mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code.
+    """Run a command and return its exit code; an HvdTrainError becomes one line on stderr, once for all ranks.
 
-    An HvdTrainError becomes one line on stderr, once for all ranks. Any other error of an elastic job's worker is
-    printed by the job's driver, once for all that meet it; elsewhere it is raised.
+    The driver of an elastic job prints any other error of its workers, once; without a driver it is raised.
     """
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
@@ -103,7 +98,7 @@ def command(name: str) -> Command:
 
 
 def overview() -> str:
-    """Return what `hvd-train --help` prints: the usage of every command, in order."""
+    """Return the text of `hvd-train --help`: the usage of every command, in order."""
     usages = "".join(command(name).USAGE for name in COMMANDS)
     return f"""usage: {PROGRAM} COMMAND ...
 

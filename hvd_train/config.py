@@ -1,8 +1,7 @@
-"""The whole configuration of a run: the groups of settings, and what must hold between them.
+"""The whole configuration of a run: the groups of settings, and checks across groups.
 
-Field names are unique across the groups, so that a flag needs no prefix (`--epochs`) and
-`config.replace(epochs=5)` needs no path. A field made with `settings.fields.free` may change when a run is resumed;
-every other one decides the result, so a run folder belongs to one value of it.
+Field names are unique across the groups, so flags (`--epochs`) and `config.replace(epochs=5)` need no prefix. Every
+field that is not made with `settings.fields.free` decides the result, so it must not change when a run is resumed.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.settings.batch import BatchConfig
@@ -25,7 +24,7 @@ from hvd_train.settings.schedule import ScheduleConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A complete run. Making one raises UsageError if a value, or two values together, cannot be."""
+    """A complete run. Raises UsageError if a value, or two values together, cannot be."""
 
     recipe: str = "custom"
     """Name of the recipe this started from; it names the run folder."""
@@ -51,10 +50,7 @@ class Config:
         within("seed", self.seed, 0, 2**63)  # what torch.manual_seed takes
 
     def replace(self, **changes: Any) -> Config:
-        """Return this config with other values for the named fields of any group.
-
-        Raises UsageError for a field that does not exist or a value that cannot be.
-        """
+        """Return this config with other values for fields of any group. Raises UsageError for a wrong name or value."""
         owners = _owner_of_each_field()
         by_group: dict[str | None, dict[str, Any]] = {}
         for name, value in changes.items():
@@ -66,33 +62,26 @@ class Config:
         return dataclasses.replace(self, **own, **groups)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all settings as plain nested values, as they stand in config.yaml and in checkpoints."""
+        """Return all settings as plain nested values, as in config.yaml and checkpoints."""
         return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
 
     def settings(self) -> dict[str, Any]:
-        """Return the value of every setting by the setting's name, which no two groups share."""
+        """Return the value of every setting by its name."""
         owners = _owner_of_each_field()
         return {name: getattr(getattr(self, group) if group else self, name) for name, group in owners.items()}
 
     def differences(self, other: Config) -> list[str]:
-        """Return `name: mine, not theirs` for each setting that decides the result and differs in the other config."""
-        free, theirs = _free_fields(), other.settings()
+        """Return `name: mine, not theirs` for each setting that differs and decides the result."""
+        theirs = other.settings()
+        free = {f.name for cls in GROUPS.values() for f in dataclasses.fields(cls) if f.metadata.get("free")}
         return [
             f"{name}: {_plain(mine)}, not {_plain(theirs[name])}"
             for name, mine in self.settings().items()
-            if name not in free and mine != theirs[name]
+            if name not in {"recipe", *free} and mine != theirs[name]
         ]
 
 
-GROUPS: dict[str, type[Any]] = {
-    "data": DataConfig,
-    "model": ModelConfig,
-    "batch": BatchConfig,
-    "optimizer": OptimizerConfig,
-    "schedule": ScheduleConfig,
-    "precision": PrecisionConfig,
-    "run": RunConfig,
-}
+GROUPS: dict[str, type[Any]] = {n: hint for n, hint in get_type_hints(Config).items() if hint not in (int, str)}
 
 
 def _owner_of_each_field() -> dict[str, str | None]:
@@ -102,14 +91,7 @@ def _owner_of_each_field() -> dict[str, str | None]:
     return owners
 
 
-def _free_fields() -> set[str]:
-    """Return the names of the fields that may differ when a run is resumed."""
-    fields = {f.name for cls in GROUPS.values() for f in dataclasses.fields(cls) if f.metadata.get("free")}
-    return fields | {"recipe"}
-
-
 def _plain(value: Any) -> Any:
-    """Return a value as YAML and JSON know it: a tuple as a list, a path as text, and so inside of dicts."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""A config as plain values and as the text of a config.yaml, written and read back."""
+"""Write a config as plain values or as the text of a config.yaml, and read it back."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
+from typing_extensions import override
 
 from hvd_train import plain_file
 from hvd_train.config import GROUPS, Config
 from hvd_train.errors import UsageError, unknown_name
 
 MOST_BYTES = 2**18
-"""What a config.yaml may hold: a hundred times what a run writes. YAML takes seconds to read as much."""
+"""Largest config.yaml, which YAML takes seconds to read; a run writes a hundredth of it."""
 
 
 class _Plain(yaml.SafeLoader):
-    """Reads YAML without aliases, by which a few bytes stand for gigabytes."""
+    """Read YAML without aliases, by which a few bytes stand for gigabytes."""
 
+    @override
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Return the next node. Raises YAMLError if it is an alias."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases are refused: write out what they stand for")
         return super().compose_node(parent, index)
 
 
 def parse(text: str) -> Any:
-    """Return the values in the text of a YAML file. Raises ValueError if it is none or has aliases."""
+    """Return the values in a YAML text. Raises ValueError if it is no YAML or has aliases."""
     try:
         return yaml.load(text, _Plain)  # noqa: S506  # made of SafeLoader
     except yaml.YAMLError as error:
@@ -44,8 +45,7 @@ def load(path: Path) -> Config:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        first = str(error).splitlines()[0]
-        raise UsageError(f"{path} is not a YAML file: {first}") from None
+        raise UsageError(f"{path} is not a YAML file: {error}") from None
     return from_dict(_mapping(str(path), values), source=str(path))
 
 
@@ -56,10 +56,9 @@ def dump(config: Config) -> str:
 
 
 def from_dict(values: Mapping[str, Any], source: str = "the config") -> Config:
-    """Make a Config of the values that `Config.as_dict` returned.
+    """Make a Config of the values of `Config.as_dict`.
 
-    Raises UsageError if a name is unknown or a value is none of its field's type; `source`, a path as a rule,
-    begins the message.
+    Raises UsageError, which begins with `source`, if a name is unknown or a value is not of its field's type.
     """
     try:
         groups = {
@@ -74,10 +73,7 @@ def from_dict(values: Mapping[str, Any], source: str = "the config") -> Config:
 
 
 def _typed_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert values to the types of a dataclass's fields: YAML knows neither Path nor tuple.
-
-    Raises UsageError for a name that is no field, and for a value of another type.
-    """
+    """Convert values to the types of a dataclass's fields: YAML knows neither Path nor tuple."""
     hints = get_type_hints(cls)
     typed = {}
     for name, value in values.items():
@@ -88,7 +84,7 @@ def _typed_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
-    """Return a value as the type hint of its field wants it. Raises UsageError if it cannot be that."""
+    """Convert a value to the type hint of its field. Raises UsageError if that is impossible."""
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(map(str, get_args(hint)))}")

@@ -10,8 +10,10 @@ import sys
 from contextlib import suppress
 from typing import Any, TextIO
 
+from typing_extensions import override
+
 PROGRAM = "hvd-train"
-# C0, DEL, C1, and the characters that change the text direction or end lines: they act on a terminal or forge a line.
+# C0, DEL, C1, and characters that change the text direction or end lines: they act on a terminal or forge a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET)  # the pipe has no reader; the terminal is gone
 
@@ -30,16 +32,15 @@ def printable(text: object, keep: str = "") -> str:
 
 
 def show(text: object) -> None:
-    """Print printable lines to standard output and flush it, since a launcher's pipe is buffered."""
+    """Print lines to standard output and flush it, since a launcher's pipe is buffered."""
     print(printable(text, keep=_LAYOUT), flush=True)
 
 
 def outlive() -> None:
     """Drop what this process prints after its console is gone, instead of raising OSError.
 
-    This holds for print, warnings, logging and progress bars. When a pipe has lost its reader, or the terminal is gone,
-    native code and later child processes write to /dev/null, too; output to a full disk is dropped. Streams that are no
-    files of the system, as in a notebook, stay as they are, and a second call changes nothing.
+    Without a reader or terminal, native code and later child processes write to /dev/null, too; output to a full disk
+    is dropped. Streams that are no files, as in a notebook, stay as they are. A second call changes nothing.
     """
     for number in range(3):  # the next file to be opened would get the number of a closed one (`>&-`)
         try:
@@ -51,7 +52,7 @@ def outlive() -> None:
 
 
 def _outliving(stream: TextIO | None, number: int) -> TextIO:
-    """Return a stream that writes to the same file, or drops all if there is none; else `stream` itself."""
+    """Return a stream that writes to the same file and drops what cannot be written, or `stream` if it is no file."""
     if stream is None:
         return open(os.devnull, "w")  # as long as the process lives
     raw = getattr(getattr(stream, "buffer", None), "raw", getattr(stream, "buffer", None))
@@ -69,8 +70,7 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
 
 
 class _Outliving(io.FileIO):
-    """Write to a file descriptor; drop what cannot be written."""
-
+    @override
     def write(self, data: Any) -> int:
         try:
             return super().write(data)

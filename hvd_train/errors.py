@@ -1,4 +1,4 @@
-"""The errors a user can meet. Each is one line that says what, why and what to type, and has an exit code."""
+"""The errors for the user: one line that says what, why and what to type, and an exit code."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hvd_train.travel import may_travel
 
 @may_travel
 class HvdTrainError(Exception):
-    """Base of every error this package raises on purpose; `exit_code` is what the command line returns."""
+    """Base of every error this package raises on purpose; `exit_code` is the exit code of the command."""
 
     exit_code = 1
     raised_by: int | None = None
-    """The rank that raised the error, if the others did not: they only see that this rank is gone."""
+    """The rank that raised the error, if the others only see that this rank is gone."""
     of_all_ranks = False
-    """Whether all ranks find the error in the same step, so that one of them can report it."""
+    """Whether all ranks find the error in the same step, so that one rank can report it."""
     reported = False
-    """Whether the user has read of the error already, from this rank or another."""
+    """Whether a rank has printed the error already."""
     asked_to_end = False
-    """Whether the launcher had asked this process to end before the training ended with this error."""
+    """Whether the launcher had asked this process to end before this error."""
 
     def __init_subclass__(cls) -> None:
         may_travel(cls)
@@ -64,10 +64,7 @@ class Diverged(HvdTrainError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a name that is not in `known`: it suggests the nearest one, or else lists the first twelve.
-
-    `kind` says what was to be named, as in "recipe".
-    """
+    """Return the error for a name that is not in `known`, with the nearest one or else the first twelve."""
     names = sorted(known)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names[:12])}"
@@ -75,11 +72,11 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
 
 
 def first_few(items: Sequence[object], most: int = 4) -> str:
-    """Return the first `most` items in one line for the user, and how many more there are."""
+    """Return the first `most` items in one line, and how many more there are."""
     shown = ", ".join(map(str, items[:most]))
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number of things in words, as in `1 rank` and `2 ranks`."""
+    """Return a number of things, as in `1 rank` and `2 ranks`."""
     return f"{count} {noun}{'s' if count != 1 else ''}"

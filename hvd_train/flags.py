@@ -1,4 +1,4 @@
-"""Command line flags, read into a dataclass or one by one. What cannot be read is one line with the nearest flag."""
+"""Read command line flags into a dataclass or one by one. An error is one line with the nearest flag."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import dataclasses
 import io
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import tyro
 
-from hvd_train.config import GROUPS, Config
+from hvd_train.config import Config
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.numerals import whole_number
 
@@ -20,10 +20,10 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Open MPI gives ranks a terminal
 
 
 def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T | None = None) -> T:
-    """Make a dataclass of command line flags, one for each field; `program` is named in the help.
+    """Make a dataclass of command line flags, one for each field; the help names `program`.
 
-    Fields that are not typed have the values of `default`, or else those of the class. Raises UsageError, in one line,
-    for an unknown flag (with the nearest one) and for a value that cannot be; SystemExit after `--help`.
+    Other fields keep the values of `default`, or of the class. Raises UsageError, in one line, for an unknown flag or a
+    wrong value; SystemExit after `--help`.
     """
     options: dict[str, Any] = {"prog": program, "config": (tyro.conf.OmitArgPrefixes,)}
     if default is not None:
@@ -38,17 +38,17 @@ def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T
         raise UsageError(_one_line(report.getvalue())) from None
     value, unknown = parsed
     if unknown:
-        known = [f"--{name.replace('_', '-')}" for name in _field_names(cls)]
+        names = Config().settings() if cls is Config else [field.name for field in dataclasses.fields(cast(Any, cls))]
+        known = [f"--{name.replace('_', '-')}" for name in names]
         raise unknown_name("argument", unknown[0].partition("=")[0], [*known, "--config", "--help"])
     return value
 
 
 def take(arguments: list[str], flag: str, needs: str) -> tuple[str | None, list[str]]:
-    """Take a flag and its value, `--flag value` or `--flag=value`, out of the arguments.
+    """Take a flag and its value, `--flag value` or `--flag=value`, out of the arguments of a command.
 
-    Returns the value, None if the flag was not typed, and the arguments that are left. This is for flags that belong
-    to a command and not to the dataclass it parses. Raises UsageError if the value is missing; `needs` says what
-    the flag wants, as in "the path of a file".
+    Returns the value, or None without the flag, and the other arguments. Raises UsageError if the value is missing;
+    `needs` is what the flag wants, as in "the path of a file".
     """
     for index, argument in enumerate(arguments):
         if argument.startswith(f"{flag}="):
@@ -61,15 +61,14 @@ def take(arguments: list[str], flag: str, needs: str) -> tuple[str | None, list[
 
 
 def take_switch(arguments: list[str], flag: str) -> tuple[bool, list[str]]:
-    """Take a flag without a value out of the arguments; return whether it was typed, and the arguments left."""
+    """Take a flag without a value out of the arguments; return whether it was there, and the other arguments."""
     return flag in arguments, [argument for argument in arguments if argument != flag]
 
 
 def take_number(arguments: list[str], flag: str, default: int) -> tuple[int, list[str]]:
-    """Take a flag that holds a whole number out of the arguments, as `take` does, and return the number.
+    """Take a flag with a whole number out of the arguments, as `take` does; without the flag it is `default`.
 
-    `default` stands in for a flag that was not typed. Raises UsageError if the value is missing, or is anything but
-    digits that write a number from 1 to below a billion.
+    Raises UsageError if the value is missing, or is no number from 1 to below a billion.
     """
     text, arguments = take(arguments, flag, "a number")
     if text is None:
@@ -80,17 +79,8 @@ def take_number(arguments: list[str], flag: str, default: int) -> tuple[int, lis
     return number, arguments
 
 
-def _field_names(cls: Any) -> list[str]:
-    """Return the names of a dataclass's fields; for Config, the names of the fields of its groups."""
-    names = []
-    for field in dataclasses.fields(cls):
-        group = GROUPS.get(field.name) if cls is Config else None
-        names += _field_names(group) if group else [field.name]
-    return names
-
-
 def _one_line(report: str) -> str:
-    """Return the message in tyro's report: the first block of text between its title and its hints."""
+    """Return the message of tyro's report: the text between its title and its hints."""
     blocks: list[list[str]] = [[]]
     for line in _COLOURS.sub("", report).splitlines()[1:]:
         words = line.strip(" │")

@@ -1,4 +1,4 @@
-"""Whole numbers as people type them and as launchers and files hold them: the one place that reads digits."""
+"""Read whole numbers that users type and that launchers and files hold."""
 
 from __future__ import annotations
 
@@ -6,8 +6,5 @@ import re
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number that the digits 0 to 9 write, at most eighteen of them; None for any other text.
-
-    `str.isdigit` is no check before `int`: it holds for `²`, which `int` refuses.
-    """
-    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+    """Return the number of one to eighteen digits 0 to 9; None for any other text."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None  # str.isdigit is true for ², which int refuses

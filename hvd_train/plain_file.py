@@ -1,8 +1,4 @@
-"""Open regular files only; raise OSError for FIFOs, devices and symlinks.
-
-Another user may have written a run folder. A file in it can be a FIFO without a writer, an endless device, a symlink to
-elsewhere, or larger than the memory.
-"""
+"""Open regular files only; raise OSError for FIFOs, devices and symlinks, which another user's run folder may hold."""
 
 from __future__ import annotations
 
@@ -13,15 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-_MOST_BYTES = 2**30  # of a file that is read whole, unless the caller knows better
+_MOST_BYTES = 2**30  # of a file that is read whole
 LONGEST_LINE = 2**24
-_IS_NONE = "it is no file, but a pipe or a device"
 
 
 def in_place(path: str | Path, flags: int) -> int:
-    """Open a file of a run folder for writing in place; this is an `opener` for `open`.
+    """Open a file of a run folder for writing in place, as an `opener` for `open`; leave O_TRUNC out.
 
-    Raises OSError if the name is a symlink, the file has other names, or it is no regular file. Leave O_TRUNC out.
+    Raises OSError for a symlink, a file with other hard links, or no regular file.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -42,21 +37,21 @@ def opened(path: str | Path) -> BinaryIO:
 
 
 def read_bytes(path: str | Path, most_bytes: int = _MOST_BYTES) -> bytes:
-    """Return all that the file held when it was opened. Raises OSError if that is more than `most_bytes`."""
+    """Return what the file held when it was opened. Raises OSError if that is more than `most_bytes`."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
             raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
-        return file.read(size)  # no more, for a file of /proc may say 0 and have no end
+        return file.read(size)  # a file of /proc may say 0 and have no end
 
 
 def read_text(path: str | Path, most_bytes: int = _MOST_BYTES) -> str:
-    """Return the text of a file in UTF-8, as `read_bytes` does. Raises ValueError if it is none."""
+    """Return the text of a file in UTF-8, as `read_bytes` does. Raises ValueError if it is no text."""
     return read_bytes(path, most_bytes).decode()
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file, each with its line end. Raises OSError if one is longer than 16 MB."""
+    """Yield the lines of a file with their line ends. Raises OSError if one is longer than 16 MB."""
     while line := file.readline(LONGEST_LINE):
         if len(line) == LONGEST_LINE:
             raise OSError(errno.EFBIG, f"a line of it is longer than {LONGEST_LINE:,} bytes", str(file.name))
@@ -71,4 +66,4 @@ def _to_read(path: str, flags: int) -> int:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise OSError(errno.EINVAL, _IS_NONE, path)
+    raise OSError(errno.EINVAL, "it is no file, but a pipe or a device", path)

@@ -1,4 +1,4 @@
-"""The user's own code by its name, `package.module:function`, also from modules in the current folder."""
+"""Import the user's own code by its name, `package.module:function`, also from the current folder."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ from typing import Any
 from hvd_train.errors import UsageError, unknown_name
 
 TIMM = "timm:"
-"""What the names of timm's models begin with."""
+"""Prefix of the names of timm's models."""
 
 
 class Untrusted(UsageError):
-    """A run names code that would be imported, and the user has not said that it may be."""
+    """A run names code to import, and the user did not allow it."""
 
 
 def is_reference(name: str) -> bool:
-    """Return whether a name means the user's own code, as `mine:model` does, and not something built in or timm's."""
+    """Return whether a name means the user's own code, as `mine:model` does."""
     return ":" in name and not name.startswith(TIMM)
 
 
 def check_trusted(source: str, names: Mapping[str, str]) -> None:
-    """Raise Untrusted if a file names code to import; `names` are values by setting.
-
-    Another user may have written the run, and the current folder may hold a module of that name.
-    """
+    """Raise Untrusted if a file, which another user may have written, names code; `names` are values by setting."""
     for setting, name in names.items():
         if is_reference(name):
             raise Untrusted(
@@ -37,13 +34,12 @@ def check_trusted(source: str, names: Mapping[str, str]) -> None:
 
 
 def load(kind: str, reference: str) -> Callable[..., Any]:
-    """Import the function that a reference, `package.module:function`, names.
+    """Import the function of a reference, `package.module:function`, from the flag `kind` (without dashes).
 
-    Raises UsageError if the module cannot be imported or has no such function; `kind` is the name of the flag that
-    held the reference, without its dashes.
+    Raises UsageError if the module cannot be imported or has no such function.
     """
     module_name, _, function_name = reference.partition(":")
-    if os.getcwd() not in sys.path:  # a console script does not see the folder it is started from
+    if os.getcwd() not in sys.path:  # unlike python, a console script lacks it
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)

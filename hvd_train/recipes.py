@@ -1,4 +1,4 @@
-"""Named, complete configurations. Each is a function whose docstring says the command, the machine and the result."""
+"""Named, complete configurations; each docstring gives the command, the machine and the result."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def digits() -> Config:
 def cifar10_resnet18_transfer() -> Config:
     """ResNet-18 with weights from ImageNet, of which only a new last layer is trained, on CIFAR-10 at 224 pixels.
 
-    `horovodrun -np 2 hvd-train train cifar10-resnet18-transfer --download`: 2 GPUs. It has not been trained to its
-    end here, so we have no figure of our own.
+    `horovodrun -np 2 hvd-train train cifar10-resnet18-transfer --download`: 2 GPUs; not trained to its end here.
     """
     return Config(
         recipe="cifar10-resnet18-transfer",
@@ -50,9 +49,8 @@ def cifar10_resnet18_transfer() -> Config:
 def cifar10_resnet50() -> Config:
     """ResNet-50 from random weights on CIFAR-10.
 
-    `horovodrun -np 4 hvd-train train cifar10-resnet50 --download`: 4 GPUs. The network is torchvision's, whose first
-    layer is made for images of 224 pixels: expect less than is published for networks made for CIFAR. It has not been
-    trained to its end here, so we have no figure of our own.
+    `horovodrun -np 4 hvd-train train cifar10-resnet50 --download`: 4 GPUs; not trained to its end here. The first layer
+    of torchvision's network is made for 224 pixels: expect less than networks made for CIFAR reach.
     """
     return Config(
         recipe="cifar10-resnet50",
@@ -69,9 +67,9 @@ def cifar10_resnet50() -> Config:
 def imagenet20_vgg19() -> Config:
     """VGG-19 with weights from ImageNet and a new last layer, all of it trained, on folders of 20 classes.
 
-    `horovodrun -np 4 hvd-train train imagenet20-vgg19 --data-dir DATA --max-time 2h`: 4 GPUs. DATA holds train/, val/
-    and test/; the weights of the lowest validation loss are kept and tested at the end. The learning rate is 1e-4 times
-    the square root of the number of workers. We have no figure of our own, since the 20 classes are the user's choice.
+    `horovodrun -np 4 hvd-train train imagenet20-vgg19 --data-dir DATA --max-time 2h`: 4 GPUs; no figure, since the 20
+    classes are the user's choice. DATA holds train/, val/ and test/; the weights of the lowest validation loss are kept
+    and tested at the end. The learning rate is 1e-4 times the square root of the number of workers.
     """
     return Config(
         recipe="imagenet20-vgg19",
@@ -88,9 +86,8 @@ def imagenet20_vgg19() -> Config:
 def imagenet_resnet50() -> Config:
     """ResNet-50 (or another network, by --model) on ImageNet's folders in 90 epochs, with the schedule of Goyal et al.
 
-    `horovodrun -np 8 hvd-train train imagenet-resnet50 --data-dir DATA`: 8 GPUs, mixed precision; 76.1% top-1 is
-    published for it (torchvision, IMAGENET1K_V1). AlexNet and VGG start at a learning rate
-    of 0.01. `--target-accuracy 0.75` ends it at 75%.
+    `horovodrun -np 8 hvd-train train imagenet-resnet50 --data-dir DATA`: 8 GPUs, mixed precision; 76.1% top-1 published
+    (torchvision, IMAGENET1K_V1). AlexNet and VGG start at a learning rate of 0.01.
     """
     return Config(
         recipe="imagenet-resnet50",
@@ -108,8 +105,8 @@ def imagenet_resnet50() -> Config:
 def imagenet_resnet50_modern() -> Config:
     """ResNet-50 on ImageNet's folders by the recipe of torchvision's second set of weights.
 
-    `horovodrun -np 8 hvd-train train imagenet-resnet50-modern --data-dir DATA`: 8 GPUs, mixed precision; 80.9% top-1 is
-    published for it (torchvision, IMAGENET1K_V2).
+    `horovodrun -np 8 hvd-train train imagenet-resnet50-modern --data-dir DATA`: 8 GPUs, mixed precision; 80.9% top-1
+    published (torchvision, IMAGENET1K_V2).
     """
     return Config(
         recipe="imagenet-resnet50-modern",
@@ -156,18 +153,14 @@ DEFAULT = "digits"
 
 
 def get(name: str) -> Config:
-    """Return the config of a recipe by its name. Raises UsageError, with the nearest name, if there is none."""
+    """Return the config of a recipe. Raises UsageError, with the nearest name, for an unknown name."""
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]()
 
 
 def suited(config: Config) -> Config:
-    """Return the config with what its recipe changes for networks other than its own.
-
-    `imagenet-resnet50` trains networks without batch norm with a lower learning rate. Call this only if the user has
-    not typed one.
-    """
+    """Lower the learning rate of `imagenet-resnet50` for networks without batch norm, unless the user typed one."""
     without_norms = config.model.model.startswith(("alexnet", "vgg")) and not config.model.model.endswith("_bn")
     if config.recipe == "imagenet-resnet50" and without_norms:
         return config.replace(learning_rate=0.01)  # 0.1 makes networks without batch norm diverge

@@ -1,8 +1,4 @@
-"""Which of our types ranks may send to one another. No torch.
-
-What comes over the network is not trusted to say which code is run to read it: only numbers, texts, tensors, lists and
-the like, and the types listed here. A type is listed where it is defined, by `may_travel`.
-"""
+"""List our types that ranks may send to one another, besides numbers, texts, tensors, lists and the like. No torch."""
 
 from __future__ import annotations
 
@@ -15,6 +11,6 @@ TYPES: list[type] = [PosixPath]
 
 
 def may_travel(kind: T) -> T:
-    """List a type whose values ranks send to one another: a plain dataclass, or an error."""
+    """List a type whose values ranks may send to one another: a plain dataclass, or an error."""
     TYPES.append(kind)
     return kind

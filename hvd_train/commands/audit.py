@@ -12,9 +12,7 @@ from hvd_train.console import PROGRAM, show
 from hvd_train.flags import parse_flags
 from hvd_train.run_files import ledger
 
-USAGE = """\
-  audit RUN                check that every sample counted exactly once (of a run with --ledger)
-"""
+USAGE = "  audit RUN                check that every sample counted exactly once (of a run with --ledger)\n"
 
 
 @dataclass(frozen=True)

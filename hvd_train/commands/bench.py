@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from hvd_train.bench.record import Measurement
     from hvd_train.world.world import World
 
-USAGE = """\
-  bench TOOL ...           measure: throughput, allreduce, input, scaling (`hvd-train bench` says more)
-"""
+USAGE = "  bench TOOL ...           measure: throughput, allreduce, input, scaling (`hvd-train bench` says more)\n"
 TOOLS = """usage: hvd-train bench TOOL ...
 
   throughput [RECIPE] [flags of train] [--steps N] [--repetitions R]

@@ -6,9 +6,7 @@ from hvd_train import config_file
 from hvd_train.commands.train import parse_train
 from hvd_train.flags import take_switch
 
-USAGE = """\
-  config [RECIPE] [flags]  check the settings of `train` and print them in the form that --config FILE takes
-"""
+USAGE = "  config [RECIPE] [flags]  check the settings of `train` and print them in the form that --config FILE takes\n"
 
 
 def run(arguments: list[str]) -> int:

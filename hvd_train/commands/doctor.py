@@ -20,9 +20,7 @@ from hvd_train.launch import hosts, launcher
 if TYPE_CHECKING:
     from hvd_train.doctor.machine import Finding
 
-USAGE = """\
-  doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster
-"""
+USAGE = "  doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster\n"
 _COLOURS = {"ok": "green", "warning": "yellow", "broken": "bold red"}
 
 

@@ -12,9 +12,7 @@ import tyro
 from hvd_train.console import PROGRAM, printable
 from hvd_train.flags import parse_flags
 
-USAGE = """\
-  evaluate RUN|CHECKPOINT  scores of a run's best weights, or of a checkpoint file
-"""
+USAGE = "  evaluate RUN|CHECKPOINT  scores of a run's best weights, or of a checkpoint file\n"
 
 
 @dataclass(frozen=True)

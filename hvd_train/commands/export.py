@@ -12,9 +12,7 @@ from hvd_train.console import PROGRAM, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 
-USAGE = """\
-  export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
-"""
+USAGE = "  export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)\n"
 
 
 @dataclass(frozen=True)

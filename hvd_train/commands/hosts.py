@@ -13,9 +13,7 @@ from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 from hvd_train.launch import hosts
 
-USAGE = """\
-  hosts FILE               check a host file, and write it as Open MPI, MPICH or Slurm take it
-"""
+USAGE = "  hosts FILE               check a host file, and write it as Open MPI, MPICH or Slurm take it\n"
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 
-USAGE = """\
-  watch RUN [--once]       the state of a running or finished training, in the terminal
-"""
+USAGE = "  watch RUN [--once]       the state of a running or finished training, in the terminal\n"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the groups of settings share: the mark of a field that may differ on resume, and checks of a field's value."""
+"""Mark a field that may differ on resume, and check the values of fields."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 def free(default: T) -> T:
-    """Return a dataclass field with this default that may differ on resume, since it does not change the result."""
+    """Return a dataclass field that may differ on resume, since it does not change the result."""
     value: T = field(default=default, metadata={"free": True})
     return value
 
 
 def at_least(flag: str, value: float | None, least: float) -> None:
-    """Raise UsageError if a value is below `least`; None, which stands for the default, passes every check."""
+    """Raise UsageError if a value is below `least`; None passes."""
     if value is not None and not value >= least:
         raise UsageError(f"--{flag} is {value:g}; it must be at least {least:g}")
 
