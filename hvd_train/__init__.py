@@ -26,7 +26,7 @@ _HOME = {
     "Scores": "validate",
     "UsageError": "errors",
     "evaluate": "run",
-    "recipes": "",
+    "recipes": "recipes",
     "train": "run",
 }
 __all__ = [*_HOME, "__version__"]
@@ -36,9 +36,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name at its first use, since that may import torch. Raises AttributeError for any other name."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if not _HOME[name]:
-        return importlib.import_module(f"{__name__}.{name}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    module = importlib.import_module(f"{__name__}.{_HOME[name]}")
+    return getattr(module, name, module)  # `recipes` is a module itself
 
 
 def __dir__() -> list[str]:

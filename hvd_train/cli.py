@@ -48,20 +48,14 @@ def _leave(codes: list[int]) -> None:
     That takes a second or two, in which a launcher waits for its ranks and a signal would spoil the exit code.
     """
     if codes:
-        _finalize_mpi()
+        mpi = sys.modules.get("mpi4py.MPI")
+        # To mpirun a process that ends without Finalize has failed. With finalize=False another library calls it.
+        if mpi and sys.modules["mpi4py"].rc.finalize is not False and mpi.Is_initialized() and not mpi.Is_finalized():
+            mpi.Finalize()
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(codes[0])
-
-
-def _finalize_mpi() -> None:
-    """Finalize MPI if mpi4py would do so when the interpreter ends: to mpirun a process that does not has failed."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or sys.modules["mpi4py"].rc.finalize is False:
-        return  # the library that initialized MPI finalizes it
-    if mpi.Is_initialized() and not mpi.Is_finalized():
-        mpi.Finalize()
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -57,9 +57,7 @@ def cifar10_resnet50() -> Config:
         data=DataConfig(data="cifar10", workers=8),
         model=ModelConfig(model="resnet50"),
         batch=BatchConfig(batch_size=128),
-        optimizer=OptimizerConfig(
-            optimizer="sgd", learning_rate=0.1, lr_scaling="linear", lr_base_batch=128, momentum=0.9, weight_decay=5e-4
-        ),
+        optimizer=OptimizerConfig(learning_rate=0.1, lr_scaling="linear", lr_base_batch=128, weight_decay=5e-4),
         schedule=ScheduleConfig(epochs=200, schedule="cosine", warmup_epochs=5),
     )
 
@@ -94,9 +92,7 @@ def imagenet_resnet50() -> Config:
         data=DataConfig(data="folder", data_dir=Path("data/imagenet"), workers_per_host=32),
         model=ModelConfig(model="resnet50"),
         batch=BatchConfig(batch_size=208),
-        optimizer=OptimizerConfig(
-            optimizer="sgd", learning_rate=0.1, lr_scaling="linear", lr_base_batch=256, momentum=0.9, weight_decay=1e-4
-        ),
+        optimizer=OptimizerConfig(learning_rate=0.1, lr_scaling="linear", lr_base_batch=256, weight_decay=1e-4),
         schedule=ScheduleConfig(epochs=90, schedule="step", decay_epochs=(30, 60), warmup_epochs=5),
         precision=PrecisionConfig(precision="fp16", compression="fp16"),
     )
@@ -141,14 +137,11 @@ def imagenet_resnet50_modern() -> Config:
     )
 
 
-RECIPES: dict[str, Callable[[], Config]] = {
-    "digits": digits,
-    "cifar10-resnet18-transfer": cifar10_resnet18_transfer,
-    "cifar10-resnet50": cifar10_resnet50,
-    "imagenet20-vgg19": imagenet20_vgg19,
-    "imagenet-resnet50": imagenet_resnet50,
-    "imagenet-resnet50-modern": imagenet_resnet50_modern,
-}
+_ALL = (
+    *(digits, cifar10_resnet18_transfer, cifar10_resnet50),
+    *(imagenet20_vgg19, imagenet_resnet50, imagenet_resnet50_modern),
+)
+RECIPES: dict[str, Callable[[], Config]] = {make.__name__.replace("_", "-"): make for make in _ALL}
 DEFAULT = "digits"
 
 

@@ -10,15 +10,11 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hvd_train.console import PROGRAM, printable, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
 from hvd_train.launch import hosts, launcher
-
-if TYPE_CHECKING:
-    from hvd_train.doctor.machine import Finding
 
 USAGE = "  doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster\n"
 _COLOURS = {"ok": "green", "warning": "yellow", "broken": "bold red"}
@@ -59,25 +55,18 @@ def run(arguments: list[str]) -> int:
     examine = partial(cluster.examine, listed) if listed else machine.examine
     with Console(stderr=True).status("looking") as status:
         findings = examine(quick=options.quick, say=lambda step: status.update(Text(step)))
+    broken, warned = (", ".join(it.name for it in findings if it.verdict == kind) for kind in ("broken", "warning"))
+    verdict = f"Broken: {broken}." if broken else "Nothing is broken."
+    verdict += (f" Warnings: {warned}." if warned else "") + (" No allreduce was tried." if options.quick else "")
     if options.json:
-        report = {"ok": not _names(findings, "broken"), "verdict": _verdict(findings, quick=options.quick)}
-        print(json.dumps({**report, "findings": [dataclasses.asdict(finding) for finding in findings]}, indent=1))
+        report = {"ok": not broken, "verdict": verdict, "findings": [dataclasses.asdict(it) for it in findings]}
+        print(json.dumps(report, indent=1))
     else:
         console, width = Console(highlight=False), max(len(finding.name) for finding in findings)
         for finding in findings:
-            verdict, text = f"{finding.verdict:<9}", printable(f"{finding.name:<{width}}  {finding.what}")
-            console.print(Text.assemble((verdict, _COLOURS[finding.verdict]), text), soft_wrap=True)
+            kind, text = f"{finding.verdict:<9}", printable(f"{finding.name:<{width}}  {finding.what}")
+            console.print(Text.assemble((kind, _COLOURS[finding.verdict]), text), soft_wrap=True)
             if finding.todo:
                 console.print(f"{'':{width + 11}}-> {printable(finding.todo)}", soft_wrap=True, markup=False)
-        show(_verdict(findings, quick=options.quick))
-    return 1 if _names(findings, "broken") else 0
-
-
-def _verdict(findings: list[Finding], *, quick: bool) -> str:
-    broken, warned = _names(findings, "broken"), _names(findings, "warning")
-    first = f"Broken: {broken}." if broken else "Nothing is broken."
-    return first + (f" Warnings: {warned}." if warned else "") + (" No allreduce was tried." if quick else "")
-
-
-def _names(findings: list[Finding], verdict: str) -> str:
-    return ", ".join(finding.name for finding in findings if finding.verdict == verdict)
+        show(verdict)
+    return 1 if broken else 0

@@ -84,8 +84,7 @@ def _predicted(run: Path, device: str, *, trust: bool) -> Predictions | str:
 
     try:
         return predict(run, device, trust=trust)
-    except Untrusted as error:
-        say(f"no predictions: {error}")
-        return f"no predictions: {error}"
     except UsageError as error:
+        if isinstance(error, Untrusted):
+            say(f"no predictions: {error}")
         return f"no predictions: {error}"

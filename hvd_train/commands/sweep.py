@@ -10,7 +10,7 @@ import os
 import textwrap
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,9 +81,8 @@ def settings(arguments: Sequence[str], parse: Callable[[list[str]], Config], fol
 
     result = []
     for number, (name, words) in enumerate(combinations(arguments)):
-        config = parse(words)
         path = folder / f"{number:03}-{name.replace(' ', '-').replace('/', '_')}"
-        result.append(Setting(name, config.replace(output_dir=path, progress="lines")))
+        result.append(Setting(name, parse(words).replace(output_dir=path, progress="lines")))
         check(result[-1].config)
     return result
 
@@ -127,8 +126,7 @@ def _run_by_mpi(sweep: Sequence[Setting], workers: int, folder: Path) -> int:
     rows = []
     if mine != MPI.COMM_NULL:
         ranks = RankGroup(mine, on_host.rank, on_host.size)
-        for setting in sweep[group::at_a_time]:
-            rows.append(_try(setting, HorovodWorld(ranks), speaks=mine.rank == 0))
+        rows = [_try(setting, HorovodWorld(ranks), speaks=mine.rank == 0) for setting in sweep[group::at_a_time]]
     mpi_roll_call.come_together(all_ranks)
     texts = mpi_roll_call.gathered(all_ranks, json.dumps([row for row in rows if row]))
     of_all: list[dict[str, Any]] = list(itertools.chain(*(json.loads(text) for text in texts)))
@@ -145,7 +143,12 @@ def _try(setting: Setting, world: World, *, speaks: bool) -> dict[str, Any] | No
     folder = setting.config.run.output_dir
     assert folder is not None
     row: dict[str, Any] = {"name": setting.name, "run": str(folder), "failed": None}
-    with _printing_to(folder.with_name(f"{folder.name}.log"), speaks=speaks):
+    with contextlib.ExitStack() as stack:
+        if speaks:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            path = folder.with_name(f"{folder.name}.log")
+            log = stack.enter_context(open(path, "a", encoding="utf-8", buffering=1, opener=plain_file.in_place))
+            stack.enter_context(contextlib.redirect_stdout(log))
         try:
             result = train(setting.config, world=world)
             row |= {"top1": result.best_top1, "loss": result.loss, "epochs": result.epochs}
@@ -159,19 +162,6 @@ def _try(setting: Setting, world: World, *, speaks: bool) -> dict[str, Any] | No
         return None
     console.show(f"{setting.name}: {row['failed'] or _score(row)} ({row['seconds']:.0f} s)")
     return row
-
-
-@contextlib.contextmanager
-def _printing_to(path: Path, *, speaks: bool) -> Iterator[None]:
-    if not speaks:
-        yield
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        open(path, "a", encoding="utf-8", buffering=1, opener=plain_file.in_place) as log,
-        contextlib.redirect_stdout(log),
-    ):
-        yield
 
 
 def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:

@@ -17,9 +17,6 @@ import urllib.error
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
-
-from typing_extensions import override
 
 from hvd_train.console import say as print_line
 from hvd_train.errors import HvdTrainError, RankLost, UsageError, first_few
@@ -36,28 +33,18 @@ _ALL_WELL, _MISSING = "go", "missing: "
 _calls = itertools.count()
 
 
-class KeyValueStore(Protocol):
-    """A key-value store that all ranks can read and write."""
-
-    def put(self, name: str, text: str) -> None:
-        """Write a text. Raises OSError if the store cannot be reached."""
-
-    def get(self, name: str) -> str | None:
-        """Return the text under a name, or None if there is none. Raises OSError as `put` does."""
-
-
 @dataclass(frozen=True)
-class LauncherStore(KeyValueStore):
+class LauncherStore:
     """The key-value store that Horovod's launcher serves for Gloo."""
 
     environ: Mapping[str, str]
 
-    @override
     def put(self, name: str, text: str) -> None:
+        """Write a text. Raises OSError if the store cannot be reached."""
         client.put(self.environ, f"hvd_train/{name}", text, _REQUEST_S)
 
-    @override
     def get(self, name: str) -> str | None:
+        """Return the text under a name, or None if there is none. Raises OSError as `put` does."""
         try:
             return client.get(self.environ, f"hvd_train/{name}", _REQUEST_S)
         except urllib.error.HTTPError as error:
@@ -66,7 +53,7 @@ class LauncherStore(KeyValueStore):
             return None
 
 
-def store(environ: Mapping[str, str]) -> KeyValueStore | None:
+def store(environ: Mapping[str, str]) -> LauncherStore | None:
     """Return the launcher's store, or None if there is none (MPI) or in an elastic job."""
     has_store = client.ADDRESS in environ and "HOROVOD_RANK" in environ
     return LauncherStore(environ) if has_store and not launcher.elastic(environ) else None
@@ -108,7 +95,7 @@ def _end_with_launcher(environ: Mapping[str, str]) -> None:
 
 
 def call(
-    board: KeyValueStore,
+    board: LauncherStore,
     rank: int,
     size: int,
     facts: Mapping[str, str],
@@ -160,7 +147,7 @@ def error_for(verdict: str, *, by_rank_0: bool) -> HvdTrainError:
 class _RollCall:
     """One roll call; `number` counts the roll calls of this process, and is equal on all ranks."""
 
-    board: KeyValueStore
+    board: LauncherStore
     number: int
     patience_s: float
     hosts: str
