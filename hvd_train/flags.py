@@ -66,10 +66,7 @@ def take_switch(arguments: list[str], flag: str) -> tuple[bool, list[str]]:
 
 
 def take_number(arguments: list[str], flag: str, default: int) -> tuple[int, list[str]]:
-    """Take a flag with a whole number out of the arguments, as `take` does; without the flag it is `default`.
-
-    Raises UsageError if the value is missing, or is no number from 1 to below a billion.
-    """
+    """Take a flag with a number from 1 to below a billion, as `take` does; without the flag it is `default`."""
     text, arguments = take(arguments, flag, "a number")
     if text is None:
         return default, arguments

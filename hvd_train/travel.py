@@ -1,4 +1,4 @@
-"""List our types that ranks may send to one another, besides numbers, texts, tensors, lists and the like. No torch."""
+"""List our types that ranks may send to one another: what a rank receives must not choose the code to run. No torch."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ USAGE = "  bench TOOL ...           measure: throughput, allreduce, input, scali
 TOOLS = """usage: hvd-train bench TOOL ...
 
   throughput [RECIPE] [flags of train] [--steps N] [--repetitions R]
-                           images/s of the real step, and where its time goes: on random images, or those of --data
+                           images/s of the real step, and where its time goes: on random images, or on --data
   allreduce [--min-size 1KB] [--max-size 256MB] [--repetitions R] [--device cpu|cuda]
                            bandwidth between the ranks by size, in fp32 and fp16
   input [RECIPE] [flags of train] [--seconds S] [--repetitions R]

@@ -1,4 +1,4 @@
-"""Each worker of an elastic job chooses its network interface and the driver's address, since hosts come and go."""
+"""Choose a worker's network interface and the driver's address in an elastic job, whose hosts change. No torch."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ class DataConfig:
     """Paste a rectangle of another image of the micro-batch into each, with an area drawn from Beta(cutmix, cutmix);
     0 turns it off. With --mixup as well, each micro-batch gets one of the two."""
     repeated_augmentation: int = 1
-    """Take each sample this many times in a row, changed differently each time; so many epochs then go through the data
-    set once."""
+    """Take each sample this many times in a row, each time changed differently; that many epochs use the data once."""
     workers: int | None = free(None)
     """Loader processes per rank, for data read from files (0: load in the training process); default: one for each
     core of the rank, at most 4."""

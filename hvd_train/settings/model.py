@@ -1,4 +1,4 @@
-"""Which network a run trains, what it starts from, and which of its parameters are trained."""
+"""The network of a run, its initial weights and its trained parameters."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class ModelConfig:
     unfreeze: tuple[str, ...] = ()
     """Train frozen parameters after this many epochs: EPOCH:NAMES, as in --unfreeze 5:layer4.* 10:*"""
     average_buffers: tuple[str, ...] = ()
-    """Buffers of which a step keeps the mean over its micro-batches, as of batch norm's statistics, by names as in
-    --freeze; of all other buffers that training changes it keeps what the first micro-batch makes of them."""
+    """Buffers, by names as in --freeze, of which a step keeps the mean over its micro-batches, as of batch norm's
+    statistics. Other changed buffers keep their values after the first micro-batch."""

@@ -42,7 +42,7 @@ class OptimizerConfig:
     """Largest 2-norm of the whole gradient; a larger gradient is scaled down to it."""
     ema_decay: float | None = None
     """Keep a moving average of the weights: after each step, `ema-decay` (say 0.999) of the old average plus the rest
-    of the new weights. The average is what is evaluated, and what is written as best and final weights."""
+    of the new weights. Evaluation and the best and final weights use the average."""
 
     def __post_init__(self) -> None:
         positive("learning-rate", self.learning_rate)

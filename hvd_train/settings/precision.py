@@ -23,7 +23,7 @@ class PrecisionConfig:
     deterministic: bool = False
     """Use only deterministic operations on a GPU; slower. CPUs always use them."""
     max_skipped_steps: int = 10
-    """Give up when this many steps in a row had a loss or a gradient that is not finite; each is skipped."""
+    """Stop with an error after this many steps in a row with a loss or a gradient that is not finite (each skipped)."""
 
     def __post_init__(self) -> None:
         at_least("max-skipped-steps", self.max_skipped_steps, 1)

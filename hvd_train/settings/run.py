@@ -32,17 +32,17 @@ class RunConfig:
     commit_seconds: float | None = free(60.0)
     """Write a checkpoint when the last one is this many seconds old."""
     keep_checkpoints: int = free(3)
-    """How many of the newest checkpoints stay on disk."""
+    """Number of the newest checkpoints to keep."""
     log_steps: int = free(10)
     """Steps from one line of metrics to the next."""
     log_dir: Path | None = free(None)
-    """Also keep what each rank prints, in a file of its own in this folder."""
+    """Also write the output of each rank to a file of its own in this folder."""
     progress: Literal["auto", "bar", "lines"] = free("auto")
     """A live bar or plain lines; auto: a bar for one process at a terminal (launchers forward lines)."""
     max_time: str | None = free(None)
     """Commit and stop after this time, as in 2h30m, 90m or 45s; the same command resumes from there."""
     ledger: bool = free(False)
-    """Write what each step took to ledger.jsonl, for `hvd-train audit`."""
+    """Write the samples of each step to ledger.jsonl, for `hvd-train audit`."""
     eval_epochs: int = free(1)
     """Epochs from one evaluation to the next (the last epoch is always evaluated)."""
     profile: str | None = free(None)
@@ -56,11 +56,11 @@ class RunConfig:
         at_least("keep-checkpoints", self.keep_checkpoints, 1)
         at_least("log-steps", self.log_steps, 1)
         at_least("eval-epochs", self.eval_epochs, 1)
-        _ = self.max_seconds, self.profiled_steps  # raise for what is not a time, or not steps
+        _ = self.max_seconds, self.profiled_steps  # may raise
 
     @property
     def max_seconds(self) -> float | None:
-        """`max_time` in seconds; None if there is no limit. Raises UsageError for what is not a time."""
+        """`max_time` in seconds, or None. Raises UsageError if it is no time."""
         if self.max_time is None:
             return None
         match = re.fullmatch(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?", self.max_time)
@@ -71,7 +71,7 @@ class RunConfig:
 
     @property
     def profiled_steps(self) -> range:
-        """The numbers of the steps to trace, counted from 1; empty without `profile`. Raises UsageError for others."""
+        """Numbers of the steps to trace, from 1; empty without `profile`. Raises UsageError if it names no steps."""
         if self.profile is None:
             return range(0)
         match = re.fullmatch(r"([0-9]{1,18})(?::([0-9]{1,18}))?", self.profile)
