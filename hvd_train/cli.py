@@ -59,9 +59,9 @@ def _leave(codes: list[int]) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code; an HvdTrainError becomes one line on stderr, once for all ranks.
+    """Run a command and return its exit code; print an error once for all ranks.
 
-    The driver of an elastic job prints any other error of its workers, once; without a driver it is raised.
+    An HvdTrainError is one line on stderr. The driver of an elastic job prints other errors; else they are raised.
     """
     try:
         if not arguments or arguments[0] in ("-h", "--help"):

@@ -56,10 +56,7 @@ def dump(config: Config) -> str:
 
 
 def from_dict(values: Mapping[str, Any], source: str = "the config") -> Config:
-    """Make a Config of the values of `Config.as_dict`.
-
-    Raises UsageError, which begins with `source`, if a name is unknown or a value is not of its field's type.
-    """
+    """Make a Config of the values of `as_dict`. Raises UsageError, which names `source`, for a wrong name or value."""
     try:
         groups = {
             name: GROUPS[name](**_typed_fields(GROUPS[name], _mapping(name, value)))

@@ -22,8 +22,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Open MPI gives ranks a terminal
 def parse_flags(cls: type[T], arguments: Sequence[str], program: str, default: T | None = None) -> T:
     """Make a dataclass of command line flags, one for each field; the help names `program`.
 
-    Other fields keep the values of `default`, or of the class. Raises UsageError, in one line, for an unknown flag or a
-    wrong value; SystemExit after `--help`.
+    Other fields keep the values of `default` or the class. Raises UsageError in one line; SystemExit after `--help`.
     """
     options: dict[str, Any] = {"prog": program, "config": (tyro.conf.OmitArgPrefixes,)}
     if default is not None:

@@ -34,10 +34,7 @@ def check_trusted(source: str, names: Mapping[str, str]) -> None:
 
 
 def load(kind: str, reference: str) -> Callable[..., Any]:
-    """Import the function of a reference, `package.module:function`, from the flag `kind` (without dashes).
-
-    Raises UsageError if the module cannot be imported or has no such function.
-    """
+    """Import the function `package.module:function` that the flag `kind` names. Raises UsageError if that fails."""
     module_name, _, function_name = reference.partition(":")
     if os.getcwd() not in sys.path:  # unlike python, a console script lacks it
         sys.path.insert(0, os.getcwd())

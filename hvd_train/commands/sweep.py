@@ -43,10 +43,7 @@ class Setting:
 
 
 def run(arguments: list[str]) -> int:
-    """Train every combination of the values with commas; return 0 if each finished, else 1.
-
-    Raises UsageError, before any training starts, if one cannot run or there are too few ranks.
-    """
+    """Train every combination of values; return 0 if each finished, else 1. Raises UsageError before any starts."""
     workers, arguments = take_number(arguments, "--workers-per-run", 1)
     output, arguments = take(arguments, "--output-dir", "a folder")
     folder = Path(output or f"runs/sweep-{zlib.crc32(' '.join(arguments).encode()):08x}")  # one command, one folder

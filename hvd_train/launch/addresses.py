@@ -35,8 +35,7 @@ def is_loopback(address: str) -> bool:
 def for_worker_on(host_name: str, interfaces: Collection[str] = ()) -> list[str]:
     """Return the addresses of this process for a worker on `host_name`, likeliest first.
 
-    Only `interfaces` count, or all if this host has none of them. A worker on this host uses the loopback, which never
-    goes down.
+    Only `interfaces` count, or all if this host has none of them. A worker on this host uses the loopback.
     """
     target, own = resolved(host_name), _addresses()
     if target == LOOPBACK or any(target in addresses for addresses in own.values()):
@@ -54,10 +53,7 @@ def for_worker_on(host_name: str, interfaces: Collection[str] = ()) -> list[str]
 
 
 def find_driver(environ: MutableMapping[str, str]) -> None:
-    """Set the driver's address in `environ` to the first one that answers, if one does.
-
-    Raises UsageError if this host has none of the interfaces that the user named.
-    """
+    """Set the driver's address in `environ` to the first that answers. Raises UsageError as `choose_interface` does."""
     _named_and_here(environ)
     candidates = environ.get(DRIVER_ADDRESSES, "").split(",")
     for address in candidates if len(candidates) > 1 else ():

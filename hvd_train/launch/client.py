@@ -22,8 +22,7 @@ KEY = "HOROVOD_RENDEZVOUS_KEY"
 def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -> str:
     """Return the text under `path` ("SCOPE/KEY"); the store may delay its answer until it has one.
 
-    Raises OSError if the store does not answer within `timeout_s` seconds (None: no limit), or if the answer is garbled
-    or not signed by this job; an HTTPError, which has a `code`, if the store refuses the request.
+    Raises OSError after `timeout_s` seconds (None: never) or for an unsigned answer; HTTPError if the store refuses.
     """
     return _request(environ, path, None, timeout_s)
 

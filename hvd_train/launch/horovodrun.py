@@ -31,10 +31,7 @@ def line(ranks: int, host_file: str | None, controller: str) -> list[str]:
 
 
 def _open_mpi_environment() -> list[str]:
-    """Return an `env` command with the paths of Open MPI 4, like find_open_mpi of horovodrun_scripts/_launch.sh.
-
-    On other hosts the PATH of ssh lacks this Python environment.
-    """
+    """Return an `env` command with the paths of Open MPI 4 on other hosts, as find_open_mpi of _launch.sh does."""
     daemon = Path(sys.executable).with_name("orted")
     if not daemon.exists():
         return []

@@ -37,10 +37,7 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
 
 
 def refuse_others(environ: Mapping[str, str], command: Sequence[str]) -> None:
-    """Raise UsageError if Horovod's own elastic driver started this process, or torchrun started several.
-
-    Each process of torchrun would run `command` alone. A job of ours may have torchrun's variables as well.
-    """
+    """Raise UsageError if Horovod's elastic driver started this process, or torchrun several that would run alone."""
     if elastic(environ) and WORKER not in environ:
         raise UsageError(
             "horovodrun --min-np starts Horovod's own elastic driver, under which hvd-train cannot run: type "

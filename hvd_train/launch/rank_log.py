@@ -23,8 +23,7 @@ _files: list[int] = []
 def whole_lines() -> None:
     """Make this process write each line at once and in one piece; escape letters that the console cannot show.
 
-    With PYTHONUNBUFFERED, which containers often set, print() writes the end of a line separately, and mpirun puts the
-    rank before each piece.
+    With PYTHONUNBUFFERED, as in containers, print() writes a line in two pieces, and mpirun puts a rank before each.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not so in a notebook
@@ -40,10 +39,7 @@ def name_of(environ: Mapping[str, str]) -> str:
 
 
 def start(folder: Path, environ: Mapping[str, str]) -> None:
-    """Append all later output of this process to a file in `folder`, with output of native code and child processes.
-
-    A second call does nothing. Raises UsageError if the file cannot be written.
-    """
+    """Append later output of this process and its children to a file in `folder`, once. Raises UsageError if that fails."""
     if _tees:
         return
     path = folder / name_of(environ)

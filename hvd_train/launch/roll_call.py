@@ -72,10 +72,7 @@ def launcher_gone(environ: Mapping[str, str]) -> bool:
 
 
 def started(environ: Mapping[str, str]) -> None:
-    """Write that this rank's process has started; imports may take minutes on a shared file system.
-
-    Until the rendezvous this process ends with the launcher, even in the middle of an import.
-    """
+    """Write that this process has started; until the rendezvous it ends with the launcher, even during an import."""
     board = store(environ)
     if board is not None:
         with suppress(OSError):  # `call` reports an error of the store

@@ -64,10 +64,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class KeyFile:
-    """The file with the key of the job, in the home folder, from rank 0 for the other tasks of this user.
-
-    It is not needed with HOROVOD_RENDEZVOUS_KEY in the environment of srun, which Slurm gives to its tasks alone.
-    """
+    """The file of the job's key for tasks of this user, unless srun's environment has HOROVOD_RENDEZVOUS_KEY."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -101,10 +98,7 @@ class KeyFile:
 
 
 def find_rank_0(environ: MutableMapping[str, str]) -> None:
-    """Wait until rank 0 answers, and set the job's key in `environ`. Raises UsageError after 120 seconds.
-
-    Another process may have the port: only a process with the key is rank 0.
-    """
+    """Wait until rank 0, which has the job's key, answers; set that key in `environ`. Raises UsageError after 120 s."""
     deadline = time.monotonic() + _PATIENCE_S
     file = None if environ.get(client.KEY) else KeyFile(environ)
     while True:
