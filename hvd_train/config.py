@@ -77,7 +77,7 @@ class Config:
         return [
             f"{name}: {_plain(mine)}, not {_plain(theirs[name])}"
             for name, mine in self.settings().items()
-            if name not in {"recipe", *free} and mine != theirs[name]
+            if name not in free and name != "recipe" and mine != theirs[name]
         ]
 
 

@@ -36,14 +36,12 @@ def run(arguments: list[str]) -> int:
 
     world = connect()
     scores = evaluate(options.target, world=world, device=options.device, trust=options.trust)
-    if world.place.rank != 0:
-        return 0
-    if options.json:
+    if world.place.rank == 0 and options.json:
         print(json.dumps(scores.as_dict()))
-        return 0
-    if scores.weights:
-        print(scores.weights)
-    print(f"loss {scores.loss:.6f}  top-1 {scores.top1:.4%}  top-5 {scores.top5:.4%}  ({scores.count:,} images)")
-    for name, share in zip(scores.classes, scores.per_class, strict=True):
-        print(f"  {printable(name):<20} {share:8.2%}")
+    elif world.place.rank == 0:
+        if scores.weights:
+            print(scores.weights)
+        print(f"loss {scores.loss:.6f}  top-1 {scores.top1:.4%}  top-5 {scores.top5:.4%}  ({scores.count:,} images)")
+        for name, share in zip(scores.classes, scores.per_class, strict=True):
+            print(f"  {printable(name):<20} {share:8.2%}")
     return 0

@@ -16,7 +16,7 @@ from hvd_train.launch import roll_call
 USAGE = f"""\
   train [RECIPE] [flags]   train; RECIPE is one of: {", ".join(recipes.RECIPES)} (default: {recipes.DEFAULT})
 """
-# Flags of other trainers: with another name here, and of launchers.
+# Flags of other trainers that have another name here, and flags of launchers.
 ALIASES = {
     "-a": "--model",
     "--arch": "--model",

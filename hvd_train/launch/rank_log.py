@@ -39,7 +39,7 @@ def name_of(environ: Mapping[str, str]) -> str:
 
 
 def start(folder: Path, environ: Mapping[str, str]) -> None:
-    """Append later output of this process and its children to a file in `folder`, once. Raises UsageError if that fails."""
+    """Append later output of this process and its children to a file in `folder`, once. May raise UsageError."""
     if _tees:
         return
     path = folder / name_of(environ)
