@@ -56,13 +56,9 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
         saved.append((os.dup(number), number))
         # Own session: a signal that ends this process must not end tee before the last output. No SIGPIPE either, in
         # case its other reader is gone. /proc names the file that is open here, even if it was renamed.
+        line = ["tee", "-a", f"/proc/self/fd/{file}"]
         tee = subprocess.Popen(
-            ["tee", "-a", f"/proc/self/fd/{file}"],
-            stdin=subprocess.PIPE,
-            stdout=number,
-            pass_fds=[file],
-            start_new_session=True,
-            restore_signals=False,
+            line, stdin=subprocess.PIPE, stdout=number, pass_fds=[file], start_new_session=True, restore_signals=False
         )
         assert tee.stdin is not None
         os.dup2(tee.stdin.fileno(), number)

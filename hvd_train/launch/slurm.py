@@ -23,11 +23,8 @@ _EXPORT_KEY = f"export {client.KEY}=$(openssl rand -hex 32)"
 def alone(environ: Mapping[str, str]) -> bool:
     """Return whether srun started this process as one of several tasks, without Horovod's or a PMI's variables."""
     others = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-    return (
-        (whole_number(environ.get("SLURM_STEP_NUM_TASKS", "")) or 1) > 1
-        and "SLURM_PROCID" in environ
-        and not any(name in environ for name in others)
-    )
+    tasks = whole_number(environ.get("SLURM_STEP_NUM_TASKS", "")) or 1
+    return tasks > 1 and "SLURM_PROCID" in environ and not any(name in environ for name in others)
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
