@@ -27,8 +27,8 @@ _ATTEMPTS = 5  # to reach the driver, which decides how often ranks try to conne
 class ElasticWorld(horovod_world.HorovodWorld):
     """The ranks of an elastic job, as they come and go.
 
-    The constructor waits for no other rank; until `run` only the local rank in `place` counts, which decides the GPU.
-    The rendezvous is in `run`: before it each rank imports and builds alone, so that no other rank waits for it.
+    The rendezvous is in `run`; before it each rank imports and builds alone, so that no other rank waits for it. Until
+    then only the local rank in `place` counts, which decides the GPU.
     """
 
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
@@ -96,11 +96,8 @@ class ElasticWorld(horovod_world.HorovodWorld):
     def _join(self) -> None:
         """Form a world with the other ranks, which sets `place`.
 
-        Raises:
-            RankLost: if they cannot be reached.
-            DriverLost: if the driver cannot be reached.
-            UsageError: if the facts of this worker differ from the others.
-            SystemExit: if the job continues without this worker.
+        Raises: RankLost: if they cannot be reached; DriverLost: if the driver cannot be reached; UsageError: if the
+        facts of this worker differ from the others; SystemExit: if the job continues without this worker.
         """
         attempts = 0
         while True:
@@ -123,8 +120,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 if isinstance(error, OSError):
                     time.sleep(1.0)
         self._heartbeat.world_formed()
-        # The device has been chosen; Horovod may have changed the numbers of the ranks of this host.
-        self.place = replace(place, local_rank=self.place.local_rank)
+        self.place = replace(place, local_rank=self.place.local_rank)  # keep the chosen GPU
 
     def _start_core(self) -> Place:
         """Start Horovod in a thread: its core waits for the driver without a limit, even if the driver is dead."""

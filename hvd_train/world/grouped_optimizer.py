@@ -17,16 +17,14 @@ Group = tuple[Tensor, ...]
 StartSums = Callable[[Sequence[Tensor], str], int]
 """Begins to sum several tensors in place over all ranks, under a name; returns Horovod's handle for all of them."""
 
-# One group of about this size travels while the gradients of the next are computed.
-_GROUP_BYTES = 25 * 2**20
+_GROUP_BYTES = 25 * 2**20  # a group is sent while the gradients of the next are computed
 
 
 class HorovodOptimizer(Protocol):
-    """What `GroupedOptimizer` relies on in the optimizer that `hvd.DistributedOptimizer` of Horovod 0.28.1 returns.
+    """What `GroupedOptimizer` uses of the optimizer that `hvd.DistributedOptimizer` of Horovod 0.28.1 returns.
 
-    No other module touches a private attribute of Horovod. A unit test compares this list with the installed Horovod.
-    A hook on each parameter counts down its backward passes; after the last one it adds 1 to the count of the
-    parameter's group, and calls `_grouped_allreduce_grad_async` where that makes the group complete.
+    A unit test compares this list with the installed Horovod. A hook on each parameter counts down its backward passes.
+    After the last one it increments the count of its group, and sends the group if it is complete.
     """
 
     param_groups: list[dict[str, Any]]
@@ -35,9 +33,8 @@ class HorovodOptimizer(Protocol):
     _requires_update: set[Tensor]
     """The parameters whose gradients `synchronize` waits for. Empty in a world of one: Horovod has no hooks there."""
     _groups: list[Group] | None
-    """None has each hook reduce its own gradient; anything else, whole groups."""
+    """If None, each hook reduces its own gradient."""
     _p_to_group: dict[Tensor, Group]
-    """The group of each parameter."""
     _group_counts: dict[Group, int]
     """How many parameters of a group have all gradients of this step."""
     _handles: dict[Any, tuple[int | None, Any]]
@@ -46,21 +43,20 @@ class HorovodOptimizer(Protocol):
     """Begins to reduce a group; returns the handle, and for each parameter what its gradient's `decompress` needs."""
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Have the hooks send gradients after so many backward passes, counted from here."""
+        """Have the hooks send gradients after this number of backward passes, counted from here."""
 
     def synchronize(self) -> None:
         """Wait for all reductions and write their results into the gradients."""
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
-        """Inside this block `step` does not synchronize again."""
+        """Keep `step` from synchronizing again inside this block."""
 
 
 class GroupedOptimizer:
-    """Has the hooks of a Horovod optimizer send gradients by groups of our making, with a tensor of ours among them.
+    """Has the hooks of a Horovod optimizer send gradients in our groups, and a tensor of ours with the first one.
 
-    Groups are not passed to Horovod's constructor, since it broadcasts the names of their parameters: in an elastic job
-    the ranks need not have met yet. They are sent by `start_sums`, as Horovod's own way knows neither Adasum nor
-    factors for groups.
+    Horovod's constructor would broadcast the names in its groups, before the rendezvous of an elastic job. Its own
+    grouped reduction supports neither Adasum nor factors, so groups are sent by `start_sums`.
     """
 
     def __init__(
@@ -71,18 +67,15 @@ class GroupedOptimizer:
         reduction: Reduction,
         start_sums: StartSums,
     ) -> None:
-        self.horovod = horovod
-        self.reduction = reduction
-        self._names = names
-        self._compression = compression
-        self._start_sums = start_sums
+        self.horovod, self.reduction = horovod, reduction
+        self._names, self._compression, self._start_sums = names, compression, start_sums
         self._piggybacked: Tensor | None = None
         horovod._grouped_allreduce_grad_async = self._send
         self.regroup()
 
     @property
     def reduces(self) -> bool:
-        """Whether gradients travel at all; they do not in a launched world of one."""
+        """Whether gradients are sent: not in a launched world of one."""
         return bool(self.horovod._requires_update)
 
     def regroup(self) -> None:
@@ -103,17 +96,14 @@ class GroupedOptimizer:
             self.horovod.set_backward_passes_per_step(passes)
 
     def piggyback(self, tensor: Tensor) -> None:
-        """Send `tensor` with the first group of this step's gradients; after `synchronize` it holds the sum.
-
-        For a reduction of its own all ranks would have to agree once more in each step.
-        """
+        """Send `tensor` with the first group of this step's gradients; after `synchronize` it holds the sum."""
         self._piggybacked = tensor
 
     def synchronize(self) -> None:
         """Send what the hooks have not sent, and wait until each gradient is the sum over all ranks.
 
-        Left to itself Horovod would send a group that lacks a gradient on this rank one parameter at a time, while
-        ranks that have all its gradients send it whole. So missing gradients are filled with zeros here.
+        Horovod would send a group that lacks a gradient on this rank one parameter at a time, while other ranks send it
+        whole. So missing gradients are filled with zeros here.
         """
         handles = self.horovod._handles
         for group in self._groups:
@@ -127,7 +117,7 @@ class GroupedOptimizer:
         self.horovod.synchronize()
 
     def forget_step(self) -> None:
-        """Drop what a broken step has left: its reductions ended with the fault, and the next step would wait."""
+        """Drop the handles of a broken step, for which the next step would wait."""
         self.horovod._handles.clear()
         self.horovod._group_counts.update(dict.fromkeys(self._groups, 0))
         self.horovod.set_backward_passes_per_step(self.horovod.backward_passes_per_step)
@@ -140,10 +130,7 @@ class GroupedOptimizer:
 
 
 def fusion_groups(parameters: Sequence[Tensor], count: int | None = None) -> list[Group]:
-    """Return `parameters` in at most `count` groups of about the same size, or in groups of about 25 MB.
-
-    The order is more or less that in which a backward pass reaches them: the last parameter comes first.
-    """
+    """Return `parameters`, the last one first, in at most `count` groups of about the same size, or about 25 MB."""
     sizes = {parameter: parameter.numel() * parameter.element_size() for parameter in parameters}
     full = _GROUP_BYTES if count is None else math.ceil(sum(sizes.values()) / count)
     groups: list[list[Tensor]] = []

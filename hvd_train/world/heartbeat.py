@@ -28,9 +28,9 @@ _RANK_AND_SIZE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CRO
 class Heartbeat:
     """Sends a heartbeat to our driver every second, from a thread of its own.
 
-    `requested` is the driver's last answer: "train", "change" or "stop". It stays "change" after the answer that this
-    worker is evicted, and is "stop" if the driver has not answered for `GONE_S` seconds. In these two cases the worker
-    commits what it can and ends; if that takes too long, this thread ends the process.
+    `requested` is the driver's last answer: "train", "change" or "stop". It stays "change" once this worker is evicted,
+    and is "stop" if the driver has not answered for `GONE_S` seconds. In both cases the worker commits what it can and
+    ends; if that takes too long, this thread ends the process.
     """
 
     def __init__(self) -> None:
@@ -67,11 +67,11 @@ class Heartbeat:
             self.requested = "train"  # a further change is requested again with the next beat
 
     def training_left(self) -> None:
-        """Note that this worker trains no more, and give it minutes to write its last files."""
+        """Give this worker, which trains no more, minutes to write its last files."""
         self._patience_s = self.now() - self._all_was_well + _WRITE_S
 
     def all_written(self) -> None:
-        """Note that this process has only to end."""
+        """Give this process, which has written its files, less time to end."""
         self._patience_s = self.now() - self._all_was_well + _COMMIT_S
 
     def _beat(self, environ: Mapping[str, str]) -> None:
@@ -103,7 +103,6 @@ class Heartbeat:
 
 
 def _answer(environ: Mapping[str, str], scope: str) -> str | None:
-    """Return the driver's answer to a heartbeat, or None."""
     try:
         answer = client.get(environ, f"{scope}/{environ[WORKER]}", _ANSWER_S)
     except OSError:
@@ -112,12 +111,10 @@ def _answer(environ: Mapping[str, str], scope: str) -> str | None:
 
 
 def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, not_met: str = "") -> None:
-    """Ask our driver whether Horovod's core may ask for the next rank of this worker, which has left its world.
+    """Ask our driver whether Horovod's core may ask for the next rank of this worker.
 
-    The core asks by host and local rank, which another process may have by now if this one was evicted. `not_met` is
-    why the ranks could not connect or synchronize, if they could not. A driver that is out of reach is asked again
-    until it has not answered `beat` for `GONE_S` seconds either.
-
+    The core asks by host and local rank, which another process has by now if this one was evicted. `not_met` says why
+    the ranks could not connect or synchronize. Retries until the driver has not answered `beat` for `GONE_S` seconds.
     Raises: SystemExit (0): if this worker is evicted; DriverLost: if the driver is gone.
     """
     deadline = beat.silent_since + GONE_S
@@ -136,19 +133,18 @@ def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, not_met: str
 
 
 def choose_interface(environ: MutableMapping[str, str]) -> None:
-    """Set the network interface by which Horovod's core will connect to the other ranks.
+    """Set the network interface of Horovod's core: on the driver's host the loopback, if the job has no other host.
 
-    On the driver's own host it depends on whether the job has other hosts by now. Raises: OSError: if the driver cannot
-    be reached; UsageError: if this host lacks the interfaces that the user has named.
+    Raises: OSError: if the driver cannot be reached; UsageError: if this host lacks the interfaces that the user named.
     """
     addresses.choose_interface(environ, client.get(environ, f"elsewhere/{environ[WORKER]}", _ANSWER_S))
 
 
 def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) -> None:
-    """Wait until our driver has a rank for this worker, and set the variables that Horovod's core reads.
+    """Wait for a rank of this worker, which is ready, and set the variables that Horovod's core reads.
 
-    The request says that the worker is ready; the others train until then. Raises: UsageError: if `facts` differ from
-    the job's; OSError: if the driver cannot be reached; SystemExit (0): if there is no rank for this worker.
+    Raises: UsageError: if `facts` differ from the job's; OSError: if the driver cannot be reached; SystemExit (0): if
+    there is no rank for this worker.
     """
     client.put(environ, f"facts/{environ[WORKER]}", json.dumps({"host": environ["HOROVOD_HOSTNAME"], **facts}))
     if difference := client.get(environ, f"problem/{environ[WORKER]}"):

@@ -29,10 +29,8 @@ from hvd_train.world.world import (
     PendingSum,
     Place,
     Reduction,
-    Request,
     World,
     WorldChanged,
-    already_in_sync,
     fill_missing_gradients,
     together,
     unwatched,
@@ -58,18 +56,17 @@ class RankGroup:
 class HorovodWorld(World):
     """The ranks that horovodrun, mpirun or srun has started, or a group of them.
 
-    `facts` are values, by name, that must be the same on all ranks. The constructor waits for all ranks; it raises
-    UsageError if their facts differ, RankLost if a rank does not start.
+    `facts` are values, by name, that must be equal on all ranks. The constructor waits for all ranks. Raises:
+    UsageError: if facts differ; RankLost: if a rank does not start.
     """
 
     def __init__(self, group: RankGroup | None = None, facts: Mapping[str, str] | None = None) -> None:
         self._group = group
         self._facts = facts or {}
         self._mpi: Any = None
-        # Otherwise Horovod fuses groups that happen to be ready at the same moment. With three ranks or more, the order
-        # of the additions in a sum depends on its place in the fused buffer: runs would differ in bits.
+        # Fusion depends on timing, and the order of additions on the place in the fused buffer: runs would differ.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
-        # Horovod names a rank that is alive but does not take part after a minute by default; this ends the job.
+        # After a minute Horovod names a live rank that does not take part; this ends the job.
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600")
         self._optimizers: dict[Optimizer, GroupedOptimizer] = {}
         self._rendezvous = _rendezvous_of_srun() if slurm.alone(os.environ) else None
@@ -93,10 +90,6 @@ class HorovodWorld(World):
         with as_rank_lost():
             handle = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
         return lambda: _wait(handle)
-
-    @override
-    def sum(self, tensor: Tensor, name: str) -> Tensor:
-        return self.start_sum(tensor, name)()
 
     @override
     def broadcast(self, value: T, root: int) -> T:
@@ -128,7 +121,6 @@ class HorovodWorld(World):
             wait_for_first()
 
     def _start_piece(self, piece: Piece, root: int, name: str) -> Callable[[], None]:
-        """Begin to broadcast a piece; return a function that waits until it has arrived."""
         is_root = self.place.rank == root
         payload = piece.outgoing() if is_root else piece.room()
         with as_rank_lost():
@@ -146,15 +138,15 @@ class HorovodWorld(World):
         payload = packed(value)
         with as_rank_lost():
             sizes: list[int] = hvd.allgather(torch.tensor([payload.numel()]), name="hvd_train.gather.size").tolist()
-            # In rounds, in which every rank sends its next bytes: one round, unless the values are large.
-            share = MOST_BYTES // self.place.size
-            of_ranks: list[list[Tensor]] = [[] for _ in sizes]
-            for begin in range(0, max(sizes), share):
-                parts = hvd.allgather(payload[begin : begin + share], name="hvd_train.gather")
-                lengths = [min(max(size - begin, 0), share) for size in sizes]
-                for of_rank, part in zip(of_ranks, parts.split(lengths), strict=True):
+            # In each round every rank sends its next bytes: one round, unless the values are large.
+            chunk = MOST_BYTES // self.place.size
+            received: list[list[Tensor]] = [[] for _ in sizes]
+            for begin in range(0, max(sizes), chunk):
+                parts = hvd.allgather(payload[begin : begin + chunk], name="hvd_train.gather")
+                lengths = [min(max(size - begin, 0), chunk) for size in sizes]
+                for of_rank, part in zip(received, parts.split(lengths), strict=True):
                     of_rank.append(part)
-        return [unpacked(torch.cat(of_rank)) for of_rank in of_ranks]
+        return [unpacked(torch.cat(of_rank)) for of_rank in received]
 
     @override
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
@@ -162,12 +154,9 @@ class HorovodWorld(World):
             self._check_adasum()
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         compression = InMemoryOrder(hvd.Compression.fp16 if reduction.fp16_wire else hvd.Compression.none)
-        with as_rank_lost():
+        with as_rank_lost():  # a sum: each rank's loss is already divided by the whole global batch
             wrapped: Any = hvd.DistributedOptimizer(
-                optimizer,
-                named_parameters=named,
-                compression=compression,
-                op=hvd.Sum,  # each rank's loss is already divided by the whole global batch
+                optimizer, named_parameters=named, compression=compression, op=hvd.Sum
             )
         wrapped.state.update(optimizer.state)  # Horovod copies the parameter groups only
         names: dict[Tensor, str] = {parameter: name for name, parameter in named}
@@ -214,21 +203,12 @@ class HorovodWorld(World):
         return together(self, build)
 
     @override
-    def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        sync()
-        return body()
-
-    @override
     def timeline(self, path: Path | None) -> None:
         if os.environ.get(launcher.TIMELINE) == launcher.ON_DEMAND:
             if path is None:
                 hvd.stop_timeline()
             else:
                 hvd.start_timeline(str(path))
-
-    @override
-    def requested(self, *, told_to_end: bool = False) -> Request:
-        return "stop" if told_to_end else "train"  # in a fixed world no rank can leave alone
 
     @override
     def transport(self, device: torch.device) -> str:
@@ -247,9 +227,9 @@ class HorovodWorld(World):
 
 
 def start(communicator: Any = None) -> Place:
-    """Start Horovod among the ranks of the job, or of an MPI communicator, and return the place of this rank.
+    """Start Horovod, wait for all ranks, and return the place of this one.
 
-    Waits for all these ranks. Raises RankLost, ValueError or OSError if they cannot connect.
+    Raises: RankLost, ValueError or OSError: if the ranks cannot connect.
     """
     with as_rank_lost(), time_slices.short():
         hvd.init(comm=communicator)
@@ -271,9 +251,8 @@ def as_rank_lost() -> Iterator[None]:
 
 
 class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
-    """The state object of `hvd.elastic`, which calls the functions given.
+    """The state object of `hvd.elastic`. A survivor keeps its live weights, so nothing is saved or restored.
 
-    A survivor of a fault keeps its live weights, which belong to the last whole step, so nothing is saved or restored.
     Every new world begins with `sync`; Horovod skips that if hosts were only removed (its issue #3399).
     """
 
@@ -285,7 +264,7 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
         """Do nothing: the live weights are the copy."""
 
     def restore(self) -> None:
-        """Drop the gradients of the broken step, which has undone its own changes of the model."""
+        """Drop the gradients of the broken step, which has undone its changes of the model."""
         self._forget_step()
 
     def sync(self) -> None:
@@ -296,27 +275,21 @@ class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
             raise HorovodInternalError(str(error)) from error
 
 
-class _Unnotified:
-    """Replace Horovod's notifications: our driver answers heartbeats instead.
+class _NoNotifications:
+    """Replace Horovod's notifications, which listen on a port for pickles; our driver answers heartbeats instead."""
 
-    Horovod listens on a port for pickles, and puts the key that signs them into the store.
-    """
+    def init(self) -> None: ...
 
-    def init(self) -> None:
-        """Do nothing."""
+    def register_listener(self, _: ElasticState) -> None: ...
 
-    def register_listener(self, _: ElasticState) -> None:
-        """Do nothing."""
-
-    def remove_listener(self, _: ElasticState) -> None:
-        """Do nothing."""
+    def remove_listener(self, _: ElasticState) -> None: ...
 
 
 def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[], None]) -> T:
     """Run `body` in the loop of `hvd.elastic`: in each new world, after `rejoin` and the state's `sync`.
 
-    A RankLost or a WorldChanged of the body, on all ranks after the same step, leads into the next world; any other
-    error ends the loop. Raises RankLost if `rejoin` does.
+    A RankLost or a WorldChanged of the body leads into the next world; any other error ends the loop. Raises:
+    RankLost: if `rejoin` does.
     """
 
     def in_one_world(_: ElasticState) -> T:
@@ -327,16 +300,15 @@ def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[],
         except WorldChanged:
             raise HostsUpdatedInterrupt(skip_sync=False) from None
 
-    elastic.notification_manager = _Unnotified()
+    elastic.notification_manager = _NoNotifications()
     run: Callable[[ElasticState], T] = run_fn(in_one_world, rejoin)
     with as_rank_lost():
         return run(state)
 
 
 def _sums_by(reduction: Reduction) -> StartSums:
-    """Return the function that begins to reduce tensors in place by `reduction`. It raises RankLost."""
-    op = hvd.Adasum if reduction.adasum else hvd.Sum
-    factor = reduction.predivide
+    """Return the function that begins to reduce tensors in place. It raises RankLost."""
+    op, factor = hvd.Adasum if reduction.adasum else hvd.Sum, reduction.predivide
 
     def start_sums(tensors: Sequence[Tensor], name: str) -> int:
         with as_rank_lost():  # a backward pass, which calls this, may be the first to find that a rank is lost
@@ -357,7 +329,7 @@ def _wait(handle: int) -> Tensor:
 def _rendezvous_of_srun() -> Any:
     """Give Horovod the place of this rank from Slurm; on rank 0, return a running rendezvous server.
 
-    Raises UsageError if the server's port is in use, or if rank 0 cannot be found.
+    Raises: UsageError: if the server's port is in use, or rank 0 cannot be found.
     """
     variables = slurm.variables(os.environ)
     os.environ.update(variables)

@@ -14,10 +14,9 @@ _TRANSPORTS = "OMPI_MCA_btl"
 
 
 def leave_quickly(environ: MutableMapping[str, str]) -> None:
-    """Keep Open MPI from opening its one-sided transfers over libfabric, which neither Horovod nor we use.
+    """Exclude Open MPI's one-sided transfers over libfabric, unless the user lists transports.
 
-    In Open MPI 4.1 closing them takes a second, for which Ctrl-C and every end of a run would wait. A list of
-    transports that the user has given stays as it is.
+    Neither Horovod nor we use them, and in Open MPI 4.1 closing them delays the end of a run by a second.
     """
     given = environ.get(_TRANSPORTS, "^")
     if given.startswith("^"):
@@ -26,10 +25,10 @@ def leave_quickly(environ: MutableMapping[str, str]) -> None:
 
 
 def call_roll(facts: Mapping[str, str]) -> Any:
-    """Compare the `facts` of all ranks of the job, where mpi4py can be imported and uses the same MPI as Horovod.
+    """Compare the `facts` of all ranks, if mpi4py can be imported and uses the same MPI as Horovod.
 
-    Returns the module `mpi4py.MPI` where this has initialized MPI, so that the caller must finalize it, else None.
-    Raises UsageError on all ranks where their facts differ.
+    Returns the module `mpi4py.MPI` if this has initialized MPI, so that the caller must finalize it, else None.
+    Raises: UsageError: on all ranks, if their facts differ.
     """
     try:
         import mpi4py
@@ -49,6 +48,6 @@ def call_roll(facts: Mapping[str, str]) -> Any:
 
 
 def _loaded_libraries() -> set[str]:
-    """Return the MPI libraries in this process: Horovod's, and another one where mpi4py has loaded its own."""
+    """Return the MPI libraries in this process: Horovod's, and mpi4py's if it has loaded another one."""
     words = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines())
     return {word for word in words if re.search(r"/libmpi(ch)?\.so", word)}

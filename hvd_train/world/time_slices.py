@@ -17,11 +17,9 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of this system ca
 def short() -> Iterator[None]:
     """Give threads that this thread starts inside the block a time slice of 0.1 ms.
 
-    Since Linux 6.6 a thread that wakes does not get a core before the slice of the computing thread is over, which the
-    kernel checks once a tick, usually every 4 ms. A reduction by Gloo, whose threads wake at every message,
-    takes less time than that. From Linux 6.12 on a thread with a shorter slice goes first
-    (Documentation/scheduler/sched-eevdf.rst); sched_setattr(2) sets it without any privilege. On other kernels and
-    systems nothing changes.
+    Since Linux 6.6 a thread that wakes waits for the end of the running thread's slice, which the kernel checks once a
+    tick, usually every 4 ms. A reduction by Gloo, whose threads wake at every message, takes less. Since Linux 6.12 a
+    thread with a shorter slice runs first (Documentation/scheduler/sched-eevdf.rst). Other systems are unchanged.
     """
     _set_slice(_SHORTEST_NS)
     try:
@@ -31,7 +29,7 @@ def short() -> Iterator[None]:
 
 
 def _set_slice(nanoseconds: int) -> None:
-    """Set the time slice of this thread and keep its niceness; ignore an error of the kernel."""
+    """Set the time slice of this thread by sched_setattr(2), and keep its niceness; ignore errors."""
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or platform.system() != "Linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return

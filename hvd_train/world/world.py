@@ -1,7 +1,4 @@
-"""The processes of a run: the place of each, the operations of a `World`, and the world of one.
-
-Everything above this room is written against `World`; `horovod_world` implements it.
-"""
+"""The processes of a run: the place of each, the operations of a `World`, and the world of one."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ T = TypeVar("T")
 PendingSum = Callable[[], Tensor]
 """A sum that has begun: calling it waits for the sum and returns it."""
 Request = Literal["train", "change", "stop"]
-"""What the job asks of its ranks: to train, to form another world because hosts came or went, or to stop."""
+"""The job asks its ranks to train, to form another world because hosts came or went, or to stop."""
 
 _EXCHANGE_S = 1.0
 
@@ -36,15 +33,12 @@ class Place:
     """The place of a process among the ranks of its world. The default is the place of a single rank."""
 
     rank: int = 0
-    """Its number, from 0 to `size` - 1."""
     size: int = 1
-    """The world size: how many ranks there are."""
     local_rank: int = 0
-    """Its number among the ranks of its host, which decides its GPU."""
+    """Decides the GPU."""
     local_size: int = 1
-    """How many ranks its host has."""
     cross_rank: int = 0
-    """The number of its host, among the hosts that have a rank with this local rank."""
+    """The number of the host, among the hosts that have a rank with this local rank."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +46,21 @@ class Reduction:
     """How the gradients of all ranks are reduced."""
 
     fp16_wire: bool = False
-    """Gradients travel as fp16."""
+    """Gradients are sent as fp16."""
     adasum: bool = False
     """Gradients are not summed but combined by Adasum (Maleki et al., arXiv 2006.02924)."""
     predivide: float = 1.0
     """Gradients are divided by this before they are summed, and multiplied by it afterwards."""
     groups: int | None = None
-    """The number of groups in which gradients travel; None makes groups of about 25 MB."""
+    """The number of groups in which gradients are sent; None makes groups of about 25 MB."""
 
 
 class DriverLost(RankLost):
-    """Raised in an elastic job whose driver is lost, so that no other world can form."""
+    """Raised if the driver of an elastic job is lost, so that no other world can form."""
 
 
 class WorldChanged(Exception):
-    """Raised by all ranks after the same step, to leave the body of `World.run` for another world."""
+    """Raised by all ranks after the same step to leave the body of `World.run` for another world."""
 
 
 def already_in_sync() -> None:
@@ -78,43 +72,38 @@ def unwatched(num_bytes: int) -> None:
 
 
 class World:
-    """A group of processes that train one model. Every rank calls each operation in the same order.
+    """A group of processes that train one model. All ranks call the operations in the same order.
 
-    In this class itself the group has one rank, so each operation is an identity. `HorovodWorld` overrides all of them.
-
-    Every operation in which ranks communicate raises RankLost if another rank has ended or cannot be reached.
+    An operation in which ranks communicate raises RankLost if another rank has ended or cannot be reached. Here the
+    group has one rank, so each operation is an identity; `HorovodWorld` overrides them.
     """
 
     place: Place = Place()
-    """The place of this process; another value in each new world of `run`."""
+    """The place of this process, which changes in each new world of `run`."""
 
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
         """Begin to sum `tensor` over all ranks, which pass tensors of the same shape and type.
 
-        `name` is the same on all ranks and distinguishes sums that are under way at once. The result may share memory
-        with `tensor`.
+        `name`, the same on all ranks, distinguishes concurrent sums. The result may share memory with `tensor`.
         """
         return lambda: tensor
 
     def sum(self, tensor: Tensor, name: str) -> Tensor:
         """Sum `tensor` over all ranks as `start_sum` does, wait, and return the result."""
-        return tensor
+        return self.start_sum(tensor, name)()
 
     def broadcast(self, value: T, root: int) -> T:
-        """Return on every rank the `value` of rank `root`; the values of other ranks are ignored.
-
-        The value is pickled; tensors in it must be on the CPU. A large one is better sent by `broadcast_tensors`.
-        """
+        """Return on every rank the `value` of rank `root`, which is pickled; tensors in it must be on the CPU."""
         return value
 
     def broadcast_tensors(
         self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
     ) -> None:
-        """Fill the `tensors` of every rank from rank `root`, whatever their total size, without a copy.
+        """Fill the `tensors` of every rank from rank `root` without a copy, except from and to GPUs.
 
-        All ranks pass the same number of tensors, of the same shapes, types and orders in memory, without gaps. Tensors
-        on GPUs are sent through host memory. `arrived` is called with the number of further bytes that have arrived.
-        After a RankLost the tensors of the other ranks may hold any mixture of their own values and the root's.
+        All ranks pass the same number of tensors, of the same shapes, types and orders in memory, without gaps.
+        `arrived` is called with the number of further bytes that have arrived. After a RankLost the tensors of other
+        ranks may hold any mixture of their own values and the root's.
         """
 
     def gather(self, value: T) -> list[T]:
@@ -124,8 +113,8 @@ class World:
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
         """Return the optimizer to use in place of `optimizer`; backward passes through `model` reduce its gradients.
 
-        The last backward pass of a step starts the reduction of each gradient as soon as it is ready. Raises
-        UsageError if these ranks do not support the reduction.
+        The last backward pass of a step starts the reduction of each gradient as soon as it is ready.
+        Raises: UsageError: if these ranks do not support the reduction.
         """
         return optimizer
 
@@ -138,22 +127,19 @@ class World:
     def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> PendingSum:
         """Begin to sum `tensor` over all ranks together with the gradients of this step.
 
-        Called at most once in a step, before its last backward pass; the result may be waited for inside `reduced`
-        only, and may share memory with `tensor`.
+        Call it at most once in a step, before the last backward pass. Wait for the result inside `reduced` only; it
+        may share memory with `tensor`.
         """
         return self.start_sum(tensor, "step")
 
     @contextmanager
     def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-        """Wait for the gradients of all ranks. Inside the block each gradient is their sum, and a step may be taken.
-
-        A trained parameter that has no gradient on this rank counts as zeros, and has a gradient inside the block.
-        """
+        """Wait for the gradients of all ranks; inside the block each gradient is their sum. A missing one is zeros."""
         fill_missing_gradients(optimizer)
         yield
 
     def prepare(self, build: Callable[[], T]) -> T:
-        """Return the value of `build`, called on this rank alone, before the rendezvous of an elastic job.
+        """Return the value of `build`, which each rank calls before the rendezvous of an elastic job.
 
         In a fixed world all ranks raise the HvdTrainError that `build` raises on any of them. In an elastic one each
         rank raises only its own, so that a newcomer's error does not end the others.
@@ -161,9 +147,9 @@ class World:
         return build()
 
     def compare(self, facts: Mapping[str, str]) -> None:
-        """Raise UsageError on all ranks if these values, by name, are not the same on all of them.
+        """Raise UsageError on all ranks if these values, by name, differ between them.
 
-        A worker that joins an elastic job is compared with the others when it joins, and alone raises the error.
+        A worker that joins an elastic job is compared when it joins, and alone raises the error.
         """
         if difference := roll_call.disagreement(self.gather({"host": socket.gethostname(), **facts})):
             raise UsageError(difference)
@@ -171,24 +157,22 @@ class World:
     def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
         """Call `sync`, in which all ranks synchronize their state, then `body`, and return the value of `body`.
 
-        In an elastic job both are called again in each new world: after a RankLost, and after a WorldChanged that all
-        ranks have raised after the same step. `place` has changed by then.
+        In an elastic job both are called again, with another `place`, after each RankLost or WorldChanged.
         """
         sync()
         return body()
 
     def timeline(self, path: Path | None) -> None:
-        """Start recording on rank 0 which tensors are sent and when, in a file of Horovod's; with None, stop it.
+        """Start Horovod's timeline on rank 0; None stops it.
 
-        Does nothing if HOROVOD_TIMELINE was not DYNAMIC at the start of Horovod, which alone knows what is sent while
-        the ranks compute.
+        Does nothing if HOROVOD_TIMELINE was not DYNAMIC when Horovod started.
         """
 
     def requested(self, *, told_to_end: bool = False) -> Request:
-        """Return what the job asks of this rank. Neither waits nor communicates: it is called before each step.
+        """Return what the job asks of this rank, without waiting or communication: it is called before each step.
 
-        `told_to_end`: whether a signal has asked this rank to end. In a fixed world all ranks stop then. An elastic job
-        continues without this rank, unless a signal has asked all of its ranks.
+        `told_to_end` says that this rank got a signal. A fixed world stops then. An elastic job continues without this
+        rank, unless all ranks got one.
         """
         return "stop" if told_to_end else "train"
 
@@ -205,10 +189,7 @@ class LocalWorld(World):
 
 
 def fill_missing_gradients(optimizer: Optimizer) -> None:
-    """Give a gradient of zeros to each parameter that requires one and is not part of the loss.
-
-    Horovod reduces such gradients as zeros, so weight decay acts on their parameters; a single rank must do the same.
-    """
+    """Give zeros to each parameter that lacks a gradient, as Horovod does, so that weight decay acts on it."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and parameter.grad is None:
@@ -218,7 +199,7 @@ def fill_missing_gradients(optimizer: Optimizer) -> None:
 def together(world: World, build: Callable[[], T]) -> T:
     """Return the value of `build` on this rank, once it has succeeded on all.
 
-    Raises on every rank the HvdTrainError of the lowest rank that raised one.
+    Raises: HvdTrainError: on every rank, the error of the lowest rank that raised one.
     """
     value: T | None = None
     error: HvdTrainError | None = None
@@ -238,10 +219,9 @@ def barrier(world: World) -> None:
 
 
 def result_of_rank_0(world: World, work: Future[T]) -> T:
-    """Wait until rank 0's `work` is done, and return its result on every rank; the work of other ranks is ignored.
+    """Return the result of rank 0's `work` on every rank; the work of other ranks is ignored.
 
-    Meanwhile ranks communicate every second, so the loss of any rank is found at once. Raises RankLost then, on rank 0
-    with the work still under way.
+    Ranks communicate every second meanwhile. Raises: RankLost: if a rank is lost, on rank 0 with the work under way.
     """
     while True:
         if world.place.rank == 0:
