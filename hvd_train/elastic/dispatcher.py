@@ -1,7 +1,6 @@
-"""Run an elastic job: start and end the processes of its workers and answer them, as the roster decides.
+"""Run an elastic job: start, end and answer its workers, as the roster decides.
 
-A worker talks to the driver over HTTP, through the server that Horovod's launcher runs for its rendezvous; N is the
-number that the worker was started with.
+A worker talks to the driver over HTTP, through Horovod's rendezvous server; N is the worker's number.
 
 | request                           | when                                 | answer                                    |
 |-----------------------------------|--------------------------------------|-------------------------------------------|
@@ -10,17 +9,15 @@ number that the worker was started with.
 | PUT facts/N                       | once, when it has built the model    |                                           |
 | GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
 | GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
-| GET elsewhere/N                   | before it connects to the others     | the address of another host, if there are |
+| GET elsewhere/N                   | before it connects to the others     | the address of another host, if any       |
 | PUT not_met/N                     | if it could not connect              |                                           |
 | GET may_ask/N                     | when it has left its world           | `ask` or `end`                            |
 | GET rank_and_size/HOST:LOCAL_RANK | then, by Horovod's core              | as for its first rank                     |
 | PUT last_word/N                   | when it ends: its exit report        |                                           |
 
 The answer `change` asks a member to leave its world after the next step, `stop` asks it to commit and end, and `end`
-says that the worker is evicted. The driver waits for heartbeats, but never asks a worker anything.
-
-A worker ends with its process, on another host with the ssh that runs it. A worker that outlives its ssh is evicted:
-its next heartbeat is answered with `end`, so it leaves its world after the next step.
+says that the worker is evicted. A worker ends with its process, on another host with its ssh; if it outlives its ssh,
+it is evicted.
 """
 
 from __future__ import annotations
@@ -50,10 +47,8 @@ from hvd_train.progress.clock import RunningClock
 _TICK_S = 0.1
 _PAUSED_S = 2.0  # a driver that did not tick for this long was paused
 _QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
-_LEAVE_S = 30.0  # for a worker without a rank to commit and end by itself: a signal may end it in the middle of that
-
-_OF_SSH = 255  # for a command that a signal has killed, or an error of ssh itself
-
+_LEAVE_S = 30.0  # for a worker without a rank to commit and end by itself
+_OF_SSH = 255  # ssh has failed, or a signal has killed its command
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses and process ids, in which copies of one error differ
 
 RunWorker = Callable[[RankAssignment, list[threading.Event]], tuple[int, float]]
@@ -64,21 +59,17 @@ RunWorker = Callable[[RankAssignment, list[threading.Event]], tuple[int, float]]
 class WorkerProcess:
     """The process of one worker: how to end it, and what to answer its requests."""
 
-    end: threading.Event = field(default_factory=threading.Event)
-    """Ends the process when set."""
-    end_at: float | None = None
-    """When to set it, for a process that should leave by itself."""
+    end: threading.Event = field(default_factory=threading.Event)  # ends the process when set
+    end_at: float | None = None  # when to set `end`, for a process that should leave by itself
     assignment: RankAssignment | None = None
-    waiting: bool = False
-    """Whether it waits for a rank."""
-    problem: str = ""
-    """Why it cannot join this job; empty if it can."""
+    waiting: bool = False  # for a rank
+    problem: str = ""  # why it cannot join this job, if it cannot
 
 
 class Dispatcher:
     """The processes of a job's workers, the answers to their requests, and the loop that carries out commands.
 
-    The loop has a thread of its own, and so have the discovery of hosts, each worker's process and each request.
+    The loop, the discovery of hosts, each worker's process and each request have their own threads.
     """
 
     def __init__(
@@ -87,10 +78,9 @@ class Dispatcher:
         find_hosts: Callable[[], Mapping[str, int]],
         publish_world: Callable[[Sequence[RankAssignment]], None],
     ) -> None:
-        """Prepare a job that starts nothing yet.
+        """Take `find_hosts` of `Discovery`, and `publish_world`, which gets the ranks of each world before its workers.
 
-        `find_hosts` returns slots by host, or raises ValueError, OSError or SubprocessError; `publish_world` gets the
-        ranks of each new world before its workers do.
+        Nothing starts yet.
         """
         self._roster, self._publish_world = roster, publish_world
         self._discovery = Discovery(find_hosts, self._hosts_found)
@@ -99,30 +89,25 @@ class Dispatcher:
         self._now = RunningClock(_PAUSED_S, paused=self._was_paused)
         self._changed = threading.Condition()
         self._processes: dict[int, WorkerProcess] = {}
-        self._number_of: dict[tuple[str, int], int] = {}  # the worker with this host and local rank
-        self._last_in_slot: dict[tuple[str, int], int] = {}  # the newest worker of this slot of a host
+        self._number_of: dict[tuple[str, int], int] = {}  # by host and local rank
+        self._last_in_slot: dict[tuple[str, int], int] = {}  # the newest worker's number, by host and slot
         self._finish: Finish | None = None
         self._run_worker: RunWorker | None = None
         self._interrupted = threading.Event()
         self._stopped = threading.Event()
-        self._facts: Mapping[str, str] | None = None  # versions and settings of the job: the first worker's
+        self._facts: Mapping[str, str] | None = None  # versions and settings of the first worker
         self._elsewhere = ""  # the newest address of a worker on another host
         self._last_heartbeat = 0.0
         self._errors: Counter[str] = Counter()  # errors of workers, without the numbers in them
 
-    # --------------------------------------------------------------------------------------- for the launcher
-
     def start(self, num_workers: int, run_worker: RunWorker, interrupted: threading.Event) -> None:
-        """Start workers; the first world waits for `num_workers` of them.
-
-        `interrupted` is set by a signal to the launcher, which also passes it on to the workers.
-        """
+        """Start workers; the first world waits for `num_workers` of them. A signal sets `interrupted`."""
         self._roster.start_workers = min(max(num_workers, self._roster.min_workers), self._roster.max_workers)
         self._run_worker, self._interrupted = run_worker, interrupted
         _in_a_thread(self._run)
 
     def wait_for_end(self) -> Finish:
-        """Wait until the job is over and no process is left, and return how it has finished."""
+        """Wait until the job is over and no process is left; return how it finished."""
         with self._changed:
             while self._finish is None or self._processes:
                 self._changed.wait()
@@ -132,37 +117,34 @@ class Dispatcher:
         """Stop looking for hosts."""
         self._stopped.set()
 
-    # ------------------------------------------------------------------- for workers, in threads of the server
-
     def facts_received(self, number: int, facts: Mapping[str, str]) -> None:
-        """Compare what a worker runs with what the first worker of the job runs."""
+        """Compare a worker's facts with the facts of the first worker."""
         with self._changed:
             self._facts = self._facts or facts
             if (process := self._processes.get(number)) is not None:
                 process.problem = roll_call.difference_from_job(self._facts, facts) or ""
 
     def heard_from(self, address: str) -> None:
-        """Note the address of a worker; workers on this host use the loopback."""
+        """Note the address of a worker on another host."""
         if not addresses.is_loopback(address):
             with self._changed:
                 self._elsewhere = address
 
     def elsewhere(self, _number: int) -> str:
-        """Return the address of another host that must be able to reach the workers of this one, or nothing."""
+        """Return the address of another host, which must reach the workers of this one; empty if there is none."""
         with self._changed:
             return self._elsewhere
 
     def problem_of(self, number: int) -> str:
-        """Return why a worker whose facts have been received cannot join, or nothing."""
+        """Return why a worker cannot join, by its facts; empty if it can."""
         with self._changed:
             process = self._processes.get(number)
             return process.problem if process else ""
 
     def wait_for_ranks(self, host: str, local_rank: int) -> RankAssignment | None:
-        """Wait until a worker has ranks in a new world, and return them; None if it must leave.
+        """Wait for the ranks of a worker in a new world; None if it must leave.
 
-        A worker asks with its number in place of the local rank at first, and with the local rank of its last world
-        later.
+        In its first request the worker's number replaces its local rank.
         """
         with self._changed:
             number = self._number_of.get((host, local_rank), local_rank)
@@ -182,7 +164,7 @@ class Dispatcher:
         with self._changed:
             now = self._last_heartbeat = self._now()
             process = self._processes.get(number)
-            if self._interrupted.is_set() and self._finish is None:  # afterwards there was time for the last commit
+            if self._interrupted.is_set() and self._finish is None:  # later the time for a last commit is over
                 return "stop"
             if process is None or process.end.is_set():
                 return "end"
@@ -192,13 +174,13 @@ class Dispatcher:
             return "change" if self._roster.wants_change() else "train"
 
     def signal_received(self, number: int) -> str:
-        """Note that a signal asks a worker to end, and return the answer, as for a heartbeat."""
+        """Note that a worker got a signal, and answer as for a heartbeat."""
         with self._changed:
             self._roster.signal_received(number, self._now())
         return self.heartbeat_received(number)
 
     def may_ask(self, number: int) -> str:
-        """Return whether a worker that has left its world may ask for its next rank ("ask") or is evicted ("end")."""
+        """Return "ask" if a worker that has left its world may ask for its next rank, "end" if it is evicted."""
         with self._changed:
             return "end" if self._roster.worker(number) is None else "ask"
 
@@ -219,7 +201,7 @@ class Dispatcher:
             if worker is None:
                 return
             self._roster.last_word_received(number, word, self._now())
-            self._processes[number].waiting = False  # a request of its core for a rank would keep it from ending
+            self._processes[number].waiting = False  # else its core's request for a rank would keep it alive
             self._changed.notify_all()
             if not word.error:
                 return
@@ -229,15 +211,13 @@ class Dispatcher:
             if count == 1:
                 separator = "\n" if "\n" in word.error else " "
                 say(f"worker {worker}:{separator}{word.error}")
-            elif count.bit_count() == 1:  # a power of two: a typo on a thousand ranks takes ten lines
+            elif count.bit_count() == 1:  # a power of two: ten lines for a thousand ranks
                 say(f"worker {worker}: the same error ({count} times so far)")
-
-    # -------------------------------------------------------------------------------------------------- inside
 
     def _run(self) -> None:
         try:
             self._obey_the_roster()
-        finally:  # an error of ours, too, ends the job
+        finally:  # also after an error of the driver
             with self._changed:
                 self._finish = self._finish or Finish(1, "the driver failed (see above)")
                 for process in self._processes.values():
@@ -250,7 +230,7 @@ class Dispatcher:
         while self._finish is None:
             if supervisor and os.getppid() != int(supervisor):
                 supervisor = None
-                os.kill(os.getpid(), signal.SIGTERM)  # no process would restart this job: commit and end
+                os.kill(os.getpid(), signal.SIGTERM)  # commit and end: no process would restart this job
             if self._interrupted.is_set():
                 self._wait_for_last_commits()
             else:
@@ -270,13 +250,10 @@ class Dispatcher:
                 self._changed.wait(_TICK_S)
 
     def _wait_for_last_commits(self) -> None:
-        """Wait until the workers, which have got a signal, are gone.
-
-        The ssh to other hosts has ended already; workers there are gone when their heartbeats cease.
-        """
+        """Wait until the workers, which got a signal, are gone; on other hosts, until their heartbeats cease."""
         deadline = self._now() + _LAST_COMMIT_S
         with self._changed:
-            self._changed.notify_all()  # no worker gets a rank any more
+            self._changed.notify_all()  # requests for a rank return without one
             while self._now() < deadline:
                 if not self._processes and self._now() - self._last_heartbeat > _QUIET_S:
                     break
@@ -307,7 +284,6 @@ class Dispatcher:
         self._changed.notify_all()
 
     def _run_to_exit(self, worker: Worker, process: WorkerProcess, local_size: int) -> None:
-        """Start a worker's process, wait until it has ended, and report its exit code to the roster."""
         assert self._run_worker is not None
         exit_code, _ = self._run_worker(starting(worker, local_size, self._environment_of(worker)), [process.end])
         with self._changed:
@@ -325,7 +301,7 @@ class Dispatcher:
         predecessor, self._last_in_slot[slot] = self._last_in_slot.get(slot), worker.number
         variables = {JOB: self._name, OWNER: os.environ.get(OWNER, self._name)}
         variables |= {WORKER: str(worker.number), SLOT: str(worker.slot)}
-        variables[SPENT] = f"{time.monotonic() - self._started:.3f}"  # hosts may have other clocks
+        variables[SPENT] = f"{time.monotonic() - self._started:.3f}"  # a time span: clocks of hosts differ
         if predecessor is not None:
             variables[REPLACES] = str(predecessor)
         if self._roster.worlds_formed > 0:
@@ -339,7 +315,7 @@ class Dispatcher:
             say(f"worker {command.worker} is evicted: {command.reason}")
         if command.unresponsive:  # on another host its successor does this
             orphans.kill_worker(str(number), self._name)
-        if process.waiting:  # it leaves by itself, since there is no rank for it
+        if process.waiting:  # then it leaves by itself
             process.waiting = False
             process.end_at = self._now() + _LEAVE_S
         else:
@@ -354,5 +330,4 @@ class Dispatcher:
 
 
 def _in_a_thread(function: Callable[..., None], *arguments: Any) -> None:
-    """Call a function in a thread of its own, which does not keep the launcher from ending."""
     threading.Thread(target=function, args=arguments, daemon=True).start()

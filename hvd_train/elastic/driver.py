@@ -1,10 +1,8 @@
-"""Horovod's launcher with a driver of our own: `python -m hvd_train.elastic.driver` takes what horovodrun takes.
+"""Run Horovod's launcher with our driver: `python -m hvd_train.elastic.driver` takes the options of horovodrun.
 
 Horovod's own driver bars a host after one crash, lets members wait while newcomers import, never notices a silent
 worker, and takes the first exit code 0 for the end of the job. Here `dispatcher` and `roster` take its place. Horovod's
-command line, ssh and rendezvous server stay.
-
-REPLACEMENTS lists every part of Horovod's launcher that is replaced while this process runs, and why.
+command line, ssh and rendezvous server stay. REPLACEMENTS lists each part that is replaced while this process runs.
 """
 
 from __future__ import annotations
@@ -39,25 +37,25 @@ from hvd_train.launch import addresses, client, last_word
 from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
 from hvd_train.numerals import whole_number
 
-# What the environment of a worker holds unless the user sets something else.
+# The environment of a worker, unless the user sets something else.
 DEFAULTS = {
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "6",  # to connect: all ranks are ready, and one that dies costs all this time
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "6",  # to connect: all ranks are ready, and a dead one costs all this time
     "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "5",  # for a peer that is silent during an operation
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",  # for a rank that does not come to an operation while others wait
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "180",
     "HOROVOD_LOG_LEVEL": "fatal",  # a lost connection is an ordinary event here, reported in a line of ours
 }
-# No prompt for a password. A worker has no heartbeat before its imports: ssh ends a minute after such a host is gone.
+# No prompt for a password. Before a worker's first heartbeat, ssh ends a minute after its host is gone.
 SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=20"
 
-# Keys of the addresses of ranks that connect. Gloo asks again after a 404 until HOROVOD_GLOO_TIMEOUT_SECONDS are over.
-# Another error, three times within 1.5 s, ends the attempt.
+# Keys of rank addresses. Gloo asks again after a 404 until HOROVOD_GLOO_TIMEOUT_SECONDS are over; another error, three
+# times within 1.5 s, ends the attempt.
 _OF_GLOO = ("/global", "/local_", "/cross_")
 _OF_WORKERS = ("/facts/", "/last_word/", "/not_met/")
 
 
 class Store(RendezvousServer):  # type: ignore[misc]  # Horovod has no types
-    """Horovod's rendezvous server, which listens where workers need it: at first on this host alone."""
+    """Horovod's rendezvous server, which listens only at the addresses that workers need: at first the loopback."""
 
     def __init__(self, verbose: int = 0) -> None:
         super().__init__(verbose)
@@ -71,7 +69,7 @@ class Store(RendezvousServer):  # type: ignore[misc]  # Horovod has no types
         return port
 
     def listen_at(self, wanted: Sequence[str]) -> list[str]:
-        """Listen at these addresses of this host, too, and return those at which the server can be reached now."""
+        """Listen also at these addresses of this host; return the ones that can be reached now."""
         with self._lock:
             for address in wanted:
                 if address not in self._listens_at:
@@ -82,16 +80,14 @@ class Store(RendezvousServer):  # type: ignore[misc]  # Horovod has no types
 
 
 class Driver:
-    """Takes the place of Horovod's ElasticDriver: passes calls of the launcher on to our dispatcher."""
+    """Passes the launcher's calls of Horovod's ElasticDriver on to our dispatcher."""
 
     interrupted: ClassVar[threading.Event] = threading.Event()
     """Horovod's event for a signal to the launcher, which also passes it on to the workers."""
-
     interfaces: ClassVar[Sequence[str]] = ()
-    """The network interfaces that the user has named, if any."""
-
+    """The network interfaces that the user has named."""
     listen_at: ClassVar[Callable[[Sequence[str]], list[str]]] = list
-    """Lets the store be reached at some addresses of this host (`Store.listen_at`)."""
+    """`Store.listen_at`, once there is a store."""
 
     def __init__(
         self,
@@ -106,15 +102,14 @@ class Driver:
         text = os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or "600"
         patience_s = timeout or whole_number(text)
         if not patience_s:
-            line = f"HOROVOD_ELASTIC_TIMEOUT is a number of seconds from 1, not {text!r}"
-            raise JobFailedError(line, WRONG_SETTINGS)
+            raise JobFailedError(f"HOROVOD_ELASTIC_TIMEOUT is a number of seconds from 1, not {text!r}", WRONG_SETTINGS)
         fewest, most = min_num_proc or 1, max_num_proc or sys.maxsize
         roster = Roster(fewest, fewest, most, patience_s=float(patience_s))
         self.dispatcher = Dispatcher(roster, discovery.find_available_hosts_and_slots, rendezvous.init)
         self._rendezvous = rendezvous
 
     def wait_for_available_slots(self, min_num_proc: int, min_hosts: int = 1) -> Any:
-        """Wait for nothing: the roster waits for workers, and says so."""
+        """Return at once: the roster waits for workers."""
         return SimpleNamespace(host_assignment_order=[])
 
     def start(self, num_proc: int, create_worker_fn: RunWorker) -> None:
@@ -122,7 +117,7 @@ class Driver:
         self.dispatcher.start(num_proc, create_worker_fn, self.interrupted)
 
     def get_results(self) -> Any:
-        """Wait for the end of the job. Raises JobFailedError with its exit code unless it was done or interrupted."""
+        """Wait for the end of the job. Raises: JobFailedError: with its exit code, unless done or interrupted."""
         finish = self.dispatcher.wait_for_end()
         if finish.exit_code == 0 or self.interrupted.is_set():
             return SimpleNamespace(error_message=None, worker_results={})
@@ -134,7 +129,7 @@ class Driver:
         self._rendezvous.stop()
 
 
-# Horovod's functions, which those below call; `main` puts the latter in their place.
+# Horovod's functions, which our replacements call.
 _register_shutdown_event = gloo_run.register_shutdown_event
 _create_slot_env_vars = gloo_run.create_slot_env_vars
 _create_run_env_vars = gloo_run.create_run_env_vars
@@ -161,7 +156,7 @@ def _run_variables(server_ip: str, nics: Collection[str], port: int, elastic: bo
 
 def _named_interfaces(settings: Any, *_hosts: Any, **_unused: Any) -> set[str]:
     Driver.interfaces = addresses.named_interfaces(os.environ, settings.nics)
-    loopbacks: set[str] = network.get_local_intfs()  # something for Horovod, which no worker gets
+    loopbacks: set[str] = network.get_local_intfs()  # for Horovod; no worker gets it
     return loopbacks
 
 
@@ -181,7 +176,7 @@ def _handler(driver: Driver) -> Any:
     }
 
     class Handler(create_rendezvous_handler(driver)):  # type: ignore[misc]  # Horovod has no types
-        """Horovod's rendezvous server, with the requests of our workers."""
+        """Horovod's handler, with the requests of our workers."""
 
         def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
             with suppress(ConnectionError):  # a worker that dies while it waits is no error
@@ -222,7 +217,7 @@ def _handler(driver: Driver) -> Any:
 
 
 class Replacement(NamedTuple):
-    """One name in a module of Horovod's launcher that stands for something of ours while this process runs."""
+    """One name in Horovod's launcher that is replaced while this process runs."""
 
     module: ModuleType
     name: str
@@ -231,50 +226,25 @@ class Replacement(NamedTuple):
 
 
 REPLACEMENTS = (
-    Replacement(
-        discovery, "HostDiscoveryScript", HostCommand, "A line that is no host, or one failure, must not end the job."
-    ),
+    Replacement(discovery, "HostDiscoveryScript", HostCommand, "A bad line, or one failure, must not end the job."),
     Replacement(gloo_run, "ElasticDriver", Driver, "Our roster decides who is in the world, and when."),
-    Replacement(
-        gloo_run, "create_rendezvous_handler", _handler, "Workers send heartbeats, their facts and exit reports."
-    ),
+    Replacement(gloo_run, "create_rendezvous_handler", _handler, "Workers send heartbeats, facts and exit reports."),
     Replacement(gloo_run, "RendezvousServer", Store, "It would listen at all addresses of this host."),
-    Replacement(
-        gloo_run, "create_slot_env_vars", _slot_variables, "A worker keeps number, job and slot while its ranks change."
-    ),
-    Replacement(
-        driver_service,
-        "get_common_interfaces",
-        _named_interfaces,
-        "Hosts that come later cannot be asked at the start.",
-    ),
-    Replacement(
-        gloo_run, "create_run_env_vars", _run_variables, "Horovod gives one address to all, perhaps the loopback's."
-    ),
-    Replacement(
-        network,
-        "resolve_host_address",
-        addresses.resolved,
-        "If this host's own name leads to 127.0.1.1, Horovod takes it for another host, and needs ssh to it.",
-    ),
-    Replacement(
-        gloo_run, "register_shutdown_event", _kept_event, "After a signal the job must wait for the last commits."
-    ),
-    Replacement(
-        gloo_run,
-        "get_remote_command",
-        _remote_command,
-        "ssh would wait for minutes for a lost host, or ask a password.",
-    ),
+    Replacement(gloo_run, "create_slot_env_vars", _slot_variables, "A worker keeps its number while ranks change."),
+    Replacement(driver_service, "get_common_interfaces", _named_interfaces, "Later hosts cannot be asked now."),
+    Replacement(gloo_run, "create_run_env_vars", _run_variables, "It gives one address to all, perhaps the loopback."),
+    Replacement(network, "resolve_host_address", addresses.resolved, "127.0.1.1 would be a host to reach by ssh."),
+    Replacement(gloo_run, "register_shutdown_event", _kept_event, "The job must wait for the last commits."),
+    Replacement(gloo_run, "get_remote_command", _remote_command, "ssh would wait for a lost host, or ask a password."),
 )
 
 
 def main() -> None:
     """Run horovodrun's command line; with a host discovery script the job is elastic, with our driver."""
-    outlive()  # the threads that forward what workers print would end with their console, and workers block
+    outlive()  # else the threads that forward output would end with their console, and workers block
     for replacement in REPLACEMENTS:
         setattr(replacement.module, replacement.name, replacement.ours)
-    os.environ.pop(client.ADDRESS, None)  # of a job in which this one is started: each worker gets the address it needs
+    os.environ.pop(client.ADDRESS, None)  # it may be an outer job's
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     launch.run_commandline()

@@ -1,17 +1,16 @@
 """The workers of an elastic job and when they form a new world: events go in, commands come out.
 
-A job is a list of hosts with slots, at most one worker per slot, and one world after another. The driver reports events
-(hosts found, a worker that asks for a rank, a heartbeat, a worker's exit) and asks for commands: start a worker, end
-one, form a world of these workers, finish the job.
+The driver reports events (hosts found, a worker that asks for a rank, a heartbeat, a worker's exit) and asks for
+commands: start a worker, end one, form a world of these workers, finish the job. A slot has at most one worker.
 
 - A slot without a worker gets one. If workers fail to start there, the wait before the next attempt grows.
-- A worker that gets a signal leaves after the next step, and the others continue without it, or wait for others if they
-  are too few. Its host is about to go, so its slot stays empty for minutes, unless the list changes for this host. If
-  all members get a signal, they commit and the job ends.
+- A worker that gets a signal leaves after the next step, and the others continue or, if too few, wait for more. Its
+  slot stays empty for minutes, unless the list changes for its host. If all members get a signal, they commit and the
+  job ends.
 - A new worker imports and builds while the others train. When it asks for a rank, the members leave their world after
   the next step, and all workers that ask form the next world. Survivors come first and keep their order.
-- After a fault the survivors ask for a rank. The next world forms when every survivor has asked. A member that is
-  silent, or does not ask in time, is evicted.
+- After a fault the next world forms when every survivor has asked for a rank. A member that is silent, or does not ask
+  in time, is evicted.
 - If ranks cannot connect to newcomers, the next world forms without them, and their hosts stay unused until the list
   changes for them. If survivors alone cannot connect three times in a row, they commit and the job ends.
 - An error that repeats at one step, or in one worker after another before the first step, ends the job: its cause is
@@ -20,8 +19,7 @@ one, form a world of these workers, finish the job.
   a code that holds for the whole job, or when there were too few workers for too long. If all members of a world die
   otherwise, new workers form another one and resume from the last commit.
 
-Nothing here knows of processes, networks or threads. Time is an argument (seconds on any clock that does not jump), so
-a test can play any history.
+Pure: time is an argument, in seconds on any clock that does not jump.
 """
 
 from __future__ import annotations
@@ -47,18 +45,18 @@ from hvd_train.elastic.worker import (
 from hvd_train.launch.last_word import LastWord
 
 SILENT_S = 10.0  # a worker sends a heartbeat every second; a longer silence counts as its death
-SILENT_WHILE_MEETING_S = 3.0  # the other members wait for it, so one of them is lost
+SILENT_WHILE_MEETING_S = 3.0  # the same while the other members wait for it
 REPORT_S = 20.0  # from the first survivor that asks for a rank to the last
 CONNECT_S = 40.0  # the same if ranks cannot connect: Gloo waits 5 * HOROVOD_GLOO_TIMEOUT_SECONDS for lost packets
 BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 EMPTY_AFTER_SIGNAL_S = 300.0  # a slot whose worker got a signal stays empty: spot hosts go within two minutes
 STEADY_S = 60.0  # a worker that was in worlds for this long did not fail to start
-DESERTED_S = 60.0  # workers that stop this soon after a pause of the driver stop because it did not answer
+DESERTED_S = 60.0  # workers that stop this soon after a pause of the driver got no answer from it
 LEAVE_S = 10.0  # from a worker's exit report to its end
 ATTEMPTS = 3  # of survivors to connect to each other
 FIRST_NOTICE_S, NOTICE_S = 5.0, 60.0  # before the job says what it waits for: if workers are missing; in general
 TOO_FEW_WORKERS = 69  # the job's exit code: EX_UNAVAILABLE
-_EVICTED = -1  # in place of the exit code, which says nothing about an evicted worker
+_EVICTED = -1  # in place of the exit code of an evicted worker
 _ON_THE_WAY_OUT = (Stage.LEAVING, Stage.ENDING)
 _UNLISTED = "its host is no longer listed"
 _SIGNAL = (
@@ -80,8 +78,7 @@ class End:
 
     worker: Worker
     reason: str
-    unresponsive: bool = False
-    """Whether the worker no longer reacts, so that there is no point in waiting for it to leave."""
+    unresponsive: bool = False  # then it cannot leave by itself
 
 
 @dataclass(frozen=True)
@@ -111,56 +108,41 @@ Command = Start | End | FormWorld | Notice | Finish
 
 @dataclass
 class _SlotRecord:
-    """How often in a row workers of one slot have failed, and when the next one may be started."""
-
-    failures: int = 0
-    not_before: float = 0.0
+    failures: int = 0  # in a row
+    not_before: float = 0.0  # when the next worker may start
 
 
 @dataclass
 class Roster:
     """The workers of a job: methods take the events, and `commands` returns what to do about them."""
 
-    start_workers: int
-    """Workers that the first world waits for."""
+    start_workers: int  # the first world waits for them
     min_workers: int
     max_workers: int
-    patience_s: float
-    """How long there may be fewer than `min_workers` workers before the job ends."""
-    start_patience_s: float = 60.0
-    """How long the first world waits for `start_workers` workers when `min_workers` are there."""
-    hosts: dict[str, int] = field(default_factory=dict)
-    """The number of slots of each host that may be used."""
-    world: tuple[Worker, ...] = ()
-    """The members of the last world in the order of their ranks, including those that have exited since."""
+    patience_s: float  # how long there may be fewer than `min_workers` workers before the job ends
+    start_patience_s: float = 60.0  # how long the first world waits for more than `min_workers`
+    hosts: dict[str, int] = field(default_factory=dict)  # the slots of each host that may be used
+    world: tuple[Worker, ...] = ()  # the members of the last world in the order of ranks, also after their exit
     worlds_formed: int = 0
-    paused_at: float = -DESERTED_S
-    """When the driver was paused last. Workers may have stopped because it did not answer."""
+    paused_at: float = -DESERTED_S  # when the driver was paused last
     _workers: list[Worker] = field(default_factory=list)
     _slots: dict[tuple[str, int], _SlotRecord] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
     _exit_codes: dict[Worker, int] = field(default_factory=dict)
-    _not_met: dict[int, str] = field(default_factory=dict)
-    """Why workers could not synchronize with the other ranks of the last world, by their numbers."""
-    _failed_attempts: int = 0
-    """How many worlds in a row could not connect though no member had died."""
-    _judged: int = 0
-    """The number of worlds formed when a failed rendezvous was last looked for."""
-    _gives_up: Finish | None = None
-    """How the job finishes when its members, which can no longer connect, have committed."""
+    _not_met: dict[int, str] = field(default_factory=dict)  # why workers could not synchronize in the last world
+    _failed_attempts: int = 0  # how many worlds in a row could not connect though no member had died
+    _judged: int = 0  # the number of worlds formed at the last `_after_rendezvous`
+    _gives_up: Finish | None = None  # the end of the job once its members, which cannot connect, have committed
     _notices: list[Notice] = field(default_factory=list)
     _errors: ErrorsInARow = field(default_factory=ErrorsInARow)
     _meeting_since: float | None = None
     _short_since: float | None = None
     _noticed_at: float | None = None
-    _hopeful_at: float = 0.0
-    """When there last were `min_workers` workers that wait for a world, or build and report."""
+    _hopeful_at: float = 0.0  # when there last were `min_workers` workers that wait for a world, or build and report
     _finish: Finish | None = None
 
-    # ------------------------------------------------------------------------------------------------ events
-
     def hosts_found(self, hosts: Mapping[str, int]) -> None:
-        """Note the hosts that may be used now, with their slots; a changed entry gives its host a clean record."""
+        """Note the slots of each host that may be used now; a changed entry gives its host a clean record."""
         for host, slot in list(self._slots):
             if hosts.get(host) != self.hosts.get(host):
                 del self._slots[host, slot]
@@ -180,18 +162,16 @@ class Roster:
                 self._meeting_since = now
 
     def not_met(self, number: int, why: str) -> None:
-        """Note why a worker could not connect to its world, or synchronize with it, before it asks for a rank again."""
+        """Note why a worker could not connect to its world, or synchronize with it."""
         if self.worker(number) is not None:
             self._not_met[number] = why
 
     def last_word_received(self, number: int, word: LastWord, now: float) -> None:
-        """Note the exit report of a worker. After an error the others need not wait for the end of its process."""
-        worker = self.worker(number)
-        if worker is None:
-            return
-        worker.last_word, worker.said_at = word, now
-        if word.error and worker.stage is not Stage.ENDING:
-            worker.stage = Stage.LEAVING
+        """Note the exit report of a worker. After an error the others do not wait for the end of its process."""
+        if (worker := self.worker(number)) is not None:
+            worker.last_word, worker.said_at = word, now
+            if word.error and worker.stage is not Stage.ENDING:
+                worker.stage = Stage.LEAVING
 
     def heartbeat_received(self, number: int, now: float) -> None:
         """Note that a worker is alive."""
@@ -199,7 +179,7 @@ class Roster:
             worker.heard_at = now
 
     def signal_received(self, number: int, now: float) -> None:
-        """Note that a signal asks a worker to end; the same signal may have ended its ssh before."""
+        """Note that a worker got a signal, which may have ended its ssh before."""
         if (worker := self.worker(number)) is not None:
             worker.got_signal = True
         for exited in self._exit_codes:
@@ -241,8 +221,6 @@ class Roster:
         if self._finish is None and worker in self.world and not self._members():
             self._finish = self._gives_up or self._end_of_world()
 
-    # ------------------------------------------------------------------------------------- what to do about them
-
     def commands(self, now: float) -> list[Command]:
         """Return what to do now; the roster takes it as done."""
         self._finish = self._finish or self._error_that_repeats(now)
@@ -252,11 +230,13 @@ class Roster:
         ended = self._end_unresponsive(now)
         if self._gives_up is not None:
             return [*ended]
-        ended += [*self._end_unlisted_newcomers(), *self._end_after_signals()]
+        newcomers = self._in(Stage.STARTING, Stage.READY)  # members leave together with the others
+        ended += [self._end(worker, _UNLISTED) for worker in newcomers if not self._is_listed(worker)]
+        ended += [self._end(worker, _SIGNAL) for worker in self._in(Stage.MEETING) if worker.got_signal]
         return [*notices, *ended, *self._start_missing(now), *self._form_world(now)]
 
     def wants_change(self) -> bool:
-        """Return whether members should leave their world after the next step: one is ready to join, or one must go."""
+        """Return whether members should leave their world after the next step, for one that joins or leaves."""
         members = self._members()
         if not members or any(worker.stage is not Stage.TRAINING for worker in members):
             return False
@@ -269,7 +249,7 @@ class Roster:
         return len(staying) < len(members) or bool(ready)
 
     def wants_stop(self) -> bool:
-        """Return whether members should commit and end: all of them got a signal, or they cannot connect any more."""
+        """Return whether members should commit and end: all got a signal, or they cannot connect any more."""
         members = self._members()
         return self._gives_up is not None or (bool(members) and all(worker.got_signal for worker in members))
 
@@ -280,8 +260,6 @@ class Roster:
     def worker(self, number: int) -> Worker | None:
         """Return the worker with this number, or None if it has exited."""
         return next((worker for worker in self._workers if worker.number == number), None)
-
-    # ------------------------------------------------------------------------------------------------- inside
 
     def _in(self, *stages: Stage) -> list[Worker]:
         return [worker for worker in self._workers if worker.stage in stages]
@@ -304,7 +282,7 @@ class Roster:
         return [self._end(worker, reason) for worker in self._workers if worker.stage is not Stage.ENDING]
 
     def _end_unresponsive(self, now: float) -> list[End]:
-        """End workers without a heartbeat, and members for which the others have waited too long."""
+        """End workers without a heartbeat, and members that keep the others waiting for too long."""
         commands = []
         for worker in self._in(Stage.LEAVING):
             if now - worker.said_at > LEAVE_S:
@@ -320,14 +298,6 @@ class Roster:
                 reason = f"it has not come to the new world within {limit_s:.0f} s"
                 commands.append(self._end(worker, reason, unresponsive=True))
         return commands
-
-    def _end_unlisted_newcomers(self) -> list[End]:
-        """End newcomers whose host is no longer listed; members leave after the next step, together with the others."""
-        unlisted = [worker for worker in self._in(Stage.STARTING, Stage.READY) if not self._is_listed(worker)]
-        return [self._end(worker, _UNLISTED) for worker in unlisted]
-
-    def _end_after_signals(self) -> list[End]:
-        return [self._end(worker, _SIGNAL) for worker in self._in(Stage.MEETING) if worker.got_signal]
 
     def _start_missing(self, now: float) -> list[Start]:
         commands = []
@@ -372,7 +342,7 @@ class Roster:
         return [*commands, FormWorld(self.world)]
 
     def _after_rendezvous(self, members: list[Worker]) -> list[Command]:
-        """Note whether the ranks of the last world had connected; if not, leave out newcomers or count the failure."""
+        """Note whether the ranks of the last world connected; if not, leave out newcomers or count the failure."""
         if self._judged == self.worlds_formed:
             return []
         self._judged = self.worlds_formed
@@ -389,23 +359,20 @@ class Roster:
             return self._leave_out({worker.host for worker in newcomers}, reasons[newcomers[0].number])
         self._failed_attempts += 1
         hosts = ",".join(f"{host}:{slots}" for host, slots in Counter(worker.host for worker in members).items())
+        failure = "ranks could not connect to each other"
         if self._failed_attempts == ATTEMPTS:
             advice = f"`hvd-train doctor -H {hosts}` names the pairs of hosts that cannot connect"
-            self._gives_up = Finish(
-                FAULT_REPEATS, f"ranks could not connect to each other {ATTEMPTS} times in a row; {advice}"
-            )
-        line = f"ranks could not connect to each other (attempt {self._failed_attempts} of {ATTEMPTS}, on {hosts})"
-        return [Notice(f"{line}: {reasons[members[0].number]}")]
+            self._gives_up = Finish(FAULT_REPEATS, f"{failure} {ATTEMPTS} times in a row; {advice}")
+        attempt = f"attempt {self._failed_attempts} of {ATTEMPTS}, on {hosts}"
+        return [Notice(f"{failure} ({attempt}): {reasons[members[0].number]}")]
 
     def _leave_out(self, hosts: Collection[str], reason: str) -> list[Command]:
         """End the newcomers of these hosts, and use none of their free slots until the list changes for them."""
         for host in hosts:
             for slot in range(self.hosts.get(host, 0)):
                 self._slots.setdefault((host, slot), _SlotRecord()).not_before = math.inf
-        line = (
-            f"ranks could not connect to the newcomers on {', '.join(sorted(hosts))} ({reason}); no worker is started "
-        )
-        line += "there until the list changes for these hosts"
+        line = f"ranks could not connect to the newcomers on {', '.join(sorted(hosts))} ({reason}); "
+        line += "no worker is started there until the list changes for these hosts"
         newcomers = [worker for worker in self._workers if worker.host in hosts and not worker.has_met]
         evicted = [worker for worker in newcomers if worker.stage not in _ON_THE_WAY_OUT]
         return [Notice(line), *(self._end(worker, "the other ranks could not connect to it") for worker in evicted)]
@@ -423,7 +390,7 @@ class Roster:
         return count >= self.min_workers and (self.worlds_formed > 0 or waited_s > self.start_patience_s)
 
     def _notice_of_waiting(self, ready: int, now: float) -> list[Command]:
-        """Say what the next world waits for, if the wait is long, and again every minute."""
+        """Say what the next world waits for, after a long wait and then every minute."""
         assert self._short_since is not None
         starting, slots = len(self._in(Stage.STARTING)), min(sum(self.hosts.values()), self.max_workers)
         wanted = self.min_workers if self.worlds_formed else self.start_workers
@@ -446,11 +413,9 @@ class Roster:
         return [Notice(line)]
 
     def _is_building(self, worker: Worker, now: float) -> bool:
-        """Return whether a worker has sent a heartbeat since its start, and one lately."""
         return worker.heard_at > worker.started_at and now - worker.heard_at <= SILENT_S
 
     def _error_that_repeats(self, now: float) -> Finish | None:
-        """Return how the job finishes because an error repeats, or None."""
         if not self._errors.is_long:
             return None
         if self._errors.place == "building" and (self._in(Stage.READY) or self._may_build(now)):
@@ -458,18 +423,15 @@ class Roster:
         return Finish(self._errors.exit_code, str(self._errors))
 
     def _may_build(self, now: float) -> bool:
-        """Return whether a worker is starting in a slot where none has failed yet: it may get further than others."""
-        return any(
-            not self._record(worker).failures
-            and (self._is_building(worker, now) or now - worker.started_at < self.start_patience_s)
-            for worker in self._in(Stage.STARTING)
-        )
+        """Return whether a worker is starting in a slot without failures: it may get further than others."""
+        hopeful = [worker for worker in self._in(Stage.STARTING) if not self._record(worker).failures]
+        return any(self._is_building(one, now) or now - one.started_at < self.start_patience_s for one in hopeful)
 
     def _end_of_world(self) -> Finish | None:
         """Return how the job finishes now that no member is left, or None if new workers are to continue.
 
-        A commit by any member ends the job; so does rank 0 with exit code 0. Members that got a signal speak for the
-        job only if all members got one.
+        A commit by any member ends the job, and so does rank 0 with exit code 0. Members that got a signal count only
+        if all members got one.
         """
         asked = [worker for worker in self.world if not worker.got_signal] or self.world
         exit_codes = [self._exit_codes.get(worker, _EVICTED) for worker in asked]  # an evicted one may still run
