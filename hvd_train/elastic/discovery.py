@@ -1,4 +1,4 @@
-"""The hosts that a job may use now, printed by the user's command every second."""
+"""The hosts that a job may use now, which the user's command prints every second."""
 
 from __future__ import annotations
 
@@ -27,27 +27,25 @@ class HostCommand:
         Raises: ValueError: in one line, if the command fails or prints something else;
         subprocess.TimeoutExpired: after 30 seconds.
         """
-        done = subprocess.run(
-            ["sh", "-c", self._command], capture_output=True, text=True, check=False, timeout=_COMMAND_S
-        )
+        command = ["sh", "-c", self._command]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMMAND_S)
         if done.returncode != 0:
-            complaints = done.stderr.strip().splitlines()
-            raise ValueError((complaints or [f"{self._command} ended with exit code {done.returncode}"])[-1])
+            errors = done.stderr.strip().splitlines() or [f"{self._command} ended with exit code {done.returncode}"]
+            raise ValueError(errors[-1])
         hosts = {}
         for line in filter(None, map(str.strip, done.stdout.splitlines())):
+            printed = f"{self._command} printed {line!r}, which is"
             name, _, slots = line.partition(":")
             if slots and whole_number(slots) is None:
-                raise ValueError(f"{self._command} printed {line!r}, which is not NAME:SLOTS")
+                raise ValueError(f"{printed} not NAME:SLOTS")
             if not host_files.is_name(name):
-                raise ValueError(
-                    f"{self._command} printed {line!r}, which is no name of a host: ssh might take it for an option"
-                )
+                raise ValueError(f"{printed} no name of a host: ssh might take it for an option")
             hosts[name] = int(slots or self._slots)
         return hosts
 
 
 class Discovery:
-    """Looks for hosts every second and passes each list on; if a look fails, the last list stays in force."""
+    """Looks for hosts every second and passes each list on; after a failure the last list stays in force."""
 
     def __init__(self, find: Callable[[], Mapping[str, int]], report: Callable[[Mapping[str, int]], None]) -> None:
         """`find` returns slots by host, or raises ValueError, OSError or SubprocessError; `report` takes each list."""
@@ -61,7 +59,7 @@ class Discovery:
             self.look()
 
     def look(self) -> None:
-        """Look once; a problem is printed when it first appears, not each second."""
+        """Look once; print a problem when it first appears."""
         try:
             hosts = self._find()
         except (ValueError, OSError, subprocess.SubprocessError) as error:

@@ -1,8 +1,4 @@
-"""What each rank reports at a rendezvous, and what follows from the reports. Pure values.
-
-Every rank gathers all reports, so all ranks decide alike: which state they load, whether the survivors can be trusted,
-and what the user reads about the change.
-"""
+"""The reports of ranks at a rendezvous, and the decisions by them, which all ranks make alike. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from hvd_train.travel import may_travel
 @may_travel
 @dataclass(frozen=True)
 class Member:
-    """One process of a world, named by its host and its process number there."""
+    """One process of a world, by its host and process id."""
 
     host: str
     process: int
@@ -29,30 +25,22 @@ class Member:
 @may_travel
 @dataclass(frozen=True)
 class RankReport:
-    """The report of one rank to all others: who it is, how far it is, and why it left its last world."""
+    """The report of one rank to all others: its progress, and why it left its last world."""
 
     member: Member
-    has_trained: bool = False
-    """Whether this process has been in a world of this training; a newcomer has not."""
-    survives: bool = False
-    """Whether the rank has a state of this run in memory."""
+    has_trained: bool = False  # in a world of this training; a newcomer has not
+    survives: bool = False  # whether the rank has a state of this run in memory
     epoch: int = 0
-    step: int = 0
-    """Steps done since the run began."""
-    digest: str = ""
-    """Digest of that state; empty if the rank has none."""
-    previous_members: tuple[Member, ...] = ()
-    """Members of the rank's last world."""
-    reason: str = ""
-    """Why the rank left its last world, for the user."""
-    waited_s: float = 0.0
-    """Seconds since it left."""
-    run_dir: Path | None = None
-    """The run folder; None if the rank does not know it yet."""
+    step: int = 0  # steps done since the run began
+    digest: str = ""  # of the state; empty if the rank has none
+    previous_members: tuple[Member, ...] = ()  # of the rank's last world
+    reason: str = ""  # why the rank left its last world, for the user
+    waited_s: float = 0.0  # since it left
+    run_dir: Path | None = None  # if the rank knows it
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How far the rank has come, for comparison: the end of an epoch comes after the epoch's last step."""
+        """Step and epoch, for comparison: the end of an epoch comes after its last step."""
         return self.step, self.epoch
 
 
@@ -63,10 +51,8 @@ class Change:
     before: tuple[Member, ...]
     after: tuple[Member, ...]
     reason: str
-    waited_s: float
-    """Seconds from the fault, or from the request to change, until the ranks had gathered their reports."""
-    step: int
-    """Steps done at the start of the new world."""
+    waited_s: float  # from the fault, or the request to change, until the ranks had gathered their reports
+    step: int  # steps done at the start of the new world
     steps_lost: int
 
     @property
@@ -96,11 +82,10 @@ def most_advanced(reports: Sequence[RankReport]) -> int:
 
 
 def survivors_differ(reports: Sequence[RankReport]) -> bool:
-    """Return whether survivors with the same progress have different weights, so that none can be trusted.
+    """Return whether survivors with the same progress have different weights, so that all must drop them.
 
-    Then Horovod reported a broken reduction as complete to one of them (patch C6 in docs/building.md), and all ranks
-    drop their states. A rank that has trained and does not survive has dropped its state at an earlier rendezvous,
-    which a fault interrupted: the others may not know of it.
+    Horovod may report a broken reduction as complete to some ranks (patch C6 in docs/building.md). A rank that has
+    trained and does not survive has dropped its state at an earlier rendezvous, perhaps without the others' knowledge.
     """
     dropped = any(report.has_trained and not report.survives for report in reports)
     states = {(report.progress, report.digest) for report in reports if report.survives}
@@ -108,10 +93,7 @@ def survivors_differ(reports: Sequence[RankReport]) -> bool:
 
 
 def change_between(reports: Sequence[RankReport], step: int) -> Change | None:
-    """Return the change since the last world, or None if no rank has trained.
-
-    `step` is the number of steps done at the start of the new world.
-    """
+    """Return the change since the last world, at the start of step `step` + 1, or None if no rank has trained."""
     trained = [report for report in reports if report.has_trained]
     if not trained:
         return None

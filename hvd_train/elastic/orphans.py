@@ -21,9 +21,9 @@ def kill_worker(number: str, job: str) -> None:
 
 
 def kill_predecessor(environ: Mapping[str, str], leave_s: float = _LEAVE_S) -> None:
-    """Kill the earlier worker of this process's slot, if `environ` names one, after `leave_s` seconds to end by itself.
+    """Kill the earlier worker of this slot, if `environ` names one and it has not ended after `leave_s` seconds.
 
-    It may be writing a commit: commits are atomic, and the newest whole one counts.
+    It may be writing a commit, which is atomic.
     """
     if REPLACES in environ:
         earlier = processes.started_with({WORKER: environ[REPLACES], JOB: environ[JOB]})

@@ -1,4 +1,4 @@
-"""The ranks of workers in a world: one number among all, one on the host, one among hosts. Pure."""
+"""The ranks of workers in a world. Pure."""
 
 from __future__ import annotations
 
@@ -16,49 +16,43 @@ class RankAssignment:
     hostname: str
     rank: int
     local_rank: int
-    """The worker's number among those on its host."""
-    cross_rank: int
-    """The number of its host among the hosts that have this local rank."""
+    cross_rank: int  # the number of its host among the hosts that have this local rank
     size: int
     local_size: int
     cross_size: int
-    worker: int
-    """The number of the worker, which stays the same while its ranks change."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that a process gets at its start, next to Horovod's."""
+    worker: int  # its number, which stays the same while its ranks change
+    environment: Mapping[str, str] = field(default_factory=dict)  # for the process, in addition to Horovod's
 
     def to_response_string(self) -> str:
         """Return the ranks in the form that Horovod's core reads."""
-        pairs = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
-        return ",".join(map(str, pairs))
+        values = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
+        return ",".join(map(str, values))
 
 
 def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
-    """Return the ranks of these workers, which come in the order of their ranks."""
-    on_host: Counter[str] = Counter(worker.host for worker in workers)
-    hosts_with: dict[int, list[str]] = defaultdict(list)
+    """Return the ranks of these workers, in the order of `workers`."""
+    hosts_with: dict[int, list[str]] = defaultdict(list)  # by local rank
     local_ranks = []
-    seen: Counter[str] = Counter()
+    local_sizes: Counter[str] = Counter()
     for worker in workers:
-        local_ranks.append(seen[worker.host])
-        hosts_with[seen[worker.host]].append(worker.host)
-        seen[worker.host] += 1
+        local_ranks.append(local_sizes[worker.host])
+        hosts_with[local_ranks[-1]].append(worker.host)
+        local_sizes[worker.host] += 1
     return [
         RankAssignment(
             hostname=worker.host,
             rank=rank,
-            local_rank=local_ranks[rank],
-            cross_rank=hosts_with[local_ranks[rank]].index(worker.host),
+            local_rank=local_rank,
+            cross_rank=hosts_with[local_rank].index(worker.host),
             size=len(workers),
-            local_size=on_host[worker.host],
-            cross_size=len(hosts_with[local_ranks[rank]]),
+            local_size=local_sizes[worker.host],
+            cross_size=len(hosts_with[local_rank]),
             worker=worker.number,
         )
-        for rank, worker in enumerate(workers)
+        for rank, (worker, local_rank) in enumerate(zip(workers, local_ranks, strict=True))
     ]
 
 
 def starting(worker: Worker, local_size: int, environment: Mapping[str, str]) -> RankAssignment:
-    """Return the assignment for a process that starts: it has no rank yet; its number stands for the local rank."""
-    number = worker.number
-    return RankAssignment(worker.host, 0, number, 0, 1, local_size, 1, number, environment)
+    """Return the assignment of a starting process, whose number replaces the local rank."""
+    return RankAssignment(worker.host, 0, worker.number, 0, 1, local_size, 1, worker.number, environment)

@@ -1,4 +1,4 @@
-"""Keeps a job going when its launcher dies: `python -m hvd_train.elastic.supervisor [--restarts N] -- COMMAND ...`.
+"""Restart a job when its launcher dies: `python -m hvd_train.elastic.supervisor [--restarts N] -- COMMAND ...`.
 
 If the command ends for good (done, wrong settings, stopped with a commit), so does the supervisor, with the same exit
 code. Otherwise it runs the command again, which resumes from its last commit. The wait before the next attempt doubles
@@ -30,10 +30,9 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 300.0
 
 
 def keep_going(command: Sequence[str], restarts: int) -> int:
-    """Run the command repeatedly until it ends for good or fails too often; return its last exit code.
+    """Run the command until it ends for good, or fails more than `restarts` times in a row; return its exit code.
 
-    `restarts` attempts in a row may fail before the next failure is the last. An attempt of STEADY_S seconds starts a
-    new row, unless it found too few workers: the driver waits for them for longer than that.
+    An attempt of STEADY_S seconds starts a new row, unless it found too few workers: the driver waits longer for them.
     """
     failures, signals = 0, _Signals()
     os.environ |= {STARTED: str(time.monotonic()), OWNER: uuid.uuid4().hex}
@@ -55,19 +54,19 @@ def keep_going(command: Sequence[str], restarts: int) -> int:
 
 
 class _Signals:
-    """Passes signals on to the command, which ends in its own way; after a signal there is no next attempt."""
+    """Passes signals on to the command; after a signal there is no next attempt."""
 
     def __init__(self) -> None:
         self.received = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._pending: int | None = None  # a signal that came while no command ran, though one may have been starting
+        self._pending: int | None = None  # a signal that came while no command ran, or one was starting
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
                 signal.signal(number, self._pass_on)
 
     def run(self, command: Sequence[str]) -> int:
         """Run the command and return its exit code; 128 + N if signal N ended it."""
-        # A group of its own: a terminal's Ctrl-C comes here, and is passed on once.
+        # In its own process group: a terminal's Ctrl-C comes here, and is passed on once.
         environment = {GRACE: GRACE_S, **os.environ, SUPERVISOR: str(os.getpid())}
         with subprocess.Popen(command, start_new_session=True, env=environment) as self._process:
             if self._pending is not None:
@@ -86,12 +85,12 @@ class _Signals:
         again, self.received = self.received, True
         if self._process is None or self._process.poll() is not None:
             self._pending = number
-        # After a second signal the launcher no longer waits for commits, and a lost terminal sends several.
+        # A lost terminal sends several, and after a second signal the launcher no longer waits for commits.
         elif not again or number != signal.SIGHUP:
             self._send(self._process, number)
 
     def _send(self, process: subprocess.Popen[bytes], number: int) -> None:
-        process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)  # it knows no others
+        process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)  # it handles no others
 
 
 def main() -> None:

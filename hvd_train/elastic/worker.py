@@ -18,18 +18,14 @@ COMMITTED = (NO_TIME_LEFT, *STOPPED)
 
 
 class Stage(Enum):
-    """What a worker is doing, as far as the roster knows."""
+    """The stage of a worker, as far as the roster knows."""
 
     STARTING = "starting"
-    READY = "ready"
-    """It has built the model and waits for its first rank."""
+    READY = "ready"  # it has built the model and waits for its first rank
     TRAINING = "training"
-    MEETING = "meeting"
-    """It has left its world and waits for a rank in the next one."""
-    LEAVING = "leaving"
-    """It has reported the error that ends it."""
-    ENDING = "ending"
-    """It is evicted."""
+    MEETING = "meeting"  # it has left its world and waits for a rank in the next one
+    LEAVING = "leaving"  # it has reported the error that ends it
+    ENDING = "ending"  # it is evicted
 
 
 @dataclass(eq=False)
@@ -40,32 +36,25 @@ class Worker:
     host: str
     slot: int
     started_at: float
-    heard_at: float
-    """When its last heartbeat or request came."""
+    heard_at: float  # when its last heartbeat or request came
     stage: Stage = Stage.STARTING
     got_signal: bool = False
-    """Whether a signal asks it to end: it leaves after the next step, and the others continue."""
-    joined_at: float | None = None
-    """When it became a member of a world."""
-    world: tuple[Worker, ...] = ()
-    """The members of its last world, itself included; the others may have formed another one since."""
-    has_met: bool = False
-    """Whether it has connected to other ranks and synchronized the state with them."""
-    last_word: LastWord | None = None
-    """Its exit report."""
-    said_at: float = 0.0
-    """When its exit report came."""
+    joined_at: float | None = None  # when it became a member of a world
+    world: tuple[Worker, ...] = ()  # the members of its last world; the others may have formed another one since
+    has_met: bool = False  # whether it has connected to other ranks and synchronized the state with them
+    last_word: LastWord | None = None  # its exit report
+    said_at: float = 0.0  # when that came
 
     def __str__(self) -> str:
         return f"{self.host}[{self.slot}]"
 
     @property
     def failed_to_meet(self) -> bool:
-        """Whether it reported an error before the ranks of its world had synchronized the state."""
+        """Whether an error ended it before the ranks of its world had synchronized the state."""
         return self.last_word is not None and self.last_word.during == "meeting"
 
     def meant_exit_code(self, exit_code: int) -> int:
-        """Return the exit code of its exit report if its process was killed or an error ended it, else `exit_code`.
+        """Return the exit code of its exit report if a signal or an error ended it, else `exit_code`.
 
         ssh returns 255 for a worker that a signal has killed, and a library may crash in its exit handlers.
         """
