@@ -23,16 +23,11 @@ from hvd_train.world.world import World
 class Clocks:
     """The clocks of a training on this rank."""
 
-    commit_timer: Timer
-    """Due when it is time for another checkpoint."""
-    time_limit: Timer
-    """Due when `--max-time` is over, counted from the start of the job."""
-    stopwatch: Stopwatch = field(default_factory=Stopwatch)
-    """Images per second."""
-    split: Split = field(default_factory=Split)
-    """The phases of the steps in this world."""
-    started: float = field(default_factory=time.perf_counter)
-    """When this process began to build the training (time.perf_counter)."""
+    commit_timer: Timer  # due when it is time for another checkpoint
+    time_limit: Timer  # due when `--max-time` is over, counted from the start of the job
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)  # images per second
+    split: Split = field(default_factory=Split)  # the phases of the steps in this world
+    started: float = field(default_factory=time.perf_counter)  # when this process began to build the training
 
     @classmethod
     def of(cls, config: Config) -> Clocks:
@@ -46,11 +41,10 @@ class Arrival:
     """The change that led to this world."""
 
     change: Change
-    reported_at: float
-    """When this rank made its report (time.perf_counter), up to which `change.waited_s` counts."""
+    reported_at: float  # when this rank made its report (time.perf_counter); `change.waited_s` counts up to then
 
     def seconds(self) -> float:
-        """Return the seconds from the fault, or from the request to change, until now."""
+        """Return the seconds since the fault, or since the request to change."""
         return self.change.waited_s + time.perf_counter() - self.reported_at
 
 
@@ -67,5 +61,4 @@ class Job:
     clocks: Clocks
     stop: StopSignal
     profile: Profile
-    arrival: Arrival | None
-    """Shown to the user after the first step in this world; None in the first world of a training."""
+    arrival: Arrival | None  # shown after the first step in this world; None in the first world of a training

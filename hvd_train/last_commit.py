@@ -22,15 +22,16 @@ from hvd_train.world.world import Place
 
 _PATIENCE_S = 100.0  # a file server keeps the locks of a dead host for a while: NFS 4 for 90 s
 _POLL_S = 0.2
+_RESUME = "the same command resumes from there"
 
 
 def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: Path) -> str:
     """Commit this rank's last step, unless another rank does, and return the outcome for the user.
 
     Survivors may call this at the same time and differ by one step. Each waits for the run folder and commits if the
-    newest commit is older than its own step. No survivor takes the folder from a process that holds it: that may be the
-    rest of the job, from which this rank alone is cut off, or a new run. If the process keeps the folder and does not
-    commit this step, the state is written next to the commits, in a file that no run loads by itself.
+    newest commit is older than its own step. A process that holds the folder may be the rest of the job, or a new run.
+    If it keeps the folder and does not commit this step, the state is written next to the commits, in a file that no
+    run loads by itself.
     """
     path = checkpoint.path_of(run_dir, state.progress.step)
     named = config.replace(output_dir=run_dir, resume="auto")
@@ -47,22 +48,19 @@ def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: P
         except UsageError as error:
             return f"NOT committed: {error}"
         output.open(Claim(folder), state, Place())
-        if _committed_by_another(path, damaged):  # between the look and the lock
+        if _committed_by_another(path, damaged):  # before this rank had the lock
             break
         output.journal.catch_up(state.recent, state.last_step, state.last_epoch)
         if not output.commit_last(state):
             return "NOT committed (see above); the same command resumes from the last commit"
-        output.journal.event(
-            "rescued",
-            f"rank 0 is gone: step {state.progress.step} is committed in {path} by {socket.gethostname()}; "
-            "the same command resumes from there",
-        )
-        return f"committed in {path}; the same command resumes from there"
-    return "committed by another rank; the same command resumes from there"
+        line = f"rank 0 is gone: step {state.progress.step} is committed in {path} by {socket.gethostname()}; {_RESUME}"
+        output.journal.event("rescued", line)
+        return f"committed in {path}; {_RESUME}"
+    return f"committed by another rank; {_RESUME}"
 
 
 def _committed_by_another(path: Path, damaged: set[Path]) -> bool:
-    """Return whether the run folder has a whole checkpoint of this path's step or a later one; add damaged ones."""
+    """Return whether the run folder has a whole checkpoint of this step or a later one; add to `damaged`."""
     for other in checkpoint.committed(path.parent.parent):
         if other.name >= path.name and other not in damaged:
             try:
@@ -81,4 +79,4 @@ def _written_aside(path: Path, config: Config, state: TrainState) -> str:
     except OSError as error:
         return f"NOT committed: another process has the run folder, and {aside} cannot be written ({error.strerror})"
     say(f"another process has the run folder: step {state.progress.step} is in {aside}")
-    return f"in {aside}, since another process has the run folder; where none does, `mv {aside} {path}` commits it"
+    return f"in {aside}, since another process has the run folder; once it is free, `mv {aside} {path}` commits it"

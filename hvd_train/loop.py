@@ -1,4 +1,4 @@
-"""The training loop: the page to read first. `train` is all of it; what it calls stands below, in order."""
+"""The training loop, the page to read first: `train`, and below it the functions that it calls, in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hvd_train.world.world import WorldChanged, result_of_rank_0
 
 
 def train(job: Job) -> bool:
-    """Train from the progress of the state to the last epoch; return False if a rank asked to stop before.
+    """Train from the state's progress to the last epoch; return False if a rank asked to stop earlier.
 
     Raises:
         WorldChanged: on all ranks after the same step, if hosts came or went.
@@ -46,7 +46,7 @@ def train(job: Job) -> bool:
         if freeze.apply(config.model, state.model, epoch):
             world.regroup(state.optimizer)
 
-        # this rank's samples of every step that is left in the epoch, as batches on its device
+        # this rank's samples of each remaining step of the epoch, as batches on its device
         order = order_of(config.seed, epoch, num_samples, config.data.repeated_augmentation)
         work = assignments(order, state.progress.cursor, state.layout, world.place.rank, world.place.size)
         batches = Ahead(parts.train_loader.load(epoch, work), clocks.split.mark)
@@ -61,12 +61,12 @@ def train(job: Job) -> bool:
             log = (state.progress.step + 1) % config.run.log_steps == 0
             result = job.step.take(state, batch, votes(job), want_norm=log, meanwhile=batches.prepare)
 
-            # count it, show it, write it down
+            # count it, show it, log it
             state.count_step(result.totals, skipped=result.skipped)
             clocks.stopwatch.step(batch.size)
             if result.fingerprint is not None:
                 account_for(job, result.totals.count, result.fingerprint)
-            take_down(job, result, learning_rate, log=log)
+            show_step(job, result, learning_rate, log=log)
             if state.progress.skipped_in_row >= config.precision.max_skipped_steps:
                 give_up(job, result)
 
@@ -91,17 +91,17 @@ def votes(job: Job) -> Votes:
     """Return the votes of this rank for the end of the next step."""
     every = job.config.run.commit_steps
     by_steps = every is not None and (job.state.progress.step + 1) % every == 0
-    told_to_end = job.stop.received is not None
-    request = job.world.requested(told_to_end=told_to_end)
+    got_signal = job.stop.received is not None
+    request = job.world.requested(told_to_end=got_signal)
     return Votes(
         stop=job.clocks.time_limit.due or request == "stop",
-        commit=by_steps or job.clocks.commit_timer.due or (told_to_end and request == "change"),
+        commit=by_steps or job.clocks.commit_timer.due or (got_signal and request == "change"),
         change=request == "change",
     )
 
 
 def account_for(job: Job, count: int, fingerprint: int) -> None:
-    """Write into the ledger which `count` positions of the epoch the step had, and the fingerprint of its samples.
+    """Write into the ledger the step's last `count` positions of the epoch and the fingerprint of its samples.
 
     The fingerprint is summed with the gradients, so every rank that has finished a step has its entry.
     """
@@ -112,8 +112,8 @@ def account_for(job: Job, count: int, fingerprint: int) -> None:
     job.output.journal.took(state.took(step, num_samples))
 
 
-def take_down(job: Job, result: StepResult, learning_rate: float, *, log: bool) -> None:
-    """Show the last step and, with `log`, write it down."""
+def show_step(job: Job, result: StepResult, learning_rate: float, *, log: bool) -> None:
+    """Show the last step and, with `log`, write it to the log."""
     journal, progress = job.output.journal, job.state.progress
     means, speed = job.state.totals.means(), job.clocks.stopwatch.images_per_second
     journal.progress(Moment(progress.epoch, progress.cursor, progress.step, means["loss"], means["top1"], speed))
@@ -138,7 +138,7 @@ def take_down(job: Job, result: StepResult, learning_rate: float, *, log: bool) 
 
 
 def give_up(job: Job, result: StepResult) -> None:
-    """Commit the weights, which no skipped step has changed, and raise Diverged with the samples of all ranks."""
+    """Commit the weights, which skipped steps have not changed, and raise Diverged with the samples of all ranks."""
     state = job.state
     saved = result_of_rank_0(job.world, job.output.store.commit_last(state))
     num_samples = job.parts.train_loader.num_samples
@@ -154,7 +154,7 @@ def give_up(job: Job, result: StepResult) -> None:
 
 
 def finish_epoch(job: Job) -> None:
-    """Evaluate if it is time to, keep the best weights, write the epoch down and move to the next one."""
+    """Evaluate if it is due, keep the best weights, log the epoch and move to the next one."""
     state, config = job.state, job.config
     number = state.progress.epoch + 1
     due = number % config.run.eval_epochs == 0 or number == config.schedule.epochs

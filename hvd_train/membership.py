@@ -1,4 +1,4 @@
-"""What one process reports when ranks synchronize the state, and the faults that it has seen."""
+"""The report of one process when ranks synchronize the state, and the faults that it has seen."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from hvd_train.launch import launcher
 from hvd_train.run_files import run_folder
 from hvd_train.state import TrainState
 
-_SAME_STEP_FAULTS = 5  # a fault that repeats as often at one step is in the step, not in the cluster
+_SAME_STEP_FAULTS = 5  # a fault that repeats this often at one step is in the step, not in the cluster
 
 
 class Membership:
     """The part of this process in the worlds of a training. Times are values of time.perf_counter."""
 
     def __init__(self) -> None:
-        self.survives = False
-        """Whether the state in memory is a state of this run, to be trained on, sent and committed."""
-        self.run_dir: Path | None = None
-        """The run folder, once rank 0 has claimed one."""
+        self.survives = False  # whether the state in memory is a state of this run, to be sent and committed
+        self.run_dir: Path | None = None  # the run folder, once rank 0 has claimed one
         self._member = Member(socket.gethostname(), os.getpid())
         self._members: tuple[Member, ...] = ()  # of the last world
         self._reason = ""
@@ -46,7 +44,7 @@ class Membership:
 
     def report(self, state: TrainState) -> RankReport:
         """Return the report of this rank for the other ranks."""
-        self._reported_at = time.perf_counter()  # each rank adds its own time from here on (Arrival.seconds)
+        self._reported_at = time.perf_counter()  # each rank adds its own time since then (Arrival.seconds)
         return RankReport(
             self._member,
             has_trained=self.has_trained,
@@ -61,7 +59,7 @@ class Membership:
         )
 
     def join(self, reports: Sequence[RankReport], step: int) -> Arrival | None:
-        """Join the world of these ranks, which train on after `step` steps; return None if no rank has trained."""
+        """Join the world of these ranks, which continue after `step` steps; return None if no rank has trained."""
         self.survives = True
         self._members = tuple(report.member for report in reports)
         if self.run_dir is not None and self._stay is None and launcher.elastic(os.environ):
@@ -78,15 +76,13 @@ class Membership:
     def count_fault(self, error: RankLost, step: int) -> None:
         """Count a fault after `step` steps.
 
-        Raises:
-            FaultRepeats: if the same step fails for the fifth time in a row and no rank has left meanwhile.
+        Raises: FaultRepeats: if the same step fails for the fifth time in a row and no rank has left meanwhile.
         """
         self._faults_in_row = self._faults_in_row + 1 if self._broken_step == step else 1
         self._broken_step = step
         if self._faults_in_row == _SAME_STEP_FAULTS:
-            raise FaultRepeats(
-                f"step {step + 1} has failed {self._faults_in_row} times in a row; the last time: {error}"
-            ) from error
+            line = f"step {step + 1} has failed {self._faults_in_row} times in a row; the last time: {error}"
+            raise FaultRepeats(line) from error
 
     def close(self) -> None:
         """Let another job use the run folder: this process has nothing left to write."""

@@ -1,4 +1,4 @@
-"""Train with one process in all worlds of a job: synchronize the state, train, finish."""
+"""Train one process in all worlds of a job: synchronize the state, train, finish."""
 
 from __future__ import annotations
 
@@ -49,12 +49,9 @@ class Training:
         self._during: During = "building"
 
     def run(self) -> Result:
-        """Train to the end and return the result.
+        """Train to the end and return the result. Report an error to the driver of an elastic job.
 
-        The driver of an elastic job gets the report of an error before anything is closed.
-
-        Raises:
-            RankLost: if no other world can form; finished steps are committed then.
+        Raises: RankLost: if no other world can form; finished steps are committed then.
         """
         try:
             return self._world.run(self._train, self._synchronize)
@@ -85,15 +82,15 @@ class Training:
     def _synchronize(self) -> None:
         """Give all ranks the state of the survivor that has done the most steps.
 
-        If no rank survives, or survivors differ, they load the last commit; without a commit they start fresh. Raises
-        ReplicasDiffer if survivors differ without a commit, or ranks differ after loading; UsageError if rank 0 cannot
-        claim the run folder, or the batch does not fit the data; RankLost, which leaves each rank a whole state.
+        If no rank survives, or survivors differ, they load the last commit; without a commit they start fresh. Raises:
+        ReplicasDiffer: if survivors differ without a commit, or ranks differ after loading; UsageError: if rank 0
+        cannot claim the run folder, or the batch does not fit the data; RankLost: each rank keeps a whole state.
         """
         config, world, membership, self._during = self._config, self._world, self._membership, "meeting"
-        # Built once, also if the first rendezvous breaks: an optimizer that is wrapped twice sums gradients twice.
+        # Built once: an optimizer that is wrapped twice sums gradients twice.
         state = self._state = self._state or fresh_state(config, world, self._parts, self._optimizer)
 
-        # Each rank reports how far it is. If survivors of one step differ, all of them drop their state.
+        # Each rank reports its progress. If survivors of one step differ, all drop their state.
         reports = world.gather(membership.report(state))
         if differ := survivors_differ(reports):
             membership.survives = False
@@ -118,7 +115,7 @@ class Training:
         self._during = "training"
 
     def _claim(self, reports: Sequence[RankReport], *, from_disk: bool) -> Claim | None:
-        """Claim the run folder on rank 0, and load the state that it has on disk if `from_disk`."""
+        """Claim the run folder on rank 0, and load its last commit if `from_disk`."""
         state, parts, place = self._state, self._parts, self._world.place
         if state is None or place.rank != 0:
             return None
@@ -174,7 +171,7 @@ class Training:
         )
 
     def _announce(self, job: Job) -> None:
-        """Show the user what is trained, and on which machines."""
+        """Show the user the training and its machines."""
         job.output.journal.event(
             "start",
             describe(job),
@@ -191,8 +188,7 @@ class Training:
     def _finish(self, job: Job, *, finished: bool) -> Result:
         """Write the final files and return the result; no rank leaves before they are on disk.
 
-        If a rank is lost meanwhile, nothing is closed yet: in an elastic job the next world comes here again, and its
-        rank 0 writes the files.
+        If a rank is lost meanwhile, nothing is closed yet: the next world of an elastic job writes the files.
         """
         if finished:
             try:
@@ -214,10 +210,7 @@ class Training:
         return result
 
     def _test(self, job: Job) -> Scores | None:
-        """Score the best weights on the test set, if there is one.
-
-        Rank 0 has the best weights on disk; if it could not write them, the last weights are scored.
-        """
+        """Score the best weights on the test set, if there is one, or the last weights if rank 0 wrote no best ones."""
         if job.parts.test_loader is None:
             return None
         run_dir = job.output.path
@@ -231,7 +224,7 @@ class Training:
         return self._state is not None and self._membership.survives and self._output.commit_last(self._state)
 
     def _committed(self, error: RankLost) -> RankLost:
-        """Commit the last finished step, and return the error with what became of it."""
+        """Commit the last finished step, and return the error with the outcome."""
         state, run_dir = self._state, self._membership.run_dir
         if state is None or not self._membership.survives:
             return error

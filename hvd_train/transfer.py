@@ -21,13 +21,9 @@ _EVERY_S = 10.0
 def synchronize(state: TrainState, world: World, root: int) -> None:
     """Send the state of rank `root` to every other rank, which loads it.
 
-    A rank receives the whole state into host memory, and loads it only after all ranks have compared digests. So after
-    an error each rank still has its own state, and the next rendezvous can begin with it.
-
-    Raises:
-        RankLost: if another rank is lost.
-        ReplicasDiffer: if a rank received something else than the root sent.
-        UsageError: if the state belongs to another model or optimizer.
+    A rank receives the state into host memory and loads it after all ranks have compared digests. So after an error
+    each rank still has its own state. Raises: RankLost: if another rank is lost; ReplicasDiffer: if a rank received
+    something else than the root sent; UsageError: if the state belongs to another model or optimizer.
     """
     is_root = world.place.rank == root
     snapshot = map_tensors(state.live(), _without_gaps) if is_root else {}
@@ -50,7 +46,7 @@ def _without_gaps(tensor: Tensor) -> Tensor:
 
 
 class _Notice:
-    """Shows how much of the state is sent, now and then, if the transfer takes longer than a moment."""
+    """Shows the progress of a long transfer."""
 
     def __init__(self, num_bytes: int, num_ranks: int) -> None:
         self._num_bytes, self._sent = num_bytes, 0
@@ -59,7 +55,6 @@ class _Notice:
         self._next = self._begun + _QUIET_S
 
     def __call__(self, num_bytes: int) -> None:
-        """Count `num_bytes` more as sent."""
         self._sent += num_bytes
         now = time.monotonic()
         if now >= self._next:

@@ -276,7 +276,11 @@ class Dispatcher:
         elif isinstance(command, End):
             self._end(command, quietly=quietly)
         elif isinstance(command, FormWorld):
-            self._form_world(command.workers)
+            assignments = assign_ranks(command.workers)
+            self._publish_world(assignments)
+            self._number_of = {(ranks.hostname, ranks.local_rank): ranks.worker for ranks in assignments}
+            for ranks in assignments:
+                self._processes[ranks.worker].assignment = ranks
         elif isinstance(command, Notice):
             say(command.message)
         else:
@@ -320,13 +324,6 @@ class Dispatcher:
             process.end_at = self._now() + _LEAVE_S
         else:
             process.end.set()
-
-    def _form_world(self, workers: tuple[Worker, ...]) -> None:
-        assignments = assign_ranks(workers)
-        self._publish_world(assignments)
-        self._number_of = {(ranks.hostname, ranks.local_rank): ranks.worker for ranks in assignments}
-        for ranks in assignments:
-            self._processes[ranks.worker].assignment = ranks
 
 
 def _in_a_thread(function: Callable[..., None], *arguments: Any) -> None:

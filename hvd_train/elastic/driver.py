@@ -65,8 +65,7 @@ class Store(RendezvousServer):  # type: ignore[misc]  # Horovod has no types
 
     def start(self, handler_cls: Any) -> int:
         """Begin to answer, and return the port."""
-        port: int = super().start(handler_cls, addresses.LOOPBACK)
-        return port
+        return int(super().start(handler_cls, addresses.LOOPBACK))
 
     def listen_at(self, wanted: Sequence[str]) -> list[str]:
         """Listen also at these addresses of this host; return the ones that can be reached now."""
@@ -82,12 +81,9 @@ class Store(RendezvousServer):  # type: ignore[misc]  # Horovod has no types
 class Driver:
     """Passes the launcher's calls of Horovod's ElasticDriver on to our dispatcher."""
 
-    interrupted: ClassVar[threading.Event] = threading.Event()
-    """Horovod's event for a signal to the launcher, which also passes it on to the workers."""
-    interfaces: ClassVar[Sequence[str]] = ()
-    """The network interfaces that the user has named."""
-    listen_at: ClassVar[Callable[[Sequence[str]], list[str]]] = list
-    """`Store.listen_at`, once there is a store."""
+    interrupted: ClassVar[threading.Event] = threading.Event()  # Horovod's, set by a signal to the launcher
+    interfaces: ClassVar[Sequence[str]] = ()  # the network interfaces that the user has named
+    listen_at: ClassVar[Callable[[Sequence[str]], list[str]]] = list  # `Store.listen_at`, once there is a store
 
     def __init__(
         self,
@@ -156,13 +152,11 @@ def _run_variables(server_ip: str, nics: Collection[str], port: int, elastic: bo
 
 def _named_interfaces(settings: Any, *_hosts: Any, **_unused: Any) -> set[str]:
     Driver.interfaces = addresses.named_interfaces(os.environ, settings.nics)
-    loopbacks: set[str] = network.get_local_intfs()  # for Horovod; no worker gets it
-    return loopbacks
+    return set(network.get_local_intfs())  # the loopback, for Horovod; no worker gets it
 
 
 def _remote_command(*arguments: Any, **named: Any) -> str:
-    command: str = get_remote_command(*arguments, **named)
-    return command.replace("ssh ", f"ssh {SSH_OPTIONS} ", 1)
+    return str(get_remote_command(*arguments, **named)).replace("ssh ", f"ssh {SSH_OPTIONS} ", 1)
 
 
 def _handler(driver: Driver) -> Any:
@@ -197,8 +191,7 @@ def _handler(driver: Driver) -> Any:
             if scope == "rank_and_size":
                 host, _, number = key.partition(":")
                 ranks = dispatcher.wait_for_ranks(host, int(number)) or INVALID_SLOT_INFO
-                text: str = ranks.to_response_string()
-                return text.encode()
+                return str(ranks.to_response_string()).encode()
             value: bytes | None = super()._get_value(scope, key)
             return value
 

@@ -32,11 +32,9 @@ class HorovodOptimizer(Protocol):
 
     _requires_update: set[Tensor]
     """The parameters whose gradients `synchronize` waits for. Empty in a world of one: Horovod has no hooks there."""
-    _groups: list[Group] | None
-    """If None, each hook reduces its own gradient."""
+    _groups: list[Group] | None  # if None, each hook reduces its own gradient
     _p_to_group: dict[Tensor, Group]
-    _group_counts: dict[Group, int]
-    """How many parameters of a group have all gradients of this step."""
+    _group_counts: dict[Group, int]  # how many parameters of a group have all gradients of this step
     _handles: dict[Any, tuple[int | None, Any]]
     """What has been sent in this step, by group (by parameter: a hook whose group is not complete), with its handle."""
     _grouped_allreduce_grad_async: Callable[[Group], tuple[int, Sequence[Any]]]

@@ -25,16 +25,7 @@ from hvd_train.launch import addresses, client, launcher, mpi_roll_call, roll_ca
 from hvd_train.world import mpi, time_slices
 from hvd_train.world.grouped_optimizer import GroupedOptimizer, StartSums
 from hvd_train.world.wire import MOST_BYTES, InMemoryOrder, Piece, packed, pieces, unpacked
-from hvd_train.world.world import (
-    PendingSum,
-    Place,
-    Reduction,
-    World,
-    WorldChanged,
-    fill_missing_gradients,
-    together,
-    unwatched,
-)
+from hvd_train.world.world import PendingSum, Place, Reduction, World, WorldChanged, fill_missing_gradients, unwatched
 
 T = TypeVar("T")
 
@@ -45,12 +36,9 @@ _PIECES_UNDER_WAY = 4  # while one is sent, the ranks agree on the next ones, wh
 class RankGroup:
     """A group of the ranks of an MPI job that trains a model of its own."""
 
-    communicator: Any
-    """The mpi4py communicator of these ranks."""
-    local_rank: int
-    """This rank's number on its host among all ranks of the job, which decides its GPU."""
-    local_size: int
-    """How many ranks of the job this host has."""
+    communicator: Any  # mpi4py's, of these ranks
+    local_rank: int  # among all ranks of the job on this host; decides the GPU
+    local_size: int  # how many ranks of the job this host has
 
 
 class HorovodWorld(World):
@@ -197,10 +185,6 @@ class HorovodWorld(World):
                 fill_missing_gradients(optimizer)
         with grouped.horovod.skip_synchronize():
             yield
-
-    @override
-    def prepare(self, build: Callable[[], T]) -> T:
-        return together(self, build)
 
     @override
     def timeline(self, path: Path | None) -> None:

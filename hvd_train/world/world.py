@@ -34,25 +34,19 @@ class Place:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
-    """Decides the GPU."""
+    local_rank: int = 0  # decides the GPU
     local_size: int = 1
-    cross_rank: int = 0
-    """The number of the host, among the hosts that have a rank with this local rank."""
+    cross_rank: int = 0  # the number of the host, among the hosts that have a rank with this local rank
 
 
 @dataclass(frozen=True)
 class Reduction:
     """How the gradients of all ranks are reduced."""
 
-    fp16_wire: bool = False
-    """Gradients are sent as fp16."""
-    adasum: bool = False
-    """Gradients are not summed but combined by Adasum (Maleki et al., arXiv 2006.02924)."""
-    predivide: float = 1.0
-    """Gradients are divided by this before they are summed, and multiplied by it afterwards."""
-    groups: int | None = None
-    """The number of groups in which gradients are sent; None makes groups of about 25 MB."""
+    fp16_wire: bool = False  # send gradients as fp16
+    adasum: bool = False  # combine gradients by Adasum (Maleki et al., arXiv 2006.02924) instead of a sum
+    predivide: float = 1.0  # divide gradients by this before they are summed, and multiply them by it afterwards
+    groups: int | None = None  # the number of groups in which gradients are sent; None: groups of about 25 MB
 
 
 class DriverLost(RankLost):
@@ -75,7 +69,7 @@ class World:
     """A group of processes that train one model. All ranks call the operations in the same order.
 
     An operation in which ranks communicate raises RankLost if another rank has ended or cannot be reached. Here the
-    group has one rank, so each operation is an identity; `HorovodWorld` overrides them.
+    group has one rank, so each operation is an identity; `HorovodWorld` overrides most of them.
     """
 
     place: Place = Place()
@@ -144,7 +138,7 @@ class World:
         In a fixed world all ranks raise the HvdTrainError that `build` raises on any of them. In an elastic one each
         rank raises only its own, so that a newcomer's error does not end the others.
         """
-        return build()
+        return together(self, build)
 
     def compare(self, facts: Mapping[str, str]) -> None:
         """Raise UsageError on all ranks if these values, by name, differ between them.
