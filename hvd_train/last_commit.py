@@ -26,7 +26,7 @@ _RESUME = "the same command resumes from there"
 
 
 def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: Path) -> str:
-    """Commit this rank's last step, unless another rank does, and return the outcome for the user.
+    """Commit this rank's last step, unless another rank does; return the outcome.
 
     Survivors may call this at the same time and differ by one step. Each waits for the run folder and commits if the
     newest commit is older than its own step. A process that holds the folder may be the rest of the job, or a new run.
@@ -60,7 +60,7 @@ def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: P
 
 
 def _committed_by_another(path: Path, damaged: set[Path]) -> bool:
-    """Return whether the run folder has a whole checkpoint of this step or a later one; add to `damaged`."""
+    """Return whether a whole checkpoint of this step or a later one exists; add to `damaged`."""
     for other in checkpoint.committed(path.parent.parent):
         if other.name >= path.name and other not in damaged:
             try:

@@ -1,4 +1,4 @@
-"""The training loop, the page to read first: `train`, and below it the functions that it calls, in order."""
+"""The training loop, the page to read first: `train`, then the functions that it calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hvd_train.world.world import WorldChanged, result_of_rank_0
 
 
 def train(job: Job) -> bool:
-    """Train from the state's progress to the last epoch; return False if a rank asked to stop earlier.
+    """Train to the last epoch; return False if a rank asked to stop earlier.
 
     Raises:
         WorldChanged: on all ranks after the same step, if hosts came or went.
@@ -57,7 +57,7 @@ def train(job: Job) -> bool:
             learning_rate = peak * schedule.learning_rate_factor(config.schedule, epoch + middle)
             optim.set_learning_rate(state.optimizer, learning_rate)
 
-            # one optimizer step of all ranks; while the gradients travel, the next batch is prepared
+            # one optimizer step of all ranks; while gradients are sent, the next batch is prepared
             log = (state.progress.step + 1) % config.run.log_steps == 0
             result = job.step.take(state, batch, votes(job), want_norm=log, meanwhile=batches.prepare)
 
@@ -101,7 +101,7 @@ def votes(job: Job) -> Votes:
 
 
 def account_for(job: Job, count: int, fingerprint: int) -> None:
-    """Write into the ledger the step's last `count` positions of the epoch and the fingerprint of its samples.
+    """Write the last `count` positions of the epoch and the step's fingerprint into the ledger.
 
     The fingerprint is summed with the gradients, so every rank that has finished a step has its entry.
     """
@@ -138,7 +138,7 @@ def show_step(job: Job, result: StepResult, learning_rate: float, *, log: bool) 
 
 
 def give_up(job: Job, result: StepResult) -> None:
-    """Commit the weights, which skipped steps have not changed, and raise Diverged with the samples of all ranks."""
+    """Commit the weights, which skipped steps have not changed, and raise Diverged."""
     state = job.state
     saved = result_of_rank_0(job.world, job.output.store.commit_last(state))
     num_samples = job.parts.train_loader.num_samples
@@ -154,7 +154,7 @@ def give_up(job: Job, result: StepResult) -> None:
 
 
 def finish_epoch(job: Job) -> None:
-    """Evaluate if it is due, keep the best weights, log the epoch and move to the next one."""
+    """Evaluate if it is due, keep the best weights, log the epoch and begin the next one."""
     state, config = job.state, job.config
     number = state.progress.epoch + 1
     due = number % config.run.eval_epochs == 0 or number == config.schedule.epochs
@@ -178,7 +178,7 @@ def finish_epoch(job: Job) -> None:
 
 
 def validate(job: Job, loader: Loader, model: nn.Module) -> Scores:
-    """Return the scores of a model on all samples of a loader, the same on every rank."""
+    """Return a model's scores on all samples of a loader, the same on every rank."""
     return evaluate(
         model,
         loader,

@@ -1,4 +1,4 @@
-"""The report of one process when ranks synchronize the state, and the faults that it has seen."""
+"""The report of one process for a rendezvous, and the faults that it has seen."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Membership:
         )
 
     def join(self, reports: Sequence[RankReport], step: int) -> Arrival | None:
-        """Join the world of these ranks, which continue after `step` steps; return None if no rank has trained."""
+        """Join these ranks after `step` steps; return None if no rank has trained."""
         self.survives = True
         self._members = tuple(report.member for report in reports)
         if self.run_dir is not None and self._stay is None and launcher.elastic(os.environ):

@@ -34,7 +34,7 @@ from hvd_train.world.world import DriverLost, World, WorldChanged, result_of_ran
 
 
 class Training:
-    """A training, built once. In each world `_synchronize` gives all ranks one state, and `_train` takes the steps."""
+    """A training, built once. Each world calls `_synchronize`, then `_train`."""
 
     def __init__(
         self, config: Config, world: World, stop: StopSignal, own_model: Builder | None, own_data: OwnData | None
@@ -49,7 +49,7 @@ class Training:
         self._during: During = "building"
 
     def run(self) -> Result:
-        """Train to the end and return the result. Report an error to the driver of an elastic job.
+        """Train to the end and return the result; report errors to an elastic driver.
 
         Raises: RankLost: if no other world can form; finished steps are committed then.
         """
@@ -186,7 +186,7 @@ class Training:
                 job.output.journal.event("note", note)
 
     def _finish(self, job: Job, *, finished: bool) -> Result:
-        """Write the final files and return the result; no rank leaves before they are on disk.
+        """Write the final files and return the result once they are on disk.
 
         If a rank is lost meanwhile, nothing is closed yet: the next world of an elastic job writes the files.
         """
@@ -210,7 +210,7 @@ class Training:
         return result
 
     def _test(self, job: Job) -> Scores | None:
-        """Score the best weights on the test set, if there is one, or the last weights if rank 0 wrote no best ones."""
+        """Score the best weights on the test set, if any; the last ones if no best ones are on disk."""
         if job.parts.test_loader is None:
             return None
         run_dir = job.output.path

@@ -15,14 +15,14 @@ _EVERY_S = 1.0
 
 
 class HostCommand:
-    """A shell command that prints one `NAME:SLOTS` or `NAME` a line, with the method that Horovod's launcher calls."""
+    """A shell command that prints one `NAME:SLOTS` or `NAME` a line."""
 
     def __init__(self, command: str, slots: int | None) -> None:
-        """`slots` is the number of slots of a host that is printed without a number (default: 1)."""
+        """Give hosts that are printed without a number `slots` slots (default: 1)."""
         self._command, self._slots = command, slots or 1
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Return the number of slots by the name of the host.
+        """Return the number of slots by host; Horovod's launcher calls this.
 
         Raises: ValueError: in one line, if the command fails or prints something else;
         subprocess.TimeoutExpired: after 30 seconds.
@@ -45,7 +45,7 @@ class HostCommand:
 
 
 class Discovery:
-    """Looks for hosts every second and passes each list on; after a failure the last list stays in force."""
+    """Looks for hosts every second; after a failure the last list stays in force."""
 
     def __init__(self, find: Callable[[], Mapping[str, int]], report: Callable[[Mapping[str, int]], None]) -> None:
         """`find` returns slots by host, or raises ValueError, OSError or SubprocessError; `report` takes each list."""

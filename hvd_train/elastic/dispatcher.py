@@ -52,7 +52,7 @@ _OF_SSH = 255  # ssh has failed, or a signal has killed its command
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses and process ids, in which copies of one error differ
 
 RunWorker = Callable[[RankAssignment, list[threading.Event]], tuple[int, float]]
-"""Runs a worker's process until it ends or an event is set; returns its exit code and the time when it ended."""
+"""Runs a worker's process until it ends or an event is set; returns its exit code and end time."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class WorkerProcess:
 
 
 class Dispatcher:
-    """The processes of a job's workers, the answers to their requests, and the loop that carries out commands.
+    """The processes of a job's workers, the answers to their requests, and the roster's commands.
 
     The loop, the discovery of hosts, each worker's process and each request have their own threads.
     """
@@ -78,9 +78,9 @@ class Dispatcher:
         find_hosts: Callable[[], Mapping[str, int]],
         publish_world: Callable[[Sequence[RankAssignment]], None],
     ) -> None:
-        """Take `find_hosts` of `Discovery`, and `publish_world`, which gets the ranks of each world before its workers.
+        """Start nothing yet. For `find_hosts` see `Discovery`.
 
-        Nothing starts yet.
+        `publish_world` gets the ranks of each new world before its workers do.
         """
         self._roster, self._publish_world = roster, publish_world
         self._discovery = Discovery(find_hosts, self._hosts_found)
@@ -131,7 +131,7 @@ class Dispatcher:
                 self._elsewhere = address
 
     def elsewhere(self, _number: int) -> str:
-        """Return the address of another host, which must reach the workers of this one; empty if there is none."""
+        """Return the address of another host in the job; empty if there is none."""
         with self._changed:
             return self._elsewhere
 
@@ -142,7 +142,7 @@ class Dispatcher:
             return process.problem if process else ""
 
     def wait_for_ranks(self, host: str, local_rank: int) -> RankAssignment | None:
-        """Wait for the ranks of a worker in a new world; None if it must leave.
+        """Wait for a worker's ranks in a new world; return None if it must leave.
 
         In its first request the worker's number replaces its local rank.
         """
@@ -180,12 +180,12 @@ class Dispatcher:
         return self.heartbeat_received(number)
 
     def may_ask(self, number: int) -> str:
-        """Return "ask" if a worker that has left its world may ask for its next rank, "end" if it is evicted."""
+        """Return "ask" if a worker may ask for its next rank, "end" if it is evicted."""
         with self._changed:
             return "end" if self._roster.worker(number) is None else "ask"
 
     def world_is_broken(self) -> bool:
-        """Return whether a member of the last world is gone, so that its ranks cannot connect."""
+        """Return whether a member of the last world is gone: its ranks cannot connect."""
         with self._changed:
             return self._roster.world_is_broken()
 
@@ -195,7 +195,7 @@ class Dispatcher:
             self._roster.not_met(number, why)
 
     def last_word_received(self, number: int, word: LastWord) -> None:
-        """Note the exit report of a worker, and print its error unless another worker has reported the same one."""
+        """Note the exit report of a worker, and print its error if it is new."""
         with self._changed:
             worker = self._roster.worker(number)
             if worker is None:
@@ -216,25 +216,22 @@ class Dispatcher:
 
     def _run(self) -> None:
         try:
-            self._obey_the_roster()
+            _in_a_thread(self._discovery.watch, self._stopped)  # a rendezvous must not wait for the user's command
+            supervisor = os.environ.pop(SUPERVISOR, None)
+            while self._finish is None:
+                if supervisor and os.getppid() != int(supervisor):
+                    supervisor = None
+                    os.kill(os.getpid(), signal.SIGTERM)  # commit and end: no process would restart this job
+                if self._interrupted.is_set():
+                    self._wait_for_last_commits()
+                else:
+                    self._obey_commands()
         finally:  # also after an error of the driver
             with self._changed:
                 self._finish = self._finish or Finish(1, "the driver failed (see above)")
                 for process in self._processes.values():
                     process.end.set()
                 self._changed.notify_all()
-
-    def _obey_the_roster(self) -> None:
-        _in_a_thread(self._discovery.watch, self._stopped)  # a rendezvous must not wait for the user's command
-        supervisor = os.environ.pop(SUPERVISOR, None)
-        while self._finish is None:
-            if supervisor and os.getppid() != int(supervisor):
-                supervisor = None
-                os.kill(os.getpid(), signal.SIGTERM)  # commit and end: no process would restart this job
-            if self._interrupted.is_set():
-                self._wait_for_last_commits()
-            else:
-                self._obey_commands()
 
     def _obey_commands(self) -> None:
         with self._changed:
@@ -250,7 +247,7 @@ class Dispatcher:
                 self._changed.wait(_TICK_S)
 
     def _wait_for_last_commits(self) -> None:
-        """Wait until the workers, which got a signal, are gone; on other hosts, until their heartbeats cease."""
+        """Wait until the workers end; on other hosts, until their heartbeats cease."""
         deadline = self._now() + _LAST_COMMIT_S
         with self._changed:
             self._changed.notify_all()  # requests for a rank return without one

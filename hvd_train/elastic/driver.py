@@ -41,9 +41,9 @@ from hvd_train.numerals import whole_number
 DEFAULTS = {
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "6",  # to connect: all ranks are ready, and a dead one costs all this time
     "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": "5",  # for a peer that is silent during an operation
-    "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",  # for a rank that does not come to an operation while others wait
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",  # for a rank that does not take part in an operation
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "180",
-    "HOROVOD_LOG_LEVEL": "fatal",  # a lost connection is an ordinary event here, reported in a line of ours
+    "HOROVOD_LOG_LEVEL": "fatal",  # we report lost connections ourselves
 }
 # No prompt for a password. Before a worker's first heartbeat, ssh ends a minute after its host is gone.
 SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=20"
@@ -113,7 +113,7 @@ class Driver:
         self.dispatcher.start(num_proc, create_worker_fn, self.interrupted)
 
     def get_results(self) -> Any:
-        """Wait for the end of the job. Raises: JobFailedError: with its exit code, unless done or interrupted."""
+        """Wait for the end. Raises: JobFailedError: with an exit code, unless done or interrupted."""
         finish = self.dispatcher.wait_for_end()
         if finish.exit_code == 0 or self.interrupted.is_set():
             return SimpleNamespace(error_message=None, worker_results={})

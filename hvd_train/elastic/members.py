@@ -1,4 +1,4 @@
-"""The reports of ranks at a rendezvous, and the decisions by them, which all ranks make alike. Pure."""
+"""The reports of ranks at a rendezvous, by which all ranks decide alike. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Member:
 @may_travel
 @dataclass(frozen=True)
 class RankReport:
-    """The report of one rank to all others: its progress, and why it left its last world."""
+    """The report of one rank to all others."""
 
     member: Member
     has_trained: bool = False  # in a world of this training; a newcomer has not
@@ -46,7 +46,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of world, as the user reads it after the first step in the new world."""
+    """A change of world, for the user."""
 
     before: tuple[Member, ...]
     after: tuple[Member, ...]
@@ -66,7 +66,7 @@ class Change:
         return tuple(member for member in self.after if member not in self.before)
 
     def describe(self, seconds: float) -> str:
-        """Return the change in one line; `seconds` is the time from the fault to the end of the next step."""
+        """Return the change in one line; `seconds` have passed since the fault."""
         parts = [f"{first_few(self.left, 3)} left"] if self.left else []
         parts += [f"{first_few(self.came, 3)} came"] if self.came else []
         who = " and ".join(parts) or "the same ranks again"
@@ -77,15 +77,15 @@ class Change:
 
 
 def most_advanced(reports: Sequence[RankReport]) -> int:
-    """Return the first of the survivors that have done the most steps."""
+    """Return the survivor with the most steps, the lowest rank if several have them."""
     return max(range(len(reports)), key=lambda rank: (reports[rank].survives, reports[rank].progress, -rank))
 
 
 def survivors_differ(reports: Sequence[RankReport]) -> bool:
-    """Return whether survivors with the same progress have different weights, so that all must drop them.
+    """Return whether survivors with the same progress have different weights.
 
-    Horovod may report a broken reduction as complete to some ranks (patch C6 in docs/building.md). A rank that has
-    trained and does not survive has dropped its state at an earlier rendezvous, perhaps without the others' knowledge.
+    Horovod may report a broken reduction as complete (patch C6 in docs/building.md); all drop their states then. A rank
+    that has trained and does not survive has dropped its state at an earlier rendezvous, perhaps alone.
     """
     dropped = any(report.has_trained and not report.survives for report in reports)
     states = {(report.progress, report.digest) for report in reports if report.survives}
@@ -93,7 +93,7 @@ def survivors_differ(reports: Sequence[RankReport]) -> bool:
 
 
 def change_between(reports: Sequence[RankReport], step: int) -> Change | None:
-    """Return the change since the last world, at the start of step `step` + 1, or None if no rank has trained."""
+    """Return the change since the last world after `step` steps, or None if no rank has trained."""
     trained = [report for report in reports if report.has_trained]
     if not trained:
         return None

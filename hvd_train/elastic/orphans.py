@@ -1,4 +1,4 @@
-"""Kill the processes of evicted workers, which would keep the GPU that the next worker of their slot needs."""
+"""Kill the processes of evicted workers, which would keep the GPU of their slot."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def kill_worker(number: str, job: str) -> None:
 
 
 def kill_predecessor(environ: Mapping[str, str], leave_s: float = _LEAVE_S) -> None:
-    """Kill the earlier worker of this slot, if `environ` names one and it has not ended after `leave_s` seconds.
+    """Kill the earlier worker of this slot, unless it ends within `leave_s` seconds.
 
-    It may be writing a commit, which is atomic.
+    `environ` names it, if there is one. It may be writing a commit, which is atomic.
     """
     if REPLACES in environ:
         earlier = processes.started_with({WORKER: environ[REPLACES], JOB: environ[JOB]})

@@ -1,4 +1,4 @@
-"""Errors that end one worker after another at the same place, because of the program or the data. Pure."""
+"""Errors that end one worker after another at the same place. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ SAME_ERRORS = 3  # an error that repeats this often, in any worker, ends the job
 NEAR_STEPS = 1  # samples may be read one step ahead, so one damaged image can end workers in neighbouring steps
 
 Place = int | Literal["building", "meeting"]
-"""The place of an error: after this many steps, before the worker's first world, or in a rendezvous."""
+"""An error's place: after this many steps, before the first world, or in a rendezvous."""
 
 
 def place_of_error(worker: Worker, *, others_train: bool) -> Place | None:
-    """Return the place of the error that ended this worker, or None if it may be the worker's own.
+    """Return the place of a worker's error, or None if only this worker may have it.
 
     `others_train` says whether a member of the job's last world still runs.
     """
@@ -35,7 +35,7 @@ class ErrorsInARow:
     count: int = 0
     place: Place = "building"
     exit_code: int = FAULT_REPEATS
-    """The exit code of the job if the errors end it: wrong settings if the last worker has reported these."""
+    """The exit code of the job if the errors end it."""
 
     def and_another(self, place: Place, worker: Worker) -> ErrorsInARow:
         """Return the row with this worker; an error in another place starts a new row."""

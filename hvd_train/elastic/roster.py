@@ -114,7 +114,7 @@ class _SlotRecord:
 
 @dataclass
 class Roster:
-    """The workers of a job: methods take the events, and `commands` returns what to do about them."""
+    """The workers of a job: methods take events, and `commands` returns commands."""
 
     start_workers: int  # the first world waits for them
     min_workers: int
@@ -142,7 +142,7 @@ class Roster:
     _finish: Finish | None = None
 
     def hosts_found(self, hosts: Mapping[str, int]) -> None:
-        """Note the slots of each host that may be used now; a changed entry gives its host a clean record."""
+        """Note the slots of each host now; a changed host gets a clean record."""
         for host, slot in list(self._slots):
             if hosts.get(host) != self.hosts.get(host):
                 del self._slots[host, slot]
@@ -167,7 +167,7 @@ class Roster:
             self._not_met[number] = why
 
     def last_word_received(self, number: int, word: LastWord, now: float) -> None:
-        """Note the exit report of a worker. After an error the others do not wait for the end of its process."""
+        """Note the exit report of a worker; after an error the others do not wait for its process."""
         if (worker := self.worker(number)) is not None:
             worker.last_word, worker.said_at = word, now
             if word.error and worker.stage is not Stage.ENDING:
@@ -236,7 +236,7 @@ class Roster:
         return [*notices, *ended, *self._start_missing(now), *self._form_world(now)]
 
     def wants_change(self) -> bool:
-        """Return whether members should leave their world after the next step, for one that joins or leaves."""
+        """Return whether members should form another world after the next step."""
         members = self._members()
         if not members or any(worker.stage is not Stage.TRAINING for worker in members):
             return False
@@ -249,7 +249,7 @@ class Roster:
         return len(staying) < len(members) or bool(ready)
 
     def wants_stop(self) -> bool:
-        """Return whether members should commit and end: all got a signal, or they cannot connect any more."""
+        """Return whether members should commit and end: all got a signal, or they cannot connect."""
         members = self._members()
         return self._gives_up is not None or (bool(members) and all(worker.got_signal for worker in members))
 
@@ -314,7 +314,7 @@ class Roster:
         return commands
 
     def _form_world(self, now: float) -> list[Command]:
-        """Form a new world when every survivor of the last one waits for it and there are enough workers."""
+        """Form a new world when every survivor waits for it and workers are enough."""
         members = self._members()
         if any(worker.stage is Stage.TRAINING for worker in members):
             return []
@@ -342,7 +342,7 @@ class Roster:
         return [*commands, FormWorld(self.world)]
 
     def _after_rendezvous(self, members: list[Worker]) -> list[Command]:
-        """Note whether the ranks of the last world connected; if not, leave out newcomers or count the failure."""
+        """Note whether the last world connected; if not, leave out newcomers or count the failure."""
         if self._judged == self.worlds_formed:
             return []
         self._judged = self.worlds_formed
@@ -367,7 +367,7 @@ class Roster:
         return [Notice(f"{failure} ({attempt}): {reasons[members[0].number]}")]
 
     def _leave_out(self, hosts: Collection[str], reason: str) -> list[Command]:
-        """End the newcomers of these hosts, and use none of their free slots until the list changes for them."""
+        """End the newcomers of these hosts, and use no slot there until the list changes."""
         for host in hosts:
             for slot in range(self.hosts.get(host, 0)):
                 self._slots.setdefault((host, slot), _SlotRecord()).not_before = math.inf
@@ -390,7 +390,7 @@ class Roster:
         return count >= self.min_workers and (self.worlds_formed > 0 or waited_s > self.start_patience_s)
 
     def _notice_of_waiting(self, ready: int, now: float) -> list[Command]:
-        """Say what the next world waits for, after a long wait and then every minute."""
+        """Report what the next world waits for, after a long wait and then every minute."""
         assert self._short_since is not None
         starting, slots = len(self._in(Stage.STARTING)), min(sum(self.hosts.values()), self.max_workers)
         wanted = self.min_workers if self.worlds_formed else self.start_workers
@@ -423,12 +423,12 @@ class Roster:
         return Finish(self._errors.exit_code, str(self._errors))
 
     def _may_build(self, now: float) -> bool:
-        """Return whether a worker is starting in a slot without failures: it may get further than others."""
+        """Return whether a worker is starting in a slot without failures."""
         hopeful = [worker for worker in self._in(Stage.STARTING) if not self._record(worker).failures]
         return any(self._is_building(one, now) or now - one.started_at < self.start_patience_s for one in hopeful)
 
     def _end_of_world(self) -> Finish | None:
-        """Return how the job finishes now that no member is left, or None if new workers are to continue.
+        """Return how the job finishes without members, or None if new workers continue.
 
         A commit by any member ends the job, and so does rank 0 with exit code 0. Members that got a signal count only
         if all members got one.

@@ -30,9 +30,9 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 300.0
 
 
 def keep_going(command: Sequence[str], restarts: int) -> int:
-    """Run the command until it ends for good, or fails more than `restarts` times in a row; return its exit code.
+    """Run the command until it ends for good, and return its exit code.
 
-    An attempt of STEADY_S seconds starts a new row, unless it found too few workers: the driver waits longer for them.
+    It may fail `restarts` times in a row; an attempt of STEADY_S seconds that found enough workers starts a new row.
     """
     failures, signals = 0, _Signals()
     os.environ |= {STARTED: str(time.monotonic()), OWNER: uuid.uuid4().hex}
@@ -75,7 +75,7 @@ class _Signals:
         return code if code >= 0 else 128 - code
 
     def wait(self, seconds: float) -> bool:
-        """Sleep for this many seconds, or until a signal comes; return whether one has come."""
+        """Sleep for `seconds` or until a signal; return whether there was one."""
         end = time.monotonic() + seconds
         while not self.received and time.monotonic() < end:
             time.sleep(0.1)

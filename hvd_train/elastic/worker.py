@@ -30,7 +30,7 @@ class Stage(Enum):
 
 @dataclass(eq=False)
 class Worker:
-    """One process in a slot of a host, with a number that is unique in the job."""
+    """One process in a slot of a host; its number is unique in the job."""
 
     number: int
     host: str
@@ -54,7 +54,7 @@ class Worker:
         return self.last_word is not None and self.last_word.during == "meeting"
 
     def meant_exit_code(self, exit_code: int) -> int:
-        """Return the exit code of its exit report if a signal or an error ended it, else `exit_code`.
+        """Return the exit report's code if a signal or an error ended it, else `exit_code`.
 
         ssh returns 255 for a worker that a signal has killed, and a library may crash in its exit handlers.
         """

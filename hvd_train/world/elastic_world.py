@@ -123,7 +123,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
         self.place = replace(place, local_rank=self.place.local_rank)  # keep the chosen GPU
 
     def _start_core(self) -> Place:
-        """Start Horovod in a thread: its core waits for the driver without a limit, even if the driver is dead."""
+        """Start Horovod in a thread, since its core would wait for a dead driver forever."""
         outcome: Future[Place] = Future()
 
         def start() -> None:

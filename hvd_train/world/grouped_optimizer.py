@@ -15,7 +15,7 @@ from hvd_train.world.world import Reduction
 
 Group = tuple[Tensor, ...]
 StartSums = Callable[[Sequence[Tensor], str], int]
-"""Begins to sum several tensors in place over all ranks, under a name; returns Horovod's handle for all of them."""
+"""Begins to sum tensors in place over all ranks, under a name; returns Horovod's handle."""
 
 _GROUP_BYTES = 25 * 2**20  # a group is sent while the gradients of the next are computed
 
@@ -31,14 +31,14 @@ class HorovodOptimizer(Protocol):
     backward_passes_per_step: int
 
     _requires_update: set[Tensor]
-    """The parameters whose gradients `synchronize` waits for. Empty in a world of one: Horovod has no hooks there."""
+    """`synchronize` waits for their gradients. Empty in a world of one, which has no hooks."""
     _groups: list[Group] | None  # if None, each hook reduces its own gradient
     _p_to_group: dict[Tensor, Group]
     _group_counts: dict[Group, int]  # how many parameters of a group have all gradients of this step
     _handles: dict[Any, tuple[int | None, Any]]
-    """What has been sent in this step, by group (by parameter: a hook whose group is not complete), with its handle."""
+    """Handles of this step by group (by parameter: a hook whose group is not complete)."""
     _grouped_allreduce_grad_async: Callable[[Group], tuple[int, Sequence[Any]]]
-    """Begins to reduce a group; returns the handle, and for each parameter what its gradient's `decompress` needs."""
+    """Begins to reduce a group; returns the handle, and the `ctx` of `decompress` for each parameter."""
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Have the hooks send gradients after this number of backward passes, counted from here."""
@@ -51,7 +51,7 @@ class HorovodOptimizer(Protocol):
 
 
 class GroupedOptimizer:
-    """Has the hooks of a Horovod optimizer send gradients in our groups, and a tensor of ours with the first one.
+    """Sends gradients in our groups by Horovod's hooks, and one more tensor with the first group.
 
     Horovod's constructor would broadcast the names in its groups, before the rendezvous of an elastic job. Its own
     grouped reduction supports neither Adasum nor factors, so groups are sent by `start_sums`.
@@ -88,8 +88,8 @@ class GroupedOptimizer:
         self.horovod._requires_update = set(trained) if self.reduces else set()
 
     def expect_passes(self, passes: int) -> None:
-        """Set how many backward passes this rank makes in the next step; without any it joins in `synchronize`."""
-        passes = max(1, passes)
+        """Set the number of this rank's backward passes in the next step."""
+        passes = max(1, passes)  # without any, `synchronize` sends all gradients
         if self.horovod.backward_passes_per_step != passes:
             self.horovod.set_backward_passes_per_step(passes)
 
@@ -98,7 +98,7 @@ class GroupedOptimizer:
         self._piggybacked = tensor
 
     def synchronize(self) -> None:
-        """Send what the hooks have not sent, and wait until each gradient is the sum over all ranks.
+        """Send the other gradients, and wait until each one is the sum over all ranks.
 
         Horovod would send a group that lacks a gradient on this rank one parameter at a time, while other ranks send it
         whole. So missing gradients are filled with zeros here.
@@ -128,7 +128,7 @@ class GroupedOptimizer:
 
 
 def fusion_groups(parameters: Sequence[Tensor], count: int | None = None) -> list[Group]:
-    """Return `parameters`, the last one first, in at most `count` groups of about the same size, or about 25 MB."""
+    """Return `parameters`, the last first, in `count` groups of similar size, or of about 25 MB."""
     sizes = {parameter: parameter.numel() * parameter.element_size() for parameter in parameters}
     full = _GROUP_BYTES if count is None else math.ceil(sum(sizes.values()) / count)
     groups: list[list[Tensor]] = []

@@ -56,7 +56,7 @@ class Heartbeat:
         return self.now() if self._evicted else self._all_was_well
 
     def signal_received(self) -> None:
-        """Report at once that this worker got a signal; the driver answers whether it leaves or all stop."""
+        """Report a signal at once; the driver answers whether this worker leaves or all stop."""
         if not self._got_signal:
             self._got_signal = True
             self._wake.set()
@@ -111,7 +111,7 @@ def _answer(environ: Mapping[str, str], scope: str) -> str | None:
 
 
 def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, not_met: str = "") -> None:
-    """Ask our driver whether Horovod's core may ask for the next rank of this worker.
+    """Ask our driver whether Horovod's core may ask for the next rank.
 
     The core asks by host and local rank, which another process has by now if this one was evicted. `not_met` says why
     the ranks could not connect or synchronize. Retries until the driver has not answered `beat` for `GONE_S` seconds.
@@ -133,7 +133,7 @@ def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, not_met: str
 
 
 def choose_interface(environ: MutableMapping[str, str]) -> None:
-    """Set the network interface of Horovod's core: on the driver's host the loopback, if the job has no other host.
+    """Set the network interface of Horovod's core, the loopback if the job has one host.
 
     Raises: OSError: if the driver cannot be reached; UsageError: if this host lacks the interfaces that the user named.
     """
@@ -141,7 +141,7 @@ def choose_interface(environ: MutableMapping[str, str]) -> None:
 
 
 def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) -> None:
-    """Wait for a rank of this worker, which is ready, and set the variables that Horovod's core reads.
+    """Wait for a rank, and set the variables that Horovod's core reads.
 
     Raises: UsageError: if `facts` differ from the job's; OSError: if the driver cannot be reached; SystemExit (0): if
     there is no rank for this worker.

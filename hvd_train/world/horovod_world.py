@@ -1,4 +1,4 @@
-"""Implement `World` with Horovod. No other module of a worker imports it; its exceptions are raised as ours."""
+"""Implement `World` with Horovod, which no other module of a worker imports."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def as_rank_lost() -> Iterator[None]:
 
 
 class ElasticState(State):  # type: ignore[misc]  # Horovod has no types
-    """The state object of `hvd.elastic`. A survivor keeps its live weights, so nothing is saved or restored.
+    """The state of `hvd.elastic`. Survivors keep their live weights, so nothing is saved.
 
     Every new world begins with `sync`; Horovod skips that if hosts were only removed (its issue #3399).
     """
@@ -270,7 +270,7 @@ class _NoNotifications:
 
 
 def run_elastic(state: ElasticState, body: Callable[[], T], rejoin: Callable[[], None]) -> T:
-    """Run `body` in the loop of `hvd.elastic`: in each new world, after `rejoin` and the state's `sync`.
+    """Run `body` in each world of `hvd.elastic`, after `rejoin` and the state's `sync`.
 
     A RankLost or a WorldChanged of the body leads into the next world; any other error ends the loop. Raises:
     RankLost: if `rejoin` does.
@@ -311,7 +311,7 @@ def _wait(handle: int) -> Tensor:
 
 
 def _rendezvous_of_srun() -> Any:
-    """Give Horovod the place of this rank from Slurm; on rank 0, return a running rendezvous server.
+    """Give Horovod this rank's place from Slurm; on rank 0, return a rendezvous server.
 
     Raises: UsageError: if the server's port is in use, or rank 0 cannot be found.
     """

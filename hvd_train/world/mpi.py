@@ -25,7 +25,7 @@ def leave_quickly(environ: MutableMapping[str, str]) -> None:
 
 
 def call_roll(facts: Mapping[str, str]) -> Any:
-    """Compare the `facts` of all ranks, if mpi4py can be imported and uses the same MPI as Horovod.
+    """Compare the `facts` of all ranks, if mpi4py uses the same MPI as Horovod.
 
     Returns the module `mpi4py.MPI` if this has initialized MPI, so that the caller must finalize it, else None.
     Raises: UsageError: on all ranks, if their facts differ.

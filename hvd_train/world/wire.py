@@ -16,7 +16,7 @@ _NOTHING = torch.zeros(1, dtype=torch.uint8)
 
 # Horovod's own functions for objects are slow: for a state of 200 MB they took 15 s, in which no other thread ran.
 def packed(value: Any) -> Tensor:
-    """Pickle a value into a flat uint8 tensor. It may hold what `torch.save` may, and the types of `travel`."""
+    """Pickle a value into a flat uint8 tensor; besides torch's types it may hold the types of `travel`."""
     if value is None:
         return _NOTHING  # ranks send this to wait for one another
     file = io.BytesIO()
@@ -25,7 +25,7 @@ def packed(value: Any) -> Tensor:
 
 
 def unpacked(payload: Tensor) -> Any:
-    """Return the value in the `payload` of `packed`, on the CPU, and run no code that the payload names.
+    """Return the value in the `payload` of `packed`, without running code from it.
 
     Raises: pickle.UnpicklingError: if it holds other types.
     """
@@ -39,7 +39,7 @@ def unpacked(payload: Tensor) -> Any:
 # Horovod passes a length as an int: of 4.2 GiB in one broadcast 0.2 GiB arrive, and it reports success. Gloo's timeout
 # is for a whole message, so on a slow link a long one would count as a lost rank.
 MOST_BYTES = 4 << 20
-"""The most that one operation sends. A shorter piece takes longer to agree on than to send over a fast link."""
+"""The most that one operation sends. Agreeing on a shorter piece takes longer than sending it."""
 
 
 class Piece:
@@ -68,9 +68,9 @@ class Piece:
 
 
 def pieces(tensors: Iterable[Tensor], most_bytes: int = MOST_BYTES) -> Iterator[Piece]:
-    """Yield the bytes of tensors without gaps in memory, in their order, in pieces of at most `most_bytes`.
+    """Yield the bytes of dense tensors in pieces of at most `most_bytes`.
 
-    Tensors of the same shapes, types and orders in memory give the same pieces on all ranks.
+    Tensors of the same shapes, types and orders in memory give the same pieces.
     """
     parts, num_bytes = list[Tensor](), 0
     for tensor in tensors:
@@ -97,7 +97,7 @@ class Compression(Protocol):
 
 
 class InMemoryOrder:
-    """A compression that sends a gradient in its order in memory, cast by another compression.
+    """A compression that sends a gradient in its memory order, cast by another compression.
 
     Horovod takes contiguous tensors only, unlike the gradients of a model in `channels_last`.
     """

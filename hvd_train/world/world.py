@@ -1,4 +1,4 @@
-"""The processes of a run: the place of each, the operations of a `World`, and the world of one."""
+"""The operations between the ranks of a run, and the world of one rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 PendingSum = Callable[[], Tensor]
 """A sum that has begun: calling it waits for the sum and returns it."""
 Request = Literal["train", "change", "stop"]
-"""The job asks its ranks to train, to form another world because hosts came or went, or to stop."""
+"""Train, form another world because hosts came or went, or stop."""
 
 _EXCHANGE_S = 1.0
 
@@ -30,7 +30,7 @@ _EXCHANGE_S = 1.0
 @may_travel
 @dataclass(frozen=True)
 class Place:
-    """The place of a process among the ranks of its world. The default is the place of a single rank."""
+    """The place of a process among the ranks; by default, of a single rank."""
 
     rank: int = 0
     size: int = 1
@@ -66,7 +66,7 @@ def unwatched(num_bytes: int) -> None:
 
 
 class World:
-    """A group of processes that train one model. All ranks call the operations in the same order.
+    """Processes that train one model. All ranks call the operations in the same order.
 
     An operation in which ranks communicate raises RankLost if another rank has ended or cannot be reached. Here the
     group has one rank, so each operation is an identity; `HorovodWorld` overrides most of them.
@@ -87,13 +87,13 @@ class World:
         return self.start_sum(tensor, name)()
 
     def broadcast(self, value: T, root: int) -> T:
-        """Return on every rank the `value` of rank `root`, which is pickled; tensors in it must be on the CPU."""
+        """Return rank `root`'s `value`, sent as a pickle; tensors in it must be on the CPU."""
         return value
 
     def broadcast_tensors(
         self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
     ) -> None:
-        """Fill the `tensors` of every rank from rank `root` without a copy, except from and to GPUs.
+        """Fill the `tensors` of every rank from rank `root`, on the CPU without a copy.
 
         All ranks pass the same number of tensors, of the same shapes, types and orders in memory, without gaps.
         `arrived` is called with the number of further bytes that have arrived. After a RankLost the tensors of other
@@ -101,11 +101,11 @@ class World:
         """
 
     def gather(self, value: T) -> list[T]:
-        """Return on every rank the values of all ranks, in the order of ranks, pickled as in `broadcast`."""
+        """Return the values of all ranks in their order, pickled as in `broadcast`."""
         return [value]
 
     def wrap(self, optimizer: Optimizer, model: nn.Module, reduction: Reduction) -> Optimizer:
-        """Return the optimizer to use in place of `optimizer`; backward passes through `model` reduce its gradients.
+        """Return an optimizer for `model` whose backward passes reduce the gradients.
 
         The last backward pass of a step starts the reduction of each gradient as soon as it is ready.
         Raises: UsageError: if these ranks do not support the reduction.
@@ -116,7 +116,7 @@ class World:
         """Update, between two steps, which parameters of a wrapped optimizer require a gradient."""
 
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
-        """Set how many backward passes this rank makes in the next step, of which the last starts the reduction."""
+        """Set the number of backward passes in the next step; the last starts the reduction."""
 
     def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> PendingSum:
         """Begin to sum `tensor` over all ranks together with the gradients of this step.
@@ -128,7 +128,7 @@ class World:
 
     @contextmanager
     def reduced(self, optimizer: Optimizer) -> Iterator[None]:
-        """Wait for the gradients of all ranks; inside the block each gradient is their sum. A missing one is zeros."""
+        """Wait for all ranks; inside the block each gradient is the sum. A missing one is zeros."""
         fill_missing_gradients(optimizer)
         yield
 
@@ -149,7 +149,7 @@ class World:
             raise UsageError(difference)
 
     def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        """Call `sync`, in which all ranks synchronize their state, then `body`, and return the value of `body`.
+        """Call `sync`, which synchronizes all ranks, then `body`, and return the value of `body`.
 
         In an elastic job both are called again, with another `place`, after each RankLost or WorldChanged.
         """
@@ -163,7 +163,7 @@ class World:
         """
 
     def requested(self, *, told_to_end: bool = False) -> Request:
-        """Return what the job asks of this rank, without waiting or communication: it is called before each step.
+        """Return what the job asks of this rank, without waiting: it is called before each step.
 
         `told_to_end` says that this rank got a signal. A fixed world stops then. An elastic job continues without this
         rank, unless all ranks got one.
@@ -183,7 +183,7 @@ class LocalWorld(World):
 
 
 def fill_missing_gradients(optimizer: Optimizer) -> None:
-    """Give zeros to each parameter that lacks a gradient, as Horovod does, so that weight decay acts on it."""
+    """Give missing gradients zeros, as Horovod does, so that weight decay acts on them."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and parameter.grad is None:
@@ -213,7 +213,7 @@ def barrier(world: World) -> None:
 
 
 def result_of_rank_0(world: World, work: Future[T]) -> T:
-    """Return the result of rank 0's `work` on every rank; the work of other ranks is ignored.
+    """Return the result of rank 0's `work` on every rank; other ranks' work is ignored.
 
     Ranks communicate every second meanwhile. Raises: RankLost: if a rank is lost, on rank 0 with the work under way.
     """
