@@ -244,9 +244,8 @@ class Roster:
             return True
         staying = [worker for worker in members if self._is_listed(worker)]
         ready = [worker for worker in self._in(Stage.READY) if self._is_listed(worker)]
-        if len(staying) + len(ready) < self.min_workers:
-            return False
-        return len(staying) < len(members) or bool(ready)
+        is_enough = len(staying) + len(ready) >= self.min_workers
+        return is_enough and (len(staying) < len(members) or bool(ready))
 
     def wants_stop(self) -> bool:
         """Return whether members should commit and end: all got a signal, or they cannot connect."""
@@ -283,21 +282,17 @@ class Roster:
 
     def _end_unresponsive(self, now: float) -> list[End]:
         """End workers without a heartbeat, and members that keep the others waiting for too long."""
-        commands = []
-        for worker in self._in(Stage.LEAVING):
-            if now - worker.said_at > LEAVE_S:
-                commands.append(self._end(worker, f"it has not ended within {LEAVE_S:.0f} s", unresponsive=True))
-        waited_s = None if self._meeting_since is None else now - self._meeting_since
-        limit_s = CONNECT_S if self._not_met else REPORT_S
+        leaving = [worker for worker in self._in(Stage.LEAVING) if now - worker.said_at > LEAVE_S]
+        overdue = [(worker, f"it has not ended within {LEAVE_S:.0f} s") for worker in leaving]
+        since, limit_s = self._meeting_since, CONNECT_S if self._not_met else REPORT_S
         for worker in self._in(Stage.TRAINING, Stage.READY, Stage.MEETING):
-            missed = waited_s is not None and worker.stage is Stage.TRAINING
+            missed = since is not None and worker.stage is Stage.TRAINING
             silent_s = now - worker.heard_at
             if silent_s > (SILENT_WHILE_MEETING_S if missed else SILENT_S):
-                commands.append(self._end(worker, f"no heartbeat for {silent_s:.0f} s", unresponsive=True))
-            elif missed and waited_s is not None and waited_s > limit_s:
-                reason = f"it has not come to the new world within {limit_s:.0f} s"
-                commands.append(self._end(worker, reason, unresponsive=True))
-        return commands
+                overdue.append((worker, f"no heartbeat for {silent_s:.0f} s"))
+            elif missed and since is not None and now - since > limit_s:
+                overdue.append((worker, f"it has not come to the new world within {limit_s:.0f} s"))
+        return [self._end(worker, reason, unresponsive=True) for worker, reason in overdue]
 
     def _start_missing(self, now: float) -> list[Start]:
         commands = []
