@@ -1,4 +1,4 @@
-"""The buffers of a model: their places, their rules, and the buffers outside of the state_dict."""
+"""Find, average, copy and restore the buffers of a model."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ from hvd_train.errors import UsageError
 
 @dataclass(frozen=True)
 class Buffer:
-    """The place of a buffer: a forward pass may write into the tensor there, or put another one in its stead."""
+    """A buffer of a module. A forward pass may write into its tensor or assign another one."""
 
-    name: str
-    """Its name in the model, as `named_buffers` has it."""
+    name: str  # in the model, as in `named_buffers`
     module: nn.Module
-    key: str
-    """Its name in the module."""
+    key: str  # its name in the module
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor that is there now, without a graph."""
+        """The current tensor, detached from any graph."""
         tensor = self.module._buffers[self.key]
         assert tensor is not None
         return tensor if tensor.grad_fn is None else tensor.detach()
 
     def put(self, tensor: Tensor) -> None:
-        """Put this tensor there."""
+        """Assign another tensor."""
         self.module._buffers[self.key] = tensor
 
 
 def buffers_of(model: nn.Module) -> list[Buffer]:
-    """Return the buffers of `model`, each once, in the order of `named_buffers`."""
+    """Return each buffer of `model` once, in the order of `named_buffers`."""
     found: dict[int, Buffer] = {}
     for path, module in model.named_modules():
         for key, tensor in module._buffers.items():
@@ -55,9 +53,8 @@ def is_statistic(buffer: Buffer) -> bool:
 def averaged(model: nn.Module, patterns: Sequence[str]) -> set[str]:
     """Return the names of the buffers that a step averages over its micro-batches.
 
-    These are the running statistics of batch norm and instance norm, and the matches of the `patterns` of
-    `--average-buffers`. Other buffers get their value from micro-batch 0. Raises UsageError if a pattern matches no
-    buffer, or one without numbers to average.
+    These are running statistics and matches of `patterns` (`--average-buffers`); others take micro-batch 0's value.
+    Raises UsageError if a pattern matches no buffer, or a buffer without numbers to average.
     """
     buffers = buffers_of(model)
     names = {buffer.name for buffer in buffers if is_statistic(buffer)}
@@ -79,7 +76,7 @@ def averaged(model: nn.Module, patterns: Sequence[str]) -> set[str]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Have the buffers of `model` after this block as they were before: what an evaluation does belongs to no step."""
+    """Restore the buffers of `model` after this block: an evaluation must not change them."""
     before = [(buffer, buffer.tensor, buffer.tensor.clone()) for buffer in buffers_of(model)]
     try:
         yield
@@ -92,15 +89,11 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 def not_in_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return by name the buffers of `model` that were registered with persistent=False."""
-    buffers = buffers_of(model)
-    return {b.name: b.tensor for b in buffers if b.key in b.module._non_persistent_buffers_set}
+    return {b.name: b.tensor for b in buffers_of(model) if b.key in b.module._non_persistent_buffers_set}
 
 
 def load(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Give buffers of `model` that belong to no state_dict these values; names that it does not have are passed over.
-
-    A tensor of another shape takes the place of the one that is there.
-    """
+    """Load `values` by name into buffers outside of the state_dict; skip unknown names."""
     buffers = {buffer.name: buffer for buffer in buffers_of(model)}
     for name, value in values.items():
         if name in buffers:
@@ -108,7 +101,7 @@ def load(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 def copy_into(buffer: Buffer, value: Tensor) -> None:
-    """Give a buffer this value: in the tensor that is there, or in a new one if that cannot hold it."""
+    """Copy `value` into a buffer's tensor, or into a new tensor if shape, type or memory do not fit."""
     here = buffer.tensor
     expanded = any(size > 1 and stride == 0 for size, stride in zip(here.shape, here.stride(), strict=True))
     if (here.shape, here.dtype) == (value.shape, value.dtype) and not expanded:
@@ -118,7 +111,7 @@ def copy_into(buffer: Buffer, value: Tensor) -> None:
 
 
 def copy_others(source: nn.Module, target: nn.Module, names: Set[str]) -> None:
-    """Copy the buffers of `source` to those of `target`, a copy of it, except for these names."""
+    """Copy the buffers of `source`, except `names`, into `target`, which is a copy of it."""
     for buffer, own in zip(buffers_of(source), buffers_of(target), strict=True):
         if buffer.name not in names:
             copy_into(own, buffer.tensor)

@@ -1,4 +1,4 @@
-"""The device of a rank, what belongs to it (threads, memory, clocks), and the loss scale of its number formats."""
+"""The device of a rank: threads, memory, clocks, number formats and loss scale."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from hvd_train.errors import UsageError
 from hvd_train.progress.clock import Split
 from hvd_train.world.world import Place
 
-# The first loss scales. 65,536 is torch's own default for fp16 arithmetic. If only the wire is fp16, gradients are
-# computed in fp32, and a scale that does not overflow at the start loses no step.
+# Initial loss scales. 65,536 is torch's default; if only the wire is fp16, a lower one skips no steps at the start.
 _FP16_SCALE, _WIRE_SCALE = 65536.0, 1024.0
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
 
 
 def choose_device(config: Config, place: Place) -> torch.device:
-    """Return this rank's device, a GPU of its own or the CPU, and prepare torch and this process for it.
+    """Return this rank's own GPU, or the CPU, and prepare torch and this process for it.
 
-    On a CPU torch gets this rank's share of the cores as threads. Raises UsageError if GPUs are asked for and there
-    are none, if `--gpu-ids` names a missing one, or if the host has fewer GPUs than ranks.
+    Raises UsageError if GPUs are requested and there are none, if `--gpu-ids` names a missing GPU, or if the host has
+    fewer GPUs than ranks.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if config.run.device == "cuda" and count == 0:
@@ -43,25 +42,23 @@ def choose_device(config: Config, place: Place) -> torch.device:
         )
     device = torch.device("cuda", ids[place.local_rank % len(ids)])
     torch.cuda.set_device(device)
-    # cuDNN finds the fastest algorithm for each shape by trial, and may choose another one in the next run.
+    # cuDNN's benchmark times the algorithms for each shape, and may choose another one in the next run.
     torch.backends.cudnn.benchmark = not config.precision.deterministic
     if config.precision.deterministic:
-        # Without this cuBLAS is not deterministic, and torch refuses to use it.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses to use cuBLAS
     return device
 
 
 def num_cores(place: Place) -> int:
-    """Return this rank's share, at least 1, of the cores that the ranks of its host may use."""
+    """Return this rank's share of its host's cores, at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // place.local_size)
 
 
 def _keep_freed_memory() -> None:
-    """Have malloc keep freed memory for the tensors of the next step, unless the environment configures malloc.
+    """Make malloc keep freed memory (mallopt(3)), unless the environment configures malloc.
 
-    glibc returns large freed pieces to the kernel, which clears each page again when it is next touched: that takes a
-    fifth of the arithmetic of a ResNet-18's step, half of a VGG-11's. mallopt(3) documents the options; other
-    allocators ignore them.
+    glibc returns large freed blocks to the kernel, which clears each page again at its next use. In the next step
+    that costs a fifth of a ResNet-18's arithmetic, and half of a VGG-11's. Other allocators ignore the options.
     """
     variables = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -71,12 +68,12 @@ def _keep_freed_memory() -> None:
 
 
 def gpu_name(device: torch.device) -> str | None:
-    """Return the name of a GPU as its driver gives it, or None for a CPU."""
+    """Return the driver's name of a GPU, or None for a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def split_on(device: torch.device) -> Split:
-    """Return a split that times the phases of a step on `device`, on a GPU by events in its own queue."""
+    """Return a split that times the phases of a step on `device`; on a GPU by CUDA events."""
     if device.type != "cuda":
         return Split()
 
@@ -94,42 +91,35 @@ def split_on(device: torch.device) -> Split:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until `device` has finished all work that was queued on it."""
+    """Wait until `device` has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seed(device: torch.device, number: int) -> None:
-    """Seed torch's default random generators of the CPU and of `device` with `number`.
-
-    torch.manual_seed seeds every kind of device that might exist, which takes 160 microseconds for each micro-batch.
-    """
-    torch.default_generator.manual_seed(number)
+    """Seed torch's default random generators of the CPU and of `device` with `number`."""
+    torch.default_generator.manual_seed(number)  # torch.manual_seed seeds all kinds of device, which takes 160 us
     if device.type == "cuda":
         torch.cuda.manual_seed(number)
 
 
 def uses_channels_last(config: Config, device: torch.device) -> bool:
-    """Return whether images and weights are stored in torch's memory format `channels_last`."""
+    """Return whether images and weights have torch's memory format `channels_last`."""
     choice = config.precision.channels_last
     return device.type == "cuda" and config.precision.precision != "fp32" if choice == "auto" else choice == "on"
 
 
 def uses_fp16_wire(config: Config, device: torch.device) -> bool:
-    """Return whether gradients travel as fp16.
-
-    With `--compression auto` those on GPUs do; on a CPU the casts cost more than they save.
-    """
+    """Return whether gradients travel as fp16. `auto` means on GPUs: casts on a CPU cost more than they save."""
     choice = config.precision.compression
     return device.type == "cuda" if choice == "auto" else choice == "fp16"
 
 
 def loss_scaler(config: Config, device: torch.device, *, fp16_wire: bool) -> torch.amp.GradScaler:
-    """Return the loss scaler that keeps gradients in the range of fp16, in the arithmetic or only on the wire.
+    """Return the loss scaler, which is disabled if neither arithmetic nor wire is fp16.
 
-    It is disabled if neither is fp16. Horovod's fp16 compression casts without scaling: 7e4 becomes inf and 1e-8
-    becomes 0. A scale that grows until a gradient overflows, and then halves, saves small gradients; an overflow skips
-    the step on every rank (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740).
+    Horovod's fp16 compression casts without scaling: 7e4 becomes inf and 1e-8 becomes 0. An overflow skips the step
+    on every rank (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740).
     """
     arithmetic = config.precision.precision == "fp16"
     scaler = torch.amp.GradScaler(

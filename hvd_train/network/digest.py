@@ -11,23 +11,20 @@ from torch import Tensor
 
 
 def digest_of(facts: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return a digest, of 32 hexadecimal digits, of `facts` and of tensors with their names, types and shapes.
+    """Return a digest (32 hexadecimal digits) of `facts` and of tensors' names, types, shapes and values.
 
-    It does not depend on the order of `tensors`, on the device, or on how a tensor lies in memory (`channels_last`).
-    Against errors it is as good as any of 128 bits; it is not made to withstand somebody who looks for two states with
-    the same digest.
+    It depends neither on the order of `tensors` nor on their device or memory format. It detects errors, not attacks.
     """
     fingerprint = xxhash.xxh3_128(facts.encode())
     for name, tensor in sorted(tensors, key=lambda named: named[0]):
         fingerprint.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        # Numbers are put into the order of dimensions where they lie: a GPU does it in no time.
         values = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
-        fingerprint.update(values.numpy().data)  # other threads, such as the heartbeat's, run meanwhile
+        fingerprint.update(values.numpy().data)  # without the GIL: the heartbeat's thread runs meanwhile
     return fingerprint.hexdigest()
 
 
 def tensors_in(values: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in nested mappings and sequences, each with the keys and places that lead to it."""
+    """Yield the tensors in nested mappings and sequences, each with its path of keys and places."""
     if isinstance(values, Tensor):
         yield name, values
     elif isinstance(values, Mapping):

@@ -1,4 +1,4 @@
-"""Which parameters are trained, as a function of the epoch. The others have no gradient and are not reduced."""
+"""Freeze parameters as a function of the epoch. Frozen parameters have no gradient and are not reduced."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def check(config: ModelConfig) -> None:
 def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
     """Return the names of the parameters of `model` that are frozen in `epoch` (counted from 0).
 
-    Raises UsageError if a pattern matches no parameter, if `backbone` is asked for and the model has no head, and
-    if every parameter would be frozen.
+    Raises UsageError if a pattern matches no parameter, if `backbone` finds no head, or if all would be frozen.
     """
     names = [name for name, _ in model.named_parameters()]
     if config.freeze == "none":
@@ -43,7 +42,7 @@ def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
         frozen_names = _matching(config.freeze, names)
     stages = [match.groups() for entry in config.unfreeze if (match := _UNFREEZE.fullmatch(entry))]
     for first_epoch, pattern in stages:
-        thawed = _matching(pattern, names)  # in later epochs, too: a pattern without a match is an error at once
+        thawed = _matching(pattern, names)  # before its epoch, too: a pattern without a match is an error at once
         if epoch >= int(first_epoch):
             frozen_names -= thawed
     if len(frozen_names) == len(names):
@@ -52,11 +51,10 @@ def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
 
 
 def apply(config: ModelConfig, model: nn.Module, epoch: int) -> bool:
-    """Freeze and thaw the parameters of `model` for `epoch` (counted from 0); return whether that changed any of them.
+    """Freeze and thaw parameters for `epoch` (counted from 0); return whether any of them changed.
 
-    While the model trains, a batch norm layer whose own parameters are frozen is in evaluation mode, since its
-    statistics belong to those weights. With `--freeze none` nothing is touched: the model itself decides which
-    parameters require a gradient. Raises UsageError as `frozen` does.
+    In training, batch norm layers with frozen parameters are in evaluation mode: their statistics belong to these
+    weights. With `--freeze none` the model itself decides which parameters train. Raises UsageError as `frozen` does.
     """
     if config.freeze == "none":
         return False
@@ -75,19 +73,15 @@ def apply(config: ModelConfig, model: nn.Module, epoch: int) -> bool:
 
 
 def prepare(config: ModelConfig, model: nn.Module) -> None:
-    """Have exactly those parameters require a gradient that are trained in some epoch, before an optimizer is built.
-
-    Raises UsageError as `frozen` does.
-    """
-    if config.freeze == "none":
-        return
-    trained = ever_trained(config, model)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trained)
+    """Make the parameters of `ever_trained` require a gradient, before an optimizer is built. Raises UsageError."""
+    if config.freeze != "none":
+        trained = ever_trained(config, model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in trained)
 
 
 def ever_trained(config: ModelConfig, model: nn.Module) -> set[str]:
-    """Return the names of the parameters that are trained in at least one epoch. Raises UsageError as `frozen` does."""
+    """Return the names of the parameters that train in any epoch. Raises UsageError as `frozen` does."""
     names = {name for name, _ in model.named_parameters()}
     last_stage = max((int(entry.partition(":")[0]) for entry in config.unfreeze), default=0)
     return names - frozen(config, model, last_stage)
@@ -96,7 +90,6 @@ def ever_trained(config: ModelConfig, model: nn.Module) -> set[str]:
 def _matching(pattern: str, names: Iterable[str]) -> set[str]:
     matching = {name for name in names if fnmatchcase(name, pattern)}
     if not matching:
-        raise UsageError(
-            f"no parameter of the model is called {pattern}; they are called {', '.join(list(names)[:4])}, ..."
-        )
+        known = ", ".join(list(names)[:4])
+        raise UsageError(f"no parameter of the model is called {pattern}; they are called {known}, ...")
     return matching

@@ -1,4 +1,4 @@
-"""Models by name: of torchvision, of timm, a small convnet for digits, and the user's own."""
+"""Build models by name: torchvision's, timm's, a small convnet for digits, or the user's own."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from hvd_train.network.buffers import unchanged
 from hvd_train.plugin import TIMM
 
 DIGITS_CONVNET = "digits-convnet"
-Builder = Callable[[int], nn.Module]
-"""A function of the user's that returns a model for a number of classes."""
+Builder = Callable[[int], nn.Module]  # the user's own function, of the number of classes
 
 
 def digits_convnet(num_classes: int, channels: int = 1) -> nn.Module:
-    """Return a network of three convolutions and two linear layers for images of 8 x 8 pixels or a few more.
+    """Return a network of 0.1 million parameters, without batch norm and dropout, for images from 8 x 8 pixels.
 
-    It maps images [batch, channels, height, width] to logits [batch, num_classes] and has 0.1 million parameters, no
-    batch norm and no dropout.
+    It maps images [batch, channels, height, width] to logits [batch, num_classes].
     """
     return nn.Sequential(
         nn.Conv2d(channels, 32, kernel_size=3, padding=1),
@@ -43,10 +41,7 @@ def digits_convnet(num_classes: int, channels: int = 1) -> nn.Module:
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError, with the nearest known name, if no model is called `name`.
-
-    The user's own MODULE:FUNCTION is loaded; raises UsageError, too, if that fails or timm is not installed.
-    """
+    """Raise UsageError if no model is called `name`, its MODULE:FUNCTION does not load, or timm is not installed."""
     if name == DIGITS_CONVNET:
         return
     if name.startswith(TIMM):
@@ -78,30 +73,27 @@ def torchvision_names() -> list[str]:
 
 
 def head_of(model: nn.Module) -> str | None:
-    """Return the name of the last linear or convolutional layer, which makes the logits, or None if there is none."""
-    layers = [
-        name for name, module in model.named_modules() if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
-    ]
-    return layers[-1] if layers else None
+    """Return the name of the last linear or convolutional layer, which computes the logits, or None."""
+    kinds = (nn.Linear, nn.modules.conv._ConvNd)
+    return next((name for name, module in reversed([*model.named_modules()]) if isinstance(module, kinds)), None)
 
 
 def needs_colour(name: str) -> bool:
-    """Return whether a model takes images of three channels only, as models of torchvision and timm do."""
+    """Return whether a model takes images of three channels only, as torchvision's and timm's do."""
     return name != DIGITS_CONVNET and not plugin.is_reference(name)
 
 
 def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder | None = None) -> nn.Module:
     """Return the named model for `num_classes` classes, with random weights drawn from `seed`.
 
-    `own`, a function of the user's, goes before `name`; it decides about channels by itself. Raises UsageError if
-    the user's function cannot be loaded or does not return a module, or timm is not installed.
+    The user's function `own` overrides `name`. Raises UsageError if the user's function cannot be loaded or does not
+    return a module, or timm is not installed.
     """
     torch.manual_seed(seed)
+    model: nn.Module
     if own is None and name.startswith(TIMM):
-        from_timm: nn.Module = _timm(name).create_model(
-            name.removeprefix(TIMM), num_classes=num_classes, in_chans=channels
-        )
-        return from_timm
+        model = _timm(name).create_model(name.removeprefix(TIMM), num_classes=num_classes, in_chans=channels)
+        return model
     if own is not None or plugin.is_reference(name):
         model = (own or plugin.load("model", name))(num_classes)
         if not isinstance(model, nn.Module):
@@ -113,15 +105,13 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
 
     extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
     model = get_model(name, weights=None, num_classes=num_classes, **extra)
-    assert isinstance(model, nn.Module)
     return model
 
 
 def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int, *, trains: bool = False) -> None:
-    """Pass the images `example` [batch, channels, height, width] through `model`, which stays as it was.
+    """Pass images [batch, channels, height, width] through `model`, and if it `trains`, through a copy in training.
 
-    If it `trains`, a copy of it does so in training, too. Raises UsageError if the model cannot take them, or does
-    not return logits [batch, num_classes].
+    Raises UsageError if the model cannot take them, or does not return logits [batch, num_classes].
     """
     was_training = model.training
     model.eval()

@@ -1,4 +1,4 @@
-"""Batch norm over the samples of all ranks, and how a rank without samples takes part in it."""
+"""Batch norm over the samples of all ranks; ranks without samples take part, too."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hvd_train.world.world import World
 
 
 def synchronised(model: nn.Module, world: World) -> nn.Module:
-    """Return `model` with each batch norm layer replaced by one over the samples that all ranks have in a pass.
+    """Replace each batch norm layer by a SyncBatchNorm with the same tensors; return the model.
 
-    Parameters and statistics are the same tensors as before. The model itself is changed, unless it is such a layer.
+    The model is changed in place, unless it is itself a batch norm layer.
     """
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     for name, layer in layers:
@@ -27,11 +27,13 @@ def synchronised(model: nn.Module, world: World) -> nn.Module:
     return model
 
 
-class SumOverRanks:
-    """Sums tensors over the ranks of a world, which a deep copy shares: a model is copied with its layers."""
+_SHARED_NAME = "batch_norm"
 
-    padded: int | None = None
-    """The length of all sums in a pass that some ranks have no micro-batch in, else None."""
+
+class SumOverRanks:
+    """Sums tensors over the ranks of a world. A deep copy of a layer shares it."""
+
+    padded: int | None = None  # the length of all sums in a pass in which some ranks have no micro-batch
 
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name
@@ -40,31 +42,21 @@ class SumOverRanks:
         """Return the sum of `tensor` over all ranks. Raises RankLost."""
         if self.padded is None:
             return self._world.sum(tensor, f"{self._name}.{name}")
-        summed = self._world.sum(_padded(tensor, self.padded), _SHARED_NAME)
-        return summed[: len(tensor)]
+        row = tensor.new_zeros(self.padded)
+        row[: len(tensor)] = tensor
+        row[-1] = 1  # more sums follow
+        return self._world.sum(row, _SHARED_NAME)[: len(tensor)]
 
     def __deepcopy__(self, memo: object) -> SumOverRanks:
         return self
 
 
-_SHARED_NAME = "batch_norm"
-
-
-def _padded(tensor: Tensor, length: int) -> Tensor:
-    """Return `tensor` with zeros after it, and a 1 at the end: there is more to come."""
-    row = tensor.new_zeros(length)
-    row[: len(tensor)] = tensor
-    row[-1] = 1
-    return row
-
-
 class SumsInPasses:
-    """The sums of a model's layers over ranks in each pass, also for ranks without a micro-batch in it.
+    """Lets ranks without a micro-batch in a pass take part in the sums of the model's layers.
 
-    Ranks take micro-batches in turn, so a rank may lack one in the last pass of a step only. It does not run the model,
-    which need not work without samples (`x.view(len(x), -1)`). It adds zeros to the sums of the others
-    until these report the end. In such a pass all sums have the same name and length, so no rank needs to know
-    which comes next. Without such layers nothing is summed.
+    A rank may lack a micro-batch in the last pass of a step only. It does not run the model, which may not work
+    without samples (`x.view(len(x), -1)`). It adds zeros to the sums of the other ranks until they report the end.
+    In such a pass all sums have the same name and length, so no rank needs to know which sum comes next.
     """
 
     def __init__(self, sums: Sequence[SumOverRanks], longest: int, world: World, device: torch.device) -> None:
@@ -88,11 +80,9 @@ class SumsInPasses:
         """End the last micro-batch: release the ranks without one, or be one of them. Raises RankLost."""
         if self._some_lack_one:
             self._pad(None)
-            while self._sum_zeros()[-1] > 0:  # 1 until the ranks with a micro-batch report the end
+            # The last number is above 0 until the ranks with a micro-batch report the end.
+            while self._world.sum(torch.zeros(self._length, device=self._device), _SHARED_NAME)[-1] > 0:
                 pass
-
-    def _sum_zeros(self) -> Tensor:
-        return self._world.sum(torch.zeros(self._length, device=self._device), _SHARED_NAME)
 
     def _pad(self, length: int | None) -> None:
         for each in self._sums:
@@ -100,7 +90,7 @@ class SumsInPasses:
 
 
 def sums_in_passes(model: nn.Module, world: World, device: torch.device) -> SumsInPasses:
-    """Return what the layers of `model`, which is on `device`, sum over the ranks of `world`."""
+    """Return the sums over ranks of the SyncBatchNorm layers of `model`, which is on `device`."""
     layers = [layer for layer in model.modules() if isinstance(layer, SyncBatchNorm)]
     longest = max((2 * layer.num_features + 1 for layer in layers), default=0)
     return SumsInPasses([layer.add for layer in layers], longest, world, device)
@@ -109,8 +99,7 @@ def sums_in_passes(model: nn.Module, world: World, device: torch.device) -> Sums
 class SyncBatchNorm(_BatchNorm):
     """Batch norm (Ioffe and Szegedy, arXiv 1502.03167) over the samples of all ranks, on any device.
 
-    In evaluation mode it is plain batch norm. In training every rank takes part in each forward and backward pass:
-    with samples, with an empty batch, or without the layer (`SumsInPasses`).
+    In evaluation mode it is plain batch norm. In training all ranks take part in each pass (`SumsInPasses`).
     """
 
     def __init__(self, plain: _BatchNorm, add: SumOverRanks) -> None:
@@ -124,14 +113,11 @@ class SyncBatchNorm(_BatchNorm):
         """Accept any number of dimensions."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
-        """Return the normalised `input` [n, features, ...].
-
-        In training n may differ from rank to rank and be 0. Raises RankLost.
-        """
+        """Return the normalised `input` [n, features, ...]; in training n may differ by rank. Raises RankLost."""
         if not self.training:
             plain: Tensor = super().forward(input)
             return plain
-        # Sums of squares of values far from zero would lose digits; the running mean is near to their centre.
+        # Squares of values far from zero lose digits, so the running mean is subtracted first.
         centre = torch.zeros(self.num_features, device=input.device)
         if self.running_mean is not None:
             centre = self.running_mean.float().clone()
@@ -149,18 +135,12 @@ class SyncBatchNorm(_BatchNorm):
 class _SyncBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        images: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        centre: Tensor,
-        eps: float,
-        add: SumOverRanks,
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, centre: Tensor, eps: float, add: SumOverRanks
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        shape = (1, -1, *[1] * (images.dim() - 2))
-        over = [0, *range(2, images.dim())]
-        values = images.float() - centre.view(shape)
-        number = torch.full((1,), float(values.numel() // values.shape[1]), device=images.device)
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        over = [0, *range(2, x.dim())]
+        values = x.float() - centre.view(shape)
+        number = torch.full((1,), float(values.numel() // values.shape[1]), device=x.device)
         sums = add(torch.cat([values.sum(over), values.square().sum(over), number]), "forward")
         count = sums[-1]
         mean, squares = sums[:-1].view(2, -1) / count
@@ -174,7 +154,7 @@ class _SyncBatchNorm(torch.autograd.Function):
             output = output + bias.float().view(shape)
         statistics = (mean + centre, variance, count)
         ctx.mark_non_differentiable(*statistics)
-        return output.to(images.dtype), *statistics
+        return output.to(x.dtype), *statistics
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -187,6 +167,6 @@ class _SyncBatchNorm(torch.autograd.Function):
         if weight is None:
             return image_gradient.to(gradient.dtype), None, None, None, None, None
         image_gradient = image_gradient * weight.float().view(ctx.shape)
-        # Weight and bias get this rank's share of their gradients: it is summed with all other gradients.
+        # The gradients of weight and bias are this rank's share, which is summed with all other gradients.
         own_share = weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype)
         return image_gradient.to(gradient.dtype), *own_share, None, None, None

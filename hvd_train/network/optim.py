@@ -1,4 +1,4 @@
-"""The optimizer that a config names, and the moving average of weights."""
+"""Build the optimizer of a config, and the moving average of weights."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
-    """Return the optimizer of the parameters of `model` that require a gradient.
+    """Return the optimizer of the parameters that require a gradient.
 
-    Raises UsageError if there is none, or LARS or LAMB is asked for and timm is not installed.
+    Raises UsageError if there is no such parameter, or if LARS or LAMB needs timm and it is not installed.
     """
     groups = parameter_groups(config, model)
     if not groups:
@@ -35,8 +35,8 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
     common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optimizer in ("lars", "lamb"):
         return _of_timm(config, groups, common)
-    # Fused: one pass over memory; torch's default takes one for each term of the formula.
-    common["fused"] = all(_is_dense_and_real(parameter) for group in groups for parameter in group["params"])
+    # Fused optimizers pass over memory once; they take only real numbers without gaps in memory.
+    common["fused"] = all(p.is_floating_point() and has_no_gaps(p) for group in groups for p in group["params"])
     if config.optimizer == "sgd":
         return _sgd(config, groups, common)
     cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
@@ -44,10 +44,7 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
 
 
 def _sgd(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
-    """Return SGD with momenta of zero, of which the first step makes the gradient, as it does without momenta.
-
-    Without them torch's fused SGD (2.15) fails if a thawed parameter has its first step later than others.
-    """
+    """Return SGD with momenta of zero: without them fused SGD (torch 2.15) fails at a parameter that thaws later."""
     built = _never_compiled(torch.optim.SGD)(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
     if config.momentum:
         for group in groups:
@@ -56,16 +53,11 @@ def _sgd(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str
     return built
 
 
-def _is_dense_and_real(parameter: Tensor) -> bool:
-    """Return whether a parameter has real numbers without gaps in memory: torch's fused optimizers take no other."""
-    return parameter.is_floating_point() and has_no_gaps(parameter)
-
-
 def match_memory_format(optimizer: Optimizer) -> None:
-    """Give each state tensor of `optimizer` the order in memory that its parameter has.
+    """Give each state tensor of `optimizer` the memory format of its parameter.
 
-    A checkpoint may come from a run with another order (`--channels-last`). torch's fused optimizers (2.15) take
-    numbers as they lie in memory, and would pair each weight with the momentum of another one.
+    A checkpoint may come from a run with another format (`--channels-last`). torch's fused optimizers (2.15) read
+    numbers in memory order, and would pair a weight with the momentum of another one.
     """
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
@@ -76,9 +68,9 @@ def match_memory_format(optimizer: Optimizer) -> None:
 def adapted(
     saved: Mapping[str, Any], config: OptimizerConfig, optimizer: Optimizer, model: nn.Module
 ) -> dict[str, Any] | None:
-    """Return a state dict for `optimizer`: the state in `saved`, with the settings that `optimizer` has.
+    """Return a state dict with the state in `saved` and the settings of `optimizer`.
 
-    `saved` is of an optimizer of the same class that `config` describes. None if it is of other parameters.
+    `saved` is from an optimizer of the same class, which `config` describes. None if its parameters are others.
     """
     their_groups = parameter_groups(config, model)
     if [len(group["params"]) for group in their_groups] != [len(group["params"]) for group in saved["param_groups"]]:
@@ -96,10 +88,9 @@ def adapted(
 
 
 def _never_compiled(cls: type[T]) -> type[T]:
-    """Return an optimizer class without torch's wrappers against torch.compile around its methods.
+    """Return an optimizer class without the wrappers that keep torch.compile from its methods.
 
-    Each wrapper imports the whole compiler when it is first called, which takes longer than importing torch itself.
-    Optimizers are not compiled here.
+    The first call of a wrapper imports the whole compiler, which takes longer than importing torch.
     """
     names = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
     methods = {name: inspect.unwrap(getattr(cls, name)) for name in names}
@@ -108,9 +99,9 @@ def _never_compiled(cls: type[T]) -> type[T]:
 
 
 def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
-    """Return the groups of parameters that require a gradient, with `weight_decay` 0 for those that are exempt.
+    """Return the groups of parameters that require a gradient, without empty groups.
 
-    With `--decay-of weights` biases and the parameters of normalisation layers are exempt. Empty groups are left out.
+    With `--decay-of weights` biases and the parameters of normalisation layers have a `weight_decay` of 0.
     """
     norm_parameters = {id(p) for m in model.modules() if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
     decaying: list[nn.Parameter] = []
@@ -134,19 +125,13 @@ def _of_timm(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict
         from timm.optim.lars import Lars
     except ImportError:
         raise UsageError(f"--optimizer {config.optimizer}: timm is not installed: pip install timm") from None
-    built: Optimizer
-    if config.optimizer == "lars":
-        built = Lars(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
-    else:
-        built = Lamb(groups, **common)
-    return built
+    if config.optimizer == "lamb":
+        return Lamb(groups, **common)
+    return Lars(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
 
 
 class MovingAverage(AveragedModel):
-    """The exponential moving average of a model's weights and averaged buffers.
-
-    Other buffers are copies of the model's: the mean of two random states or unit vectors is neither.
-    """
+    """The exponential moving average of a model's weights and averaged buffers; other buffers are copies."""
 
     def __init__(self, model: nn.Module, decay: float, averaged: Set[str]) -> None:
         super().__init__(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)  # type: ignore[no-untyped-call]
@@ -154,7 +139,7 @@ class MovingAverage(AveragedModel):
 
     @override
     def update_parameters(self, model: nn.Module) -> None:
-        """Take in the model's values of now; the first time they are copied."""
+        """Add the model's current values; the first call copies them."""
         super().update_parameters(model)
         buffers.copy_others(model, self.module, self._averaged)
 
@@ -162,9 +147,8 @@ class MovingAverage(AveragedModel):
 def moving_average(config: OptimizerConfig, model: nn.Module, patterns: Sequence[str] = ()) -> MovingAverage | None:
     """Return the exponential moving average of `model`, or None without `--ema-decay`.
 
-    Its first update copies the model. The buffers that are averaged over micro-batches (`buffers.averaged`, with these
-    `patterns`) are averaged here, too, as in torchvision's training references, so that running statistics belong to
-    the weights.
+    It also averages the buffers of `buffers.averaged` with these `patterns`, as torchvision's training references do,
+    so that running statistics belong to the weights.
     """
     averaged = buffers.averaged(model, patterns)
     return None if config.ema_decay is None else MovingAverage(model, config.ema_decay, averaged)

@@ -1,4 +1,4 @@
-"""The buffers of a model in an optimizer step: equal on all ranks after it, for any number of ranks."""
+"""Update a model's buffers in an optimizer step, equally on all ranks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ class StepBuffers:
     """
 
     def __init__(self, model: nn.Module, device: torch.device, patterns: Sequence[str] = ()) -> None:
-        """`patterns` name further buffers to average; `device` is the device of the model.
-
-        Raises UsageError as `buffers.averaged` does.
-        """
+        """Average the buffers of `patterns`, too; `device` is the model's. Raises UsageError as `averaged` does."""
         names, buffers = averaged(model, patterns), buffers_of(model)
         mean = [buffer for buffer in buffers if buffer.name in names]
         floats = [buffer for buffer in mean if buffer.tensor.is_floating_point()]
@@ -39,10 +36,9 @@ class StepBuffers:
         self._new, self._begun = {}, True
 
     def put_back(self) -> None:
-        """Restore the values from the beginning of the step: before each forward pass, and if a fault breaks the step.
+        """Restore the values from the beginning of the step: before each forward pass, and after a fault.
 
-        Autograd refuses a backward pass through a layer if its statistics were written to after the forward pass, so
-        the backward pass comes first.
+        Call it after the backward pass, which autograd refuses if statistics were written to since the forward pass.
         """
         for kind in self._kinds if self._begun else []:
             kind.put_back()
@@ -57,16 +53,16 @@ class StepBuffers:
 
     @property
     def changes(self) -> list[Tensor]:
-        """The changes of averaged buffers on this rank: float32, 1-D, of the same lengths on all ranks."""
+        """This rank's changes of averaged buffers: float32, 1-D, with the same lengths on all ranks."""
         return [mean.changes for mean in self._means]
 
     @property
     def others_changed(self) -> bool:
-        """Whether this rank ran micro-batch 0, and it changed a buffer that is not averaged."""
+        """Whether this rank ran micro-batch 0 and changed a buffer that is not averaged."""
         return bool(self._new)
 
     def broadcast_others(self, world: World) -> None:
-        """Send the changed buffers that are not averaged from rank 0, which runs micro-batch 0. Raises RankLost."""
+        """Broadcast the changed other buffers from rank 0, which runs micro-batch 0. Raises RankLost."""
         self._new = world.broadcast(self._new, 0)
 
     def finish(self, total: Tensor, num_micro_batches: int) -> None:

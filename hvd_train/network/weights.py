@@ -1,4 +1,4 @@
-"""Weights to start from: torchvision's by name, or a file that holds a state_dict."""
+"""Load initial weights: torchvision's by name, or a file with a state_dict."""
 
 from __future__ import annotations
 
@@ -19,46 +19,35 @@ from hvd_train import plain_file
 from hvd_train.errors import UsageError, first_few, unknown_name
 from hvd_train.network.models import head_of, torchvision_names
 
-# Auxiliary classifiers, which help these models to train from random weights; `models.build` leaves them out.
+# Auxiliary classifiers help these models to train from random weights; `models.build` leaves them out.
 _AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 _FEATURES = "IMAGENET1K_FEATURES"  # of VGG-16: the classifier in its file has no values
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)")
 _PARTS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")  # the first in a file is taken
 
-_DAMAGED = (
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    ArithmeticError,
-    AssertionError,
-    ImportError,
-    struct.error,
-)
-UNREADABLE = (OSError, RuntimeError, EOFError, MemoryError, pickle.UnpicklingError, *_DAMAGED)
+_DAMAGED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, ImportError)
+UNREADABLE = (OSError, RuntimeError, EOFError, MemoryError, pickle.UnpicklingError, struct.error, *_DAMAGED)
 """The errors that torch.load raises for a file that is damaged or empty, or holds code."""
 
 
 def why_unreadable(error: Exception) -> str:
-    """Return in a few words why torch.load has raised one of UNREADABLE.
-
-    Its own text about a file that holds code is not repeated: it says how to run that code.
-    """
+    """Return in a few words why torch.load has raised one of UNREADABLE."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
+        # torch's own text says how to run the code in the file.
         return "it is damaged, or holds more than tensors, which could run code here"
     return str(error).partition("\n")[0] or type(error).__name__
 
 
 def tensors_in(path: Path) -> Any:
-    """Return the tensors and plain values in a file, on the CPU. Raises one of UNREADABLE if there are none."""
+    """Return the tensors and plain values in a file, on the CPU. Raises one of UNREADABLE."""
     with plain_file.opened(path) as file:
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def is_file(weights: str) -> bool:
-    """Return whether `weights` is the path of a file rather than a name of torchvision's."""
+    """Return whether `weights` is a path rather than a name of torchvision."""
     return "/" in weights or "." in weights
 
 
@@ -85,10 +74,10 @@ def normalisation(weights: str, model: str) -> tuple[tuple[float, ...], tuple[fl
 
 
 def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> str:
-    """Load `weights` into `model`, which is called `name`, and return a line that says what was loaded.
+    """Load `weights` into `model`, which is called `name`, and return a line for the user.
 
     A last layer for another number of classes keeps its random weights. Raises UsageError if other tensors do not
-    fit (it lists them), or if the weights cannot be read or fetched (it says where to put the file).
+    fit, or if the weights cannot be read or fetched.
     """
     loaded, part = _from_file(Path(weights)) if is_file(weights) else (_from_torchvision(weights, name), "")
     before = copy.deepcopy(model.state_dict())
@@ -104,7 +93,7 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
     shapes = [f"{key} ({_shape(state, key)} for {_shape(before, key)})" for key in misshapen]
     for key in differing & state.keys():
         del state[key]
-    # No version but the model's own: torch and torchvision then rename and add what older files have otherwise.
+    # With the model's version only, torch and torchvision convert the tensors of older files.
     state._metadata = {"": {"version": getattr(model, "_version", None)}}  # type: ignore[attr-defined]
     found = {"other shapes": shapes}
     try:
@@ -120,14 +109,14 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
 
 
 def load(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Load into a model the tensors of its state dict, which were saved without the versions that torch adds."""
+    """Load the tensors of a state dict that was saved without torch's version metadata."""
     state = OrderedDict(tensors)
     state._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # MNASNet does not load without them
     model.load_state_dict(state)
 
 
 def _with_names_of(own: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
-    """Return what was loaded under the names of `own`: without prefixes of wrappers, and DenseNet's of today."""
+    """Rename loaded tensors to the names of `own`: no prefixes of wrappers, and DenseNet's new names."""
     new = {key: _OLD_DENSENET.sub(r"\1", key.replace("_orig_mod.", "")) for key in loaded if key not in own}
     named = OrderedDict((new.get(key, key), value) for key, value in loaded.items() if new.get(key) != "n_averaged")
     short = named
@@ -143,10 +132,7 @@ def _names(model: str) -> list[str]:
 
 
 def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
-    """Return torchvision's weights; the ranks of a host fetch the file once, into torch's own folder for such files.
-
-    Raises UsageError if it cannot be fetched.
-    """
+    """Return torchvision's weights, fetched once a host into torch's cache. Raises UsageError if that fails."""
     from filelock import FileLock
     from torchvision.models import get_model_weights
 
@@ -163,7 +149,7 @@ def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
 
 
 def _from_file(path: Path) -> tuple[Mapping[str, Tensor], str]:
-    """Return the tensors in a file by their names, and in which part of the file they are, as a text."""
+    """Return the tensors in a file by name, and a text that names their part of the file."""
     try:
         content: Any = _safetensors_in(path) if path.suffix == ".safetensors" else tensors_in(path)
     except UNREADABLE as error:
