@@ -95,12 +95,7 @@ class Profile:
         self._split.restart()
 
     def _written(
-        self,
-        folder: Path,
-        recording: _Recording,
-        traces: Sequence[tuple[bytes, str | None]],
-        size: int,
-        reason: str,
+        self, folder: Path, recording: _Recording, traces: Sequence[tuple[bytes, str | None]], size: int, reason: str
     ) -> str:
         """Write the trace, and return the message for the user."""
         problem = next((problem for _, problem in traces if problem), None)

@@ -1,5 +1,1 @@
-"""What follows from a run's progress: the samples that come next, the learning rate, sums of scores, timing.
-
-A run's progress (epoch, cursor, step) goes in; what follows from it comes out, the same on any number of ranks. Nothing
-here communicates with other ranks, builds a model or opens a file. Start with `order`.
-"""
+"""Functions of a run's progress: sample order, learning rate, sums of scores, timing. Start with `order`."""

@@ -1,4 +1,4 @@
-"""Honest timing: images per second of training alone, and where the time of a step goes."""
+"""Time training: images per second, the phases of a step, limits, and clocks that leave out pauses."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_WARMUP_STEPS = 5  # the first steps pay for allocation, tuning and the first exchange of names between ranks
+_WARMUP_STEPS = 5  # the first steps pay for allocation, tuning and Horovod's negotiation
 
 
 class Stopwatch:
-    """Counts samples and the seconds spent on them; start-up, evaluations and final writes are not among them."""
+    """Counts samples and seconds of training, without start-up, evaluations and final writes."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._mark = now()
-        self._skip = _WARMUP_STEPS
+        self._now, self._mark, self._skip = now, now(), _WARMUP_STEPS
         self.samples, self.seconds = 0, 0.0
 
     def step(self, num_samples: int) -> None:
-        """Count a step that has just ended, with its number of samples over all ranks."""
+        """Count a step that has just ended, with the number of samples of all ranks."""
         now = self._now()
         if self._skip:
             self._skip -= 1
@@ -31,46 +29,42 @@ class Stopwatch:
         self._mark = now
 
     def restart(self) -> None:
-        """Leave out the time since the last step, which was not training."""
+        """Leave out the time since the last step."""
         self._mark = self._now()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out the time spent inside this block, which is not training."""
+        """Leave out the time inside this block."""
         self.seconds += 0.0 if self._skip else self._now() - self._mark
         yield
         self._mark = self._now()
 
     @property
     def images_per_second(self) -> float:
-        """Samples of all ranks per second of training; 0 before a step has been counted."""
+        """Samples of all ranks per second of training; 0 before the first counted step."""
         return self.samples / self.seconds if self.seconds else 0.0
 
 
 PHASES = ("data", "forward", "backward", "reduction", "optimizer", "other")
-"""The phases of a step: the wait for samples, the forward and the backward passes, the wait for other ranks' gradients
-after them, the update of the weights, and the rest."""
+"""The phases of a step; "data" is the wait for samples, "reduction" the wait for gradients after the passes."""
 _MOST_MARKS = 600
 
 
 class Split:
-    """Splits the time of training steps into phases: each mark gives the time since the mark before it to a phase.
+    """Splits the time of training steps into phases: a mark gives the time since the last mark to a phase.
 
-    A GPU works later than it is asked to. There a stamp is an event in the GPU's queue (see `network.device.split_on`),
-    and stamps are turned into seconds only when the sums are needed.
+    A GPU works asynchronously, so its stamps are CUDA events (`network.device.split_on`), read as late as possible.
     """
 
     def __init__(
         self, stamp: Callable[[], Any] = time.perf_counter, seconds: Callable[[Any, Any], float] = operator.sub
     ) -> None:
         """`stamp()` returns a point in time, and `seconds(end, start)` the seconds between two of them."""
-        self._stamp, self._seconds = stamp, seconds
+        self._stamp, self._seconds, self._last = stamp, seconds, stamp()
         self._marks: list[tuple[str, Any, Any]] = []
-        self._spent = dict.fromkeys(PHASES, 0.0)
-        self._steps = 0
-        self._last = stamp()
+        self._spent, self._steps = dict.fromkeys(PHASES, 0.0), 0
         self.listener: Callable[[str | None], None] | None = None
-        """Called at each mark with its phase, and at each restart with None; this is how a profile sees the phases."""
+        """Called with the phase at each mark, and with None at each restart; a profile uses it."""
 
     def mark(self, phase: str) -> None:
         """Give the time since the last mark to one of PHASES."""
@@ -83,13 +77,13 @@ class Split:
             self._add_up()
 
     def restart(self) -> None:
-        """Leave out the time since the last mark, which was not training."""
+        """Leave out the time since the last mark."""
         self._last = self._stamp()
         if self.listener is not None:
             self.listener(None)
 
     def take(self) -> dict[str, float] | None:
-        """Return the mean seconds of each phase over the steps since the last call; None if there were no steps."""
+        """Return the mean seconds of each phase over the steps since the last call, or None without steps."""
         self._add_up()
         spent, steps = self._spent, self._steps
         self._spent, self._steps = dict.fromkeys(PHASES, 0.0), 0
@@ -98,17 +92,17 @@ class Split:
     def _add_up(self) -> None:
         for phase, end, start in self._marks:
             self._spent[phase] += self._seconds(end, start)
-            self._steps += phase == "optimizer"  # once in each step; samples are asked for once more in each epoch
+            self._steps += phase == "optimizer"  # once in each step; an epoch has one mark more of "data"
         self._marks.clear()
 
 
 class Timer:
-    """Becomes due when its seconds have passed since it was made or last reset; a timer without a limit never is."""
+    """Becomes due some seconds after its creation or last reset; never, if `seconds` is None."""
 
     def __init__(
         self, seconds: float | None, now: Callable[[], float] = time.monotonic, *, passed: float = 0.0
     ) -> None:
-        """`passed` seconds of the limit are over already when the timer is made."""
+        """Start the timer as if `passed` seconds were over already."""
         self._limit, self._now, self._start = seconds, now, now() - passed
 
     @property
@@ -121,21 +115,20 @@ class Timer:
         self._start = self._now()
 
 
-_GRACE_S = 10.0  # the processes of a job do not all wake up at the same moment
+_GRACE_S = 10.0  # the processes of a job do not all wake up at once
 
 
 class RunningClock:
-    """A monotonic clock that leaves out the time in which this process was paused (SIGSTOP, a frozen container).
+    """A monotonic clock that stops while this process is paused (SIGSTOP, a frozen container).
 
-    It must be read more often than every `longest_s` seconds: a longer time between two readings was a pause. The clock
-    then stands still for another 10 s, in which the other processes of the job wake up as well. During its next 10 s it
-    does not stand still again: in a process that is always slow, limits are reached late but they are reached.
+    More than `longest_s` seconds between two readings are a pause. The clock then stops for another 10 s, in which
+    other processes wake up. It does not stop in its next 10 s, so limits are reached even in a slow process.
     """
 
     def __init__(
         self, longest_s: float, now: Callable[[], float] = time.monotonic, paused: Callable[..., None] = lambda *_: None
     ) -> None:
-        """Start at the time of `now`; `paused` is called with the length of each pause and this clock's time."""
+        """Start at `now()`; `paused` is called with the length of each pause and this clock's time."""
         self._longest_s, self._now, self._paused = longest_s, now, paused
         self._lock = threading.Lock()
         self._read_at = self._time = self._next_pause = now()
@@ -155,7 +148,7 @@ class RunningClock:
 
 
 def duration(seconds: float) -> str:
-    """Write a number of seconds as people do: `1.5 s`, `3:20` or `2:05:00`."""
+    """Format a number of seconds: `1.5 s`, `3:20` or `2:05:00`."""
     if seconds < 60:
         return f"{seconds:.3g} s" if seconds else "0"
     hours, rest = divmod(round(seconds), 3600)

@@ -1,4 +1,4 @@
-"""A fingerprint of the samples that were taken: a number that adds up over ranks and steps, in whichever order."""
+"""Compute fingerprints of samples, which add up over ranks and steps in any order."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ import numpy as np
 
 from hvd_train.progress.order import Indices, scramble
 
-NUM_BYTES = 8
-"""How many numbers `in_bytes` returns."""
+NUM_BYTES = 8  # of `in_bytes`
 _AT_ONCE = 1 << 20
 
 
 def fingerprint(samples: Indices) -> int:
-    """Return the fingerprint, from 0 to 2^64 - 1, of these samples in any order, whose numbers are int64 [n].
+    """Return the fingerprint, from 0 to 2^64 - 1, of sample numbers (int64 [n]) in any order.
 
-    It is the sum of `scramble(number + 1)` modulo 2^64. Samples that differ, by one that is missing, comes twice or
-    stands for another, have the same only by a chance of 1 in 2^64: `scramble` maps numbers one to one.
+    It is the sum of `scramble(number + 1)` modulo 2^64. Different samples have the same fingerprint by a chance of
+    1 in 2^64.
     """
-    words = scramble(samples.astype(np.uint64) + np.uint64(1))
-    return int(words.sum(dtype=np.uint64))
+    return int(scramble(samples.astype(np.uint64) + np.uint64(1)).sum(dtype=np.uint64))
 
 
 def added(fingerprints: Iterable[int]) -> int:
-    """Return the fingerprint of all samples that these fingerprints are of."""
+    """Return the fingerprint of all these fingerprints' samples."""
     return sum(fingerprints) % 2**64
 
 
@@ -37,12 +35,11 @@ def of_all(count: int) -> int:
 def in_bytes(value: int) -> tuple[float, ...]:
     """Return a fingerprint as NUM_BYTES numbers from 0 to 255, the lowest first.
 
-    As float32 they add up without rounding over more ranks than any job has (65,000), so they can travel with the
-    gradients.
+    As float32 they add up exactly over up to 65,000 ranks, so they can travel with the gradients.
     """
     return tuple(map(float, value.to_bytes(NUM_BYTES, "little")))
 
 
 def from_bytes(sums: Sequence[float]) -> int:
-    """Return the fingerprint of all ranks' samples, from the sums over the ranks of what `in_bytes` returned."""
+    """Return the fingerprint of all ranks' samples from the sums of their `in_bytes`."""
     return added(int(number) << 8 * place for place, number in enumerate(sums))

@@ -1,8 +1,4 @@
-"""Which samples come next, and which rank computes them: pure functions of (seed, epoch, cursor, rank, size).
-
-The order of an epoch is a pseudo-random permutation computed index by index in constant memory, so a data
-set of 10^9 samples costs nothing to start or to resume in its middle. Nothing here needs torch.
-"""
+"""Compute which samples come next, and on which rank, from seed, epoch, cursor, rank and size."""
 
 from __future__ import annotations
 
@@ -20,18 +16,18 @@ from hvd_train.settings.batch import BatchConfig
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-_ROUNDS = 8  # 4 are enough for a pseudo-random permutation (Luby and Rackoff 1988); small domains like more
+_ROUNDS = 8  # 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988); small domains profit from more
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
-_BLOCK, _STEPS = 1 << 12, 64  # samples of a rank that are looked up at once, and the steps they may belong to
-_SMALL = 1 << 12  # up to this domain, all words are permuted once, in the time of two steps of a walk
+_BLOCK, _STEPS = 1 << 12, 64  # the most samples of a rank, and the most steps, looked up at once
+_SMALL = 1 << 12  # up to this domain, a table of all words is computed once
 _NONE = np.empty(0, dtype=np.int64)
 
 
 def scramble(words: Words) -> Words:
-    """Mix 64-bit words one to one, so that each bit of a result depends on every bit of its word.
+    """Mix 64-bit words one to one with the finaliser of SplitMix64.
 
-    This is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
     """
     with np.errstate(over="ignore"):
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -41,11 +37,8 @@ def scramble(words: Words) -> Words:
 
 
 def key(*numbers: int) -> int:
-    """Return one 64-bit key for a tuple of integers, such as (seed, epoch): equal tuples have equal keys.
-
-    This is SplitMix64 in Python integers, which are faster than numpy for a single number.
-    """
-    state = _GOLDEN
+    """Return a 64-bit key for a tuple of integers, such as (seed, epoch)."""
+    state = _GOLDEN  # SplitMix64 in Python integers, which are faster than numpy for a single number
     for number in numbers:
         state = (state ^ (number & _WORD)) & _WORD
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
@@ -55,9 +48,9 @@ def key(*numbers: int) -> int:
 
 
 def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> npt.NDArray[np.float32]:
-    """Return random numbers in [0, 1) that belong to the samples in `indices`: float32 [len(indices), count].
+    """Return random numbers in [0, 1) for the samples in `indices`: float32 [len(indices), count].
 
-    They depend on seed, epoch and sample alone, so a sample is augmented the same way in any rank, batch or position.
+    They depend on seed, epoch and sample alone, so augmentation is the same in any rank, batch or position.
     """
     columns = np.array([key(seed, epoch, 1, column) for column in range(count)], dtype=np.uint64)
     words = scramble(scramble(indices.astype(np.uint64))[:, None] ^ columns[None, :])
@@ -66,26 +59,23 @@ def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> npt.NDArray
 
 
 class Order:
-    """Which sample comes at which position of an epoch."""
+    """Maps the positions of an epoch to samples."""
 
-    num_samples: int
-    """The positions of an epoch, which is also the number of samples in the data set."""
+    num_samples: int  # in the data set, and positions in the epoch
 
     def at(self, positions: Indices) -> Indices:
         """Return the numbers of the samples at these positions, int64 of the same shape."""
         raise NotImplementedError
 
     def __getitem__(self, span: slice) -> Indices:
-        """Return the numbers of the samples at the positions of a slice, int64; the end of the epoch cuts it short."""
         return self.at(np.arange(*span.indices(self.num_samples), dtype=np.int64))
 
 
 class EpochOrder(Order):
     """The order of one epoch: a keyed permutation of 0..num_samples-1, in constant memory.
 
-    It is a balanced Feistel network over the smallest even number of bits that holds num_samples; what falls
-    outside is sent through again until it is inside (cycle walking; Black and Rogaway, "Ciphers with
-    arbitrary finite domains", 2002), which is a bijection whatever the round function.
+    It is a balanced Feistel network over the smallest even number of bits that holds num_samples, with cycle walking
+    (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002) to bring words outside back inside.
     """
 
     def __init__(self, seed: int, epoch: int, num_samples: int) -> None:
@@ -119,8 +109,8 @@ class EpochOrder(Order):
 class RepeatedOrder(Order):
     """Repeated augmentation (Hoffer et al., arXiv 1901.09335): each sample `times` times in a row.
 
-    Over `times` epochs every sample comes `times` times, as in as many epochs of `EpochOrder`. So that each copy is
-    changed in its own way, copy c of sample s is number s + c * num_samples.
+    Over `times` epochs every sample comes `times` times. Copy c of sample s has the number s + c * num_samples, so
+    each copy is augmented differently.
     """
 
     def __init__(self, seed: int, epoch: int, num_samples: int, times: int) -> None:
@@ -135,7 +125,7 @@ class RepeatedOrder(Order):
 
 
 class InSequence(Order):
-    """The order of an evaluation: samples come as they are stored."""
+    """The order of an evaluation, which is the stored one."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -152,7 +142,7 @@ def order_of(seed: int, epoch: int, num_samples: int, times: int) -> Order:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Positions in pieces of `length`. With `join`, a remainder of one position is part of the piece before it."""
+    """Positions in pieces of `length`. With `join`, a remainder of one position joins the piece before it."""
 
     span: range
     length: int
@@ -168,24 +158,23 @@ class Pieces:
 
     @property
     def ends(self) -> list[range]:
-        """The first piece and the last one, which may be the same; empty if there are none."""
+        """The first and the last piece, which may be the same; empty without pieces."""
         return [self[0], self[len(self) - 1]] if self.span else []
 
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """The global batches of an epoch, of `global_batch` samples, and their micro-batches, of `micro_batch` samples.
+    """The global batches of an epoch and their micro-batches, with their numbers of samples.
 
     A run keeps its layout: batch norm and dropout act within a micro-batch, so the same micro-batches mean the same
-    step on 1, 2 or 64 ranks. Batch norm needs two samples, so a remainder of one sample joins the batch or micro-batch
-    before it, unless all have one sample.
+    step on any number of ranks. Batch norm needs two samples, so a remainder of one joins the batch before it.
     """
 
     global_batch: int
     micro_batch: int
 
     def batches(self, epoch: range) -> Pieces:
-        """Return the global batches of these positions of an epoch, one for each step."""
+        """Return the global batches, one for each step, of these positions of an epoch."""
         return Pieces(epoch, self.global_batch, self._join)
 
     def micro_batches(self, batch: range) -> Pieces:
@@ -197,13 +186,12 @@ class BatchLayout:
         return min(self.global_batch, self.micro_batch) > 1
 
 
-UNDECIDED = BatchLayout(0, 0)
-"""The layout of a state before it is known whether the run is new."""
+UNDECIDED = BatchLayout(0, 0)  # before it is known whether the run is new
 
 
 @dataclass(frozen=True)
 class MicroBatchSamples:
-    """One micro-batch of a step: its number within the global batch, and the numbers of its samples, int64."""
+    """A micro-batch of a step: its number within the global batch, and its samples, int64."""
 
     number: int
     indices: Indices
@@ -211,7 +199,7 @@ class MicroBatchSamples:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The micro-batches of one rank in one step, out of `num_micro_batches` for a global batch of `size` samples."""
+    """A rank's micro-batches in a step, out of `num_micro_batches` of a global batch of `size` samples."""
 
     size: int
     num_micro_batches: int
@@ -219,10 +207,10 @@ class Assignment:
 
 
 def assignments(order: Order, cursor: int, layout: BatchLayout, rank: int, size: int) -> Iterator[Assignment]:
-    """Yield what rank `rank` of `size` does in each step of an epoch, from position `cursor` to the epoch's end.
+    """Yield the assignment of rank `rank` of `size` in each step, from position `cursor` to the epoch's end.
 
     Rank r computes micro-batches r, r + size, ... of each global batch. The last batch may be smaller, and a rank may
-    have no micro-batch in it. Nothing is padded and nothing dropped.
+    have no micro-batch in it. No sample is repeated or dropped.
     """
     # Positions of several steps are looked up at once: a numpy call costs more than the samples of a micro-batch.
     own = max(1, math.ceil(layout.global_batch / size))
@@ -230,7 +218,8 @@ def assignments(order: Order, cursor: int, layout: BatchLayout, rank: int, size:
     at_once = min(_STEPS, math.ceil(_BLOCK / own))
     for first in range(0, len(steps), at_once):
         batches = [steps[number] for number in range(len(steps))[first : first + at_once]]
-        spans = [_spans(layout.micro_batches(batch), rank, size) for batch in batches]
+        pieces = map(layout.micro_batches, batches)
+        spans = [{number: micro[number] for number in range(rank, len(micro), size)} for micro in pieces]
         positions = (np.arange(span.start, span.stop, dtype=np.int64) for mine in spans for span in mine.values())
         numbers = order.at(np.concatenate([_NONE, *positions]))
         end = 0
@@ -242,16 +231,11 @@ def assignments(order: Order, cursor: int, layout: BatchLayout, rank: int, size:
             yield Assignment(len(batch), len(layout.micro_batches(batch)), tuple(micro_batches))
 
 
-def _spans(micro_batches: Pieces, rank: int, size: int) -> dict[int, range]:
-    """Return the positions of this rank's micro-batches, by their number within the global batch."""
-    return {number: micro_batches[number] for number in range(rank, len(micro_batches), size)}
-
-
 def choose_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayout:
-    """Return the layout of a new run on `size` ranks; a resumed run keeps its own.
+    """Return the layout of a new run on `size` ranks.
 
-    With a global batch size the layout follows from the settings alone, and is the same on any number of ranks.
-    Raises UsageError if the global batch exceeds `num_samples`, or if the size of a pass is missing.
+    A global batch size gives the same layout on any number of ranks. Raises UsageError if the global batch exceeds
+    `num_samples`, or if accumulation needs a batch size.
     """
     if batch.global_batch_size is None:
         layout = _per_worker(batch, size)
@@ -262,17 +246,16 @@ def choose_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayou
         )
     else:
         layout = BatchLayout(batch.global_batch_size, batch.batch_size or _micro_batch_size(batch.global_batch_size))
-    total = layout.global_batch
-    if total > num_samples:
+    if layout.global_batch > num_samples:
         raise UsageError(
-            f"a global batch of {total} samples is larger than the training set of {num_samples}; "
+            f"a global batch of {layout.global_batch} samples is larger than the training set of {num_samples}; "
             f"type --global-batch-size {num_samples} or less"
         )
     return layout
 
 
 def resized_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayout:
-    """Return the layout of a run whose global batch follows the number of ranks (`--on-resize per-worker`)."""
+    """Return the layout of a run with `--on-resize per-worker` on `size` ranks."""
     layout = _per_worker(batch, size)
     return BatchLayout(min(layout.global_batch, num_samples), layout.micro_batch)
 
@@ -283,10 +266,9 @@ def _per_worker(batch: BatchConfig, size: int) -> BatchLayout:
 
 
 def _micro_batch_size(global_batch: int) -> int:
-    """Return the micro-batch size if no batch size is given: 16 to 48 samples, if the global batch has 16.
+    """Return the default micro-batch size: 16 to 48 samples, if the global batch has 16.
 
-    There are 1, 2, 4, 8 or a multiple of 8 micro-batches if possible, which divide over the usual numbers of ranks. Up
-    to 8, each has at least 16 samples for batch norm; more have about 32.
+    There are 1, 2, 4, 8 or a multiple of 8 micro-batches if possible, which divide over the usual numbers of ranks.
     """
     few = next(number for number in (8, 4, 2, 1) if global_batch >= 16 * number or number == 1)
     return math.ceil(global_batch / max(few, 8 * round(global_batch / (8 * 32))))

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of progress, so that no change of world or resume can disturb it."""
+"""Compute the learning rate from progress alone, so that it is the same after a resume or resize."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hvd_train.settings.schedule import ScheduleConfig
 
 
 def peak_learning_rate(optimizer: OptimizerConfig, global_batch_size: int) -> float:
-    """Return the learning rate after the warm-up, scaled to the global batch (in samples) as `lr_scaling` says.
+    """Return the learning rate after the warm-up, scaled to the global batch (in samples) by `lr_scaling`.
 
-    linear: Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677); sqrt: Krizhevsky, "One weird
-    trick" (arXiv 1404.5997), which keeps the variance of the gradient estimate.
+    linear: Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677); sqrt: Krizhevsky, "One weird trick for
+    parallelizing convolutional neural networks" (arXiv 1404.5997).
     """
     ratio = global_batch_size / optimizer.lr_base_batch
     factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[optimizer.lr_scaling]
@@ -20,10 +20,9 @@ def peak_learning_rate(optimizer: OptimizerConfig, global_batch_size: int) -> fl
 
 
 def learning_rate_factor(schedule: ScheduleConfig, epochs_done: float) -> float:
-    """Return the share of the peak learning rate, 0 to 1, after `epochs_done` epochs; a fraction is part of an epoch.
+    """Return the share of the peak learning rate, 0 to 1, after `epochs_done` epochs, which may be a fraction.
 
-    Take the middle of a step's batch for `epochs_done`: then neither the first step of a warm-up nor the
-    last one of a cosine is taken with a learning rate of zero.
+    Pass the middle of a step's batch: at its edges a warm-up starts, and a cosine ends, with a learning rate of zero.
     """
     if epochs_done < schedule.warmup_epochs:
         return epochs_done / schedule.warmup_epochs

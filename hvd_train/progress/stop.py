@@ -1,4 +1,4 @@
-"""A wish to stop, from Ctrl-C or a signal of the batch system; all ranks agree on it at the next step."""
+"""Record stop signals of a user or the batch system; all ranks agree on them at the next step."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from hvd_train.errors import HvdTrainError
 
 
 class StopSignal:
-    """A context manager that notes the first stop signal in `received`; a second one ends the process as usual.
+    """A context manager that records the first stop signal in `received`; a second one ends the process as usual.
 
-    Stop signals are SIGINT, SIGTERM, SIGUSR1, which batch systems can send some time before they end a job, and SIGHUP,
-    which comes when a terminal or an ssh session is gone, unless it is ignored already (nohup). SIGHUP never ends the
-    process: shells and the kernel send it several times. Outside the main thread, in which Python allows no signal
-    handlers, nothing is noted.
+    Stop signals are SIGINT, SIGTERM, SIGUSR1, which batch systems can send before the end of a job, and SIGHUP, unless
+    it is ignored already (nohup). SIGHUP never ends the process: shells and the kernel send it several times. Outside
+    the main thread Python allows no signal handlers, and signals are not recorded.
     """
 
     def __init__(self, *, hangup: bool = True) -> None:
-        """Without `hangup`, SIGHUP is ignored inside the block."""
+        """Without `hangup`, ignore SIGHUP inside the block."""
         self._hangup = hangup
         self.received: int | None = None
-        """The number of the signal that came first; None before any has come."""
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
@@ -37,7 +35,7 @@ class StopSignal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object) -> None:
         self._restore()
-        if isinstance(error, HvdTrainError):  # what was noted until now comes no second time
+        if isinstance(error, HvdTrainError):  # the recorded signal does not come a second time
             error.asked_to_end = self.received is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -61,13 +61,7 @@ class RunJournal(Journal):
     """Writes the files of a run folder and shows progress. Entries that do not fit on the disk are written later."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        resumed_step: int,
-        epochs_done: int,
-        *,
-        live: bool,
-        ledger: bool = False,
+        self, folder: RunFolder, resumed_step: int, epochs_done: int, *, live: bool, ledger: bool = False
     ) -> None:
         """Open the files of `folder`; `live` shows a bar instead of lines, `ledger` keeps a ledger.
 

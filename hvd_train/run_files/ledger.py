@@ -173,11 +173,7 @@ def audit(folder: Path) -> Audit:
 
 
 def audit_entries(
-    entries: Iterable[Entry],
-    num_samples: int,
-    repetitions: int = 1,
-    seed: int = 0,
-    from_step: int | None = None,
+    entries: Iterable[Entry], num_samples: int, repetitions: int = 1, seed: int = 0, from_step: int | None = None
 ) -> Audit:
     """Check that each step comes once and in order, and in each finished epoch each sample once.
 
