@@ -1,4 +1,4 @@
-"""A file that a run appends to. Entries that a full disk does not take are kept, and written when they fit."""
+"""Append entries to a file; while the disk is full, keep them in memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from hvd_train.plain_file import in_place
 from hvd_train.run_files.durable import sync_folder
 
-_AGAIN_S = 1.0  # how often a disk that was full is tried: each try would write all that is waiting
+_AGAIN_S = 1.0  # between tries while the disk is full: each try would write all waiting entries
 _MOST_BYTES = 64 * 2**20
 
 
 class AppendedFile:
-    """Appends entries. Each is in the file as a whole or not at all, unless the process is killed in the middle."""
+    """Appends whole entries, or none of an entry unless the process is killed while it writes."""
 
     def __init__(
         self,
@@ -26,21 +26,19 @@ class AppendedFile:
         held: Callable[[], bool] = lambda: True,
         most_bytes: int = _MOST_BYTES,
     ) -> None:
-        """Prepare to append to `path`, which need not exist. Neither this nor any method raises OSError.
+        """Prepare to append to `path`, which need not exist. No method raises OSError.
 
-        `report` takes a sentence for the user, once each: if entries do not fit, if more than `most_bytes` of them wait
-        and the oldest are lost, and how many are missing at the end. If `held`, called before each write, returns
-        False, entries are dropped.
+        `report` is called once each if entries do not fit, if more than `most_bytes` wait and the oldest are dropped,
+        and if entries are missing at the end. If `held()` is False before a write, entries are dropped.
         """
         self._path, self._report, self._held, self._most_bytes = path, report, held, most_bytes
-        self._waiting: deque[bytes] = deque()
+        self._waiting = deque[bytes]()
         self._waiting_bytes = self._lost = 0
         self._file: int | None = None
-        self._failed_before = False
-        self._next_try = 0.0
+        self._failed_before, self._next_try = False, 0.0
 
     def write(self, entry: bytes) -> None:
-        """Append an entry after those that are still waiting."""
+        """Append an entry after the waiting ones."""
         self._waiting.append(entry)
         self._waiting_bytes += len(entry)
         while self._waiting_bytes > self._most_bytes:
@@ -59,7 +57,7 @@ class AppendedFile:
         return True
 
     def sync(self) -> None:
-        """Force written entries to disk, so that they survive a power failure."""
+        """Force written entries to disk."""
         try:
             if self._file is not None:
                 os.fsync(self._file)
@@ -67,7 +65,7 @@ class AppendedFile:
             self._failed(error)
 
     def close(self) -> None:
-        """Write the entries that still wait, and close the file."""
+        """Write the waiting entries, and close the file."""
         self._flush()
         if missing := len(self._waiting) + self._lost:
             self._report(f"{self._path} lacks {missing} entries, which could not be written")
@@ -86,20 +84,17 @@ class AppendedFile:
                 self._file = in_place(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                 sync_folder(self._path.parent)
             if self._waiting:
-                self._append_waiting(self._file)
+                written = os.write(self._file, b"".join(self._waiting))
+                while self._waiting and written >= len(self._waiting[0]):
+                    written -= len(self._waiting[0])
+                    self._forget_first()
+                if written:  # the disk became full within an entry, whose beginning is removed
+                    os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                if self._waiting:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._next_try = 0.0
         except OSError as error:
             self._failed(error)
-
-    def _append_waiting(self, file: int) -> None:
-        written = os.write(file, b"".join(self._waiting))
-        while self._waiting and written >= len(self._waiting[0]):
-            written -= len(self._waiting[0])
-            self._forget_first()
-        if self._waiting:
-            if written:  # the disk has become full within an entry, whose beginning is taken back
-                os.ftruncate(file, os.fstat(file).st_size - written)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _forget_first(self) -> None:
         self._waiting_bytes -= len(self._waiting.popleft())

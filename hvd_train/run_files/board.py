@@ -1,7 +1,4 @@
-"""The numbers of a training as TensorBoard reads them.
-
-torch's SummaryWriter is not used: its thread dies when the disk is full, and then raises for ever.
-"""
+"""Write metrics for TensorBoard, without torch's SummaryWriter: a full disk breaks it for good."""
 
 from __future__ import annotations
 
@@ -21,13 +18,10 @@ _numbers = itertools.count()  # TensorBoard reads the files of one second in the
 
 
 class Board:
-    """An event file of TensorBoard, open for writing."""
+    """Writes an event file of TensorBoard."""
 
     def __init__(self, folder: RunFolder, resumed_step: int, report: Callable[[str], None]) -> None:
-        """Begin a file; TensorBoard then drops the steps after `resumed_step` of earlier files.
-
-        For `report` see AppendedFile.
-        """
+        """Begin a file; TensorBoard then drops later steps of earlier files. For `report` see AppendedFile."""
         name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_numbers):04}"
         self._file = folder.append(f"tensorboard/{name}", report)
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -36,7 +30,7 @@ class Board:
             self._write(Event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """Write numbers of a step, by their names."""
+        """Write named values of a step."""
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
 

@@ -1,4 +1,4 @@
-"""How the progress of a training looks on the console: plain lines in logs and pipes, a bar on a terminal."""
+"""Show the progress of a training: plain lines in logs and pipes, a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class Display(Protocol):
     """Shows progress and messages to the user."""
 
     def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        """Training starts and is to take this many epochs of this many samples."""
+        """Start the display of a training."""
 
     def progress(self, moment: Moment) -> None:
-        """Show how far training is; called after every step."""
+        """Show progress; called after every step."""
 
     def epoch(self, record: EpochRecord) -> None:
-        """Show the results of an epoch that has just ended."""
+        """Show the results of an epoch."""
 
     def say(self, message: str) -> None:
         """Print a line for the user."""
 
     def close(self) -> None:
-        """Leave the console as it was; nothing is shown after this."""
+        """Restore the console and end the display."""
 
 
 class LineDisplay(Display):
-    """Prints plain lines to standard output: one for each epoch, and one every ten seconds within a long epoch."""
+    """Prints a line for each epoch, and every ten seconds within a long epoch."""
 
     def __init__(self) -> None:
         self._epochs = self._samples = 0
@@ -66,7 +66,7 @@ class LineDisplay(Display):
 
 
 class TerminalDisplay(Display):
-    """Shows a live bar at the bottom of the terminal, and above it a line for each epoch and each message."""
+    """Shows a live bar, and above it a line for each epoch and message."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -75,7 +75,7 @@ class TerminalDisplay(Display):
         self._epochs = self._samples = 0
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
         metrics = (TextColumn("{task.fields[metrics]}"), TimeRemainingColumn())
-        # Under a launcher stdout is a pipe that leads to the terminal: rich would take it for a file.
+        # Under a launcher stdout is a pipe to the terminal, which rich would take for a file.
         self._bar = Progress(*columns, *metrics, transient=True, console=Console(force_terminal=True))
         self._task = self._bar.add_task("", total=None, metrics="", visible=False)
 
@@ -108,7 +108,7 @@ class TerminalDisplay(Display):
 
 
 def epoch_line(record: EpochRecord, epochs: int) -> str:
-    """Return the line that shows an epoch; `epochs` is the number of epochs that the run is to have."""
+    """Return the line that shows an epoch out of `epochs`."""
     line = f"epoch {record.epoch:>{len(str(epochs))}}/{epochs}  loss {record.loss:.4f}  top-1 {record.top1:7.2%}"
     if record.val_loss is not None:
         line += f"  val loss {record.val_loss:.4f}  val top-1 {record.val_top1:7.2%}"
@@ -126,6 +126,5 @@ def _metrics(moment: Moment) -> str:
 def _time_left(epochs: int, samples_per_epoch: int, epoch: int, cursor: int, images_per_second: float) -> str:
     if not images_per_second:
         return "?"
-    seconds = round(((epochs - epoch) * samples_per_epoch - cursor) / images_per_second)
-    hours, rest = divmod(seconds, 3600)
+    hours, rest = divmod(round(((epochs - epoch) * samples_per_epoch - cursor) / images_per_second), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"

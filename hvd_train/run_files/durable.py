@@ -1,4 +1,4 @@
-"""Write files that are whole or absent, even if the process is killed or the disk fills up on the way."""
+"""Write files that are whole or absent, even if the process is killed or the disk fills up."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ PARTIAL_SUFFIX = ".partial"
 def writing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[BinaryIO]:
     """Open a file next to `path` for the block, then force it to disk and rename it to `path`.
 
-    A reader of `path` sees the old content or the new one, never a part. `check` is called first, and again before the
-    rename. Raises OSError if the disk is full or `check` raises it. The unfinished file is then removed, unless
-    `check` raises again: another process may be writing it.
+    `check` is called first, and before the rename. Raises OSError if the disk is full or `check` raises it. The partial
+    file is then removed, unless `check` raises again: another process may be writing it.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     check()
     try:
-        partial.unlink(missing_ok=True)  # a killed process left it; or it is a link, which is removed and not followed
+        partial.unlink(missing_ok=True)  # left by a killed process, or a planted link, which must not be followed
         with open(partial, "xb") as file:
             yield file
             file.flush()
@@ -49,7 +48,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk: only then does a rename survive a power failure. Raises OSError."""
+    """Force the names in a folder to disk, so that a rename survives a power failure. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -58,6 +57,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove the unfinished files that killed processes left in a folder. Raises OSError."""
+    """Remove partial files of killed processes from a folder. Raises OSError."""
     for leftover in folder.glob(f"*{PARTIAL_SUFFIX}"):
         leftover.unlink(missing_ok=True)

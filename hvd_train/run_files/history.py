@@ -1,4 +1,4 @@
-"""Read a run folder back: settings, metrics, events and how the run ended. Missing or damaged files are named."""
+"""Read a run folder: settings, metrics, events, the state of the run, and damage to its files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ from hvd_train import config_file, plain_file
 from hvd_train.errors import UsageError
 from hvd_train.run_files import run_folder
 
-Record = Mapping[str, Any]
-"""A line of metrics.jsonl, or the whole of another JSON file."""
-
-Curve = tuple[list[float | None], list[float | None]]
-"""The x and the y values of a curve, equally many; None leaves a gap."""
+Record = Mapping[str, Any]  # a line of metrics.jsonl, or another JSON file
+Curve = tuple[list[float | None], list[float | None]]  # x and y values, equally many; None leaves a gap
 _LARGEST = 1e18  # larger numbers are damage
 _MOST_POINTS = 120  # of a curve: a chart is a few hundred pixels wide
 
@@ -32,25 +29,19 @@ class History:
     """A run as its files describe it.
 
     Steps, epochs and events are records of metrics.jsonl with three more fields: `elapsed`, the seconds of training
-    until then without pauses between a stop and a resume, and `samples_done` and `epochs_done`, the progress until
-    then, or None if unknown.
+    without pauses before a resume, and `samples_done` and `epochs_done`, the progress, or None if unknown.
     """
 
     path: Path
-    settings: Mapping[str, Any]
-    """The values of config.yaml by name, without their groups."""
+    settings: Mapping[str, Any]  # the values of config.yaml by name, without their groups
     steps: tuple[Record, ...]
     epochs: tuple[Record, ...]
     events: tuple[Record, ...]
     samples_per_epoch: int | None
-    summary: Record
-    """The content of summary.json; empty if the run has not finished."""
-    environment: Record
-    """The content of environment.json; empty if there is none."""
-    gaps: tuple[str, ...]
-    """A line for each thing that is missing or cannot be read, with the reason."""
-    last_write: float | None
-    """The time of the last record, in seconds since 1970; None without a record."""
+    summary: Record  # of summary.json; empty if the run has not finished
+    environment: Record  # of environment.json; empty if there is none
+    gaps: tuple[str, ...]  # a line for each missing or damaged thing, with the reason
+    last_write: float | None  # the time of the last record, in seconds since 1970
 
     @property
     def name(self) -> str:
@@ -79,7 +70,7 @@ class History:
 
     @property
     def num_epochs(self) -> int | None:
-        """Return how many epochs the run is set to train, or None if unknown."""
+        """Return the number of epochs in the settings, or None if unknown."""
         return whole(self.settings.get("epochs"))
 
     @property
@@ -99,10 +90,7 @@ class History:
 
 
 def read(path: Path) -> History:
-    """Read a run folder; a damaged or missing file in it is a gap.
-
-    Raises: UsageError: if `path` is no run folder.
-    """
+    """Read a run folder; a damaged or missing file is a gap. Raises UsageError if `path` is no run folder."""
     if not path.is_dir():
         raise UsageError(f"{path}: no such run folder")
     if not (path / run_folder.CONFIG).exists() and not (path / run_folder.METRICS).exists():
@@ -139,10 +127,7 @@ def whole(value: object) -> int | None:
 
 
 def speeds(steps: Sequence[Record], most: int = _MOST_POINTS) -> Curve:
-    """Return images/s (y) over seconds of training (x) between step records, in at most `most` points.
-
-    Both records are of the same epoch: evaluation between epochs does not count, waiting for a new world does.
-    """
+    """Return images/s (y) over seconds of training (x) between steps of an epoch, in at most `most` points."""
     intervals = []
     for before, after in pairwise(steps):
         samples = (number(after, "samples") or 0.0) - (number(before, "samples") or 0.0)
@@ -155,7 +140,7 @@ def speeds(steps: Sequence[Record], most: int = _MOST_POINTS) -> Curve:
 
 
 def thinned(x: Sequence[float | None], y: Sequence[float | None], most: int = _MOST_POINTS) -> Curve:
-    """Return at most `most` points, each the mean of neighbours; a gap if none of them has a value."""
+    """Return at most `most` points, each the mean of neighbours, or a gap if none has a value."""
     size = -(-len(x) // most) or 1
     starts = range(0, len(x), size)
     return [_mean(x[at : at + size]) for at in starts], [_mean(y[at : at + size]) for at in starts]
@@ -204,10 +189,7 @@ def _lines(path: Path, gaps: list[str]) -> list[dict[str, Any]]:
 
 
 def _add_elapsed(lines: Sequence[dict[str, Any]]) -> None:
-    """Add the seconds of training until each line to it as `elapsed`.
-
-    A resumed run writes its notes before the event "start": the pause ends with the first note.
-    """
+    """Add `elapsed` to each line. A resumed run writes notes before "start": the pause ends with the first note."""
     resumes = set()
     for index, line in enumerate(lines):
         if line.get("kind") == "event" and line.get("name") == "start":
@@ -222,7 +204,7 @@ def _add_elapsed(lines: Sequence[dict[str, Any]]) -> None:
 
 
 def _add_progress(lines: Sequence[dict[str, Any]], per_epoch: int | None) -> None:
-    """Add `samples_done` and `epochs_done` to each line; an event gets them from the steps before and after it."""
+    """Add `samples_done` and `epochs_done` to each line; events get them by interpolation between steps."""
     steps = [line for line in lines if line.get("kind") == "step" and number(line, "samples") is not None]
     times, samples = ([0.0, *(step[name] for step in steps)] for name in ("elapsed", "samples"))
     for line in lines:

@@ -1,4 +1,4 @@
-"""The journal of a run: it reports to the console, metrics.jsonl, TensorBoard and the ledger."""
+"""Report a run to the console, metrics.jsonl, TensorBoard and the ledger."""
 
 from __future__ import annotations
 
@@ -24,57 +24,52 @@ from hvd_train.run_files.tail import lines_backwards
 
 
 class Journal:
-    """Records what happens in a training. This one records nothing, on ranks that do not write."""
+    """Records a training. This class records nothing, on ranks that do not write."""
 
     def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        """Start the display of a training of `epochs` epochs."""
+        """Start the display of a training."""
 
     def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
-        """Write what the state of the training holds and the files lack, after another rank was lost."""
+        """Write the records of the state that the files lack, after the writing rank was lost."""
 
     def progress(self, moment: Moment) -> None:
         """Show progress; called after every step."""
 
     def step(self, record: StepRecord) -> None:
-        """Write the metrics of a step; the config says which steps have a record."""
+        """Write the metrics of a step."""
 
     def epoch(self, record: EpochRecord) -> None:
-        """Write the metrics of an epoch that has just ended."""
+        """Write the metrics of an epoch."""
 
     def world(self, change: Change, step: int, seconds: float) -> None:
-        """Report a change of world after the first step in the new one.
-
-        `step` is the number of that step, `seconds` the time from the fault or the request to the end of the step.
-        """
+        """Report a change of world after its first step, `seconds` after the fault or the request."""
 
     def took(self, entry: Entry) -> None:
-        """Write which samples finished steps took, if the run keeps a ledger. Another step joined the entry."""
+        """Write an entry of the ledger, to which a step was added, if the run keeps a ledger."""
 
     def event(self, name: str, message: str, **facts: Any) -> None:
-        """Show a message to the user, and write it with machine-readable facts under a name for its kind."""
+        """Show a message to the user, and write it with facts; `name` is its kind."""
 
     def close(self) -> None:
         """Complete the ledger and close the files."""
 
 
 class RunJournal(Journal):
-    """Writes the files of a run folder and shows progress. Entries that do not fit on the disk are written later."""
+    """Writes the files of a run folder and shows progress. A full disk delays entries."""
 
     def __init__(
         self, folder: RunFolder, resumed_step: int, epochs_done: int, *, live: bool, ledger: bool = False
     ) -> None:
-        """Open the files of `folder`; `live` shows a bar instead of lines, `ledger` keeps a ledger.
+        """Open the files of `folder` and remove entries after `resumed_step` and `epochs_done` whole epochs.
 
-        The run resumes after step `resumed_step` and `epochs_done` whole epochs. Later entries of the files did not
-        happen and are removed. Raises OSError if the files cannot be read.
+        `live` shows a bar instead of lines, `ledger` keeps a ledger. Raises OSError if the files cannot be read.
         """
         from hvd_train.run_files.board import Board  # slow to import, and only one rank needs it
 
         self._display: Display = TerminalDisplay() if live else LineDisplay()
         report, path = self._display.say, folder.path / METRICS
         self._last_step, self._last_epoch, reached = _forget_after(path, resumed_step, epochs_done)
-        self.steps_lost = max(0, reached - resumed_step)
-        """The steps after `resumed_step` in the files. As not every step has a line, more may be lost."""
+        self.steps_lost = max(0, reached - resumed_step)  # at least: not every step has a line
         self._lines = folder.append(METRICS, report)
         self._board = Board(folder, resumed_step, report)
         self._ledger = LedgerFile(folder, resumed_step, report) if ledger else None
@@ -148,24 +143,21 @@ class RunJournal(Journal):
         self._display.close()
 
     def _write(self, kind: str, values: Mapping[str, Any]) -> None:
-        # JSON has no NaN and no infinity: strict readers refuse what json.dumps would write for them.
+        # JSON has no NaN and no infinity; json.dumps would write invalid JSON for them.
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         self._lines.write((json.dumps({"kind": kind, "time": round(time.time(), 3), **finite}) + "\n").encode())
 
     def _plot(self, values: Mapping[str, float | None], step: int) -> None:
-        known = {name: value for name, value in values.items() if value is not None}
-        if known:
+        if known := {name: value for name, value in values.items() if value is not None}:
             self._board.add(known, step)
 
 
 def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int, int]:
     """Remove the lines after `step` from metrics.jsonl, and a torn last line.
 
-    Return the last step and the last epoch that are left, and the last step that was there before.
-
-    An epoch that a stop or a crash kept from its end is written again, so its old line goes, too. Only the end of the
-    file is read, back to the record of an earlier step. The kept lines are written in place, so that a full disk has
-    room for them. Raises OSError if the file cannot be written.
+    Return the last step and epoch that are left, and the last step that was there before. The line of an epoch that
+    will end again is removed, too. Only the end of the file is read, back to an earlier step. Kept lines are written
+    in place, so that a full disk has room for them. Raises OSError if the file cannot be written.
     """
     if not path.exists():
         return step, epochs_done, step  # the run resumes in another folder
@@ -179,25 +171,24 @@ def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int, in
                 record = json.loads(line)
                 kind, number, _ = record["kind"], int(record.get("step", 0)), int(record.get("epoch", 0))
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-                continue  # torn when the process was killed, or none of ours
+                continue  # a torn or foreign line
             reached = max(reached, number)
             ends_again = kind == "epoch" and record["epoch"] > epochs_done
             if record.get("step", 0) <= step and not ends_again:
                 kept.append(line.rstrip(b"\n") + b"\n")
                 if kind == "step":
                     last_step = max(last_step, record["step"])
-                if kind in ("step", "epoch"):  # the record of an epoch comes before that of a step of the next one
+                if kind in ("step", "epoch"):  # an epoch's record comes before the next epoch's steps
                     last_epoch = max(last_epoch, record["epoch"] - (kind == "step"))
             if kind == "step" and record["step"] < step:
                 break
         tail = b"".join(reversed(kept))
         file.seek(begin)
         if file.read() != tail:
-            # In this order no kept line is lost if the process is killed on the way.
-            file.seek(begin)
+            file.seek(begin)  # write first, then truncate: a kill in between loses no kept line
             file.write(tail)
             file.flush()
             os.ftruncate(file.fileno(), begin + len(tail))
-            with suppress(OSError):  # a full disk may fail here, too; the lines are cut off all the same
+            with suppress(OSError):  # a full disk may fail here; the file is truncated all the same
                 os.fsync(file.fileno())
     return last_step, last_epoch, reached

@@ -1,14 +1,14 @@
-"""The ledger: which samples finished steps took, in ledger.jsonl of the run folder, and its audit.
+"""Record in ledger.jsonl which samples finished steps took, and audit the record.
 
-A line has one or more steps in a row: the positions of the epoch's order that they took, and a fingerprint of the
-samples that the loaders of all ranks delivered. The fingerprints of an epoch add up to the fingerprint of all samples
-only if each sample came once.
+A line has the positions of one or more steps in the epoch's order, and a fingerprint of the samples that all loaders
+delivered. The fingerprints of an epoch add up to the fingerprint of all samples only if each sample came once.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,28 +21,24 @@ from hvd_train.progress.order import order_of
 from hvd_train.run_files.run_folder import FROM_FILE, METRICS
 
 LEDGER = "ledger.jsonl"
-_LINES_PER_EPOCH = 100  # if the world stays as it is
+_LINES_PER_EPOCH = 100  # without a change of world
 _AT_ONCE = 1 << 20  # samples that an audit looks up at once
-_MOST_SAMPLES = 10**10  # of a round: an audit takes minutes for as many, and a file can claim any number
+_MOST_SAMPLES = 10**10  # of a round: their audit takes minutes, and a file can claim any number
 _MOST_FAULTS = 100
 _of_all = lru_cache(of_all)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Finished steps in a row, of one epoch and in worlds of one size."""
+    """Finished steps in a row, in one epoch and with one world size."""
 
-    epoch: int
-    """Counted from 0."""
-    steps: tuple[int, int]
-    """The first and the last of them, counted from 1 over the whole run."""
+    epoch: int  # counted from 0
+    steps: tuple[int, int]  # the first and the last, counted from 1 over the whole run
     world_size: int
-    positions: tuple[int, int]
-    """The positions of the epoch's order that they took: the first one, and the one after the last."""
-    fingerprint: int
-    """The fingerprint (`progress.fingerprint`) of the samples that all ranks took."""
+    positions: tuple[int, int]  # in the epoch's order: the first one, and the one after the last
+    fingerprint: int  # of the samples that all ranks took
     data_changed: tuple[int, int] | None = None
-    """Numbers of samples: the training set was changed after all earlier steps, from this to that; `steps` is empty."""
+    """The training set's sizes before and after a change, which followed all earlier steps; `steps` is empty."""
 
     def line(self) -> str:
         """Return the entry as a line of ledger.jsonl, with its line end."""
@@ -51,26 +47,20 @@ class Entry:
 
 
 def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[Entry]:
-    """Return the entries of an epoch of `num_samples` positions with one more step; a new epoch begins with it alone.
+    """Return the entries of an epoch of `num_samples` positions with one more step; a new epoch drops older ones.
 
-    Steps are joined while the world size is the same and they begin in the same hundredth of the epoch, so every rank
-    makes the same entries.
+    Steps with the same world size that begin in the same hundredth of the epoch are joined, equally on every rank.
     """
     if not entries or entries[-1].epoch != step.epoch:
         return [step]
     *others, last = entries
     end = last.world_size, last.steps[1] + 1, last.positions[1]
-    continues = end == (step.world_size, step.steps[0], step.positions[0])
     hundredths = {entry.positions[0] * _LINES_PER_EPOCH // num_samples for entry in (last, step)}
-    if not continues or len(hundredths) > 1:
+    if end != (step.world_size, step.steps[0], step.positions[0]) or len(hundredths) > 1:
         return [*entries, step]
-    joined = replace(
-        last,
-        steps=(last.steps[0], step.steps[1]),
-        positions=(last.positions[0], step.positions[1]),
-        fingerprint=added([last.fingerprint, step.fingerprint]),
-    )
-    return [*others, joined]
+    steps, positions = (last.steps[0], step.steps[1]), (last.positions[0], step.positions[1])
+    fingerprint = added([last.fingerprint, step.fingerprint])
+    return [*others, replace(last, steps=steps, positions=positions, fingerprint=fingerprint)]
 
 
 def parse(line: str | bytes, source: str) -> Entry:
@@ -89,7 +79,6 @@ def parse(line: str | bytes, source: str) -> Entry:
 
 
 def _numbers(values: Iterable[Any]) -> list[int]:
-    """Return the whole numbers in a part of a line. Raises ValueError if one is larger than any of a run."""
     numbers = list(map(int, values))
     if not all(-(2**63) <= number < 2**63 for number in numbers):
         raise ValueError("too large")
@@ -97,7 +86,7 @@ def _numbers(values: Iterable[Any]) -> list[int]:
 
 
 def read(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a ledger, without a torn last line: a killed process leaves one.
+    """Yield the entries of a ledger, without a torn last line.
 
     Raises UsageError if another line is not an entry, and OSError if the file cannot be read.
     """
@@ -114,26 +103,20 @@ def read(path: Path) -> Iterator[Entry]:
 
 @dataclass(frozen=True)
 class Audit:
-    """What a ledger proves: `faults` has a line for each deviation and is empty if the training was exact."""
+    """The result of an audit: `faults` is empty if the training was exact."""
 
-    epochs: int
-    """Finished epochs."""
+    epochs: int  # finished ones
     steps: int
-    num_samples: int
-    """Size of the training set, after all `changes` of it."""
-    world_sizes: tuple[int, ...]
-    """All world sizes that took part, in rising order."""
-    faults: tuple[str, ...]
-    repetitions: int = 1
-    """With repeated augmentation each sample comes this often in this many epochs, which are judged as one."""
-    changes: tuple[str, ...] = ()
-    """A line for each epoch that ended early because the training set was changed."""
+    num_samples: int  # in the training set, after all `changes`
+    world_sizes: tuple[int, ...]  # in rising order
+    faults: tuple[str, ...]  # a line for each
+    repetitions: int = 1  # each sample comes this often in this many epochs, which are judged as one
+    changes: tuple[str, ...] = ()  # a line for each epoch that ended early because the training set changed
 
     def __str__(self) -> str:
         if self.faults:
             return "NOT exact: " + "; ".join(self.faults[:3])
-        sizes = ", ".join(str(size) for size in self.world_sizes)
-        times = self.repetitions
+        sizes, times = ", ".join(map(str, self.world_sizes)), self.repetitions
         counted = "once in each" if times == 1 else f"{times} times in {times} epochs,"
         samples = "every sample" if self.changes else f"every one of {self.num_samples:,} samples"
         return (
@@ -145,8 +128,8 @@ class Audit:
 def audit(folder: Path) -> Audit:
     """Check the ledger of a run folder.
 
-    Raises UsageError if there is no ledger, if a line of it is not an entry, or if metrics.jsonl does not say how many
-    samples the training set has, and in which order they come.
+    Raises UsageError if there is no ledger, if a line is not an entry, or if metrics.jsonl lacks the number of samples
+    or the seed of their order.
     """
     path, metrics = folder / LEDGER, folder / METRICS
     if not path.exists():
@@ -164,10 +147,8 @@ def audit(folder: Path) -> Audit:
             num_samples = changes[0][0]
         if (total := max([num_samples, *(after for _, after in changes)]) * repetitions) > _MOST_SAMPLES:
             raise UsageError(f"{metrics} has {total:,} samples, an audit counts at most {_MOST_SAMPLES:,}")
-        from_step = _last_event(metrics, FROM_FILE, "step").get("step")
-        return audit_entries(
-            read(path), num_samples, repetitions, seed, from_step if isinstance(from_step, int) else None
-        )
+        step = _last_event(metrics, FROM_FILE, "step").get("step")
+        return audit_entries(read(path), num_samples, repetitions, seed, step if isinstance(step, int) else None)
     except OSError as error:
         raise UsageError(f"cannot read {error.filename or folder}: {error.strerror}") from None
 
@@ -175,12 +156,12 @@ def audit(folder: Path) -> Audit:
 def audit_entries(
     entries: Iterable[Entry], num_samples: int, repetitions: int = 1, seed: int = 0, from_step: int | None = None
 ) -> Audit:
-    """Check that each step comes once and in order, and in each finished epoch each sample once.
+    """Check that steps come once and in order, and each sample once in each finished epoch.
 
-    The last epoch may be unfinished: samples may be missing there, but none may come twice. With repeated augmentation
-    `repetitions` epochs are judged as one round, in which each sample comes `repetitions` times. `seed` is the seed of
-    the order. The check ends after a hundred faults. A run that resumed from a file after `from_step` is judged from
-    there, or from the beginning of that epoch if the file had it.
+    Samples may be missing in the last epoch, but none may come twice. With repeated augmentation `repetitions` epochs
+    are one round, in which each sample comes `repetitions` times. `seed` is the seed of the order. The check ends after
+    a hundred faults. A run that resumed from a file after `from_step` is judged from there, or if the file has it, from
+    the beginning of that epoch.
     """
     judge = _Judge(num_samples, repetitions, seed, from_step)
     for entry in entries:
@@ -192,33 +173,29 @@ def audit_entries(
 
 @dataclass(frozen=True)
 class _Count:
-    """How often the samples of a round came."""
-
     too_often: int
     too_rarely: int
     unknown: int
     taken: int
-    """Positions in all."""
 
 
 class _Judge:
-    """Judge the entries of a ledger one by one; of these, hold one round: the epochs judged as one.
+    """Judges the entries of a ledger one by one, and holds the entries of one round.
 
-    The fingerprints of a finished round must add up to the fingerprint of all samples, which does not depend on the
-    order. If they do not, and in an unfinished round, each is compared with the fingerprint of the samples at the
-    entry's positions. The order is a permutation, so each sample comes once if each position does.
+    The fingerprints of a finished round must add up to the fingerprint of all samples. If they do not, and in an
+    unfinished round, each is compared with the fingerprint of the samples at the entry's positions. The order is a
+    permutation, so each sample comes once if each position does.
     """
 
     def __init__(self, num_samples: int, repetitions: int, seed: int, from_step: int | None) -> None:
         self._num_samples, self._repetitions, self._seed, self._from_step = num_samples, repetitions, seed, from_step
         self._faults, self._changes, self._world_sizes = list[str](), list[str](), set[int]()
         self._lines = self._steps = self._last_step = self._finished = self._round = 0
-        self._partial = set[int]()  # rounds that a change of the data or another run's ledger has a part of
+        self._partial = set[int]()  # rounds with a part before a change of the data or in another run's ledger
         self._in_order = True
         self._entries: list[Entry] = []
 
     def take(self, entry: Entry) -> None:
-        """Judge the next entry."""
         self._lines += 1
         (first, last), number = entry.steps, entry.epoch // self._repetitions
         if self._lines == 1 and self._from_step is not None and first <= self._from_step + 1:
@@ -242,21 +219,16 @@ class _Judge:
 
     @property
     def is_lost(self) -> bool:
-        """Whether there are too many faults to list."""
         return len(self._faults) > _MOST_FAULTS
 
     def verdict(self) -> Audit:
-        """Return the verdict on all entries. Call it last."""
         self._end_round(may_lack=True)
         sizes = tuple(sorted(self._world_sizes))
         faults, changes = tuple(self._faults), tuple(self._changes)
         return Audit(self._finished, self._steps, self._num_samples, sizes, faults, self._repetitions, changes)
 
     def _change_data(self, epoch: int, num_samples: int) -> None:
-        """End the epoch, and judge later ones by the new number of samples.
-
-        With repeated augmentation a change may cut a round in two; both parts may lack samples.
-        """
+        """End the epoch. If it is within a round, both parts of the round may lack samples."""
         if self._entries:
             count, total = self._end_round(may_lack=True), self._num_samples * self._repetitions
             if count.too_rarely:
@@ -268,7 +240,7 @@ class _Judge:
             self._partial.add(self._round)
 
     def _end_round(self, *, may_lack: bool = False) -> _Count:
-        """Judge the entries of the round, and begin the next one."""
+        """Judge the entries of the round, and begin the next round."""
         may_lack = may_lack or self._round in self._partial
         times, epoch, count = self._repetitions, self._round * self._repetitions, self._count()
         name = f"epoch {epoch}" if times == 1 else f"epochs {epoch} to {epoch + times - 1}"
@@ -295,7 +267,7 @@ class _Judge:
         return count
 
     def _count(self) -> _Count:
-        """Count the positions of the round that entries name, each of which stands for a sample."""
+        """Count how often the entries of the round name each position, which stands for a sample."""
         often = unknown = taken = 0
         epochs: dict[int, list[tuple[int, int]]] = {}
         for entry in self._entries:
@@ -315,8 +287,7 @@ class _Judge:
     def _wrong(self) -> Iterator[Entry]:
         """Yield the entries whose steps did not take the samples at their positions.
 
-        Stop once the entries have more positions than the round, so that some come twice, which is a fault already. A
-        short file could otherwise claim enough to keep an audit busy for days.
+        Stop after as many positions as the round has: more are a fault already, and could keep an audit busy for days.
         """
         room = self._num_samples * self._repetitions
         for entry in self._entries:
@@ -325,8 +296,7 @@ class _Judge:
             parts = (order[begin : min(begin + _AT_ONCE, positions.stop)] for begin in positions[::_AT_ONCE])
             if added(map(fingerprint, parts)) != entry.fingerprint:
                 yield entry
-            room -= len(positions)
-            if room < 0:
+            if (room := room - len(positions)) < 0:
                 return
 
 
@@ -340,17 +310,14 @@ def _times(count: int) -> str:
 
 
 def _last_event(path: Path, name: str, fact: str) -> dict[str, Any]:
-    """Return the last event of this name with this fact in metrics.jsonl; an empty one if there is none."""
+    """Return the last event of this name with this fact in metrics.jsonl, or an empty dict."""
     found: dict[str, Any] = {}
     if path.exists():
         with plain_file.opened(path) as file:
             for line in plain_file.lines(file):
-                if f'"{name}"'.encode() not in line:
-                    continue
-                try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(record, dict) and record.get("name") == name and fact in record:
-                    found = record
+                if f'"{name}"'.encode() in line:
+                    with suppress(ValueError, RecursionError):
+                        record = json.loads(line)
+                        if isinstance(record, dict) and record.get("name") == name and fact in record:
+                            found = record
     return found

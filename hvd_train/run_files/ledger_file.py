@@ -1,4 +1,4 @@
-"""Write the ledger of a run. Opening it takes the same time for short and long runs."""
+"""Write the ledger of a run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ from hvd_train.run_files.tail import lines_backwards
 
 
 class LedgerFile:
-    """Writes an entry when the next one begins: until then steps may join it.
-
-    The state of the training has all entries of its epoch, so an unwritten one is not lost.
-    """
+    """Writes an entry when the next one begins: until then steps may join it, and the state holds it."""
 
     def __init__(self, folder: RunFolder, step: int, report: Callable[[str], None] = say) -> None:
-        """Open the ledger in `folder` and remove entries beyond `step`, after which the run resumes.
+        """Open the ledger in `folder` and remove entries that reach beyond `step`, after which the run resumes.
 
-        Such an entry is removed whole; `took` gets the steps up to `step` again from the state. Only the end of the
-        file is read. For `report` see AppendedFile. Raises OSError if the file cannot be read, and
-        UsageError if it holds anything else than entries.
+        `took` gets the steps up to `step` again from the state. Only the end of the file is read. For `report` see
+        AppendedFile. Raises OSError if the file cannot be read, and UsageError if it holds anything but entries.
         """
         self._folder, self._path = folder, folder.path / LEDGER
         self._file = folder.append(LEDGER, report)
@@ -32,7 +28,7 @@ class LedgerFile:
             self._cut(step, changes=False)
 
     def took(self, entry: Entry) -> None:
-        """Record an entry that began, or that another step joined, or a change of the data."""
+        """Record a new entry, an entry that a step joined, or a change of the data."""
         if entry.data_changed:
             self.complete()
             self._file.write(entry.line().encode())
@@ -49,13 +45,13 @@ class LedgerFile:
         if entry is None or not self._folder.held():
             return
         if entry.steps[0] <= self._last_step and not self._file.take_back():
-            # It was written when the run was stopped, and steps have joined since.
+            # A stop wrote the entry, and steps have joined since.
             self._cut(entry.steps[0] - 1, changes=True)
         self._file.write(entry.line().encode())
         self._last_step = entry.steps[1]
 
     def sync(self) -> None:
-        """Force all entries to disk, so that they survive a power failure."""
+        """Force all entries to disk."""
         self.complete()
         self._file.sync()
 
@@ -65,7 +61,7 @@ class LedgerFile:
         self._file.close()
 
     def _cut(self, step: int, *, changes: bool) -> None:
-        """Remove the entries that go beyond `step`, and a torn last line; a full disk has room for that.
+        """Remove entries beyond `step`, and a torn last line.
 
         A change of the data right after `step` stays only with `changes`; else the state has it, if it happened.
         """

@@ -1,4 +1,4 @@
-"""The machine that a run or a benchmark uses: versions, hosts and devices, as environment.json has them. No torch."""
+"""Describe the machine of a run or a benchmark for environment.json: versions, hosts and devices."""
 
 from __future__ import annotations
 
@@ -21,15 +21,12 @@ from hvd_train.run_files.run_folder import ENVIRONMENT, RunFolder
 
 
 def write(folder: RunFolder, hosts: Sequence[str], gpu: str | None) -> None:
-    """Write environment.json into a run folder; for the arguments see `environment`. Raises OSError."""
+    """Write environment.json into a run folder; see `environment`. Raises OSError."""
     folder.write(ENVIRONMENT, json.dumps(environment(hosts, gpu), indent=1) + "\n")
 
 
 def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
-    """Return what this rank sees of the machine, for JSON; devices and versions are taken to be alike on all ranks.
-
-    `hosts` has the host name of each rank, `gpu` the name of this rank's GPU, or None if it trains on the CPU.
-    """
+    """Return this rank's environment for JSON, with the host name of each rank and this rank's GPU, if any."""
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -44,7 +41,7 @@ def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed packages that compute; torch's names its CUDA."""
+    """Return the versions of Python and of the installed packages that compute."""
     found = {"hvd_train": __version__, "python": platform.python_version()}
     for name in ("torch", "torchvision", "horovod", "numpy"):
         with suppress(metadata.PackageNotFoundError):
@@ -53,9 +50,8 @@ def versions() -> dict[str, str]:
 
 
 def processor() -> str:
-    """Return the processor's model name, or its architecture if the system does not say more."""
-    # psutil does not offer the model name, and platform.processor() is empty or the architecture on Linux.
-    try:
+    """Return the processor's model name, or its architecture if the name is unknown."""
+    try:  # psutil and platform.processor() do not know the model name
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []

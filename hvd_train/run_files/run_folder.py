@@ -21,8 +21,7 @@ from hvd_train.run_files.appended_file import AppendedFile
 
 RUNS = Path("runs")
 CONFIG, SUMMARY, METRICS, ENVIRONMENT = "config.yaml", "summary.json", "metrics.jsonl", "environment.json"
-FROM_FILE = "from_file"
-"""Name of the event that a run resumes from the checkpoint of another run."""
+FROM_FILE = "from_file"  # the event that a run resumes from the checkpoint of another run
 DATA = "data.json"
 _LOCK = ".lock"
 _MEMBERS = ".members"
@@ -30,7 +29,7 @@ _WRITTEN_IN_PLACE = (_LOCK, _MEMBERS, METRICS, "ledger.jsonl")
 
 
 class Busy(UsageError):
-    """Raised if another process trains in the folder `path`."""
+    """Another process trains in the folder `path`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"another process is training in {path}; wait for it, or name another --output-dir")
@@ -42,14 +41,12 @@ class RunFolder:
     """A run folder that this process has claimed. The claim ends with the process."""
 
     path: Path
-    earlier: bool = False
-    """Whether the same run has trained in it before."""
-    notes: tuple[str, ...] = ()
-    """What the user should know about the choice of the folder."""
+    earlier: bool = False  # whether the same run has trained in it before
+    notes: tuple[str, ...] = ()  # for the user, about the choice of the folder
     _lock: IO[str] | None = None
 
     def held(self) -> bool:
-        """Return whether the claim still holds: a job that evicted this process takes the folder over."""
+        """Return whether the claim still holds: a job that evicted this process takes over the folder."""
         if self._lock is None:
             return True
         try:
@@ -79,15 +76,15 @@ class RunFolder:
         return AppendedFile(self.path / name, report, self.held)
 
     def release(self) -> None:
-        """Give up the claim, so that another run can claim the folder."""
+        """End the claim."""
         if self._lock is not None:
             self._lock.close()
 
 
 def take_over(path: Path, owner: str = "") -> None:
-    """End the claim of a process that the job `owner` evicted, but which may still exist, stopped or cut off.
+    """End the claim of a process that the job `owner` evicted, by replacing the lock file that it holds.
 
-    A new lock file replaces the one that the process holds. Raises UsageError if the folder cannot be written.
+    Raises UsageError if the folder cannot be written.
     """
     fresh = path / f"{_LOCK}-{os.getpid()}"
     try:
@@ -101,19 +98,17 @@ def take_over(path: Path, owner: str = "") -> None:
 
 def belongs_to(path: Path, owner: str) -> bool:
     """Return whether the job `owner` made the last claim on the folder; an empty name is no job."""
-    try:
-        if not owner:
-            return False
-        with open(path / _LOCK, encoding="ascii", opener=plain_file.in_place) as lock:
-            return lock.read(len(owner) + 1) == owner
-    except (OSError, ValueError):
-        return False
+    with suppress(OSError, ValueError):
+        if owner:
+            with open(path / _LOCK, encoding="ascii", opener=plain_file.in_place) as lock:
+                return lock.read(len(owner) + 1) == owner
+    return False
 
 
 def stay(path: Path) -> IO[str] | None:
-    """Make new jobs wait for this process before they resume in the folder: it may have uncommitted steps.
+    """Make new jobs wait for this process, which may have uncommitted steps, before they resume in the folder.
 
-    Closing the returned file, or the end of the process, lets them continue. None if the file system has no locks.
+    Close the returned file to let them continue. None if the file system has no locks.
     """
     with suppress(OSError):
         # Held open for as long as the process stays.
@@ -124,7 +119,7 @@ def stay(path: Path) -> IO[str] | None:
 
 
 def _has_members(path: Path) -> bool:
-    """Return whether a process has called `stay` on the folder and still runs."""
+    """Return whether a process has called `stay` and still runs."""
     try:
         with open(path / _MEMBERS, "r+", opener=plain_file.in_place) as members:
             fcntl.flock(members, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,8 +131,7 @@ def _has_members(path: Path) -> bool:
 
 
 def in_use(path: Path) -> bool:
-    """Return whether a process of this machine trains in the folder, without touching its lock."""
-    # Taking the lock would refuse the folder to a run that starts at this moment.
+    """Return whether a process of this machine trains in the folder, without taking its lock."""
     try:
         inode = (path / _LOCK).stat().st_ino
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
@@ -149,12 +143,14 @@ def in_use(path: Path) -> bool:
 def claim(
     config: Config, now: datetime, start: Callable[[], None] = lambda: None, *, owner: str = "", wait: bool = False
 ) -> RunFolder:
-    """Choose, create and lock the folder of this run, and write its config.yaml; `now` names a folder without a name.
+    """Choose, create and lock the folder of this run, and write its config.yaml.
 
-    `start` is called before a new folder is made or an old one moved aside; if it raises, nothing has changed. A job
-    `owner` resumes in the folder that it claimed before, even with --resume never. Without `--output-dir`, a folder in
-    which another job trains is skipped, unless `wait` is set: it also waits for processes that `stay`. Raises Busy if
-    another process trains in the folder, and UsageError if it belongs to another config or cannot be written.
+    `now` names a new folder without `--output-dir`. `start` is called before a new folder is made or an old one moved
+    aside; if it raises, nothing has changed. A job `owner` resumes in the folder that it claimed before, even with
+    --resume never. Without `--output-dir`, a folder in which another job trains is skipped. With `wait` such a folder,
+    or one in which processes `stay`, raises Busy.
+
+    Raises Busy if another process trains in the folder, and UsageError if it has another config or cannot be written.
     """
     try:
         if config.run.output_dir:
@@ -171,10 +167,8 @@ def _claim_named(path: Path, config: Config, start: Callable[[], None], owner: s
     if path.exists() and not path.is_dir():
         raise UsageError(f"--output-dir {path} is a file; name a folder")
     if not (path / CONFIG).exists():
-        # A process that was killed right after it made the folder leaves its lock and nothing else.
-        if path.exists() and any(
-            entry.name not in (_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}") for entry in path.iterdir()
-        ):
+        early = {_LOCK, f"{CONFIG}{durable.PARTIAL_SUFFIX}"}  # left by a process that was killed at its start
+        if path.exists() and {entry.name for entry in path.iterdir()} - early:
             raise UsageError(f"--output-dir {path} is not empty and not a run of hvd_train; name another folder")
         start()
         return _create(path, config, owner)
@@ -221,8 +215,7 @@ def _create(path: Path, config: Config, owner: str, *notes: str) -> RunFolder:
 
 def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:
     _check_no_links(path)
-    differences = config.differences(config_file.load(path / CONFIG))
-    if differences:
+    if differences := config.differences(config_file.load(path / CONFIG)):
         raise UsageError(
             f"{path} is a run with other settings ({'; '.join(differences)}): type --resume never to start again "
             "(the old run is kept aside), or name another --output-dir"
@@ -241,7 +234,7 @@ def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:
 def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
     """Lock the folder, and write its owner into the lock file.
 
-    Raises Busy if another process has it, or with `wait` if one stays in it.
+    Raises Busy if another process has locked it, or with `wait` if one stays in it.
     """
     if wait and _has_members(path):
         raise Busy(path)
@@ -260,14 +253,14 @@ def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
 
 
 def _name_owner(lock: IO[str], owner: str) -> None:
-    """Write the owner into a lock file, if the disk takes it: a full disk must not end a job."""
+    """Write the owner into a lock file, unless the disk is full."""
     try:
         lock.truncate(0)
         os.write(lock.fileno(), owner.encode())
         os.fsync(lock.fileno())  # other hosts read it
     except OSError:
         with suppress(OSError):
-            lock.truncate(0)  # no name rather than a part of one
+            lock.truncate(0)  # no name rather than a part of it
 
 
 def _check_no_links(path: Path) -> None:
@@ -275,7 +268,7 @@ def _check_no_links(path: Path) -> None:
     for entry in sorted((*path.iterdir(), *path.glob("checkpoints/*"))):
         try:
             status = entry.lstat()
-        except FileNotFoundError:  # a former rank 0 has just renamed its partial file
+        except FileNotFoundError:  # an earlier rank 0 has just renamed its partial file
             continue
         plain = stat.S_ISREG(status.st_mode) and (status.st_nlink == 1 or entry.name not in _WRITTEN_IN_PLACE)
         if not plain and not stat.S_ISDIR(status.st_mode):
@@ -286,7 +279,6 @@ def _check_no_links(path: Path) -> None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Return whether a folder, or a symlink to it, belongs to another user than root and this one."""
     return bool({path.stat().st_uid, path.lstat().st_uid} - {0, os.geteuid()})
 
 
