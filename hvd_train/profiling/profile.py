@@ -1,7 +1,4 @@
-"""`--profile STEPS`: a trace of chosen steps on all ranks, and a summary of where their time went.
-
-An error of the profiler ends the profile with one line, never the training.
-"""
+"""Profile chosen steps on all ranks (`--profile STEPS`): write a trace and a summary."""
 
 from __future__ import annotations
 
@@ -26,14 +23,14 @@ from hvd_train.run_files.journal import Journal
 from hvd_train.world.world import World, barrier
 
 FOLDER = "profile"
-_MOST_RANKS = 32  # rank 0 holds the traces of all of them in memory
+_MOST_RANKS = 32  # rank 0 holds all traces in memory
 _BARRIERS = 9
 
 
 class Profile:
-    """Records the chosen steps on all ranks.
+    """Records the chosen steps. After a change of world, rank 0 writes only its own finished steps.
 
-    A change of world ends the profile. Rank 0 then writes the steps that it recorded itself.
+    An error of the profiler ends the profile with a message, never the training.
     """
 
     def __init__(
@@ -46,14 +43,14 @@ class Profile:
         stopwatch: Stopwatch,
         split: Split,
     ) -> None:
-        """`steps` may be empty; `folder` is the run folder on the rank that writes it, and None on the others."""
+        """`steps` may be empty; `folder` is the run folder on the rank that writes it, None on other ranks."""
         self._wanted, self._world, self._device, self._journal = steps, world, device, journal
         self._folder, self._stopwatch, self._split = folder, stopwatch, split
         self._recording: _Recording | None = None
 
     @contextmanager
     def within(self, step: int) -> Iterator[None]:
-        """Train inside this block, after `step` steps; the end of the block ends a profile that is running."""
+        """Train inside this block, after `step` steps; its end ends a running profile."""
         try:
             if self._wanted and step >= self._wanted.start:
                 self._report(f"no further profile of {named(self._wanted)}: step {step} is done already")
@@ -82,7 +79,7 @@ class Profile:
             self._stopwatch.restart()
 
     def _end(self, recording: _Recording, reason: str = "", *, alone: bool = False) -> None:
-        """Stop recording and write the trace; `alone` writes this rank's only, since another rank may be lost."""
+        """Stop recording and write the trace; `alone` writes only this rank's, if another rank may be lost."""
         recording.stop(self._split)
         rank, size = self._world.place.rank, self._world.place.size
         own = recording.contribution(rank) if rank < _MOST_RANKS else (b"", None)
@@ -125,17 +122,14 @@ class _Recording:
     """What one rank records: torch's operators, steps and their phases, and Horovod's timeline on rank 0."""
 
     def __init__(self, device: torch.device, world: World, ahead_ns: int, begun: int) -> None:
-        """`begun` is the time at which the trace begins by rank 0's clock; this rank's clock is `ahead_ns` ahead."""
-        self.steps: list[Span] = []
-        self.phases: list[Span] = []
-        self.horovod: list[Span] = []
+        """The trace begins at `begun` by rank 0's clock; this rank's clock is `ahead_ns` ahead."""
+        self.steps, self.phases, self.horovod = list[Span](), list[Span](), list[Span]()
         self.costs: list[tuple[str, float, int]] = []
-        self.begun = begun
-        self._device, self._world, self._ahead_ns = device, world, ahead_ns
+        self.begun, self._device, self._world, self._ahead_ns = begun, device, world, ahead_ns
         self._step_began = self._phase_began = 0
         self._problem: str | None = None
         self._folder: TemporaryDirectory[str] | None = None
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints lines about GPUs that are not there
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints lines about missing GPUs
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self._profiler = torch.profiler.profile(activities=kinds, acc_events=True)
 
@@ -194,7 +188,7 @@ class _Recording:
         return None if self._folder is None else Path(self._folder.name) / "horovod.json"
 
     def _mark(self, phase: str | None) -> None:
-        """Record that a phase has just ended; None says that the time until now was not training."""
+        """Record that a phase has just ended; None skips the time until now."""
         now = time.time_ns()
         if phase is None:
             self._step_began = now
@@ -212,10 +206,10 @@ class _Recording:
 
 
 def _clock(world: World) -> tuple[int, int]:
-    """Return the nanoseconds that this rank's clock is ahead of rank 0's, and the time by rank 0's clock.
+    """Return by how many nanoseconds this rank's clock is ahead of rank 0's, and the time by rank 0's clock.
 
-    The first is 0 if the ranks share a kernel. Else it is the median over some barriers, which all ranks leave at about
-    the same time. A collective operation. Raises RankLost.
+    Ranks with the same kernel share a clock; others compare the times at which they leave some barriers. A collective
+    operation. Raises RankLost.
     """
     times = []
     for _ in range(_BARRIERS):
@@ -228,7 +222,6 @@ def _clock(world: World) -> tuple[int, int]:
 
 
 def _kernel() -> str:
-    """Return an identifier of the running kernel: processes with the same one share a clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

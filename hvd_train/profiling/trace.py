@@ -1,7 +1,4 @@
-"""Traces in the Trace Event Format, which Perfetto shows: read, merged and summed up.
-
-Spans have nanoseconds since 1970; the written trace has microseconds since it began.
-"""
+"""Read, merge and sum up traces in the Trace Event Format, which Perfetto shows."""
 
 from __future__ import annotations
 
@@ -22,12 +19,11 @@ class Span(NamedTuple):
     name: str
     start: int
     end: int
-    track: str = ""
-    """A thread, a stream of a GPU, or for Horovod a tensor."""
+    track: str = ""  # a thread, a stream of a GPU, or for Horovod a tensor
 
 
 def of_torch(document: Mapping[str, Any], first: int, last: int) -> list[Span]:
-    """Return the spans between two times of a trace that torch's profiler exported."""
+    """Return the spans between two times (nanoseconds since 1970) in a trace of torch's profiler."""
     base, events = document["baseTimeNanoseconds"], document["traceEvents"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     spans = []
@@ -41,7 +37,7 @@ def of_torch(document: Mapping[str, Any], first: int, last: int) -> list[Span]:
 
 
 def of_horovod(events: Sequence[Mapping[str, Any]], first: int, last: int) -> list[Span]:
-    """Return the spans between two times of Horovod's timeline, without activities that miss their start or end."""
+    """Return the spans between two times in Horovod's timeline, without activities that lack start or end."""
     spans: list[Span] = []
     tensors: dict[int, str] = {}
     begun: dict[int, list[tuple[str, int]]] = {}
@@ -60,7 +56,7 @@ def of_horovod(events: Sequence[Mapping[str, Any]], first: int, last: int) -> li
 
 
 def process(pid: int, name: str, spans: Iterable[Span], zero: int) -> list[Event]:
-    """Return the events of one process, with a thread for each track; `zero` is the time at which the trace begins."""
+    """Return the events of one process, with a thread for each track, in microseconds since `zero`."""
     events = [_metadata(pid, 0, "process_name", name=name), _metadata(pid, 0, "process_sort_index", sort_index=pid)]
     tids: dict[str, int] = {}
     for span in spans:
@@ -78,12 +74,12 @@ def _metadata(pid: int, tid: int, kind: str, **values: str | int) -> Event:
 
 
 def packed(events: Sequence[Event]) -> bytes:
-    """Return events as JSON without the brackets of the list, compressed by gzip."""
+    """Return events as JSON without the list's brackets, compressed by gzip."""
     return gzip.compress(json.dumps(events, separators=(",", ":")).encode()[1:-1], 5)
 
 
 def merged(parts: Iterable[bytes], facts: Mapping[str, Any]) -> bytes:
-    """Return the whole trace, compressed by gzip, from packed events and facts about the run."""
+    """Return the whole trace, compressed by gzip, from packed events and facts of the run."""
     events = b",\n".join(filter(None, map(gzip.decompress, parts)))
     properties = json.dumps({"displayTimeUnit": "ms", "otherData": facts}).encode()[1:-1]
     return gzip.compress(b'{"traceEvents":[\n' + events + b"],\n" + properties + b"}", 5)
@@ -99,7 +95,7 @@ def summary(
 ) -> list[str]:
     """Return the lines for the user: phases, the largest costs, and the exposed reduction.
 
-    `costs` are operators, or kernels of a GPU: name, microseconds without the operators that it called, calls.
+    `costs` are operators or GPU kernels: name, microseconds without the operators that it calls, number of calls.
     """
     total = sum(step.end - step.start for step in steps)
     lines = [f"  {'phase':<44} {'ms a step':>10} {'share':>6}"]
@@ -124,7 +120,7 @@ def summary(
 
 
 def _overlap(spans: Iterable[Span], window: Span) -> int:
-    """Return the nanoseconds of the window that at least one of the spans covers."""
+    """Return the nanoseconds of the window that any of the spans covers."""
     covered, reached = 0, window.start
     for span in sorted(spans, key=lambda span: span.start):
         start, end = max(span.start, reached), min(span.end, window.end)
