@@ -20,8 +20,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
 def choose_device(config: Config, place: Place) -> torch.device:
     """Return this rank's own GPU, or the CPU, and prepare torch and this process for it.
 
-    Raises UsageError if GPUs are requested and there are none, if `--gpu-ids` names a missing GPU, or if the host has
-    fewer GPUs than ranks.
+    Raises UsageError if there are no GPUs for `--device cuda`, `--gpu-ids` is wrong, or the host has too few GPUs.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if config.run.device == "cuda" and count == 0:
@@ -84,8 +83,7 @@ def split_on(device: torch.device) -> Split:
 
     def seconds(end: torch.cuda.Event, start: torch.cuda.Event) -> float:
         end.synchronize()
-        milliseconds: float = start.elapsed_time(end)
-        return milliseconds / 1000
+        return float(start.elapsed_time(end)) / 1000
 
     return Split(stamp, seconds)
 

@@ -1,4 +1,4 @@
-"""A fast digest of tensors, to compare the states of ranks."""
+"""Compute a fast digest of tensors, to compare the states of ranks. It detects errors, not attacks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from torch import Tensor
 
 
 def digest_of(facts: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return a digest (32 hexadecimal digits) of `facts` and of tensors' names, types, shapes and values.
-
-    It depends neither on the order of `tensors` nor on their device or memory format. It detects errors, not attacks.
-    """
+    """Return a digest (32 hexadecimal digits) of `facts` and tensors, for any order, device and memory format."""
     fingerprint = xxhash.xxh3_128(facts.encode())
     for name, tensor in sorted(tensors, key=lambda named: named[0]):
         fingerprint.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

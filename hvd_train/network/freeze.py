@@ -26,7 +26,7 @@ def check(config: ModelConfig) -> None:
 
 
 def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
-    """Return the names of the parameters of `model` that are frozen in `epoch` (counted from 0).
+    """Return the names of the frozen parameters in `epoch` (counted from 0).
 
     Raises UsageError if a pattern matches no parameter, if `backbone` finds no head, or if all would be frozen.
     """
@@ -51,10 +51,9 @@ def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
 
 
 def apply(config: ModelConfig, model: nn.Module, epoch: int) -> bool:
-    """Freeze and thaw parameters for `epoch` (counted from 0); return whether any of them changed.
+    """Freeze and thaw parameters for `epoch` (from 0); return whether any changed. Raises UsageError as `frozen`.
 
-    In training, batch norm layers with frozen parameters are in evaluation mode: their statistics belong to these
-    weights. With `--freeze none` the model itself decides which parameters train. Raises UsageError as `frozen` does.
+    In training, batch norm layers with frozen parameters are in evaluation mode: their statistics belong to them.
     """
     if config.freeze == "none":
         return False

@@ -20,10 +20,7 @@ Builder = Callable[[int], nn.Module]  # the user's own function, of the number o
 
 
 def digits_convnet(num_classes: int, channels: int = 1) -> nn.Module:
-    """Return a network of 0.1 million parameters, without batch norm and dropout, for images from 8 x 8 pixels.
-
-    It maps images [batch, channels, height, width] to logits [batch, num_classes].
-    """
+    """Return a small network from images [batch, channels, 8 or more, 8 or more] to logits [batch, num_classes]."""
     return nn.Sequential(
         nn.Conv2d(channels, 32, kernel_size=3, padding=1),
         nn.ReLU(),
@@ -86,8 +83,7 @@ def needs_colour(name: str) -> bool:
 def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder | None = None) -> nn.Module:
     """Return the named model for `num_classes` classes, with random weights drawn from `seed`.
 
-    The user's function `own` overrides `name`. Raises UsageError if the user's function cannot be loaded or does not
-    return a module, or timm is not installed.
+    The function `own` overrides `name`. Raises UsageError if the user's function fails, or timm is not installed.
     """
     torch.manual_seed(seed)
     model: nn.Module
@@ -109,10 +105,7 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
 
 
 def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int, *, trains: bool = False) -> None:
-    """Pass images [batch, channels, height, width] through `model`, and if it `trains`, through a copy in training.
-
-    Raises UsageError if the model cannot take them, or does not return logits [batch, num_classes].
-    """
+    """Raise UsageError if `model` cannot map images [batch, channels, height, width] to logits [batch, num_classes]."""
     was_training = model.training
     model.eval()
     shape = " x ".join(map(str, example.shape[1:]))

@@ -13,10 +13,7 @@ from hvd_train.world.world import World
 
 
 def synchronised(model: nn.Module, world: World) -> nn.Module:
-    """Replace each batch norm layer by a SyncBatchNorm with the same tensors; return the model.
-
-    The model is changed in place, unless it is itself a batch norm layer.
-    """
+    """Replace each batch norm layer of `model` by a SyncBatchNorm with the same tensors, and return the model."""
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     for name, layer in layers:
         parent, _, own_name = name.rpartition(".")
@@ -97,10 +94,7 @@ def sums_in_passes(model: nn.Module, world: World, device: torch.device) -> Sums
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch norm (Ioffe and Szegedy, arXiv 1502.03167) over the samples of all ranks, on any device.
-
-    In evaluation mode it is plain batch norm. In training all ranks take part in each pass (`SumsInPasses`).
-    """
+    """Batch norm (Ioffe and Szegedy, arXiv 1502.03167) over all ranks; all take part in each training pass."""
 
     def __init__(self, plain: _BatchNorm, add: SumOverRanks) -> None:
         super().__init__(plain.num_features, plain.eps, plain.momentum, plain.affine, plain.track_running_stats)

@@ -25,10 +25,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
-    """Return the optimizer of the parameters that require a gradient.
-
-    Raises UsageError if there is no such parameter, or if LARS or LAMB needs timm and it is not installed.
-    """
+    """Return the optimizer of the trainable parameters. Raises UsageError if there are none, or timm is missing."""
     groups = parameter_groups(config, model)
     if not groups:
         raise UsageError("the model has no parameter to train")
@@ -88,10 +85,7 @@ def adapted(
 
 
 def _never_compiled(cls: type[T]) -> type[T]:
-    """Return an optimizer class without the wrappers that keep torch.compile from its methods.
-
-    The first call of a wrapper imports the whole compiler, which takes longer than importing torch.
-    """
+    """Return an optimizer class without torch.compile's wrappers: their first call imports the whole compiler."""
     names = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
     methods = {name: inspect.unwrap(getattr(cls, name)) for name in names}
     methods["step"] = torch.no_grad()(methods["step"])  # as one of these wrappers does
@@ -99,10 +93,7 @@ def _never_compiled(cls: type[T]) -> type[T]:
 
 
 def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
-    """Return the groups of parameters that require a gradient, without empty groups.
-
-    With `--decay-of weights` biases and the parameters of normalisation layers have a `weight_decay` of 0.
-    """
+    """Return the groups of trainable parameters; `--decay-of weights` exempts biases and normalisation layers."""
     norm_parameters = {id(p) for m in model.modules() if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
     decaying: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
@@ -116,10 +107,7 @@ def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str
 
 
 def _of_timm(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
-    """Return LARS (You, Gitman and Ginsburg, arXiv 1708.03888) or LAMB (You et al., arXiv 1904.00962).
-
-    Raises UsageError if timm is not installed.
-    """
+    """Return LARS (arXiv 1708.03888) or LAMB (arXiv 1904.00962). Raises UsageError if timm is not installed."""
     try:
         from timm.optim.lamb import Lamb
         from timm.optim.lars import Lars
@@ -145,11 +133,7 @@ class MovingAverage(AveragedModel):
 
 
 def moving_average(config: OptimizerConfig, model: nn.Module, patterns: Sequence[str] = ()) -> MovingAverage | None:
-    """Return the exponential moving average of `model`, or None without `--ema-decay`.
-
-    It also averages the buffers of `buffers.averaged` with these `patterns`, as torchvision's training references do,
-    so that running statistics belong to the weights.
-    """
+    """Return the moving average of `model` and of its averaged buffers, or None without `--ema-decay`."""
     averaged = buffers.averaged(model, patterns)
     return None if config.ema_decay is None else MovingAverage(model, config.ema_decay, averaged)
 

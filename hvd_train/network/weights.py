@@ -59,7 +59,9 @@ def check(weights: str, model: str) -> None:
         return
     if model not in torchvision_names():
         raise UsageError(f"--weights {weights}: torchvision has weights for its own models only, not for {model}")
-    names = _names(model)
+    from torchvision.models import get_model_weights
+
+    names = list(get_model_weights(model).__members__)
     if weights != "DEFAULT" and weights not in names:
         raise unknown_name(f"weights of {model}", weights, ["DEFAULT", *names])
 
@@ -76,8 +78,7 @@ def normalisation(weights: str, model: str) -> tuple[tuple[float, ...], tuple[fl
 def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> str:
     """Load `weights` into `model`, which is called `name`, and return a line for the user.
 
-    A last layer for another number of classes keeps its random weights. Raises UsageError if other tensors do not
-    fit, or if the weights cannot be read or fetched.
+    A last layer for other classes stays random. Raises UsageError if other tensors do not fit or cannot be read.
     """
     loaded, part = _from_file(Path(weights)) if is_file(weights) else (_from_torchvision(weights, name), "")
     before = copy.deepcopy(model.state_dict())
@@ -123,12 +124,6 @@ def _with_names_of(own: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> O
     while not own.keys() & short.keys() and len({key.partition(".")[0] for key in short}) == 1 < len(short):
         short = OrderedDict((key.partition(".")[2], value) for key, value in short.items())
     return short if own.keys() & short.keys() else named
-
-
-def _names(model: str) -> list[str]:
-    from torchvision.models import get_model_weights
-
-    return list(get_model_weights(model).__members__)
 
 
 def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:

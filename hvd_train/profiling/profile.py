@@ -53,7 +53,8 @@ class Profile:
         """Train inside this block, after `step` steps; its end ends a running profile."""
         try:
             if self._wanted and step >= self._wanted.start:
-                self._report(f"no further profile of {named(self._wanted)}: step {step} is done already")
+                message = f"no further profile of {named(self._wanted)}: step {step} is done already"
+                self._journal.event("profile", message)
             self._begin_after(step)
             yield
             if self._recording is not None:
@@ -86,7 +87,8 @@ class Profile:
         traces = [own] if alone else self._world.gather(own)
         self._recording = None
         if self._folder is not None:
-            self._report(self._written(self._folder / FOLDER, recording, traces, size, reason))
+            message = self._written(self._folder / FOLDER, recording, traces, size, reason)
+            self._journal.event("profile", message)
         recording.close()
         self._stopwatch.restart()
         self._split.restart()
@@ -113,9 +115,6 @@ class Profile:
         end = f" ({reason})" if reason else ""
         first_line = f"profile of {steps}{end}, on {of_ranks}: {path} (open it at https://ui.perfetto.dev)"
         return "\n".join([first_line, *summary(recording.steps, recording.phases, recording.costs, recording.horovod)])
-
-    def _report(self, message: str) -> None:
-        self._journal.event("profile", message)
 
 
 class _Recording:
@@ -208,8 +207,7 @@ class _Recording:
 def _clock(world: World) -> tuple[int, int]:
     """Return by how many nanoseconds this rank's clock is ahead of rank 0's, and the time by rank 0's clock.
 
-    Ranks with the same kernel share a clock; others compare the times at which they leave some barriers. A collective
-    operation. Raises RankLost.
+    Ranks with the same kernel share a clock; others compare the times at which barriers end. Raises RankLost.
     """
     times = []
     for _ in range(_BARRIERS):

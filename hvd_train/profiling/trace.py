@@ -93,10 +93,7 @@ def named(steps: range) -> str:
 def summary(
     steps: Sequence[Span], phases: Sequence[Span], costs: Sequence[tuple[str, float, int]], horovod: Sequence[Span]
 ) -> list[str]:
-    """Return the lines for the user: phases, the largest costs, and the exposed reduction.
-
-    `costs` are operators or GPU kernels: name, microseconds without the operators that it calls, number of calls.
-    """
+    """Return the lines for the user. `costs` are operators or kernels: name, own microseconds, number of calls."""
     total = sum(step.end - step.start for step in steps)
     lines = [f"  {'phase':<44} {'ms a step':>10} {'share':>6}"]
     for name in dict.fromkeys(span.name for span in phases):

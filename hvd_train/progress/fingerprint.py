@@ -15,8 +15,7 @@ _AT_ONCE = 1 << 20
 def fingerprint(samples: Indices) -> int:
     """Return the fingerprint, from 0 to 2^64 - 1, of sample numbers (int64 [n]) in any order.
 
-    It is the sum of `scramble(number + 1)` modulo 2^64. Different samples have the same fingerprint by a chance of
-    1 in 2^64.
+    It is the sum of `scramble(number + 1)` modulo 2^64; different samples have the same one by a chance of 1 in 2^64.
     """
     return int(scramble(samples.astype(np.uint64) + np.uint64(1)).sum(dtype=np.uint64))
 
@@ -33,10 +32,7 @@ def of_all(count: int) -> int:
 
 
 def in_bytes(value: int) -> tuple[float, ...]:
-    """Return a fingerprint as NUM_BYTES numbers from 0 to 255, the lowest first.
-
-    As float32 they add up exactly over up to 65,000 ranks, so they can travel with the gradients.
-    """
+    """Return a fingerprint as NUM_BYTES numbers (0 to 255), whose float32 sums are exact up to 65,000 ranks."""
     return tuple(map(float, value.to_bytes(NUM_BYTES, "little")))
 
 

@@ -44,10 +44,7 @@ def hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sums_of(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-    """Return a micro-batch's summed `loss` and its hits at each of the first five places, as float32 [NUM_SUMS].
-
-    `loss` is a scalar, `logits` are [n, classes], `targets` int64 [n].
-    """
+    """Return the scalar `loss` and the hits at the first five places, float32 [NUM_SUMS]; for the rest see `hits`."""
     by_place = _matches(logits, targets).sum(dim=0, dtype=torch.float32)
     if len(by_place) < _PLACES:
         by_place = F.pad(by_place, (0, _PLACES - len(by_place)))

@@ -25,10 +25,7 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 def scramble(words: Words) -> Words:
-    """Mix 64-bit words one to one with the finaliser of SplitMix64.
-
-    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
-    """
+    """Mix 64-bit words one to one: SplitMix64 (Steele et al., "Fast splittable pseudorandom number generators")."""
     with np.errstate(over="ignore"):
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -48,10 +45,7 @@ def key(*numbers: int) -> int:
 
 
 def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> npt.NDArray[np.float32]:
-    """Return random numbers in [0, 1) for the samples in `indices`: float32 [len(indices), count].
-
-    They depend on seed, epoch and sample alone, so augmentation is the same in any rank, batch or position.
-    """
+    """Return random numbers in [0, 1), float32 [len(indices), count], that depend on seed, epoch and sample alone."""
     columns = np.array([key(seed, epoch, 1, column) for column in range(count)], dtype=np.uint64)
     words = scramble(scramble(indices.astype(np.uint64))[:, None] ^ columns[None, :])
     numbers: npt.NDArray[np.float32] = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
@@ -266,9 +260,6 @@ def _per_worker(batch: BatchConfig, size: int) -> BatchLayout:
 
 
 def _micro_batch_size(global_batch: int) -> int:
-    """Return the default micro-batch size: 16 to 48 samples, if the global batch has 16.
-
-    There are 1, 2, 4, 8 or a multiple of 8 micro-batches if possible, which divide over the usual numbers of ranks.
-    """
+    """Return the default, 16 to 48 samples, for 1, 2, 4, 8 or a multiple of 8 micro-batches if possible."""
     few = next(number for number in (8, 4, 2, 1) if global_batch >= 16 * number or number == 1)
     return math.ceil(global_batch / max(few, 8 * round(global_batch / (8 * 32))))

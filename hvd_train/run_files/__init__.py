@@ -1,1 +1,1 @@
-"""Files of a run. Start with `run_folder`, then `journal` (writes) and `history` (reads). Nothing here needs torch."""
+"""The files of a run: folder, journal, ledger and history. No torch. Start with `run_folder`, then `journal`."""

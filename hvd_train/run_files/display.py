@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 from typing_extensions import override
 
@@ -13,59 +12,39 @@ from hvd_train.run_files.records import EpochRecord, Moment
 _LINE_SECONDS = 10.0  # a LineDisplay prints a line this often within a long epoch
 
 
-class Display(Protocol):
-    """Shows progress and messages to the user."""
-
-    def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        """Start the display of a training."""
-
-    def progress(self, moment: Moment) -> None:
-        """Show progress; called after every step."""
-
-    def epoch(self, record: EpochRecord) -> None:
-        """Show the results of an epoch."""
-
-    def say(self, message: str) -> None:
-        """Print a line for the user."""
-
-    def close(self) -> None:
-        """Restore the console and end the display."""
-
-
-class LineDisplay(Display):
+class LineDisplay:
     """Prints a line for each epoch, and every ten seconds within a long epoch."""
 
     def __init__(self) -> None:
         self._epochs = self._samples = 0
         self._last_line = time.monotonic()
 
-    @override
     def begin(self, epochs: int, samples_per_epoch: int) -> None:
+        """Start the display of a training."""
         self._epochs, self._samples = epochs, samples_per_epoch
 
-    @override
     def progress(self, moment: Moment) -> None:
+        """Show progress; called after every step."""
         if time.monotonic() - self._last_line >= _LINE_SECONDS:
             share = f"{moment.cursor / self._samples:.0%}"
             left = _time_left(self._epochs, self._samples, moment.epoch, moment.cursor, moment.images_per_second)
             self.say(f"{_position(moment, self._epochs)}  {share}  {_metrics(moment)}  {left} left")
 
-    @override
     def epoch(self, record: EpochRecord) -> None:
+        """Show the results of an epoch."""
         left = _time_left(self._epochs, self._samples, record.epoch, 0, record.images_per_second)
         self.say(f"{epoch_line(record, self._epochs)}  {left} left")
 
-    @override
     def say(self, message: str) -> None:
+        """Print a line for the user."""
         self._last_line = time.monotonic()
         print(printable(message, keep="\n\t"), flush=True)
 
-    @override
     def close(self) -> None:
-        pass
+        """Restore the console and end the display."""
 
 
-class TerminalDisplay(Display):
+class TerminalDisplay(LineDisplay):
     """Shows a live bar, and above it a line for each epoch and message."""
 
     def __init__(self) -> None:

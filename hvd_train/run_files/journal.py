@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from hvd_train.elastic.members import Change
 from hvd_train.plain_file import in_place
-from hvd_train.run_files.display import Display, LineDisplay, TerminalDisplay
+from hvd_train.run_files.display import LineDisplay, TerminalDisplay
 from hvd_train.run_files.ledger import Entry
 from hvd_train.run_files.ledger_file import LedgerFile
 from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
@@ -66,7 +66,7 @@ class RunJournal(Journal):
         """
         from hvd_train.run_files.board import Board  # slow to import, and only one rank needs it
 
-        self._display: Display = TerminalDisplay() if live else LineDisplay()
+        self._display = TerminalDisplay() if live else LineDisplay()
         report, path = self._display.say, folder.path / METRICS
         self._last_step, self._last_epoch, reached = _forget_after(path, resumed_step, epochs_done)
         self.steps_lost = max(0, reached - resumed_step)  # at least: not every step has a line

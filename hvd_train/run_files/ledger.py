@@ -86,10 +86,7 @@ def _numbers(values: Iterable[Any]) -> list[int]:
 
 
 def read(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a ledger, without a torn last line.
-
-    Raises UsageError if another line is not an entry, and OSError if the file cannot be read.
-    """
+    """Yield the entries of a ledger, without a torn last line. Raises UsageError for other damage, and OSError."""
     with plain_file.opened(path) as file:
         for number, line in enumerate(plain_file.lines(file), 1):
             try:
@@ -128,8 +125,7 @@ class Audit:
 def audit(folder: Path) -> Audit:
     """Check the ledger of a run folder.
 
-    Raises UsageError if there is no ledger, if a line is not an entry, or if metrics.jsonl lacks the number of samples
-    or the seed of their order.
+    Raises UsageError if there is no ledger, or it or metrics.jsonl is damaged.
     """
     path, metrics = folder / LEDGER, folder / METRICS
     if not path.exists():
@@ -158,10 +154,9 @@ def audit_entries(
 ) -> Audit:
     """Check that steps come once and in order, and each sample once in each finished epoch.
 
-    Samples may be missing in the last epoch, but none may come twice. With repeated augmentation `repetitions` epochs
-    are one round, in which each sample comes `repetitions` times. `seed` is the seed of the order. The check ends after
-    a hundred faults. A run that resumed from a file after `from_step` is judged from there, or if the file has it, from
-    the beginning of that epoch.
+    Samples may be missing in the last epoch, but none may come twice. In a round of `repetitions` epochs each sample
+    comes `repetitions` times. `seed` is the seed of the order. The check ends after a hundred faults. A run that
+    resumed from a file after `from_step` is judged from there, or from the beginning of that epoch if the file has it.
     """
     judge = _Judge(num_samples, repetitions, seed, from_step)
     for entry in entries:
@@ -171,20 +166,11 @@ def audit_entries(
     return judge.verdict()
 
 
-@dataclass(frozen=True)
-class _Count:
-    too_often: int
-    too_rarely: int
-    unknown: int
-    taken: int
-
-
 class _Judge:
     """Judges the entries of a ledger one by one, and holds the entries of one round.
 
-    The fingerprints of a finished round must add up to the fingerprint of all samples. If they do not, and in an
-    unfinished round, each is compared with the fingerprint of the samples at the entry's positions. The order is a
-    permutation, so each sample comes once if each position does.
+    The fingerprints of a finished round must add up to the fingerprint of all samples. In any other round, each must be
+    the fingerprint of the samples at the entry's positions. Each sample comes once if each position does.
     """
 
     def __init__(self, num_samples: int, repetitions: int, seed: int, from_step: int | None) -> None:
@@ -230,44 +216,42 @@ class _Judge:
     def _change_data(self, epoch: int, num_samples: int) -> None:
         """End the epoch. If it is within a round, both parts of the round may lack samples."""
         if self._entries:
-            count, total = self._end_round(may_lack=True), self._num_samples * self._repetitions
-            if count.too_rarely:
-                early = f"epoch {epoch + 1} ended after {count.taken:,} of {total:,} samples"
+            (too_rarely, taken), total = self._end_round(may_lack=True), self._num_samples * self._repetitions
+            if too_rarely:
+                early = f"epoch {epoch + 1} ended after {taken:,} of {total:,} samples"
                 self._changes.append(f"{early} because the data changed")
         self._num_samples = num_samples
         self._round, rest = divmod(epoch + 1, self._repetitions)
         if rest:
             self._partial.add(self._round)
 
-    def _end_round(self, *, may_lack: bool = False) -> _Count:
-        """Judge the entries of the round, and begin the next round."""
+    def _end_round(self, *, may_lack: bool = False) -> tuple[int, int]:
+        """Judge the entries, and begin the next round. Return how many samples came too rarely, and all that came."""
         may_lack = may_lack or self._round in self._partial
-        times, epoch, count = self._repetitions, self._round * self._repetitions, self._count()
+        times, epoch = self._repetitions, self._round * self._repetitions
+        too_often, too_rarely, unknown, taken = self._count()
         name = f"epoch {epoch}" if times == 1 else f"epochs {epoch} to {epoch + times - 1}"
-        is_whole = not (count.too_often or count.too_rarely or count.unknown)
+        is_whole = not (too_often or too_rarely or unknown)
         if not is_whole or added(entry.fingerprint for entry in self._entries) != _of_all(self._num_samples * times):
-            self._faults += [
-                f"{_named(entry.steps)}: not the samples that stand at positions {entry.positions[0]} to "
-                f"{entry.positions[1] - 1} of epoch {entry.epoch}"
-                for entry in self._wrong()
-            ]
-        if count.too_often or count.unknown:
-            self._faults.append(
-                f"{name}: {count.too_often} samples more than {_times(times)}, {count.unknown} that do not exist"
-            )
-        if count.too_rarely and not may_lack:
-            never = "never" if times == 1 else f"less than {_times(times)}"
-            self._faults.append(f"{name}: {count.too_rarely} samples {never}")
-        if not count.too_rarely:
+            for entry in self._wrong():
+                (first, last), (start, stop) = entry.steps, entry.positions
+                steps = f"step {first}" if first == last else f"steps {first} to {last}"
+                place = f"positions {start} to {stop - 1} of epoch {entry.epoch}"
+                self._faults.append(f"{steps}: not the samples that stand at {place}")
+        often = "once" if times == 1 else f"{times} times"
+        if too_often or unknown:
+            self._faults.append(f"{name}: {too_often} samples more than {often}, {unknown} that do not exist")
+        if too_rarely and not may_lack:
+            self._faults.append(f"{name}: {too_rarely} samples {'never' if times == 1 else f'less than {often}'}")
+        if not too_rarely:
             self._finished += times
         elif may_lack and times > 1:
-            self._finished += count.taken // self._num_samples
-        self._round += 1
-        self._entries = []
-        return count
+            self._finished += taken // self._num_samples
+        self._round, self._entries = self._round + 1, []
+        return too_rarely, taken
 
-    def _count(self) -> _Count:
-        """Count how often the entries of the round name each position, which stands for a sample."""
+    def _count(self) -> tuple[int, int, int, int]:
+        """Return how many samples came too often and too rarely, how many do not exist, and how many came in all."""
         often = unknown = taken = 0
         epochs: dict[int, list[tuple[int, int]]] = {}
         for entry in self._entries:
@@ -282,14 +266,11 @@ class _Judge:
                 taken += stop - start
             rarely += max(0, self._num_samples - reached)
             unknown += max(0, reached - self._num_samples)
-        return _Count(min(often, self._num_samples), min(rarely, self._num_samples), unknown, taken)
+        return min(often, self._num_samples), min(rarely, self._num_samples), unknown, taken
 
     def _wrong(self) -> Iterator[Entry]:
-        """Yield the entries whose steps did not take the samples at their positions.
-
-        Stop after as many positions as the round has: more are a fault already, and could keep an audit busy for days.
-        """
-        room = self._num_samples * self._repetitions
+        """Yield the entries whose steps did not take the samples at their positions."""
+        room = self._num_samples * self._repetitions  # more are a fault already, and could take days to check
         for entry in self._entries:
             order = order_of(self._seed, entry.epoch, self._num_samples, self._repetitions)
             positions = range(max(0, entry.positions[0]), min(entry.positions[1], self._num_samples))
@@ -298,15 +279,6 @@ class _Judge:
                 yield entry
             if (room := room - len(positions)) < 0:
                 return
-
-
-def _named(steps: tuple[int, int]) -> str:
-    first, last = steps
-    return f"step {first}" if first == last else f"steps {first} to {last}"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _last_event(path: Path, name: str, fact: str) -> dict[str, Any]:

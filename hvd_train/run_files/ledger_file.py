@@ -17,8 +17,8 @@ class LedgerFile:
     def __init__(self, folder: RunFolder, step: int, report: Callable[[str], None] = say) -> None:
         """Open the ledger in `folder` and remove entries that reach beyond `step`, after which the run resumes.
 
-        `took` gets the steps up to `step` again from the state. Only the end of the file is read. For `report` see
-        AppendedFile. Raises OSError if the file cannot be read, and UsageError if it holds anything but entries.
+        `took` gets their earlier steps again from the state. For `report` see AppendedFile. Raises OSError if the file
+        cannot be read, and UsageError if it holds anything but entries.
         """
         self._folder, self._path = folder, folder.path / LEDGER
         self._file = folder.append(LEDGER, report)
@@ -61,10 +61,7 @@ class LedgerFile:
         self._file.close()
 
     def _cut(self, step: int, *, changes: bool) -> None:
-        """Remove entries beyond `step`, and a torn last line.
-
-        A change of the data right after `step` stays only with `changes`; else the state has it, if it happened.
-        """
+        """Remove entries beyond `step`, and a torn last line; `changes` keeps a change of data right after `step`."""
         with open(self._path, "r+b", opener=in_place) as file:
             end = self._last_step = 0
             for begin, line in lines_backwards(file):

@@ -82,10 +82,7 @@ class RunFolder:
 
 
 def take_over(path: Path, owner: str = "") -> None:
-    """End the claim of a process that the job `owner` evicted, by replacing the lock file that it holds.
-
-    Raises UsageError if the folder cannot be written.
-    """
+    """Replace the lock file of a process that the job `owner` evicted. Raises UsageError if that fails."""
     fresh = path / f"{_LOCK}-{os.getpid()}"
     try:
         fresh.unlink(missing_ok=True)
@@ -106,10 +103,7 @@ def belongs_to(path: Path, owner: str) -> bool:
 
 
 def stay(path: Path) -> IO[str] | None:
-    """Make new jobs wait for this process, which may have uncommitted steps, before they resume in the folder.
-
-    Close the returned file to let them continue. None if the file system has no locks.
-    """
+    """Make new jobs wait until the returned file is closed or this process ends; None without locks on the disk."""
     with suppress(OSError):
         # Held open for as long as the process stays.
         members = open(path / _MEMBERS, "a+", opener=plain_file.in_place)  # noqa: SIM115
@@ -147,10 +141,9 @@ def claim(
 
     `now` names a new folder without `--output-dir`. `start` is called before a new folder is made or an old one moved
     aside; if it raises, nothing has changed. A job `owner` resumes in the folder that it claimed before, even with
-    --resume never. Without `--output-dir`, a folder in which another job trains is skipped. With `wait` such a folder,
-    or one in which processes `stay`, raises Busy.
-
-    Raises Busy if another process trains in the folder, and UsageError if it has another config or cannot be written.
+    --resume never. Raises Busy if another process trains in the folder, and UsageError if it has another config or
+    cannot be written. Without `--output-dir` a busy folder is skipped, unless `wait` is set. With `wait` a folder is
+    also busy while a process stays in it (`stay`).
     """
     try:
         if config.run.output_dir:
@@ -232,10 +225,7 @@ def _reopen(path: Path, config: Config, owner: str, *, wait: bool) -> RunFolder:
 
 
 def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
-    """Lock the folder, and write its owner into the lock file.
-
-    Raises Busy if another process has locked it, or with `wait` if one stays in it.
-    """
+    """Lock the folder as `owner`. Raises Busy if another process has locked it, or with `wait` if one stays in it."""
     if wait and _has_members(path):
         raise Busy(path)
     # Held open for as long as the process lives.

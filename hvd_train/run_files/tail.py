@@ -13,13 +13,10 @@ _BLOCK = 1 << 16
 
 
 def lines_backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the text of each line, with its line end, from the last line to the first.
+    """Yield offset and text, with its line end, of each line from the last to the first.
 
-    A torn last line comes without a line end. Only as many blocks are read as needed.
-
-    Raises:
-        OSError: if the file cannot be read.
-        UsageError: if a line is longer than 16 MB, as in a sparse file that another user has planted.
+    A torn last line comes without a line end. Raises OSError if the file cannot be read, and UsageError if a line is
+    longer than 16 MB, as in a sparse file that another user has planted.
     """
     begin = file.seek(0, os.SEEK_END)
     data, end = b"", 0  # the bytes since `begin`, and how many of them are not yielded yet
