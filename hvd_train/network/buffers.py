@@ -46,12 +46,12 @@ def buffers_of(model: nn.Module) -> list[Buffer]:
 
 
 def is_statistic(buffer: Buffer) -> bool:
-    """Return whether a buffer is a running statistic of batch norm or instance norm."""
+    """Return whether batch norm or instance norm owns this buffer."""
     return isinstance(buffer.module, (_BatchNorm, _InstanceNorm))
 
 
 def averaged(model: nn.Module, patterns: Sequence[str]) -> set[str]:
-    """Return the names of the buffers that a step averages over its micro-batches.
+    """Return the names of buffers that a step averages over micro-batches.
 
     These are running statistics and matches of `patterns` (`--average-buffers`); others take micro-batch 0's value.
     Raises UsageError if a pattern matches no buffer, or a buffer without numbers to average.
@@ -101,7 +101,7 @@ def load(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 def copy_into(buffer: Buffer, value: Tensor) -> None:
-    """Copy `value` into a buffer's tensor, or into a new tensor if shape, type or memory do not fit."""
+    """Copy `value` into a buffer. A tensor that does not fit is replaced."""
     here = buffer.tensor
     expanded = any(size > 1 and stride == 0 for size, stride in zip(here.shape, here.stride(), strict=True))
     if (here.shape, here.dtype) == (value.shape, value.dtype) and not expanded:
@@ -111,7 +111,7 @@ def copy_into(buffer: Buffer, value: Tensor) -> None:
 
 
 def copy_others(source: nn.Module, target: nn.Module, names: Set[str]) -> None:
-    """Copy the buffers of `source`, except `names`, into `target`, which is a copy of it."""
+    """Copy the buffers of `source`, except `names`, to its copy `target`."""
     for buffer, own in zip(buffers_of(source), buffers_of(target), strict=True):
         if buffer.name not in names:
             copy_into(own, buffer.tensor)

@@ -13,7 +13,7 @@ from hvd_train.progress.order import BatchLayout
 
 
 def micro_batch_sizes(layout: BatchLayout, num_samples: int) -> list[int]:
-    """Return the sizes of micro-batches in an epoch of `num_samples`, the usual size first."""
+    """Return the sizes of micro-batches in an epoch, the usual one first."""
     batches = layout.batches(range(num_samples)).ends
     return list(dict.fromkeys(len(micro) for batch in batches for micro in layout.micro_batches(batch).ends))
 
@@ -31,11 +31,10 @@ def compile_model(
     train_sizes: list[int],
     eval_sizes: list[int],
 ) -> None:
-    """Compile the model by passing batches of these sizes through it, made of `example` images.
+    """Compile the model with batches of these sizes, made of `example` images.
 
     torch.compile compiles at the first call with each kind of input; after the rendezvous all ranks would wait for it.
-    Training sizes include a backward pass. Weights, buffers, gradients, modes and random numbers stay the same.
-    The moving average, and epochs that freeze other parameters, are compiled later.
+    The moving average, and epochs that freeze other parameters, are compiled later. The state stays the same.
     """
     model.compile()
     modes = [(module, module.training) for module in model.modules()]

@@ -18,10 +18,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
 
 
 def choose_device(config: Config, place: Place) -> torch.device:
-    """Return this rank's own GPU, or the CPU, and prepare torch and this process for it.
-
-    Raises UsageError if there are no GPUs for `--device cuda`, `--gpu-ids` is wrong, or the host has too few GPUs.
-    """
+    """Return this rank's GPU, or the CPU, and prepare torch for it. Raises UsageError if the GPU does not exist."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if config.run.device == "cuda" and count == 0:
         raise UsageError("--device cuda: torch sees no GPU here; type --device cpu, or `hvd-train doctor` for why")
@@ -95,7 +92,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def seed(device: torch.device, number: int) -> None:
-    """Seed torch's default random generators of the CPU and of `device` with `number`."""
+    """Seed torch's default random generators of the CPU and `device`."""
     torch.default_generator.manual_seed(number)  # torch.manual_seed seeds all kinds of device, which takes 160 us
     if device.type == "cuda":
         torch.cuda.manual_seed(number)
@@ -114,14 +111,13 @@ def uses_fp16_wire(config: Config, device: torch.device) -> bool:
 
 
 def loss_scaler(config: Config, device: torch.device, *, fp16_wire: bool) -> torch.amp.GradScaler:
-    """Return the loss scaler, which is disabled if neither arithmetic nor wire is fp16.
+    """Return the loss scaler, disabled without fp16 in arithmetic or wire.
 
-    Horovod's fp16 compression casts without scaling: 7e4 becomes inf and 1e-8 becomes 0. An overflow skips the step
-    on every rank (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740).
+    Horovod's fp16 compression casts without scaling: 7e4 becomes inf and 1e-8 becomes 0. For loss scaling see
+    Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
     """
     arithmetic = config.precision.precision == "fp16"
-    scaler = torch.amp.GradScaler(
-        device.type, init_scale=_FP16_SCALE if arithmetic else _WIRE_SCALE, enabled=arithmetic or fp16_wire
-    )
+    scale = _FP16_SCALE if arithmetic else _WIRE_SCALE
+    scaler = torch.amp.GradScaler(device.type, init_scale=scale, enabled=arithmetic or fp16_wire)
     scaler.scale(torch.ones((), device=device))  # creates its tensors: a rank may have no micro-batch in the first step
     return scaler

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def digest_of(facts: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return a digest (32 hexadecimal digits) of `facts` and tensors, for any order, device and memory format."""
+    """Return a digest of 32 hexadecimal digits. The tensors' order, device and memory format do not matter."""
     fingerprint = xxhash.xxh3_128(facts.encode())
     for name, tensor in sorted(tensors, key=lambda named: named[0]):
         fingerprint.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -21,7 +21,7 @@ def digest_of(facts: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def tensors_in(values: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in nested mappings and sequences, each with its path of keys and places."""
+    """Yield the path and value of each tensor in nested containers."""
     if isinstance(values, Tensor):
         yield name, values
     elif isinstance(values, Mapping):

@@ -17,7 +17,7 @@ _UNFREEZE = re.compile(r"(\d+):(.+)")
 
 
 def check(config: ModelConfig) -> None:
-    """Raise UsageError if `--unfreeze` is not a list of EPOCH:PATTERN, or is given without `--freeze`."""
+    """Raise UsageError if `--unfreeze` is malformed or lacks `--freeze`."""
     for entry in config.unfreeze:
         if not _UNFREEZE.fullmatch(entry):
             raise UsageError(f"--unfreeze {entry}: write it as EPOCH:PATTERN, as in --unfreeze 5:layer4.* 10:*")
@@ -26,10 +26,7 @@ def check(config: ModelConfig) -> None:
 
 
 def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
-    """Return the names of the frozen parameters in `epoch` (counted from 0).
-
-    Raises UsageError if a pattern matches no parameter, if `backbone` finds no head, or if all would be frozen.
-    """
+    """Return the names of frozen parameters in `epoch` (from 0). Raises UsageError if all are, or nothing matches."""
     names = [name for name, _ in model.named_parameters()]
     if config.freeze == "none":
         return set()
@@ -51,10 +48,7 @@ def frozen(config: ModelConfig, model: nn.Module, epoch: int) -> set[str]:
 
 
 def apply(config: ModelConfig, model: nn.Module, epoch: int) -> bool:
-    """Freeze and thaw parameters for `epoch` (from 0); return whether any changed. Raises UsageError as `frozen`.
-
-    In training, batch norm layers with frozen parameters are in evaluation mode: their statistics belong to them.
-    """
+    """Freeze and thaw parameters for `epoch` (from 0); return whether any changed. Raises UsageError as `frozen`."""
     if config.freeze == "none":
         return False
     names = frozen(config, model, epoch)
@@ -66,13 +60,13 @@ def apply(config: ModelConfig, model: nn.Module, epoch: int) -> bool:
             parameter.grad = None
     for module in model.modules():
         own = list(module.parameters(recurse=False))
-        if isinstance(module, _BatchNorm) and own and model.training:
+        if isinstance(module, _BatchNorm) and own and model.training:  # its statistics belong to its parameters
             module.train(any(parameter.requires_grad for parameter in own))
     return changed
 
 
 def prepare(config: ModelConfig, model: nn.Module) -> None:
-    """Make the parameters of `ever_trained` require a gradient, before an optimizer is built. Raises UsageError."""
+    """Make the parameters of `ever_trained` require a gradient. Call it before `optim.build`. Raises UsageError."""
     if config.freeze != "none":
         trained = ever_trained(config, model)
         for name, parameter in model.named_parameters():

@@ -20,7 +20,7 @@ Builder = Callable[[int], nn.Module]  # the user's own function, of the number o
 
 
 def digits_convnet(num_classes: int, channels: int = 1) -> nn.Module:
-    """Return a small network from images [batch, channels, 8 or more, 8 or more] to logits [batch, num_classes]."""
+    """Return a small network: images [batch, channels, 8 or more, 8 or more] to logits [batch, num_classes]."""
     return nn.Sequential(
         nn.Conv2d(channels, 32, kernel_size=3, padding=1),
         nn.ReLU(),
@@ -38,19 +38,14 @@ def digits_convnet(num_classes: int, channels: int = 1) -> nn.Module:
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError if no model is called `name`, its MODULE:FUNCTION does not load, or timm is not installed."""
-    if name == DIGITS_CONVNET:
-        return
+    """Raise UsageError if the model is unknown, does not load, or needs timm."""
     if name.startswith(TIMM):
         timm, name_in_timm = _timm(name), name.removeprefix(TIMM)
         if not timm.is_model(name_in_timm):
             raise unknown_name("model of timm", name_in_timm, timm.list_models())
-        return
-    if plugin.is_reference(name):
+    elif plugin.is_reference(name):
         plugin.load("model", name)
-        return
-    known = torchvision_names()
-    if name not in known:
+    elif name != DIGITS_CONVNET and name not in (known := torchvision_names()):
         raise unknown_name("model", name, [*known, DIGITS_CONVNET])
 
 
@@ -70,42 +65,38 @@ def torchvision_names() -> list[str]:
 
 
 def head_of(model: nn.Module) -> str | None:
-    """Return the name of the last linear or convolutional layer, which computes the logits, or None."""
+    """Return the name of the last linear or convolutional layer, if any."""
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
     return next((name for name, module in reversed([*model.named_modules()]) if isinstance(module, kinds)), None)
 
 
 def needs_colour(name: str) -> bool:
-    """Return whether a model takes images of three channels only, as torchvision's and timm's do."""
+    """Return whether a model takes images of three channels only."""
     return name != DIGITS_CONVNET and not plugin.is_reference(name)
 
 
 def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder | None = None) -> nn.Module:
-    """Return the named model for `num_classes` classes, with random weights drawn from `seed`.
-
-    The function `own` overrides `name`. Raises UsageError if the user's function fails, or timm is not installed.
-    """
+    """Return the named model, or `own`'s, with random weights drawn from `seed`. Raises UsageError."""
     torch.manual_seed(seed)
     model: nn.Module
     if own is None and name.startswith(TIMM):
         model = _timm(name).create_model(name.removeprefix(TIMM), num_classes=num_classes, in_chans=channels)
-        return model
-    if own is not None or plugin.is_reference(name):
+    elif own is not None or plugin.is_reference(name):
         model = (own or plugin.load("model", name))(num_classes)
         if not isinstance(model, nn.Module):
             raise UsageError(f"--model {name}: it returned {type(model).__name__}, not a torch.nn.Module")
-        return model
-    if name == DIGITS_CONVNET:
-        return digits_convnet(num_classes, channels)
-    from torchvision.models import get_model  # slow to import, and not every run needs it
+    elif name == DIGITS_CONVNET:
+        model = digits_convnet(num_classes, channels)
+    else:
+        from torchvision.models import get_model  # slow to import, and not every run needs it
 
-    extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
-    model = get_model(name, weights=None, num_classes=num_classes, **extra)
+        extra = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
+        model = get_model(name, weights=None, num_classes=num_classes, **extra)
     return model
 
 
 def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int, *, trains: bool = False) -> None:
-    """Raise UsageError if `model` cannot map images [batch, channels, height, width] to logits [batch, num_classes]."""
+    """Raise UsageError unless `model` maps images [batch, channels, height, width] to logits [batch, num_classes]."""
     was_training = model.training
     model.eval()
     shape = " x ".join(map(str, example.shape[1:]))

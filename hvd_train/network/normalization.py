@@ -13,7 +13,7 @@ from hvd_train.world.world import World
 
 
 def synchronised(model: nn.Module, world: World) -> nn.Module:
-    """Replace each batch norm layer of `model` by a SyncBatchNorm with the same tensors, and return the model."""
+    """Replace each batch norm layer by a SyncBatchNorm. Parameters and statistics are the same tensors."""
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     for name, layer in layers:
         parent, _, own_name = name.rpartition(".")
@@ -49,11 +49,10 @@ class SumOverRanks:
 
 
 class SumsInPasses:
-    """Lets ranks without a micro-batch in a pass take part in the sums of the model's layers.
+    """Lets ranks without a micro-batch take part in the layers' sums.
 
-    A rank may lack a micro-batch in the last pass of a step only. It does not run the model, which may not work
-    without samples (`x.view(len(x), -1)`). It adds zeros to the sums of the other ranks until they report the end.
-    In such a pass all sums have the same name and length, so no rank needs to know which sum comes next.
+    In the last pass of a step, a rank without a micro-batch does not run the model, which may not work without samples.
+    It adds zeros until the other ranks report the end. All sums of such a pass have the same name and length.
     """
 
     def __init__(self, sums: Sequence[SumOverRanks], longest: int, world: World, device: torch.device) -> None:
@@ -62,7 +61,7 @@ class SumsInPasses:
         self._some_lack_one = self._lacks_one = False
 
     def begin_step(self, num_mine: int, num_micro_batches: int) -> None:
-        """Begin a step with this number of micro-batches on this rank and on all ranks."""
+        """Begin a step with these micro-batches on this rank and in all."""
         full_passes, left = divmod(num_micro_batches, self._world.place.size)
         self._some_lack_one = bool(self._sums) and left > 0
         self._lacks_one = self._some_lack_one and num_mine == full_passes
@@ -87,7 +86,7 @@ class SumsInPasses:
 
 
 def sums_in_passes(model: nn.Module, world: World, device: torch.device) -> SumsInPasses:
-    """Return the sums over ranks of the SyncBatchNorm layers of `model`, which is on `device`."""
+    """Return the sums over ranks of the SyncBatchNorm layers of `model`."""
     layers = [layer for layer in model.modules() if isinstance(layer, SyncBatchNorm)]
     longest = max((2 * layer.num_features + 1 for layer in layers), default=0)
     return SumsInPasses([layer.add for layer in layers], longest, world, device)

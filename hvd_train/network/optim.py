@@ -20,7 +20,6 @@ from hvd_train.settings.optimizer import OptimizerConfig
 from hvd_train.world.wire import has_no_gaps
 
 T = TypeVar("T", bound=Optimizer)
-
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -53,8 +52,7 @@ def _sgd(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str
 def match_memory_format(optimizer: Optimizer) -> None:
     """Give each state tensor of `optimizer` the memory format of its parameter.
 
-    A checkpoint may come from a run with another format (`--channels-last`). torch's fused optimizers (2.15) read
-    numbers in memory order, and would pair a weight with the momentum of another one.
+    A checkpoint may have another format (`--channels-last`), and fused optimizers (torch 2.15) read in memory order.
     """
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
@@ -65,11 +63,8 @@ def match_memory_format(optimizer: Optimizer) -> None:
 def adapted(
     saved: Mapping[str, Any], config: OptimizerConfig, optimizer: Optimizer, model: nn.Module
 ) -> dict[str, Any] | None:
-    """Return a state dict with the state in `saved` and the settings of `optimizer`.
-
-    `saved` is from an optimizer of the same class, which `config` describes. None if its parameters are others.
-    """
-    their_groups = parameter_groups(config, model)
+    """Return a state dict: the state in `saved`, the settings of `optimizer`. None if their parameters differ."""
+    their_groups = parameter_groups(config, model)  # `config` is of the saved optimizer, which has the same class
     if [len(group["params"]) for group in their_groups] != [len(group["params"]) for group in saved["param_groups"]]:
         return None
     theirs, parameters = ([p for g in groups for p in g["params"]] for groups in (their_groups, optimizer.param_groups))
@@ -95,14 +90,11 @@ def _never_compiled(cls: type[T]) -> type[T]:
 def parameter_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
     """Return the groups of trainable parameters; `--decay-of weights` exempts biases and normalisation layers."""
     norm_parameters = {id(p) for m in model.modules() if isinstance(m, _NORMS) for p in m.parameters(recurse=False)}
-    decaying: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_weight = id(parameter) not in norm_parameters and name.rpartition(".")[2] != "bias"
-            decays = config.decay_of != "weights" or is_weight
-            (decaying if decays else others).append(parameter)
-    groups: list[dict[str, Any]] = [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
+            groups[config.decay_of == "weights" and not is_weight]["params"].append(parameter)
     return [group for group in groups if group["params"]]
 
 
@@ -133,7 +125,7 @@ class MovingAverage(AveragedModel):
 
 
 def moving_average(config: OptimizerConfig, model: nn.Module, patterns: Sequence[str] = ()) -> MovingAverage | None:
-    """Return the moving average of `model` and of its averaged buffers, or None without `--ema-decay`."""
+    """Return the moving average of `model`, or None without `--ema-decay`."""
     averaged = buffers.averaged(model, patterns)
     return None if config.ema_decay is None else MovingAverage(model, config.ema_decay, averaged)
 

@@ -36,15 +36,12 @@ class StepBuffers:
         self._new, self._begun = {}, True
 
     def put_back(self) -> None:
-        """Restore the values from the beginning of the step: before each forward pass, and after a fault.
-
-        Call it after the backward pass, which autograd refuses if statistics were written to since the forward pass.
-        """
+        """Restore the values before the step. The backward pass comes first: autograd refuses changed statistics."""
         for kind in self._kinds if self._begun else []:
             kind.put_back()
 
     def end_micro_batch(self, number: int) -> None:
-        """Record the changes that the forward pass of micro-batch `number` of the step made."""
+        """Record the changes by the forward pass of micro-batch `number`."""
         for mean in self._means:
             mean.add_changes()
         changed = [other.buffer for other in self._others if other.changed_by_pass()]
@@ -58,11 +55,11 @@ class StepBuffers:
 
     @property
     def others_changed(self) -> bool:
-        """Whether this rank ran micro-batch 0 and changed a buffer that is not averaged."""
+        """Whether micro-batch 0 ran here and changed a buffer that is not averaged."""
         return bool(self._new)
 
     def broadcast_others(self, world: World) -> None:
-        """Broadcast the changed other buffers from rank 0, which runs micro-batch 0. Raises RankLost."""
+        """Broadcast the other buffers that micro-batch 0 changed on rank 0. Raises RankLost."""
         self._new = world.broadcast(self._new, 0)
 
     def finish(self, total: Tensor, num_micro_batches: int) -> None:
@@ -116,7 +113,7 @@ def _row(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) ->
 
 
 class _Other:
-    """A buffer that is not averaged, and its value at the beginning of the step."""
+    """A buffer that is not averaged, with its value before the step."""
 
     def __init__(self, buffer: Buffer) -> None:
         self.buffer, self._tensor, self._value, self._version = buffer, buffer.tensor, buffer.tensor.clone(), -1

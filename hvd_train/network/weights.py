@@ -31,7 +31,7 @@ UNREADABLE = (OSError, RuntimeError, EOFError, MemoryError, pickle.UnpicklingErr
 
 
 def why_unreadable(error: Exception) -> str:
-    """Return in a few words why torch.load has raised one of UNREADABLE."""
+    """Return in a few words why torch.load raised one of UNREADABLE."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
@@ -41,7 +41,7 @@ def why_unreadable(error: Exception) -> str:
 
 
 def tensors_in(path: Path) -> Any:
-    """Return the tensors and plain values in a file, on the CPU. Raises one of UNREADABLE."""
+    """Load tensors and plain values from a file to the CPU. Raises one of UNREADABLE."""
     with plain_file.opened(path) as file:
         return torch.load(file, map_location="cpu", weights_only=True)
 
@@ -52,7 +52,7 @@ def is_file(weights: str) -> bool:
 
 
 def check(weights: str, model: str) -> None:
-    """Raise UsageError if the file `weights` does not exist, or torchvision has no such weights for `model`."""
+    """Raise UsageError if there is no such file, or torchvision has no such weights."""
     if is_file(weights):
         if not Path(weights).is_file():
             raise UsageError(f"--weights {weights}: no such file")
@@ -76,10 +76,7 @@ def normalisation(weights: str, model: str) -> tuple[tuple[float, ...], tuple[fl
 
 
 def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> str:
-    """Load `weights` into `model`, which is called `name`, and return a line for the user.
-
-    A last layer for other classes stays random. Raises UsageError if other tensors do not fit or cannot be read.
-    """
+    """Load `weights` into the model `name`; return a line for the user. Raises UsageError if that fails."""
     loaded, part = _from_file(Path(weights)) if is_file(weights) else (_from_torchvision(weights, name), "")
     before = copy.deepcopy(model.state_dict())
     state = _with_names_of(before, loaded)
@@ -110,7 +107,7 @@ def start_from(weights: str, model: nn.Module, name: str, num_classes: int) -> s
 
 
 def load(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Load the tensors of a state dict that was saved without torch's version metadata."""
+    """Load a state dict that was saved without torch's version metadata."""
     state = OrderedDict(tensors)
     state._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # MNASNet does not load without them
     model.load_state_dict(state)
@@ -144,7 +141,7 @@ def _from_torchvision(name: str, model: str) -> dict[str, Tensor]:
 
 
 def _from_file(path: Path) -> tuple[Mapping[str, Tensor], str]:
-    """Return the tensors in a file by name, and a text that names their part of the file."""
+    """Return the tensors in a file and a text that names their part."""
     try:
         content: Any = _safetensors_in(path) if path.suffix == ".safetensors" else tensors_in(path)
     except UNREADABLE as error:

@@ -28,10 +28,7 @@ _BARRIERS = 9
 
 
 class Profile:
-    """Records the chosen steps. After a change of world, rank 0 writes only its own finished steps.
-
-    An error of the profiler ends the profile with a message, never the training.
-    """
+    """Records the chosen steps. An error of the profiler or a change of world ends only the profile."""
 
     def __init__(
         self,
@@ -205,7 +202,7 @@ class _Recording:
 
 
 def _clock(world: World) -> tuple[int, int]:
-    """Return by how many nanoseconds this rank's clock is ahead of rank 0's, and the time by rank 0's clock.
+    """Return this rank's nanoseconds ahead of rank 0, and rank 0's time.
 
     Ranks with the same kernel share a clock; others compare the times at which barriers end. Raises RankLost.
     """

@@ -1,4 +1,4 @@
-"""Read, merge and sum up traces in the Trace Event Format, which Perfetto shows."""
+"""Read, merge and sum up traces in Perfetto's Trace Event Format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Span(NamedTuple):
 
 
 def of_torch(document: Mapping[str, Any], first: int, last: int) -> list[Span]:
-    """Return the spans between two times (nanoseconds since 1970) in a trace of torch's profiler."""
+    """Return the spans between two times (nanoseconds since 1970) in torch's trace."""
     base, events = document["baseTimeNanoseconds"], document["traceEvents"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     spans = []
@@ -37,7 +37,7 @@ def of_torch(document: Mapping[str, Any], first: int, last: int) -> list[Span]:
 
 
 def of_horovod(events: Sequence[Mapping[str, Any]], first: int, last: int) -> list[Span]:
-    """Return the spans between two times in Horovod's timeline, without activities that lack start or end."""
+    """Return the complete spans between two times in Horovod's timeline."""
     spans: list[Span] = []
     tensors: dict[int, str] = {}
     begun: dict[int, list[tuple[str, int]]] = {}
@@ -56,7 +56,7 @@ def of_horovod(events: Sequence[Mapping[str, Any]], first: int, last: int) -> li
 
 
 def process(pid: int, name: str, spans: Iterable[Span], zero: int) -> list[Event]:
-    """Return the events of one process, with a thread for each track, in microseconds since `zero`."""
+    """Return a process's events, in microseconds since `zero`, with a thread a track."""
     events = [_metadata(pid, 0, "process_name", name=name), _metadata(pid, 0, "process_sort_index", sort_index=pid)]
     tids: dict[str, int] = {}
     for span in spans:
@@ -79,7 +79,7 @@ def packed(events: Sequence[Event]) -> bytes:
 
 
 def merged(parts: Iterable[bytes], facts: Mapping[str, Any]) -> bytes:
-    """Return the whole trace, compressed by gzip, from packed events and facts of the run."""
+    """Merge packed events and facts of the run to a gzipped trace."""
     events = b",\n".join(filter(None, map(gzip.decompress, parts)))
     properties = json.dumps({"displayTimeUnit": "ms", "otherData": facts}).encode()[1:-1]
     return gzip.compress(b'{"traceEvents":[\n' + events + b"],\n" + properties + b"}", 5)

@@ -20,7 +20,7 @@ class Stopwatch:
         self.samples, self.seconds = 0, 0.0
 
     def step(self, num_samples: int) -> None:
-        """Count a step that has just ended, with the number of samples of all ranks."""
+        """Count a step that has just ended, and its samples on all ranks."""
         now = self._now()
         if self._skip:
             self._skip -= 1
@@ -51,17 +51,14 @@ _MOST_MARKS = 600
 
 
 class Split:
-    """Splits the time of training steps into phases: a mark gives the time since the last mark to a phase.
-
-    A GPU works asynchronously, so its stamps are CUDA events (`network.device.split_on`), read as late as possible.
-    """
+    """Splits the time of steps into phases. A mark gives the time since the last mark to a phase."""
 
     def __init__(
         self, stamp: Callable[[], Any] = time.perf_counter, seconds: Callable[[Any, Any], float] = operator.sub
     ) -> None:
         """`stamp()` returns a point in time, and `seconds(end, start)` the seconds between two of them."""
         self._stamp, self._seconds, self._last = stamp, seconds, stamp()
-        self._marks: list[tuple[str, Any, Any]] = []
+        self._marks: list[tuple[str, Any, Any]] = []  # read late: a GPU works asynchronously
         self._spent, self._steps = dict.fromkeys(PHASES, 0.0), 0
         self.listener: Callable[[str | None], None] | None = None
         """Called with the phase at each mark, and with None at each restart; a profile uses it."""
@@ -83,7 +80,7 @@ class Split:
             self.listener(None)
 
     def take(self) -> dict[str, float] | None:
-        """Return the mean seconds of each phase over the steps since the last call, or None without steps."""
+        """Return the mean seconds of each phase since the last call. None without steps."""
         self._add_up()
         spent, steps = self._spent, self._steps
         self._spent, self._steps = dict.fromkeys(PHASES, 0.0), 0
@@ -119,7 +116,7 @@ _GRACE_S = 10.0  # the processes of a job do not all wake up at once
 
 
 class RunningClock:
-    """A monotonic clock that stops while this process is paused (SIGSTOP, a frozen container).
+    """A monotonic clock that stops while this process is paused (SIGSTOP).
 
     More than `longest_s` seconds between two readings are a pause. The clock then stops for another 10 s, in which
     other processes wake up. It does not stop in its next 10 s, so limits are reached even in a slow process.

@@ -1,4 +1,4 @@
-"""Compute fingerprints of samples, which add up over ranks and steps in any order."""
+"""Compute fingerprints of samples that add up over ranks and steps."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ _AT_ONCE = 1 << 20
 
 
 def fingerprint(samples: Indices) -> int:
-    """Return the fingerprint, from 0 to 2^64 - 1, of sample numbers (int64 [n]) in any order.
-
-    It is the sum of `scramble(number + 1)` modulo 2^64; different samples have the same one by a chance of 1 in 2^64.
-    """
+    """Return the sum of `scramble(number + 1)` modulo 2^64 over sample numbers, int64 [n]."""
     return int(scramble(samples.astype(np.uint64) + np.uint64(1)).sum(dtype=np.uint64))
 
 
@@ -32,10 +29,10 @@ def of_all(count: int) -> int:
 
 
 def in_bytes(value: int) -> tuple[float, ...]:
-    """Return a fingerprint as NUM_BYTES numbers (0 to 255), whose float32 sums are exact up to 65,000 ranks."""
+    """Return the NUM_BYTES bytes of a fingerprint. Their float32 sums over up to 65,000 ranks are exact."""
     return tuple(map(float, value.to_bytes(NUM_BYTES, "little")))
 
 
 def from_bytes(sums: Sequence[float]) -> int:
-    """Return the fingerprint of all ranks' samples from the sums of their `in_bytes`."""
+    """Return the fingerprint of all ranks' samples from summed `in_bytes`."""
     return added(int(number) << 8 * place for place, number in enumerate(sums))

@@ -1,4 +1,4 @@
-"""Sum losses and hits over micro-batches, ranks and steps, and divide once at the end."""
+"""Sum losses and hits exactly, and divide once at the end."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class Totals:
         return Totals(self.loss + other.loss, self.top1 + other.top1, self.top5 + other.top5, self.count + other.count)
 
     def means(self) -> dict[str, float]:
-        """Return mean loss, and top-1 and top-5 accuracy from 0 to 1; NaN without samples."""
+        """Return mean loss, top-1 and top-5 accuracy (0 to 1). NaN without samples."""
         return {name: getattr(self, name) / self.count if self.count else math.nan for name in ("loss", "top1", "top5")}
 
 
 def hits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return top-1 and top-5 hits (bool [n] each) of `logits` [n, classes] for `targets` (int64 [n])."""
+    """Return top-1 and top-5 hits, bool [n] each. `logits` are [n, classes], `targets` int64 [n]."""
     match = _matches(logits, targets)
     return match[:, 0], match.any(dim=1)
 
 
 def sums_of(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the scalar `loss` and the hits at the first five places, float32 [NUM_SUMS]; for the rest see `hits`."""
+    """Return the summed `loss` and hits by place, float32 [NUM_SUMS]. For `logits` and `targets` see `hits`."""
     by_place = _matches(logits, targets).sum(dim=0, dtype=torch.float32)
     if len(by_place) < _PLACES:
         by_place = F.pad(by_place, (0, _PLACES - len(by_place)))

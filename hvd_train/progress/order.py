@@ -1,4 +1,4 @@
-"""Compute which samples come next, and on which rank, from seed, epoch, cursor, rank and size."""
+"""Compute the samples of each rank from seed, epoch, cursor, rank and size."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def key(*numbers: int) -> int:
 
 
 def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> npt.NDArray[np.float32]:
-    """Return random numbers in [0, 1), float32 [len(indices), count], that depend on seed, epoch and sample alone."""
+    """Return random numbers in [0, 1), float32 [len(indices), count]. They depend on seed, epoch and sample alone."""
     columns = np.array([key(seed, epoch, 1, column) for column in range(count)], dtype=np.uint64)
     words = scramble(scramble(indices.astype(np.uint64))[:, None] ^ columns[None, :])
     numbers: npt.NDArray[np.float32] = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
@@ -58,7 +58,7 @@ class Order:
     num_samples: int  # in the data set, and positions in the epoch
 
     def at(self, positions: Indices) -> Indices:
-        """Return the numbers of the samples at these positions, int64 of the same shape."""
+        """Return the samples at these positions, int64 of the same shape."""
         raise NotImplementedError
 
     def __getitem__(self, span: slice) -> Indices:
@@ -103,8 +103,7 @@ class EpochOrder(Order):
 class RepeatedOrder(Order):
     """Repeated augmentation (Hoffer et al., arXiv 1901.09335): each sample `times` times in a row.
 
-    Over `times` epochs every sample comes `times` times. Copy c of sample s has the number s + c * num_samples, so
-    each copy is augmented differently.
+    Copy c of sample s has the number s + c * num_samples, so each copy is augmented differently.
     """
 
     def __init__(self, seed: int, epoch: int, num_samples: int, times: int) -> None:
@@ -130,7 +129,7 @@ class InSequence(Order):
 
 
 def order_of(seed: int, epoch: int, num_samples: int, times: int) -> Order:
-    """Return the order of an epoch in which every sample comes `times` times in a row."""
+    """Return the order of an epoch with each sample `times` times."""
     return EpochOrder(seed, epoch, num_samples) if times == 1 else RepeatedOrder(seed, epoch, num_samples, times)
 
 
@@ -158,7 +157,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """The global batches of an epoch and their micro-batches, with their numbers of samples.
+    """The sizes of global batches and micro-batches, in samples.
 
     A run keeps its layout: batch norm and dropout act within a micro-batch, so the same micro-batches mean the same
     step on any number of ranks. Batch norm needs two samples, so a remainder of one joins the batch before it.
@@ -168,7 +167,7 @@ class BatchLayout:
     micro_batch: int
 
     def batches(self, epoch: range) -> Pieces:
-        """Return the global batches, one for each step, of these positions of an epoch."""
+        """Return the global batches of these positions, one for each step."""
         return Pieces(epoch, self.global_batch, self._join)
 
     def micro_batches(self, batch: range) -> Pieces:
@@ -193,7 +192,7 @@ class MicroBatchSamples:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A rank's micro-batches in a step, out of `num_micro_batches` of a global batch of `size` samples."""
+    """A rank's part of a global batch of `size` samples."""
 
     size: int
     num_micro_batches: int
@@ -201,7 +200,7 @@ class Assignment:
 
 
 def assignments(order: Order, cursor: int, layout: BatchLayout, rank: int, size: int) -> Iterator[Assignment]:
-    """Yield the assignment of rank `rank` of `size` in each step, from position `cursor` to the epoch's end.
+    """Yield a rank's assignment in each step from `cursor` to the epoch's end.
 
     Rank r computes micro-batches r, r + size, ... of each global batch. The last batch may be smaller, and a rank may
     have no micro-batch in it. No sample is repeated or dropped.
@@ -226,16 +225,12 @@ def assignments(order: Order, cursor: int, layout: BatchLayout, rank: int, size:
 
 
 def choose_layout(batch: BatchConfig, size: int, num_samples: int) -> BatchLayout:
-    """Return the layout of a new run on `size` ranks.
-
-    A global batch size gives the same layout on any number of ranks. Raises UsageError if the global batch exceeds
-    `num_samples`, or if accumulation needs a batch size.
-    """
+    """Return the layout of a new run on `size` ranks. Raises UsageError if it is too large or lacks a batch size."""
     if batch.global_batch_size is None:
         layout = _per_worker(batch, size)
     elif batch.batch_size is None and batch.accumulation_steps > 1:
         raise UsageError(
-            f"--accumulation-steps {batch.accumulation_steps} beside --global-batch-size {batch.global_batch_size} "
+            f"--accumulation-steps {batch.accumulation_steps} with --global-batch-size {batch.global_batch_size} "
             "needs --batch-size, the samples of a pass"
         )
     else:
@@ -260,6 +255,6 @@ def _per_worker(batch: BatchConfig, size: int) -> BatchLayout:
 
 
 def _micro_batch_size(global_batch: int) -> int:
-    """Return the default, 16 to 48 samples, for 1, 2, 4, 8 or a multiple of 8 micro-batches if possible."""
+    """Return the default: 16 to 48 samples, in 1, 2, 4, 8 or a multiple of 8 micro-batches if possible."""
     few = next(number for number in (8, 4, 2, 1) if global_batch >= 16 * number or number == 1)
     return math.ceil(global_batch / max(few, 8 * round(global_batch / (8 * 32))))

@@ -1,4 +1,4 @@
-"""Compute the learning rate from progress alone, so that it is the same after a resume or resize."""
+"""Compute the learning rate as a pure function of progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvd_train.settings.schedule import ScheduleConfig
 
 
 def peak_learning_rate(optimizer: OptimizerConfig, global_batch_size: int) -> float:
-    """Return the learning rate after the warm-up, scaled to the global batch (in samples) by `lr_scaling`.
+    """Return the learning rate after the warm-up, scaled by `lr_scaling`.
 
     linear: Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677); sqrt: Krizhevsky, "One weird trick for
     parallelizing convolutional neural networks" (arXiv 1404.5997).
@@ -20,7 +20,7 @@ def peak_learning_rate(optimizer: OptimizerConfig, global_batch_size: int) -> fl
 
 
 def learning_rate_factor(schedule: ScheduleConfig, epochs_done: float) -> float:
-    """Return the share of the peak learning rate, 0 to 1, after `epochs_done` epochs, which may be a fraction.
+    """Return the share (0 to 1) of the peak learning rate after `epochs_done` epochs.
 
     Pass the middle of a step's batch: at its edges a warm-up starts, and a cosine ends, with a learning rate of zero.
     """

@@ -17,7 +17,7 @@ _MOST_BYTES = 64 * 2**20
 
 
 class AppendedFile:
-    """Appends whole entries, or none of an entry unless the process is killed while it writes."""
+    """Appends whole entries. Only a process that is killed leaves a torn one."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ _LINE_SECONDS = 10.0  # a LineDisplay prints a line this often within a long epo
 
 
 class LineDisplay:
-    """Prints a line for each epoch, and every ten seconds within a long epoch."""
+    """Prints a line for each epoch, and one every ten seconds within."""
 
     def __init__(self) -> None:
         self._epochs = self._samples = 0
@@ -45,7 +45,7 @@ class LineDisplay:
 
 
 class TerminalDisplay(LineDisplay):
-    """Shows a live bar, and above it a line for each epoch and message."""
+    """Shows a live bar below the lines of epochs and messages."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -66,12 +66,8 @@ class TerminalDisplay(LineDisplay):
 
     @override
     def progress(self, moment: Moment) -> None:
-        self._bar.update(
-            self._task,
-            completed=moment.epoch * self._samples + moment.cursor,
-            description=_position(moment, self._epochs),
-            metrics=_metrics(moment),
-        )
+        done, position = moment.epoch * self._samples + moment.cursor, _position(moment, self._epochs)
+        self._bar.update(self._task, completed=done, description=position, metrics=_metrics(moment))
 
     @override
     def epoch(self, record: EpochRecord) -> None:

@@ -1,4 +1,4 @@
-"""Write files that are whole or absent, even if the process is killed or the disk fills up."""
+"""Write files that are whole or absent after a kill or on a full disk."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PARTIAL_SUFFIX = ".partial"
 
 @contextmanager
 def writing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[BinaryIO]:
-    """Open a file next to `path` for the block, then force it to disk and rename it to `path`.
+    """Open a partial file, then force it to disk and rename it.
 
-    `check` is called first, and before the rename. Raises OSError if the disk is full or `check` raises it. The partial
-    file is then removed, unless `check` raises again: another process may be writing it.
+    `check` is called first, and before the rename. After an error it is called again: if it raises, another process
+    may be writing the partial file, which then stays. Raises OSError if the disk is full or `check` raises it.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     check()
@@ -48,7 +48,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk, so that a rename survives a power failure. Raises OSError."""
+    """Force the names in a folder to disk, such as after a rename. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -85,7 +85,7 @@ class History:
         return max((record["elapsed"] for record in (*self.steps, *self.epochs, *self.events)), default=0.0)
 
     def furthest(self, name: str) -> float:
-        """Return the largest value of a field of steps and epochs, 0 if none has it."""
+        """Return the largest value of a field of steps and epochs, or 0."""
         return max((number(record, name) or 0.0 for record in (*self.steps, *self.epochs)), default=0.0)
 
 
@@ -114,7 +114,7 @@ def read(path: Path) -> History:
 
 
 def number(record: Record, name: str) -> float | None:
-    """Return a field of a record if it is a finite number, else None."""
+    """Return a finite number in a field of a record, or None."""
     value = record.get(name)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST:
         return float(value)
@@ -127,7 +127,7 @@ def whole(value: object) -> int | None:
 
 
 def speeds(steps: Sequence[Record], most: int = _MOST_POINTS) -> Curve:
-    """Return images/s (y) over seconds of training (x) between steps of an epoch, in at most `most` points."""
+    """Return images/s (y) over seconds of training (x), in at most `most` points."""
     intervals = []
     for before, after in pairwise(steps):
         samples = (number(after, "samples") or 0.0) - (number(before, "samples") or 0.0)
@@ -140,7 +140,7 @@ def speeds(steps: Sequence[Record], most: int = _MOST_POINTS) -> Curve:
 
 
 def thinned(x: Sequence[float | None], y: Sequence[float | None], most: int = _MOST_POINTS) -> Curve:
-    """Return at most `most` points, each the mean of neighbours, or a gap if none has a value."""
+    """Return at most `most` points, each the mean of neighbours or a gap."""
     size = -(-len(x) // most) or 1
     starts = range(0, len(x), size)
     return [_mean(x[at : at + size]) for at in starts], [_mean(y[at : at + size]) for at in starts]

@@ -30,7 +30,7 @@ class Journal:
         """Start the display of a training."""
 
     def catch_up(self, recent: Sequence[Entry], last_step: StepRecord | None, last_epoch: EpochRecord | None) -> None:
-        """Write the records of the state that the files lack, after the writing rank was lost."""
+        """Write records that the files lack after the writing rank was lost."""
 
     def progress(self, moment: Moment) -> None:
         """Show progress; called after every step."""
@@ -42,10 +42,10 @@ class Journal:
         """Write the metrics of an epoch."""
 
     def world(self, change: Change, step: int, seconds: float) -> None:
-        """Report a change of world after its first step, `seconds` after the fault or the request."""
+        """Report a change of world, which cost `seconds` until its first step."""
 
     def took(self, entry: Entry) -> None:
-        """Write an entry of the ledger, to which a step was added, if the run keeps a ledger."""
+        """Write a new or extended entry of the ledger, if there is one."""
 
     def event(self, name: str, message: str, **facts: Any) -> None:
         """Show a message to the user, and write it with facts; `name` is its kind."""
@@ -60,7 +60,7 @@ class RunJournal(Journal):
     def __init__(
         self, folder: RunFolder, resumed_step: int, epochs_done: int, *, live: bool, ledger: bool = False
     ) -> None:
-        """Open the files of `folder` and remove entries after `resumed_step` and `epochs_done` whole epochs.
+        """Open the files of `folder`, without entries after `resumed_step` and `epochs_done`.
 
         `live` shows a bar instead of lines, `ledger` keeps a ledger. Raises OSError if the files cannot be read.
         """
@@ -153,11 +153,10 @@ class RunJournal(Journal):
 
 
 def _forget_after(path: Path, step: int, epochs_done: int) -> tuple[int, int, int]:
-    """Remove the lines after `step` from metrics.jsonl, and a torn last line.
+    """Remove a torn last line and lines after `step` from metrics.jsonl.
 
-    Return the last step and epoch that are left, and the last step that was there before. The line of an epoch that
-    will end again is removed, too. Only the end of the file is read, back to an earlier step. Kept lines are written
-    in place, so that a full disk has room for them. Raises OSError if the file cannot be written.
+    Return the last step and epoch that are left, and the last step before. The line of an epoch that will end again
+    is removed, too. Kept lines are written in place, so that a full disk has room for them. Raises OSError.
     """
     if not path.exists():
         return step, epochs_done, step  # the run resumes in another folder

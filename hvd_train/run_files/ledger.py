@@ -1,4 +1,4 @@
-"""Record in ledger.jsonl which samples finished steps took, and audit the record.
+"""Record the samples of finished steps in ledger.jsonl, and audit it.
 
 A line has the positions of one or more steps in the epoch's order, and a fingerprint of the samples that all loaders
 delivered. The fingerprints of an epoch add up to the fingerprint of all samples only if each sample came once.
@@ -41,16 +41,13 @@ class Entry:
     """The training set's sizes before and after a change, which followed all earlier steps; `steps` is empty."""
 
     def line(self) -> str:
-        """Return the entry as a line of ledger.jsonl, with its line end."""
+        """Return the entry as a line of ledger.jsonl."""
         values = {name: value for name, value in vars(self).items() if value is not None}
         return json.dumps({**values, "fingerprint": f"{self.fingerprint:016x}"}) + "\n"
 
 
 def extended(entries: Sequence[Entry], step: Entry, num_samples: int) -> list[Entry]:
-    """Return the entries of an epoch of `num_samples` positions with one more step; a new epoch drops older ones.
-
-    Steps with the same world size that begin in the same hundredth of the epoch are joined, equally on every rank.
-    """
+    """Return an epoch's entries with one more step. Steps in the same hundredth of the epoch and world are joined."""
     if not entries or entries[-1].epoch != step.epoch:
         return [step]
     *others, last = entries
@@ -123,10 +120,7 @@ class Audit:
 
 
 def audit(folder: Path) -> Audit:
-    """Check the ledger of a run folder.
-
-    Raises UsageError if there is no ledger, or it or metrics.jsonl is damaged.
-    """
+    """Check the ledger of a run folder. Raises UsageError if it or metrics.jsonl is missing or damaged."""
     path, metrics = folder / LEDGER, folder / METRICS
     if not path.exists():
         raise UsageError(f"{folder} has no {LEDGER}: train with --ledger to have one")
@@ -152,11 +146,11 @@ def audit(folder: Path) -> Audit:
 def audit_entries(
     entries: Iterable[Entry], num_samples: int, repetitions: int = 1, seed: int = 0, from_step: int | None = None
 ) -> Audit:
-    """Check that steps come once and in order, and each sample once in each finished epoch.
+    """Check that steps come in order, and each sample once an epoch.
 
-    Samples may be missing in the last epoch, but none may come twice. In a round of `repetitions` epochs each sample
-    comes `repetitions` times. `seed` is the seed of the order. The check ends after a hundred faults. A run that
-    resumed from a file after `from_step` is judged from there, or from the beginning of that epoch if the file has it.
+    The last epoch may lack samples. In a round of `repetitions` epochs each sample comes `repetitions` times. `seed` is
+    the seed of the order. A run that resumed from a file after `from_step` is judged from there, or from the beginning
+    of that epoch if the ledger has it. The check ends after a hundred faults.
     """
     judge = _Judge(num_samples, repetitions, seed, from_step)
     for entry in entries:
@@ -167,7 +161,7 @@ def audit_entries(
 
 
 class _Judge:
-    """Judges the entries of a ledger one by one, and holds the entries of one round.
+    """Judges the entries of a ledger one by one, a round at a time.
 
     The fingerprints of a finished round must add up to the fingerprint of all samples. In any other round, each must be
     the fingerprint of the samples at the entry's positions. Each sample comes once if each position does.
@@ -251,7 +245,7 @@ class _Judge:
         return too_rarely, taken
 
     def _count(self) -> tuple[int, int, int, int]:
-        """Return how many samples came too often and too rarely, how many do not exist, and how many came in all."""
+        """Count samples: too often, too rarely, unknown, and taken in all."""
         often = unknown = taken = 0
         epochs: dict[int, list[tuple[int, int]]] = {}
         for entry in self._entries:
@@ -269,7 +263,7 @@ class _Judge:
         return min(often, self._num_samples), min(rarely, self._num_samples), unknown, taken
 
     def _wrong(self) -> Iterator[Entry]:
-        """Yield the entries whose steps did not take the samples at their positions."""
+        """Yield the entries that do not have the samples at their positions."""
         room = self._num_samples * self._repetitions  # more are a fault already, and could take days to check
         for entry in self._entries:
             order = order_of(self._seed, entry.epoch, self._num_samples, self._repetitions)
@@ -282,7 +276,7 @@ class _Judge:
 
 
 def _last_event(path: Path, name: str, fact: str) -> dict[str, Any]:
-    """Return the last event of this name with this fact in metrics.jsonl, or an empty dict."""
+    """Return the last event of this name with this fact, or {}."""
     found: dict[str, Any] = {}
     if path.exists():
         with plain_file.opened(path) as file:

@@ -15,10 +15,9 @@ class LedgerFile:
     """Writes an entry when the next one begins: until then steps may join it, and the state holds it."""
 
     def __init__(self, folder: RunFolder, step: int, report: Callable[[str], None] = say) -> None:
-        """Open the ledger in `folder` and remove entries that reach beyond `step`, after which the run resumes.
+        """Open the ledger in `folder` and remove entries that reach beyond `step`.
 
-        `took` gets their earlier steps again from the state. For `report` see AppendedFile. Raises OSError if the file
-        cannot be read, and UsageError if it holds anything but entries.
+        `took` gets their earlier steps again. Raises OSError, and UsageError if the file holds anything but entries.
         """
         self._folder, self._path = folder, folder.path / LEDGER
         self._file = folder.append(LEDGER, report)
@@ -28,7 +27,7 @@ class LedgerFile:
             self._cut(step, changes=False)
 
     def took(self, entry: Entry) -> None:
-        """Record a new entry, an entry that a step joined, or a change of the data."""
+        """Record a new or extended entry, or a change of the data."""
         if entry.data_changed:
             self.complete()
             self._file.write(entry.line().encode())

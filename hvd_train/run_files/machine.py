@@ -26,7 +26,7 @@ def write(folder: RunFolder, hosts: Sequence[str], gpu: str | None) -> None:
 
 
 def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
-    """Return this rank's environment for JSON, with the host name of each rank and this rank's GPU, if any."""
+    """Return this rank's environment for JSON. `hosts` has the host name of each rank, `gpu` names this rank's GPU."""
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -50,10 +50,9 @@ def versions() -> dict[str, str]:
 
 
 def processor() -> str:
-    """Return the processor's model name, or its architecture if the name is unknown."""
-    try:  # psutil and platform.processor() do not know the model name
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    """Return the processor's model name, or else its architecture."""
+    with suppress(OSError):  # psutil and platform.processor() do not know the model name
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -47,16 +47,13 @@ class RunFolder:
 
     def held(self) -> bool:
         """Return whether the claim still holds: a job that evicted this process takes over the folder."""
-        if self._lock is None:
-            return True
-        try:
-            return os.stat(self.path / _LOCK).st_ino == os.fstat(self._lock.fileno()).st_ino
-        except OSError:
-            return False
+        with suppress(OSError):
+            return self._lock is None or os.stat(self.path / _LOCK).st_ino == os.fstat(self._lock.fileno()).st_ino
+        return False
 
     @contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
-        """Open a whole file of the folder, as `durable.writing` does. Raises OSError, also if the claim is lost."""
+        """Open a file as `durable.writing` does. Raises OSError, also if the claim is lost."""
         path = self.path / name
 
         def check() -> None:
@@ -67,7 +64,7 @@ class RunFolder:
             yield file
 
     def write(self, name: str, text: str) -> None:
-        """Write a whole file of the folder in UTF-8. Raises OSError, also if the claim is lost."""
+        """Write a whole file in UTF-8. Raises OSError, also if the claim is lost."""
         with self.writing(name) as file:
             file.write(text.encode())
 
@@ -103,10 +100,9 @@ def belongs_to(path: Path, owner: str) -> bool:
 
 
 def stay(path: Path) -> IO[str] | None:
-    """Make new jobs wait until the returned file is closed or this process ends; None without locks on the disk."""
+    """Make new jobs wait until the returned file is closed. None if the file system has no locks."""
     with suppress(OSError):
-        # Held open for as long as the process stays.
-        members = open(path / _MEMBERS, "a+", opener=plain_file.in_place)  # noqa: SIM115
+        members = open(path / _MEMBERS, "a+", opener=plain_file.in_place)  # noqa: SIM115  # the caller closes it
         fcntl.flock(members, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return members
     return None
@@ -117,15 +113,13 @@ def _has_members(path: Path) -> bool:
     try:
         with open(path / _MEMBERS, "r+", opener=plain_file.in_place) as members:
             fcntl.flock(members, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
 def in_use(path: Path) -> bool:
-    """Return whether a process of this machine trains in the folder, without taking its lock."""
+    """Return whether a process of this machine has locked the folder."""
     try:
         inode = (path / _LOCK).stat().st_ino
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
@@ -137,13 +131,12 @@ def in_use(path: Path) -> bool:
 def claim(
     config: Config, now: datetime, start: Callable[[], None] = lambda: None, *, owner: str = "", wait: bool = False
 ) -> RunFolder:
-    """Choose, create and lock the folder of this run, and write its config.yaml.
+    """Choose and lock the folder of this run, and write its config.yaml.
 
-    `now` names a new folder without `--output-dir`. `start` is called before a new folder is made or an old one moved
-    aside; if it raises, nothing has changed. A job `owner` resumes in the folder that it claimed before, even with
-    --resume never. Raises Busy if another process trains in the folder, and UsageError if it has another config or
-    cannot be written. Without `--output-dir` a busy folder is skipped, unless `wait` is set. With `wait` a folder is
-    also busy while a process stays in it (`stay`).
+    `now` names a new folder without `--output-dir`. `start` is called before a folder is made or moved aside; if it
+    raises, nothing has changed. A job `owner` resumes in the folder that it claimed before, even with --resume never.
+    Without `--output-dir` a busy folder is skipped, unless `wait` is set. With `wait` a folder is also busy while a
+    process stays in it. Raises Busy, and UsageError if the folder has another config or cannot be written.
     """
     try:
         if config.run.output_dir:
@@ -181,9 +174,8 @@ def _claim_own(config: Config, now: datetime, start: Callable[[], None], owner: 
     foreign = [path for path in found if _is_foreign(path)]
     found = [path for path in found if path not in foreign]
     if foreign and config.run.resume == "auto":
-        notes.append(
-            f"{foreign[0]} belongs to another user and is skipped; to resume it, type --output-dir {foreign[0]}"
-        )
+        latest = foreign[0]
+        notes.append(f"{latest} belongs to another user and is skipped; to resume it, type --output-dir {latest}")
     own = [path for path in found if belongs_to(path, owner)]
     unfinished = [path for path in found if config.run.resume == "auto" and not (path / SUMMARY).exists()]
     for path in own or unfinished:
@@ -228,8 +220,7 @@ def _lock(path: Path, owner: str, *, wait: bool = False) -> IO[str]:
     """Lock the folder as `owner`. Raises Busy if another process has locked it, or with `wait` if one stays in it."""
     if wait and _has_members(path):
         raise Busy(path)
-    # Held open for as long as the process lives.
-    lock = open(path / _LOCK, "a", opener=plain_file.in_place)  # noqa: SIM115
+    lock = open(path / _LOCK, "a", opener=plain_file.in_place)  # noqa: SIM115  # until the process ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

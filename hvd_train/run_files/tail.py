@@ -1,4 +1,4 @@
-"""Read a file of lines backwards, at the same cost for short and long files."""
+"""Read the lines of a file backwards."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _BLOCK = 1 << 16
 
 
 def lines_backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and text, with its line end, of each line from the last to the first.
+    """Yield offset and text of each line, the last one first.
 
-    A torn last line comes without a line end. Raises OSError if the file cannot be read, and UsageError if a line is
-    longer than 16 MB, as in a sparse file that another user has planted.
+    A torn last line has no line end. Raises OSError, and UsageError if a line is longer than 16 MB (a sparse file).
     """
     begin = file.seek(0, os.SEEK_END)
     data, end = b"", 0  # the bytes since `begin`, and how many of them are not yielded yet

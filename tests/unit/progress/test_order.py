@@ -175,8 +175,8 @@ def test_slots_of_a_global_batch_have_16_to_48_samples(global_batch: int) -> Non
 
 
 def test_batches_that_cannot_be_are_refused() -> None:
-    """A global batch above the training set, or accumulation beside a global batch without a batch size."""
-    with pytest.raises(UsageError, match=r"--accumulation-steps 2 beside --global-batch-size 64 needs --batch-size"):
+    """A global batch above the training set, or accumulation with a global batch without a batch size."""
+    with pytest.raises(UsageError, match=r"--accumulation-steps 2 with --global-batch-size 64 needs --batch-size"):
         choose_layout(BatchConfig(global_batch_size=64, accumulation_steps=2), 2, 1000)
     with pytest.raises(UsageError, match=r"1001 samples is larger than the training set of 1000.*size 1000 or less"):
         choose_layout(BatchConfig(global_batch_size=1001), 1, 1000)
