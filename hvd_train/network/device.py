@@ -53,8 +53,7 @@ def num_cores(place: Place) -> int:
 def _keep_freed_memory() -> None:
     """Make malloc keep freed memory (mallopt(3)), unless the environment configures malloc.
 
-    glibc returns large freed blocks to the kernel, which clears each page again at its next use. In the next step
-    that costs a fifth of a ResNet-18's arithmetic, and half of a VGG-11's. Other allocators ignore the options.
+    Else the kernel clears large blocks in each step, which costs from a fifth (ResNet-18) to half of its arithmetic.
     """
     variables = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)

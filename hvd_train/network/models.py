@@ -97,9 +97,8 @@ def build(name: str, *, num_classes: int, channels: int, seed: int, own: Builder
 
 def check_fits(model: nn.Module, name: str, example: Tensor, num_classes: int, *, trains: bool = False) -> None:
     """Raise UsageError unless `model` maps images [batch, channels, height, width] to logits [batch, num_classes]."""
-    was_training = model.training
+    was_training, shape = model.training, " x ".join(map(str, example.shape[1:]))
     model.eval()
-    shape = " x ".join(map(str, example.shape[1:]))
     try:
         with torch.no_grad(), unchanged(model):
             outputs = {"": model(example)}

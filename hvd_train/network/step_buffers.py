@@ -26,8 +26,7 @@ class StepBuffers:
         self._means = [_Means(kind, device) for kind in (floats, counts) if kind]
         self._others = [_Other(buffer) for buffer in buffers if buffer.name not in names]
         self._kinds: list[_Means | _Other] = [*self._means, *self._others]
-        self._new: dict[str, Tensor] = {}
-        self._begun = False
+        self._new, self._begun = dict[str, Tensor](), False
 
     def begin(self) -> None:
         """Save the values at the beginning of a step."""

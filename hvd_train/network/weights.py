@@ -24,7 +24,6 @@ _AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 _FEATURES = "IMAGENET1K_FEATURES"  # of VGG-16: the classifier in its file has no values
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)")
 _PARTS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")  # the first in a file is taken
-
 _DAMAGED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, ImportError)
 UNREADABLE = (OSError, RuntimeError, EOFError, MemoryError, pickle.UnpicklingError, struct.error, *_DAMAGED)
 """The errors that torch.load raises for a file that is damaged or empty, or holds code."""

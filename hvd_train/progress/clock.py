@@ -60,8 +60,7 @@ class Split:
         self._stamp, self._seconds, self._last = stamp, seconds, stamp()
         self._marks: list[tuple[str, Any, Any]] = []  # read late: a GPU works asynchronously
         self._spent, self._steps = dict.fromkeys(PHASES, 0.0), 0
-        self.listener: Callable[[str | None], None] | None = None
-        """Called with the phase at each mark, and with None at each restart; a profile uses it."""
+        self.listener: Callable[[str | None], None] | None = None  # gets the phase at a mark, None at a restart
 
     def mark(self, phase: str) -> None:
         """Give the time since the last mark to one of PHASES."""

@@ -24,8 +24,7 @@ def added(fingerprints: Iterable[int]) -> int:
 
 def of_all(count: int) -> int:
     """Return the fingerprint of the samples 0, 1, ... `count` - 1."""
-    starts = range(0, count, _AT_ONCE)
-    return added(fingerprint(np.arange(start, min(start + _AT_ONCE, count))) for start in starts)
+    return added(fingerprint(np.arange(start, min(start + _AT_ONCE, count))) for start in range(0, count, _AT_ONCE))
 
 
 def in_bytes(value: int) -> tuple[float, ...]:

@@ -53,5 +53,4 @@ def sums_of(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
 
 def _matches(logits: Tensor, targets: Tensor) -> Tensor:
     # bool [n, min(5, classes)]: whether the target has the highest logit, the second, ... the fifth
-    best = logits.topk(min(_PLACES, logits.shape[1]), dim=1).indices
-    return best == targets.unsqueeze(1)
+    return logits.topk(min(_PLACES, logits.shape[1]), dim=1).indices == targets.unsqueeze(1)

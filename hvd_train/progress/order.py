@@ -68,8 +68,7 @@ class Order:
 class EpochOrder(Order):
     """The order of one epoch: a keyed permutation of 0..num_samples-1, in constant memory.
 
-    It is a balanced Feistel network over the smallest even number of bits that holds num_samples, with cycle walking
-    (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002) to bring words outside back inside.
+    It is a Feistel network with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
     """
 
     def __init__(self, seed: int, epoch: int, num_samples: int) -> None:

@@ -37,8 +37,7 @@ class Entry:
     world_size: int
     positions: tuple[int, int]  # in the epoch's order: the first one, and the one after the last
     fingerprint: int  # of the samples that all ranks took
-    data_changed: tuple[int, int] | None = None
-    """The training set's sizes before and after a change, which followed all earlier steps; `steps` is empty."""
+    data_changed: tuple[int, int] | None = None  # the training set's sizes around a change; then `steps` is empty
 
     def line(self) -> str:
         """Return the entry as a line of ledger.jsonl."""
@@ -172,8 +171,7 @@ class _Judge:
         self._faults, self._changes, self._world_sizes = list[str](), list[str](), set[int]()
         self._lines = self._steps = self._last_step = self._finished = self._round = 0
         self._partial = set[int]()  # rounds with a part before a change of the data or in another run's ledger
-        self._in_order = True
-        self._entries: list[Entry] = []
+        self._in_order, self._entries = True, list[Entry]()
 
     def take(self, entry: Entry) -> None:
         self._lines += 1

@@ -23,8 +23,7 @@ RUNS = Path("runs")
 CONFIG, SUMMARY, METRICS, ENVIRONMENT = "config.yaml", "summary.json", "metrics.jsonl", "environment.json"
 FROM_FILE = "from_file"  # the event that a run resumes from the checkpoint of another run
 DATA = "data.json"
-_LOCK = ".lock"
-_MEMBERS = ".members"
+_LOCK, _MEMBERS = ".lock", ".members"
 _WRITTEN_IN_PLACE = (_LOCK, _MEMBERS, METRICS, "ledger.jsonl")
 
 
