@@ -38,8 +38,7 @@ def choose_device(config: Config, place: Place) -> torch.device:
         )
     device = torch.device("cuda", ids[place.local_rank % len(ids)])
     torch.cuda.set_device(device)
-    # cuDNN's benchmark times the algorithms for each shape, and may choose another one in the next run.
-    torch.backends.cudnn.benchmark = not config.precision.deterministic
+    torch.backends.cudnn.benchmark = not config.precision.deterministic  # it may choose other algorithms each run
     if config.precision.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses to use cuBLAS
     return device

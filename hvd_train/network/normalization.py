@@ -61,7 +61,7 @@ class SumsInPasses:
         self._some_lack_one = self._lacks_one = False
 
     def begin_step(self, num_mine: int, num_micro_batches: int) -> None:
-        """Begin a step with these micro-batches on this rank and in all."""
+        """Begin a step with these numbers of micro-batches, here and in all."""
         full_passes, left = divmod(num_micro_batches, self._world.place.size)
         self._some_lack_one = bool(self._sums) and left > 0
         self._lacks_one = self._some_lack_one and num_mine == full_passes

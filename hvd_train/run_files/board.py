@@ -26,8 +26,8 @@ class Board:
         self._file = folder.append(f"tensorboard/{name}", report)
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if resumed_step:
-            log = SessionLog(status=SessionLog.START)
-            self._write(Event(wall_time=time.time(), step=resumed_step + 1, session_log=log))
+            start = SessionLog(status=SessionLog.START)
+            self._write(Event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
 
     def add(self, values: Mapping[str, float], step: int) -> None:
         """Write named values of a step."""

@@ -28,7 +28,7 @@ _WRITTEN_IN_PLACE = (_LOCK, _MEMBERS, METRICS, "ledger.jsonl")
 
 
 class Busy(UsageError):
-    """Another process trains in the folder `path`."""
+    """Raised if another process trains in the folder `path`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"another process is training in {path}; wait for it, or name another --output-dir")

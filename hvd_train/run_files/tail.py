@@ -24,8 +24,7 @@ def lines_backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         if line_end < 0 and begin:
             if end >= LONGEST_LINE:
                 raise UsageError(f"{file.name} has a line of more than {LONGEST_LINE >> 20} MB: not a file of a run")
-            # Blocks double, so that a long line is not copied once a block.
-            block = min(begin, max(_BLOCK, end))
+            block = min(begin, max(_BLOCK, end))  # doubles, so that a long line is not copied once a block
             begin = file.seek(begin - block)
             data = file.read(block) + data[:end]
             end += block
