@@ -13,7 +13,10 @@ _AT_ONCE = 1 << 20
 
 
 def fingerprint(samples: Indices) -> int:
-    """Return the sum of `scramble(number + 1)` modulo 2^64 over sample numbers, int64 [n]."""
+    """Return the sum of `scramble(number + 1)` modulo 2^64 over sample numbers, int64 [n].
+
+    `scramble` maps numbers one to one, so other samples have the same fingerprint with a probability of 1 in 2^64.
+    """
     return int(scramble(samples.astype(np.uint64) + np.uint64(1)).sum(dtype=np.uint64))
 
 

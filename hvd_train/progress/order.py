@@ -1,4 +1,7 @@
-"""Compute the samples of each rank from seed, epoch, cursor, rank and size."""
+"""Compute the samples of each rank: pure functions of seed, epoch, cursor, rank and size. No torch.
+
+The order of an epoch is a permutation that is computed index by index, in constant memory for any data set.
+"""
 
 from __future__ import annotations
 
