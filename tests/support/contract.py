@@ -1,6 +1,6 @@
 """What every World promises: one body of tests, run on the world of one, on threads and on Horovod.
 
-Each test takes `on_ranks`, which runs a function of the world on every rank there is.
+The fixture `on_ranks` runs a function of the world on every rank.
 """
 
 from __future__ import annotations
@@ -21,307 +21,250 @@ from hvd_train.world.world import Reduction, World, barrier
 
 OnRanks = Callable[[Callable[[World], Any]], Any]
 
-# Where gradients are compared they are float64, of magnitudes up to 100, each made by fewer than a hundred additions:
-# another order of them, on another processor, changes them by less than 100 * 100 * 2**-53, which is 1.1e-12. A pass
-# that is missing or counted twice changes them by far more.
+
+def on_every_rank(body: Callable[[World], None]) -> Callable[[OnRanks], None]:
+    """Return a test that runs `body` on every rank."""
+
+    def test(on_ranks: OnRanks) -> None:
+        on_ranks(body)
+
+    test.__name__, test.__doc__ = body.__name__, body.__doc__
+    return test
+
+
+# Compared gradients are float64 of up to 100, each a sum of fewer than 100 numbers. Another order of additions changes
+# them by less than 100 * 100 * 2**-53; a missing or repeated pass changes them by far more.
 _FEW_ROUNDINGS = 1.1e-12
 
 
-def test_a_sum_adds_what_each_rank_gives(on_ranks: OnRanks) -> None:
-    """A sum is that of the tensors of all ranks, uneven values and all."""
-
-    def body(world: World) -> None:
-        rank, size = world.place.rank, world.place.size
-        total = world.sum(torch.tensor([rank + 0.5, -2.0 * rank, 1.0]), "uneven")
-        pairs = size * (size - 1) / 2
-        assert total.tolist() == [pairs + 0.5 * size, -2 * pairs, size]
-
-    on_ranks(body)
+@on_every_rank
+def test_a_sum_adds_what_each_rank_gives(world: World) -> None:
+    rank, size = world.place.rank, world.place.size
+    total = world.sum(torch.tensor([rank + 0.5, -2.0 * rank, 1.0]), "uneven")
+    pairs = size * (size - 1) / 2
+    assert total.tolist() == [pairs + 0.5 * size, -2 * pairs, size]
 
 
-def test_sums_may_be_awaited_in_another_order_than_they_were_started(on_ranks: OnRanks) -> None:
-    """Several sums under way at once are told apart by their names."""
-
-    def body(world: World) -> None:
-        size = world.place.size
-        first = world.start_sum(torch.full((3,), 1.0), "first")
-        second = world.start_sum(torch.full((2, 2), 10.0), "second")
-        third = world.start_sum(torch.full((1,), 100.0), "third")
-        assert third().tolist() == [100.0 * size]
-        assert first().tolist() == [1.0 * size] * 3
-        assert second().tolist() == [[10.0 * size] * 2] * 2
-
-    on_ranks(body)
+@on_every_rank
+def test_sums_may_be_awaited_in_another_order_than_they_were_started(world: World) -> None:
+    size = world.place.size
+    first = world.start_sum(torch.full((3,), 1.0), "first")
+    second = world.start_sum(torch.full((2, 2), 10.0), "second")
+    third = world.start_sum(torch.full((1,), 100.0), "third")
+    assert third().tolist() == [100.0 * size]
+    assert first().tolist() == [1.0 * size] * 3
+    assert second().tolist() == [[10.0 * size] * 2] * 2
 
 
-def test_a_sum_keeps_type_and_shape_and_goes_on_step_after_step(on_ranks: OnRanks) -> None:
-    """The same name serves step after step; float64 sums are exact beyond float32."""
-
-    def body(world: World) -> None:
-        for step in range(5):
-            given = torch.full((2, 1, 3), 1.0 + 2.0**-40 * step, dtype=torch.float64)
-            total = world.sum(given.clone(), "again")
-            assert total.dtype == torch.float64
-            assert torch.equal(total, given * world.place.size)
-
-    on_ranks(body)
+@on_every_rank
+def test_a_sum_keeps_type_and_shape_step_after_step(world: World) -> None:
+    for step in range(5):
+        given = torch.full((2, 1, 3), 1.0 + 2.0**-40 * step, dtype=torch.float64)
+        total = world.sum(given.clone(), "again")
+        assert total.dtype == torch.float64
+        assert torch.equal(total, given * world.place.size)
 
 
-def test_facts_in_which_ranks_differ_are_refused_on_all(on_ranks: OnRanks) -> None:
-    def body(world: World) -> None:
-        world.compare({"the data set": "12 images"})
-        with pytest.raises(UsageError, match="differ in the data set") if world.place.size > 1 else nullcontext():
-            world.compare({"the data set": f"{world.place.rank} images"})
-
-    on_ranks(body)
+@on_every_rank
+def test_facts_in_which_ranks_differ_are_refused_on_all(world: World) -> None:
+    world.compare({"the data set": "12 images"})
+    with pytest.raises(UsageError, match="differ in the data set") if world.place.size > 1 else nullcontext():
+        world.compare({"the data set": f"{world.place.rank} images"})
 
 
-def test_broadcast_gives_every_rank_the_nested_value_of_any_root(on_ranks: OnRanks) -> None:
-    """Any rank can be the root; the others pass nothing, and tensors arrive bit for bit."""
-
-    def body(world: World) -> None:
-        for root in range(world.place.size):
-            value = {
-                "name": f"of {root}",
-                "tensors": [torch.arange(6.0).view(2, 3) + root, torch.tensor(root)],
-                "deeper": {"none": None, "pair": (root, 0.1)},
-            }
-            got = world.broadcast(value if world.place.rank == root else None, root)
-            assert got is not None
-            assert (got["name"], got["deeper"]) == (value["name"], value["deeper"])
-            assert all(torch.equal(a, b) for a, b in zip(got["tensors"], value["tensors"], strict=True))
-
-    on_ranks(body)
+@on_every_rank
+def test_broadcast_gives_every_rank_the_nested_value_of_any_root(world: World) -> None:
+    for root in range(world.place.size):
+        value = {
+            "name": f"of {root}",
+            "tensors": [torch.arange(6.0).view(2, 3) + root, torch.tensor(root)],
+            "deeper": {"none": None, "pair": (root, 0.1)},
+        }
+        got = world.broadcast(value if world.place.rank == root else None, root)
+        assert got is not None
+        assert (got["name"], got["deeper"]) == (value["name"], value["deeper"])
+        assert all(torch.equal(a, b) for a, b in zip(got["tensors"], value["tensors"], strict=True))
 
 
-def test_tensors_of_any_root_fill_those_of_all_ranks(on_ranks: OnRanks) -> None:
-    """Bit for bit and in place, whatever their types, sizes and orders in memory; the bytes are counted."""
-
-    def body(world: World) -> None:
-        for root in range(world.place.size):
-            tensors = _of_many_kinds(world.place.rank)
-            places = [tensor.data_ptr() for tensor in tensors]
-            counts = [0]
-            world.broadcast_tensors(tensors, root, counts.append)
-            for got, want in zip(tensors, _of_many_kinds(root), strict=True):
-                assert torch.equal(got, want)
-                assert got.stride() == want.stride()
-            assert [tensor.data_ptr() for tensor in tensors] == places
-            if world.place.size > 1:
-                assert sum(counts) == sum(tensor.nbytes for tensor in tensors)
-
-    on_ranks(body)
+@on_every_rank
+def test_tensors_of_any_root_are_copied_to_all_ranks(world: World) -> None:
+    """Tensors of any type, size and memory format arrive in place and bit for bit; bytes are counted."""
+    for root in range(world.place.size):
+        tensors = _of_many_kinds(world.place.rank)
+        places = [tensor.data_ptr() for tensor in tensors]
+        counts = [0]
+        world.broadcast_tensors(tensors, root, counts.append)
+        for got, want in zip(tensors, _of_many_kinds(root), strict=True):
+            assert torch.equal(got, want)
+            assert got.stride() == want.stride()
+        assert [tensor.data_ptr() for tensor in tensors] == places
+        if world.place.size > 1:
+            assert sum(counts) == sum(tensor.nbytes for tensor in tensors)
 
 
-def test_gather_gives_all_values_in_the_order_of_ranks(on_ranks: OnRanks) -> None:
-    """Every rank gets the values of all, of different length and kind, errors too."""
-
-    def body(world: World) -> None:
-        rank, size = world.place.rank, world.place.size
-        assert world.gather("x" * (1000 * rank)) == ["x" * (1000 * r) for r in range(size)]
-        errors = world.gather(UsageError("last") if rank == size - 1 else None)
-        assert errors[:-1] == [None] * (size - 1)
-        assert (type(errors[-1]), errors[-1].args) == (UsageError, ("last",))
-        barrier(world)
-
-    on_ranks(body)
+@on_every_rank
+def test_gather_gives_all_values_in_the_order_of_ranks(world: World) -> None:
+    rank, size = world.place.rank, world.place.size
+    assert world.gather("x" * (1000 * rank)) == ["x" * (1000 * r) for r in range(size)]
+    errors = world.gather(UsageError("last") if rank == size - 1 else None)
+    assert errors[:-1] == [None] * (size - 1)
+    assert (type(errors[-1]), errors[-1].args) == (UsageError, ("last",))
+    barrier(world)
 
 
-def test_values_larger_than_one_operation_carries_arrive_whole(on_ranks: OnRanks) -> None:
-    """They travel in pieces: of values of different length, too, nothing is left out or mixed up."""
-
-    def body(world: World) -> None:
-        rank, size = world.place.rank, world.place.size
-        texts = [chr(97 + n % 26) * 500_000 + str(n) for n in range(20)]  # 10 MB; an operation carries 4 MB
-        assert world.broadcast(texts if rank == size - 1 else None, size - 1) == texts
-        assert world.gather(texts[rank : rank * 15]) == [texts[r : r * 15] for r in range(size)]
-
-    on_ranks(body)
+@on_every_rank
+def test_values_larger_than_one_operation_carries_arrive_whole(world: World) -> None:
+    rank, size = world.place.rank, world.place.size
+    texts = [chr(97 + n % 26) * 500_000 + str(n) for n in range(20)]  # 10 MB; an operation carries 4 MB
+    assert world.broadcast(texts if rank == size - 1 else None, size - 1) == texts
+    assert world.gather(texts[rank : rank * 15]) == [texts[r : r * 15] for r in range(size)]
 
 
-def test_gradients_become_the_sum_over_all_ranks_and_passes(on_ranks: OnRanks) -> None:
-    """Ranks whose passes differ, also from step to step, all end with the gradient of the whole batch."""
-
-    def body(world: World) -> None:
-        model, optimizer = _model(world)
-        for of_ranks in ([3, 1, 2], [1, 3, 0], [0, 2, 1], [4, 2, 1], [2, 1, 4]):
-            passes = of_ranks[: world.place.size]
-            world.expect_passes(optimizer, passes[world.place.rank])
-            model.zero_grad(set_to_none=True)
-            for number in range(passes[world.place.rank]):
-                _loss(model, world.place.rank, number).backward()
-            with world.reduced(optimizer):
-                expected = _gradients([(rank, n) for rank, count in enumerate(passes) for n in range(count)])
-                for got, want in zip(_grads(model), expected, strict=True):
-                    torch.testing.assert_close(got, want, rtol=0, atol=_FEW_ROUNDINGS)
-                optimizer.step()
-
-    on_ranks(body)
-
-
-def test_numbers_that_travel_with_gradients_are_summed_as_they_are(on_ranks: OnRanks) -> None:
-    """Losses and votes are exact, also when gradients are divided before the sum and multiplied after it."""
-
-    def body(world: World) -> None:
-        for predivide in (1.0, 8.0):
-            model = _weights()
-            optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model, Reduction(predivide=predivide))
-            world.expect_passes(optimizer, 1)
-            model.zero_grad(set_to_none=True)
-            numbers = torch.tensor([1.0, world.place.rank + 0.25], dtype=torch.float64)
-            wait = world.sum_with_gradients(optimizer, numbers)
-            _loss(model, world.place.rank, 0).backward()
-            with world.reduced(optimizer):
-                ranks = range(world.place.size)
-                assert wait().tolist() == [len(ranks), sum(rank + 0.25 for rank in ranks)]
-                for got, want in zip(_grads(model), _gradients([(rank, 0) for rank in ranks]), strict=True):
-                    torch.testing.assert_close(got, want, rtol=0, atol=_FEW_ROUNDINGS)
-
-    on_ranks(body)
-
-
-def test_a_parameter_without_a_gradient_gets_zeros(on_ranks: OnRanks) -> None:
-    """A part of the model that no rank has used counts as zero, so that weight decay acts on it everywhere."""
-
-    def body(world: World) -> None:
-        model, optimizer = _model(world)
-        world.expect_passes(optimizer, 1)
+@on_every_rank
+def test_gradients_become_the_sum_over_all_ranks_and_passes(world: World) -> None:
+    """Ranks may take different numbers of passes."""
+    model, optimizer = _model(world)
+    for of_ranks in ([3, 1, 2], [1, 3, 0], [0, 2, 1], [4, 2, 1], [2, 1, 4]):
+        passes = of_ranks[: world.place.size]
+        world.expect_passes(optimizer, passes[world.place.rank])
         model.zero_grad(set_to_none=True)
-        model[0](torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+        for number in range(passes[world.place.rank]):
+            _loss(model, world.place.rank, number).backward()
         with world.reduced(optimizer):
-            assert torch.equal(model[2].weight.grad, torch.zeros(2, 3, dtype=torch.float64))
-            assert model[0].bias.grad.tolist() == [float(world.place.size)] * 3
+            expected = _gradients([(rank, n) for rank, count in enumerate(passes) for n in range(count)])
+            for got, want in zip(_grads(model), expected, strict=True):
+                torch.testing.assert_close(got, want, rtol=0, atol=_FEW_ROUNDINGS)
+            optimizer.step()
 
-    on_ranks(body)
 
-
-def test_a_frozen_parameter_stays_without_a_gradient(on_ranks: OnRanks) -> None:
-    """What is not trained does not travel and is not touched."""
-
-    def body(world: World) -> None:
+@on_every_rank
+def test_numbers_that_travel_with_gradients_are_summed_as_they_are(world: World) -> None:
+    """Losses and votes are exact, also if gradients are divided before the sum and multiplied after it."""
+    for predivide in (1.0, 8.0):
         model = _weights()
-        model[0].weight.requires_grad_(False)
-        trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = world.wrap(torch.optim.SGD(trained, lr=0.1, weight_decay=0.1), model, Reduction())
+        optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model, Reduction(predivide=predivide))
         world.expect_passes(optimizer, 1)
         model.zero_grad(set_to_none=True)
+        numbers = torch.tensor([1.0, world.place.rank + 0.25], dtype=torch.float64)
+        wait = world.sum_with_gradients(optimizer, numbers)
         _loss(model, world.place.rank, 0).backward()
+        with world.reduced(optimizer):
+            ranks = range(world.place.size)
+            assert wait().tolist() == [len(ranks), sum(rank + 0.25 for rank in ranks)]
+            for got, want in zip(_grads(model), _gradients([(rank, 0) for rank in ranks]), strict=True):
+                torch.testing.assert_close(got, want, rtol=0, atol=_FEW_ROUNDINGS)
+
+
+@on_every_rank
+def test_a_parameter_without_a_gradient_gets_zeros(world: World) -> None:
+    """Weight decay then acts on it on every rank."""
+    model, optimizer = _model(world)
+    world.expect_passes(optimizer, 1)
+    model.zero_grad(set_to_none=True)
+    model[0](torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+    with world.reduced(optimizer):
+        assert torch.equal(model[2].weight.grad, torch.zeros(2, 3, dtype=torch.float64))
+        assert model[0].bias.grad.tolist() == [float(world.place.size)] * 3
+
+
+@on_every_rank
+def test_a_frozen_parameter_stays_without_a_gradient(world: World) -> None:
+    model = _weights()
+    model[0].weight.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = world.wrap(torch.optim.SGD(trained, lr=0.1, weight_decay=0.1), model, Reduction())
+    world.expect_passes(optimizer, 1)
+    model.zero_grad(set_to_none=True)
+    _loss(model, world.place.rank, 0).backward()
+    with world.reduced(optimizer):
+        optimizer.step()
+    assert model[0].weight.grad is None
+    assert torch.equal(model[0].weight, _weights()[0].weight)
+    assert not torch.equal(model[2].weight, _weights()[2].weight)
+
+
+@on_every_rank
+def test_a_wire_of_half_precision_keeps_its_three_digits(world: World) -> None:
+    """Gradients stay fp32 tensors and agree with the exact sum to the precision of fp16."""
+    model, optimizer = _model(world, fp16_wire=True)
+    world.expect_passes(optimizer, 1)
+    model.zero_grad(set_to_none=True)
+    _loss(model, world.place.rank, 0).backward()
+    with world.reduced(optimizer):
+        expected = _gradients([(rank, 0) for rank in range(world.place.size)], torch.float32)
+        for got, want in zip(_grads(model), expected, strict=True):
+            assert got.dtype == torch.float32
+            # half a unit in the last place of each addend and of each addition, at the largest magnitude
+            bound = 2.0**-10 * world.place.size * float(want.abs().max().clamp(min=1.0))
+            assert float((got - want).abs().max()) <= bound
+
+
+@on_every_rank
+def test_weights_stay_bit_identical_on_all_ranks(world: World) -> None:
+    """Steps have momentum, weight decay and uneven passes."""
+    model, optimizer = _model(world, momentum=0.9, weight_decay=0.01)
+    for step in range(6):
+        passes = (world.place.rank + step) % 3
+        world.expect_passes(optimizer, passes)
+        model.zero_grad(set_to_none=True)
+        for number in range(passes):
+            _loss(model, world.place.rank, number + step).backward()
         with world.reduced(optimizer):
             optimizer.step()
-        assert model[0].weight.grad is None
-        assert torch.equal(model[0].weight, _weights()[0].weight)
-        assert not torch.equal(model[2].weight, _weights()[2].weight)
-
-    on_ranks(body)
-
-
-def test_a_wire_of_half_precision_keeps_its_three_digits(on_ranks: OnRanks) -> None:
-    """With fp16 on the wire gradients stay fp32 tensors and agree with the exact sum to fp16's precision."""
-
-    def body(world: World) -> None:
-        model, optimizer = _model(world, fp16_wire=True)
-        world.expect_passes(optimizer, 1)
-        model.zero_grad(set_to_none=True)
-        _loss(model, world.place.rank, 0).backward()
-        with world.reduced(optimizer):
-            expected = _gradients([(rank, 0) for rank in range(world.place.size)], torch.float32)
-            for got, want in zip(_grads(model), expected, strict=True):
-                assert got.dtype == torch.float32
-                # half a unit in the last place of each addend and of each addition, at the largest magnitude met
-                bound = 2.0**-10 * world.place.size * float(want.abs().max().clamp(min=1.0))
-                assert float((got - want).abs().max()) <= bound
-
-    on_ranks(body)
+    states = world.gather(to_host([model.state_dict(), list(optimizer.state_dict()["state"].values())]))
+    first = states[0]
+    for other in states[1:]:
+        assert all(torch.equal(first[0][name], other[0][name]) for name in first[0])
+        for mine, theirs in zip(first[1], other[1], strict=True):
+            assert torch.equal(mine["momentum_buffer"], theirs["momentum_buffer"])
 
 
-def test_weights_stay_bit_identical_on_all_ranks(on_ranks: OnRanks) -> None:
-    """After steps with momentum, weight decay and uneven passes the weights of all ranks are the same bits."""
-
-    def body(world: World) -> None:
-        model, optimizer = _model(world, momentum=0.9, weight_decay=0.01)
-        for step in range(6):
-            passes = (world.place.rank + step) % 3
-            world.expect_passes(optimizer, passes)
-            model.zero_grad(set_to_none=True)
-            for number in range(passes):
-                _loss(model, world.place.rank, number + step).backward()
-            with world.reduced(optimizer):
-                optimizer.step()
-        states = world.gather(to_host([model.state_dict(), list(optimizer.state_dict()["state"].values())]))
-        first = states[0]
-        for other in states[1:]:
-            assert all(torch.equal(first[0][name], other[0][name]) for name in first[0])
-            for mine, theirs in zip(first[1], other[1], strict=True):
-                assert torch.equal(mine["momentum_buffer"], theirs["momentum_buffer"])
-
-    on_ranks(body)
-
-
-def test_ranks_synchronize_once_and_then_train(on_ranks: OnRanks) -> None:
+@on_every_rank
+def test_ranks_synchronize_once_and_then_train(world: World) -> None:
     """`run` calls `sync` and then the body; a signal to end stops all ranks of a fixed world."""
-
-    def body(world: World) -> None:
-        calls: list[str] = []
-        result = world.run(lambda: calls.append("body") or world.place.rank, lambda: calls.append("sync"))
-        assert (calls, result) == (["sync", "body"], world.place.rank)
-        assert (world.requested(), world.requested(told_to_end=True)) == ("train", "stop")
-
-    on_ranks(body)
+    calls: list[str] = []
+    result = world.run(lambda: calls.append("body") or world.place.rank, lambda: calls.append("sync"))
+    assert (calls, result) == (["sync", "body"], world.place.rank)
+    assert (world.requested(), world.requested(told_to_end=True)) == ("train", "stop")
 
 
-def test_an_error_of_the_body_leaves_run_as_it_is(on_ranks: OnRanks) -> None:
-    """An error of the user's code is not dressed up as a lost rank."""
+@on_every_rank
+def test_an_error_of_the_body_leaves_run_as_it_is(world: World) -> None:
+    """An error of the user's code does not become RankLost."""
 
-    def body(world: World) -> None:
-        def fail() -> None:
-            raise KeyError("user")
+    def fail() -> None:
+        raise KeyError("user")
 
-        try:
-            world.run(fail)
-        except KeyError as error:
-            assert error.args == ("user",)
-        else:
-            raise AssertionError("the error is lost")
-
-    on_ranks(body)
+    with pytest.raises(KeyError, match="user"):
+        world.run(fail)
 
 
-def test_the_facts_of_the_place_fit_together(on_ranks: OnRanks) -> None:
+@on_every_rank
+def test_the_facts_of_the_place_fit_together(world: World) -> None:
     """Ranks are 0..size-1, each once, and no rank is beyond the size of its host."""
-
-    def body(world: World) -> None:
-        places = world.gather(world.place)
-        assert [place.rank for place in places] == list(range(world.place.size))
-        assert all(place.size == len(places) and 0 <= place.local_rank < place.local_size for place in places)
-
-    on_ranks(body)
+    places = world.gather(world.place)
+    assert [place.rank for place in places] == list(range(world.place.size))
+    assert all(place.size == len(places) and 0 <= place.local_rank < place.local_size for place in places)
 
 
-def test_all_ranks_name_the_same_transport(on_ranks: OnRanks) -> None:
-    """All ranks say that sums travel by the same library."""
-
-    def body(world: World) -> None:
-        (transport,) = set(world.gather(world.transport(torch.device("cpu"))))
-        assert transport in ("Gloo", "MPI", "threads", "none")
-
-    on_ranks(body)
+@on_every_rank
+def test_all_ranks_name_the_same_transport(world: World) -> None:
+    (transport,) = set(world.gather(world.transport(torch.device("cpu"))))
+    assert transport in ("Gloo", "MPI", "threads", "none")
 
 
-def test_a_timeline_that_nobody_asked_for_before_the_ranks_met_changes_nothing(on_ranks: OnRanks) -> None:
-    """It may begin and end, twice as well, around sums that stay what they are; no file appears."""
-
-    def body(world: World) -> None:
-        path = Path(f"timeline-{world.place.rank}.json")
-        for turn in (path, path, None, None):
-            world.timeline(turn)
-            assert world.sum(torch.ones(2), "beside a timeline").tolist() == [world.place.size] * 2
-        assert not path.exists()
-
-    on_ranks(body)
+@on_every_rank
+def test_a_timeline_that_was_not_requested_at_the_start_changes_nothing(world: World) -> None:
+    """It may begin and end twice around sums; no file appears."""
+    path = Path(f"timeline-{world.place.rank}.json")
+    for turn in (path, path, None, None):
+        world.timeline(turn)
+        assert world.sum(torch.ones(2), "during a timeline").tolist() == [world.place.size] * 2
+    assert not path.exists()
 
 
 def _of_many_kinds(seed: int) -> list[Tensor]:
-    """Tensors that share pieces and one that is split, with no element like that of another seed."""
+    """Return small tensors and one that is split; each element differs from the elements of other seeds."""
     numbers = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5) * 5 + seed
     kinds = [
         numbers.float().to(memory_format=torch.channels_last),
@@ -349,7 +292,7 @@ def _weights(dtype: torch.dtype = torch.float64) -> nn.Sequential:
 
 def _model(world: World, *, fp16_wire: bool = False, **settings: float) -> tuple[nn.Sequential, Optimizer]:
     model = _weights(torch.float32 if fp16_wire else torch.float64)
-    # A learning rate of zero unless asked for: the gradient expected is then that of the first weights.
+    # Without settings the learning rate is zero, so that expected gradients are of the initial weights.
     rate = 0.1 if settings else 0.0
     optimizer = world.wrap(
         torch.optim.SGD(model.parameters(), lr=rate, **settings), model, Reduction(fp16_wire=fp16_wire)

@@ -11,7 +11,7 @@ import sys
 import torch
 from torch import nn
 
-from hvd_train.progress.order import Cut
+from hvd_train.progress.order import BatchLayout
 from hvd_train.state import Progress, TrainState, confirm_equal
 from hvd_train.transfer import synchronize
 from hvd_train.world.horovod_world import HorovodWorld
@@ -26,7 +26,7 @@ def main(gib: float) -> None:
     fill = torch.arange if world.place.rank == root else torch.zeros
     model.register_buffer("large", fill(count, dtype=torch.int32))
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", enabled=False)
-    state = TrainState(model, optimizer, scaler, Cut(1, 1))
+    state = TrainState(model, optimizer, scaler, BatchLayout(1, 1))
     if world.place.rank == root:
         state.progress = Progress(step=7)
     synchronize(state, world, root)
