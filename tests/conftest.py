@@ -65,14 +65,13 @@ def _makes_hosts(file: str) -> bool:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep the reason of a test that is skipped."""
     if report.skipped and isinstance(report.longrepr, tuple):
         _skipped.append(report.longrepr[2].removeprefix("Skipped: "))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object | None) -> None:
-    """Keep whether a process of pytest crashed: the tests that it had left were not run."""
+    """Record crashes of test processes: their remaining tests were not run."""
     if error:
         _crashed.append(node)
 
@@ -86,7 +85,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in one line what was skipped and why."""
     if _skipped:
         reasons = ", ".join(f"{count} times: {reason}" for reason, count in Counter(_skipped).most_common())
         terminalreporter.write_line(f"skipped tests: {reasons}", yellow=True)
@@ -94,7 +92,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_folder(_no_leaked_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let relative paths lead into the test's own folder."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -131,7 +128,7 @@ def _no_left_processes() -> Iterator[None]:
 
 
 def _children() -> list[psutil.Process]:
-    """Return all descendants of this process. Looking for them costs milliseconds, so first whether there is any."""
+    """Return all descendants of this process. A quick look finds out whether there are any."""
     for children in Path("/proc/self/task").glob("*/children"):
         with suppress(FileNotFoundError):  # the thread has ended
             if children.read_text():
@@ -155,7 +152,6 @@ def _is_forkserver(process: psutil.Process) -> bool:
 
 @pytest.fixture(autouse=True)
 def _same_thread_count() -> Iterator[None]:
-    """Restore the number of torch's threads, where a test has imported torch."""
     torch = sys.modules.get("torch")
     count = torch.get_num_threads() if torch else 0
     yield

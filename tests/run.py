@@ -26,7 +26,7 @@ _TESTS_FAILED = 1  # pytest's exit code; the higher ones are errors and interrup
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit code of pytest, or 0 if the tests that failed pass alone."""
+    """Return the exit code of pytest, or 0 if the failed tests pass alone."""
     _FAILED.unlink(missing_ok=True)
     _VERDICT.unlink(missing_ok=True)
     signal.signal(signal.SIGINT, lambda *_: None)  # pytest gets it as well, and ends by itself
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _pytest(*arguments: str) -> int:
-    """Run pytest with a temporary folder of its own, so that it never deletes those of earlier runs."""
+    """Run pytest with its own temporary folder, so that earlier folders stay."""
     with tempfile.TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as folder:
         return subprocess.call(
             [sys.executable, "-m", "pytest", *arguments], env={**os.environ, "PYTEST_DEBUG_TEMPROOT": folder}, cwd=ROOT

@@ -59,7 +59,6 @@ class Campaign:
 
     @property
     def is_over(self) -> bool:
-        """Whether the command that was typed last has ended."""
         return self.job.launcher.poll() is not None
 
     @property
@@ -71,18 +70,16 @@ class Campaign:
             worker.kill()
 
     def power_off(self, host: str) -> None:
-        """Kill a host, with its connections closed or silent."""
+        """Kill a host; its connections are closed or stay silent."""
         self.chance.choice((self.hosts.kill, self.hosts.power_off))(host)
 
     def pause(self, least: float, most: float) -> None:
-        """Wait for a random time."""
         time.sleep(self.chance.uniform(least, most))
 
     def a_host(self) -> str:
         return self.chance.choice(ALL)
 
     def without_network(self, host: str, least: float, most: float) -> None:
-        """Cut the network of a host for a random time."""
         self.hosts.unplug(host)
         self.pause(least, most)
         self.hosts.plug(host)
@@ -91,11 +88,11 @@ class Campaign:
         return [worker for host in ALL for worker in self.hosts.workers(host)]
 
     def ends(self, workers: list[psutil.Process]) -> None:
-        """Wait until workers whose driver is gone have noticed it, committed, and ended."""
+        """Wait until workers that lost their driver have committed and ended."""
         wait_for("the workers to end", lambda: not {*workers} & {*self.workers()}, limit_s=600)
 
     def type_again(self, workers: list[psutil.Process]) -> None:
-        """Boot the host of the launcher and type the command, at once or when the earlier workers have ended."""
+        """Boot the launcher's host and repeat the command, perhaps only after the earlier workers have ended."""
         if self.chance.random() < 0.5:
             self.ends(workers)
         self.hosts.boot(LAUNCHER)
@@ -106,11 +103,10 @@ class Campaign:
         self.ends(workers)
 
     def wait(self, condition: Callable[[], object]) -> None:
-        """Wait until a condition holds, or the training is over."""
         wait_for("an event of the campaign", lambda: self.is_over or condition(), limit_s=600)
 
     def play(self, fault: Callable[[Campaign], None]) -> str:
-        """Play a fault until three workers took a few steps together; return what it cost."""
+        """Play a fault until three workers took a few steps together; return its cost."""
         begun, lost = time.time(), self.watch.lost
         fault(self)
         first = self.watch.last
@@ -130,14 +126,14 @@ def kill(it: Campaign) -> None:
 
 
 def kill_twice(it: Campaign) -> None:
-    """Kill one worker and then, perhaps while its successor is sent the state, that one or another one."""
+    """Kill one worker, and a second one perhaps while a new worker receives the state."""
     it.kill(it.a_host())
     it.pause(0, 15)
     it.kill(it.a_host())
 
 
 def stop(it: Campaign) -> None:
-    """For a while or for good."""
+    """Stop a worker for a while or forever."""
     for worker in it.hosts.workers(it.a_host()):
         worker.send_signal(signal.SIGSTOP)
         if it.chance.random() < 0.5:
@@ -163,12 +159,12 @@ def unplug(it: Campaign) -> None:
 
 
 def unplug_driver(it: Campaign) -> None:
-    """Cut the network for less time than workers need to give up the driver."""
+    """Cut the network for less time than workers wait for the driver."""
     it.without_network(LAUNCHER, 0.2, 7)
 
 
 def cut_off_driver(it: Campaign) -> None:
-    """Cut the network until the workers have given up the driver."""
+    """Cut the network until the workers have ended."""
     workers = it.workers()
     it.without_network(LAUNCHER, 11, 16)
     it.ends(workers)
@@ -193,7 +189,7 @@ def lose_launcher(it: Campaign) -> None:
 
 
 def lose_two_hosts(it: Campaign) -> None:
-    """Kill the launcher's host, and one with a worker at any time until all have noticed that."""
+    """Kill the launcher's host, and a worker's host shortly afterwards."""
     if it.watch.last > STEPS - 60:
         return lose_host(it)
     workers, host = it.workers(), it.a_host()
@@ -213,8 +209,8 @@ def kill_out_of_reach(it: Campaign) -> None:
     it.hosts.plug(LAUNCHER)
 
 
-def tell_to_go(it: Campaign) -> None:
-    """Send SIGTERM to all processes of a host, as before a spot host is taken away, and list it again later."""
+def send_sigterm(it: Campaign) -> None:
+    """Send SIGTERM to a host, as before a spot instance is taken away, and list it again later."""
     host = it.a_host()
     it.hosts.signal_all(host, signal.SIGTERM)
     it.pause(2, 6)
@@ -230,17 +226,13 @@ def relist(it: Campaign) -> None:
 
 
 FAULTS: list[Callable[[Campaign], None]] = [
-    *(kill, kill_twice, stop, abort, lose_host, unplug, tell_to_go, relist),
+    *(kill, kill_twice, stop, abort, lose_host, unplug, send_sigterm, relist),
     *(unplug_driver, kill_out_of_reach, cut_off_driver, kill_driver, lose_launcher, lose_two_hosts),
 ]
 
 
 def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """After any faults that leave a worker, no step is lost, each sample counts once, and weights are undisturbed.
-
-    The state has 500 MB, and the command names no run folder: through all faults the run stays in the one that the job
-    has made.
-    """
+    """No fault that leaves a worker costs a step, repeats a sample or changes the weights."""
     chance = random.Random(SEED)
     (tmp_path / "undisturbed").mkdir()
     expected = undisturbed(tmp_path / "undisturbed", EPOCHS, TRAINING, limit_s=1500)

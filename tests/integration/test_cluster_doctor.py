@@ -20,13 +20,12 @@ pytestmark = ON_HOSTS
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Run h1, h2 and h3."""
     with machines.hosts(tmp_path / "cluster", 3, names=3) as found:
         yield found
 
 
 def examined(hosts: Hosts, folder: Path, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
-    """Run the doctor on h1, and return its exit code and its findings by name."""
+    """Run the doctor on h1; return its exit code and findings by name."""
     command = hosts.inside("h1", folder, *OWN, "hvd-train", "doctor", "--json", *options)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.stdout, done.stderr
@@ -40,12 +39,11 @@ def examined(hosts: Hosts, folder: Path, *options: str) -> tuple[int, dict[str, 
 
 
 def on(hosts: Hosts, name: str, *command: str) -> None:
-    """Run a command on a host."""
     subprocess.run(hosts.inside(name, Path("/"), *command), check=True, capture_output=True)
 
 
 def test_a_good_cluster(hosts: Hosts, tmp_path: Path) -> None:
-    """Nothing is broken, though own names lead to 127.0.1.1; the allreduce gives its sum and its speed."""
+    """Host names may resolve to 127.0.1.1; the allreduce reports its sum and speed."""
     for name in ("h1", "h2"):
         hosts.resolve(name, name, "127.0.1.1")  # as Debian's installer does
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\nh3 slots=1\n")
@@ -68,7 +66,6 @@ def other_version(hosts: Hosts, folder: Path) -> None:
 
 
 def key_not_accepted(hosts: Hosts, folder: Path) -> None:
-    """Let h3's sshd accept another key only."""
     other = folder / "other"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
     on(hosts, "h3", "mount", "--bind", f"{other}.pub", str(hosts.folder / "user_key.pub"))
@@ -113,7 +110,7 @@ FAULTS: dict[str, tuple[Callable[[Hosts, Path], None], str, str, str]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named(name: str, hosts: Hosts, tmp_path: Path) -> None:
-    """A fault is a finding with its host and what to type; findings about sound hosts are still ok."""
+    """A finding names the host and what to type; findings about sound hosts stay ok."""
     fault, line, what, todo = FAULTS[name]
     fault(hosts, tmp_path)
     code, found = examined(hosts, tmp_path, "-H", "h1,h2,h3", "--quick")

@@ -38,20 +38,18 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 def command(hosts: Hosts, folder: Path, way: str, listed: str, *arguments: str) -> list[str]:
-    """Return the command that starts a training from h1 in one of the `WAYS`."""
     (folder / "hostfile").write_text(listed)
     script, *options = WAYS[way]
     return hosts.inside("h1", folder, *OWN, str(SCRIPTS / script), *options, "--", *arguments)
 
 
-def nobody_left(hosts: Hosts) -> None:
-    """Wait until no host has a training process."""
+def wait_for_workers_to_end(hosts: Hosts) -> None:
     wait_for("all workers to be gone", lambda: not any(hosts.workers(name) for name in hosts.inits))
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "elastic"])
 def test_a_training_on_three_hosts(way: str, hosts: Hosts, tmp_path: Path) -> None:
-    """Each host of the file gets a rank, in a run folder whose name has characters special to shells."""
+    """Each listed host gets a rank; the name of the run folder has characters special to shells."""
     listed = "# three\nh1\nh2:1\n\nh3 slots=1 # the last\n"
     arguments = ["digits", "--epochs", "2", "--device", "cpu", "--output-dir", "a run; with $(signs)"]
     code, output = finished(command(hosts, tmp_path, way, listed, *arguments), tmp_path)
@@ -59,11 +57,10 @@ def test_a_training_on_three_hosts(way: str, hosts: Hosts, tmp_path: Path) -> No
     run = tmp_path / "a run; with $(signs)"
     assert json.loads((run / "environment.json").read_text())["ranks_of_hosts"] == {"h1": 1, "h2": 1, "h3": 1}
     assert json.loads((run / "summary.json").read_text())["finished"]
-    nobody_left(hosts)
+    wait_for_workers_to_end(hosts)
 
 
 def test_blanks_in_the_paths(hosts: Hosts, tmp_path: Path) -> None:
-    """With blanks in the paths of environment and folder, the ranks of all hosts start in that folder."""
     (tmp_path / "an environment").symlink_to(PROGRAMS.parent)
     folder = tmp_path / "my runs"
     folder.mkdir()
@@ -75,7 +72,7 @@ def test_blanks_in_the_paths(hosts: Hosts, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
 def test_scaling_over_three_hosts(controller: str, hosts: Hosts, tmp_path: Path) -> None:
-    """One worker runs on the first host and three on all; each is a row, and a fourth has no slot."""
+    """One worker runs on the first host and three on all; there is no slot for a fourth."""
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\nh3 slots=1\n")
     line = f"bench scaling --hosts hostfile --controller {controller} digits --epochs 1 --device cpu --output-dir out"
     begin = hosts.inside("h1", tmp_path, *OWN, str(PROGRAMS / "hvd-train"), *line.split(), "--np")
@@ -88,7 +85,7 @@ def test_scaling_over_three_hosts(controller: str, hosts: Hosts, tmp_path: Path)
     found = [(row["workers"], row["global_batch_size"], row["failed"]) for row in rows]
     assert found == [(1, 64, None), (3, 192, None)]
     assert json.loads((tmp_path / "out/np-3/summary.json").read_text())["world_size"] == 3
-    nobody_left(hosts)
+    wait_for_workers_to_end(hosts)
 
 
 @pytest.mark.skipif(not OTHER_MPIS, reason="MPI_ENVIRONMENTS names no environments with Horovod for other MPIs")
@@ -101,22 +98,22 @@ def test_other_mpis(listed: str, programs: Path, hosts: Hosts, tmp_path: Path) -
     code, output = finished([word.replace(str(PROGRAMS), str(programs)) for word in begun], tmp_path)
     assert code == 0, output
     assert json.loads((tmp_path / "run/summary.json").read_text())["world_size"] == len(listed.split())
-    nobody_left(hosts)
+    wait_for_workers_to_end(hosts)
 
 
 def refused(hosts: Hosts, folder: Path, way: str, listed: str) -> str:
-    """Return the output of a training that does not start: it ends by itself without a traceback, no process stays."""
+    """Return the output of a training that fails to start without a traceback or a left process."""
     code, output = finished(command(hosts, folder, way, listed, "digits"), folder)
     assert code != 0
     assert "Traceback" not in output
-    nobody_left(hosts)
+    wait_for_workers_to_end(hosts)
     return output
 
 
 @pytest.mark.parametrize("way", ["horovodrun, Gloo", "mpirun"])
 @pytest.mark.parametrize("name", ["nowhere", "h4"])
 def test_a_host_that_cannot_be_reached(way: str, name: str, hosts: Hosts, tmp_path: Path) -> None:
-    """An unknown host name, or that of a machine that is off, is in the error."""
+    """The error names a host that is unknown or off."""
     output = refused(hosts, tmp_path, way, f"h1 slots=1\n{name} slots=1\n")
     if way == "mpirun":
         assert name in output
@@ -160,7 +157,6 @@ def test_a_host_with_another_version(way: str, over: Callable[[Path, str], None]
 
 
 def test_a_host_without_the_package(hosts: Hosts, tmp_path: Path) -> None:
-    """A missing environment on a host is reported with its path before any rank starts."""
     subprocess.run(hosts.inside("h3", tmp_path, "mount", "-t", "tmpfs", "none", str(PROGRAMS)), check=True)
     try:
         output = refused(hosts, tmp_path, "horovodrun, Gloo", "h1\nh2\nh3\n")
@@ -177,7 +173,7 @@ def test_a_rank_that_never_arrives(over: Callable[[Path, str], None], hosts: Hos
     code, output = finished(begun, tmp_path)
     assert code == 3, output
     assert "rank 2 on h3 did not come within 20 s" in output
-    nobody_left(hosts)
+    wait_for_workers_to_end(hosts)
 
 
 # The commands that are typed on hosts, with hosts and data of this test.
@@ -191,7 +187,7 @@ DOCUMENTED = [
 
 @pytest.mark.parametrize("line", DOCUMENTED)
 def test_a_documented_command(line: str, hosts: Hosts, tmp_path: Path) -> None:
-    """A command of docs/clusters.md, typed as printed from a checkout, does what the page says."""
+    """Commands of docs/clusters.md run as printed."""
     (tmp_path / "horovodrun_scripts").symlink_to(SCRIPTS)
     (tmp_path / "hostfiles").mkdir()
     (tmp_path / "hostfiles/two_hosts").write_text((ROOT / "hostfiles/two_hosts").read_text())
@@ -205,4 +201,4 @@ def test_a_documented_command(line: str, hosts: Hosts, tmp_path: Path) -> None:
     if "-- digits" in line:
         assert "done: top-1" in output
         assert "2 ranks" in output
-    nobody_left(hosts)
+    wait_for_workers_to_end(hosts)

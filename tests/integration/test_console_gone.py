@@ -23,7 +23,6 @@ TRAIN = [HVD_TRAIN, "train", *arguments(epochs=300, model="tests.support.on_dema
 
 
 def journal(kind: str) -> list[dict[str, str]]:
-    """Return the lines of this kind in the journal of the run."""
     path = Path("run/metrics.jsonl")
     lines = path.read_text().splitlines() if path.exists() else []
     return [line for line in map(json.loads, lines) if line["kind"] == kind]
@@ -37,7 +36,7 @@ def _models_of_tests_that_take_their_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_terminal_that_goes_away_ends_in_a_commit() -> None:
-    """The session gets SIGHUP, the live bar has nowhere to go, and the exit code says why the run has ended."""
+    """The session gets SIGHUP; the exit code says why the run ended."""
     process, terminal = pty.fork()
     if process == 0:
         os.execv(TRAIN[0], [*TRAIN, "--progress", "bar"])
@@ -60,7 +59,7 @@ def test_a_terminal_that_goes_away_ends_in_a_commit() -> None:
 
 
 def test_a_session_that_hangs_up_reaches_the_commit_with_its_loader_processes() -> None:
-    """All processes of the session get SIGHUP, several times; those that read data must live to the last step."""
+    """All processes get several SIGHUPs; loader processes must live until the last step."""
     train = [*TRAIN, "--data", "tests.support.runs:mapped_digits", "--workers", "2"]
     with subprocess.Popen(train, start_new_session=True, stdout=subprocess.DEVNULL) as process:
         wait_for("some steps", lambda: len(journal("step")) > 3)
@@ -73,7 +72,7 @@ def test_a_session_that_hangs_up_reaches_the_commit_with_its_loader_processes() 
 
 @pytest.mark.parametrize("launcher", ["none", "gloo", "mpi"])
 def test_a_reader_that_leaves_costs_the_lines_alone(launcher: str) -> None:
-    """As in `hvd-train train | head -1`: the training comes to its end, and its exit code is 0."""
+    """As in `hvd-train train | head -1`: the training finishes with exit code 0."""
     Path("pace").unlink()
     command = launch_line(launcher, 2, HVD_TRAIN, "train", *arguments(epochs=3))
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:

@@ -37,7 +37,6 @@ def with_horovod(folder: Path, text: str) -> dict[str, str]:
 
 
 def examine(env: dict[str, str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Run the doctor, and return its exit code and its findings by name."""
     command = [*DOCTOR, "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, env=env)
     assert not done.stderr, done.stderr
@@ -47,7 +46,7 @@ def examine(env: dict[str, str], *arguments: str) -> tuple[int, dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="there is no Horovod here")
 def test_this_machine_adds_over_two_ranks_by_every_launcher() -> None:
-    """Without an activated environment, nothing is broken and each controller gives the right sum."""
+    """No environment is activated."""
     code, findings = examine(environment())
     assert code == 0, findings
     for name in ("python", "torch", "horovod loads", "built in", "MPI", "horovodrun --gloo"):
@@ -66,7 +65,7 @@ def test_this_machine_adds_over_two_ranks_by_every_launcher() -> None:
     ],
 )
 def test_a_horovod_that_does_not_load_is_a_line_that_says_rebuild(text: str, what: str, tmp_path: Path) -> None:
-    """A Horovod for another torch, and one that crashes, lead neither to a traceback nor to a silent ok."""
+    """Horovod was built for another torch, or it crashes."""
     code, findings = examine(with_horovod(tmp_path, text))
     assert code == 1
     assert findings["horovod loads"]["verdict"] == "broken"

@@ -29,7 +29,6 @@ pytestmark = ON_HOSTS
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Weights:
-    """Return the weights of the undisturbed run of one process."""
     return undisturbed(tmp_path_factory.mktemp("undisturbed"))
 
 
@@ -42,13 +41,11 @@ def hosts(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hosts]:
 
 
 def kill(job: Job, *names: str) -> None:
-    """Kill the workers of these hosts at once."""
     for worker in [job.worker(name) for name in names]:
         worker.kill()
 
 
 def unplug_for_a_while(job: Job) -> None:
-    """Cut the network of h2 until the others continue without it."""
     job.hosts.unplug("h2")
     reached = len(job.changes)
     wait_for("the others to continue", lambda: len(job.changes) > reached)
@@ -56,13 +53,12 @@ def unplug_for_a_while(job: Job) -> None:
 
 
 def kill_a_survivor(job: Job) -> None:
-    """Kill a worker, and another one when it is asked for its digest, or for its part of a commit."""
+    """Kill a worker, and another one when its state is read for a digest or commit."""
     on_demand.order(job.folder, "state", "h3", "die")
     kill(job, "h2")
 
 
 def take_and_add(job: Job) -> None:
-    """Replace a host of the list by another."""
     job.hosts.boot("h4")
     job.list("h1", "h3", "h4")
 
@@ -86,7 +82,7 @@ FAULTS: dict[str, Callable[[Job], None]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault(name: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """After a fault no step is lost, each sample counts once per epoch, and the weights are the undisturbed ones."""
+    """No step is lost, each sample counts once per epoch, and the weights are the undisturbed ones."""
     with job(hosts, tmp_path, training=arguments(model=OBEDIENT)) as running:
         running.after(random.Random(name).randint(15, 35))
         FAULTS[name](running)
@@ -97,18 +93,17 @@ def test_a_fault(name: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> 
 
 
 def newest_commit(run: Path) -> int:
-    """Return the step of the newest checkpoint of a run, which must be whole."""
+    """Return the step of the newest checkpoint, which must be whole."""
     snapshot = checkpoint.newest_good(run, pytest.fail)
     return snapshot["progress"]["step"] if snapshot else 0
 
 
 def resumed_at(running: Job) -> int:
-    """Return the step at which a training continued."""
     return int(running.output.split("resuming at", 1)[1].splitlines()[0].split("step ")[1])
 
 
 def test_below_the_fewest_and_back(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """With --min-np 3 two survivors wait for a third and go on with it; Horovod deadlocks (issue #3494)."""
+    """With --min-np 3 two survivors wait for a third; Horovod deadlocks (issue #3494)."""
     with job(hosts, tmp_path, "--min-np", "3") as running:
         running.after(20)
         running.worker("h2").kill()
@@ -144,7 +139,7 @@ def test_a_dead_launcher_leaves_no_orphans(hosts: Hosts, tmp_path: Path, expecte
 
 
 def test_a_newcomer_that_a_member_cannot_reach(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """It is left out at once, in a line that names its host, and the others train on without a lost step."""
+    """One line names its host, and the others train without it."""
     on_demand.pace(tmp_path, 0.5)
     hosts.part("h2", "h3")
     limit = ["HOROVOD_GLOO_TIMEOUT_SECONDS=2"]
@@ -160,7 +155,7 @@ def test_a_newcomer_that_a_member_cannot_reach(hosts: Hosts, tmp_path: Path, exp
 
 
 def test_survivors_that_cannot_connect_commit_and_the_job_ends(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """It ends with one line after three attempts; when the network is back, the same command continues."""
+    """One line reports it after three attempts; the same command resumes when the network is back."""
     limit = ["HOROVOD_GLOO_TIMEOUT_SECONDS=2"]
     with job(hosts, tmp_path, training=RARE, environment=limit) as running:
         running.after(15)
@@ -177,7 +172,6 @@ def test_survivors_that_cannot_connect_commit_and_the_job_ends(hosts: Hosts, tmp
 
 
 def test_a_worker_that_outlives_its_ssh_is_replaced(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """The job ends it and continues with another worker in its slot."""
     on_demand.pace(tmp_path, 0.1)
     with job(hosts, tmp_path, training=RARE) as running:
         running.after(10)
@@ -195,7 +189,7 @@ def test_a_worker_that_outlives_its_ssh_is_replaced(hosts: Hosts, tmp_path: Path
 # Of two ranks the one with the greater address connects: 127.0.1.1 lies between those of the subnets.
 @pytest.mark.parametrize("hosts", ["10.91.0", "172.16.91", "192.168.91"], indirect=True)
 def test_a_job_that_begins_on_the_launchers_host_alone(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """Other hosts join it though its name leads to 127.0.1.1, interfaces differ, and a network leads nowhere."""
+    """Other hosts join it although its name resolves to 127.0.1.1, interfaces differ, and one network is dead."""
     on_demand.pace(tmp_path, 0.3)
     hosts.resolve("h1", "h1", "127.0.1.1")  # as Debian's installer does
     for name in ALL:
@@ -215,7 +209,7 @@ def test_a_job_that_begins_on_the_launchers_host_alone(hosts: Hosts, tmp_path: P
 
 
 def test_a_newcomer_is_given_a_state_that_takes_long(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """The others wait, longer than an operation may take: no fault, no lost step, one line; it may die half-way."""
+    """A transfer longer than the operation timeout is no fault; the receiver may die half-way."""
     on_demand.pace(tmp_path, 0.5)
     hosts.limit("h3", megabit=40)
     limit = ["HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS=2"]
@@ -234,7 +228,7 @@ def test_a_newcomer_is_given_a_state_that_takes_long(hosts: Hosts, tmp_path: Pat
 
 @pytest.mark.parametrize("unfinished", ["checkpoints/*.partial", "model-final.pt.partial"])
 def test_rank_0_dies_while_it_writes(unfinished: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """Half a file is no file: another rank takes over the folder and writes whole ones, at the very end, too."""
+    """Another rank takes over the folder and writes whole files, also at the very end."""
     training = arguments(model="tests.support.on_demand:heavy")
     run = tmp_path / "run"
     with job(hosts, tmp_path, training=training) as running:
@@ -259,7 +253,7 @@ def test_rank_0_dies_while_it_writes(unfinished: str, hosts: Hosts, tmp_path: Pa
 
 
 def test_a_newcomer_that_needs_half_a_minute(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """A newcomer joins when it is ready, later than any limit of a rendezvous; the others do not wait for it."""
+    """It joins later than any rendezvous timeout; the others do not wait for it."""
     on_demand.pace(tmp_path, 0.15)
     on_demand.order(tmp_path, "build", "h3", "wait 25")
     with job(hosts, tmp_path, listed=("h1", "h2"), training=arguments(model=OBEDIENT)) as running:
@@ -275,7 +269,7 @@ def test_a_newcomer_that_needs_half_a_minute(hosts: Hosts, tmp_path: Path, expec
 
 
 def test_a_flapping_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """A host may come and go in the list faster than a worker can join, and so may its network."""
+    """A host and its network may come and go faster than a worker can join."""
     on_demand.pace(tmp_path, 0.2)
     with job(hosts, tmp_path, training=arguments(model=OBEDIENT)) as running:
         running.after(5)
@@ -293,7 +287,7 @@ def test_a_flapping_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> Non
 
 
 def test_several_workers_on_each_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """If one of two workers of a host dies, and then both, each is replaced in its own slot."""
+    """If one or both workers of a host die, each is replaced in its own slot."""
     on_demand.pace(tmp_path, 0.5)
     training = arguments(model=OBEDIENT)
     with job(hosts, tmp_path, listed=("h1 slots=1", "h2 slots=2"), training=training) as running:
@@ -361,7 +355,7 @@ def test_the_first_host_powers_off(hosts: Hosts, tmp_path: Path, expected: Weigh
 
 
 def test_a_host_that_gets_sigterm(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """SIGTERM to all processes of a host makes that host leave, rank 0's as well; to those of all, it ends the job."""
+    """A host whose processes get SIGTERM leaves, rank 0's as well; if all hosts get it, the job ends."""
     on_demand.pace(tmp_path, 0.1)
     with job(hosts, tmp_path, listed=("h3", "h2", "h1"), training=RARE) as running:
         running.after(10)

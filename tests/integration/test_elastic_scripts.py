@@ -25,12 +25,11 @@ pytestmark = pytest.mark.integration
 
 
 def run(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in the current folder."""
     return scripts.run(script, *arguments, cwd=Path(), timeout_s=280, **environment)
 
 
 def test_a_host_file_in_any_form_is_printed_as_horovod_wants_it() -> None:
-    """Comments and blank lines are skipped, and a host without a number has one slot."""
+    """Comments and blank lines are skipped; a host without a number has one slot."""
     Path("hosts").write_text("# ours\n\nh1 slots=4  # four GPUs\nh2:2\nh3\nh4 slots = 3 max_slots=8\n")
     assert run("discover_hosts.sh", "hosts").stdout == "h1:4\nh2:2\nh3:1\nh4:3\n"
     assert run("discover_hosts.sh", "--command", "cat hosts").stdout == "h1:4\nh2:2\nh3:1\nh4:3\n"
@@ -51,7 +50,7 @@ def test_a_host_file_in_any_form_is_printed_as_horovod_wants_it() -> None:
     ],
 )
 def test_a_list_that_cannot_be_read_is_one_line(arguments: list[str], code: int, message: str) -> None:
-    """A bad list of hosts is one line on stderr; the exit code makes a running job keep its list."""
+    """The exit code makes a running job keep its list."""
     Path("hosts").write_text("h1\nh2 two\n")
     done = run("discover_hosts.sh", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
@@ -60,7 +59,7 @@ def test_a_list_that_cannot_be_read_is_one_line(arguments: list[str], code: int,
 
 
 def test_nodes_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
-    """Nodes whose state sinfo marks with *, since they do not answer, are left out."""
+    """sinfo marks their state with *."""
     sinfo = tmp_path / "bin" / "sinfo"
     sinfo.parent.mkdir()
     sinfo.write_text("#!/bin/sh\nprintf 'n1 alloc\\nn2 alloc*\\nn3 down\\nn4 mix\\nn5 failg\\n'\n")
@@ -77,8 +76,8 @@ def test_nodes_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
         pytest.param(["--resume", "nothing.ckpt"], "--resume nothing.ckpt: no such file", marks=pytest.mark.slow),
     ],
 )
-def test_wrong_settings_are_told_before_anything_starts(arguments: list[str], message: str) -> None:
-    """Wrong settings are one line with exit code 2, before any worker starts or any folder is made."""
+def test_wrong_settings_are_refused_before_anything_starts(arguments: list[str], message: str) -> None:
+    """They are one line with exit code 2, before any worker starts or any folder is made."""
     done = run("train_elastic.sh", "--", "digits", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
@@ -96,7 +95,6 @@ def test_wrong_settings_are_told_before_anything_starts(arguments: list[str], me
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], message: str) -> None:
-    """A wrong argument is one line with exit code 2, before anything is started."""
     done = run("train_elastic.sh", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
@@ -104,7 +102,7 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str) -> None:
 
 
 def test_the_start_waits_for_the_slots_listed() -> None:
-    """The job starts with as many workers as there are slots, but with no more than --max-np."""
+    """--max-np limits the number of workers at the start."""
     Path("hosts").write_text("h1 slots=4\nh2 slots=4\n")
     words = shlex.split(
         run("train_elastic.sh", "--dry-run", "--hosts", "hosts", "--", "digits", "--epochs", "2").stdout
@@ -117,7 +115,7 @@ def test_the_start_waits_for_the_slots_listed() -> None:
 
 @pytest.mark.slow
 def test_paths_outside_ascii_in_the_plainest_locale() -> None:
-    """Under LC_ALL=C, as cron and many containers have it, a job trains in a folder of any name."""
+    """cron and many containers run under LC_ALL=C."""
     folder = Path("Größe 'x' $HOME")
     folder.mkdir()
     (folder / "hosts").write_text("localhost slots=2\n")
@@ -128,20 +126,17 @@ def test_paths_outside_ascii_in_the_plainest_locale() -> None:
 
 
 def lines_of(folder: Path, name: str) -> list[str]:
-    """Return the whole lines of a file of the only run in a folder."""
     return [
         line for path in folder.glob(f"runs/*/{name}") for line in path.read_text().splitlines() if line[-1:] == "}"
     ]
 
 
 def changes_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the changes of world so far."""
     lines = map(json.loads, lines_of(folder, "metrics.jsonl"))
     return [line for line in lines if line.get("name") == "world"]
 
 
 def workers_of(script: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Return the training processes of an elastic job."""
     return [process for process in ranks_of(script, "train") if process.cmdline()[1].endswith("hvd-train")]
 
 
@@ -191,7 +186,7 @@ def test_a_killed_worker_is_replaced_and_no_sample_is_lost(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_job_without_output_dir_continues_in_its_own_folder(tmp_path: Path) -> None:
-    """After a crash, the end of the driver and of all workers, the job continues by itself in one folder."""
+    """The job survives a crash, the end of its driver and the end of all workers."""
     output = tmp_path / "output.txt"
     command = [*ENDLESS, "--resume", "never", "--commit-steps", "20"]
     with started(command, tmp_path, output) as script:
@@ -214,13 +209,13 @@ def test_a_job_without_output_dir_continues_in_its_own_folder(tmp_path: Path) ->
 
 
 def ended(folder: Path, *arguments: str) -> tuple[int, str]:
-    """Train on two workers of this machine to the end of the job; return its exit code and all that it printed."""
+    """Train on two local workers to the end; return exit code and output."""
     return finished([str(SCRIPTS / "train_elastic.sh"), "--", *arguments], folder, variables=OF_TESTS)
 
 
 @pytest.mark.slow
 def test_wrong_settings_end_the_job_with_one_line(tmp_path: Path) -> None:
-    """Missing data and a run folder of other settings end the job at once: another try would fail as well."""
+    """Missing data and a run folder of other settings are not retried."""
     code, output = ended(tmp_path, "digits", "--data", "folder", "--data-dir", "nowhere")
     assert code == 2, output
     assert "nowhere" in output
@@ -235,7 +230,7 @@ def test_wrong_settings_end_the_job_with_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_typo_in_the_model_ends_the_job(tmp_path: Path) -> None:
-    """After three workers have met it, with one traceback and one line why; the supervisor does not try again."""
+    """Three workers fail; there is one traceback and one line why, and no retry."""
     code, output = ended(tmp_path, "digits", "--model", "tests.support.on_demand:misspelt")
     assert code == 5, output
     assert output.count("Traceback") == 1

@@ -40,7 +40,7 @@ def end_of(folder: Path) -> int:
 
 
 def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
-    """Neither a run that trains nor one that resumes: it trains live, and all files catch up when there is room."""
+    """Neither a running nor a resumed training ends, and all files catch up when there is room."""
     output, done = tmp_path / "output.txt", 0
     pace(tmp_path, 0.005)
     with small_disk(tmp_path / "disk") as disk:

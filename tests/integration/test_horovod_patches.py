@@ -29,7 +29,6 @@ NO_HOSTS = missing()
 
 
 def has(what: str) -> bool:
-    """Return whether the Horovod under test was built with this controller."""
     code = f"import horovod.torch as hvd; assert hvd.{what}_built()"
     return subprocess.run([PYTHON, "-c", code], capture_output=True, check=False).returncode == 0
 
@@ -48,7 +47,7 @@ def controller(request: pytest.FixtureRequest) -> str:
 
 
 def environment(**changes: object) -> dict[str, str]:
-    """Return the environment of a job, with the tested programs first and without variables of a job around us."""
+    """Return the environment of a job, without variables of a launcher around this process."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "OMPI_", "PMI"))}
     env["PATH"] = f"{Path(PYTHON).parent}{os.pathsep}{env['PATH']}"
     env["OMP_NUM_THREADS"] = "1"
@@ -56,13 +55,12 @@ def environment(**changes: object) -> dict[str, str]:
 
 
 def run(*command: str, before: Sequence[str] = (), **env: object) -> subprocess.CompletedProcess[str]:
-    """Run the Python under test, by the command `before` if any, and return its exit code and output."""
     line = [*before, PYTHON, *command]
     return subprocess.run(line, env=environment(**env), capture_output=True, text=True, check=False, timeout=240)
 
 
 def run_world(size: int, worker: str, before: Sequence[str] = (), **env: object) -> tuple[list[int], str]:
-    """Run ranks over Gloo without horovodrun, and return their exit codes and all that they printed."""
+    """Run ranks over Gloo without horovodrun; return their exit codes and output."""
     result = run(RANKS, "world", str(size), worker, before=before, **env)
     printed = result.stdout + result.stderr
     codes = re.search(r"^EXIT \[(.*)\]$", result.stdout, re.MULTILINE)
@@ -71,19 +69,17 @@ def run_world(size: int, worker: str, before: Sequence[str] = (), **env: object)
 
 
 def horovodrun(controller: str, worker: str, ranks: int = 2) -> list[str]:
-    """Return the arguments of Python that run a function of ranks.py by horovodrun on this machine."""
+    """Return Python's arguments that run a function of ranks.py by horovodrun."""
     return ["-m", "horovod.runner.launch", controller, "-np", str(ranks), PYTHON, RANKS, worker]
 
 
 def succeeds(*command: str, **env: object) -> str:
-    """Run the Python under test, assert that it ends with 0, and return its standard output."""
     done = run(*command, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_c1_shutdown_closes_all_connections(tmp_path: Path) -> None:
-    """After shutdown() a process has no connection to a peer."""
     codes, printed = run_world(2, "c1_connections", FOLDER=tmp_path)
     assert codes == [0, 0], printed
     assert printed.count("OPEN 0") == 2, printed
@@ -119,21 +115,19 @@ def test_c2_c5_c7_c8_c11_faults_and_sums_over_gloo(name: str) -> None:
 
 
 def test_c3_init_raises_when_a_peer_does_not_come() -> None:
-    """A failed rendezvous raises an exception in init(), and the next init() works."""
+    """The next init() works."""
     printed = succeeds(RANKS, "c3_failed_init")
     assert "RAISED" in printed
     assert "SUM 1.0" in printed
 
 
 def test_c3_worker_removed_from_the_job_leaves_with_0() -> None:
-    """A worker that an elastic job does not need any more ends with exit code 0."""
     printed = succeeds(RANKS, "c3_removed")
     assert "REMOVED" in printed
     assert "STILL HERE" not in printed
 
 
 def test_c4_stall_check_names_the_missing_rank(tmp_path: Path) -> None:
-    """With Gloo, the report on a stalled tensor names the rank that did not submit it."""
     reported = tmp_path / "reported"
     command = [PYTHON, RANKS, "world", "2", "c4_stall"]
     env = environment(REPORTED=reported, HOROVOD_STALL_CHECK_TIME_SECONDS=1)
@@ -159,7 +153,7 @@ def test_c4_stall_check_names_the_missing_rank(tmp_path: Path) -> None:
     ],
 )
 def test_c8_sums_are_right(ranks: int, env: dict[str, object], controller: str) -> None:
-    """Of any operation and length, in the order of the ranks, also without shared memory or room for it."""
+    """Any operation and length is right, also without shared memory or room for it."""
     succeeds(*horovodrun(controller, "c8_sums", ranks), **env)
 
 
@@ -181,7 +175,6 @@ def test_c9_a_sum_does_not_wait_for_the_clock(controller: str, tmp_path: Path) -
 
 
 def test_c10_a_rank_that_waits_for_a_result_sleeps(controller: str) -> None:
-    """A rank that waits for others leaves its core to them."""
     succeeds(*horovodrun(controller, "c10_waits"))
 
 
@@ -189,7 +182,7 @@ def test_c10_a_rank_that_waits_for_a_result_sleeps(controller: str) -> None:
 @pytest.mark.parametrize("interface", ["lo", ""])
 @pytest.mark.parametrize("known", ["", "127.0.1.1 h.invalid", "0.0.0.0 h.invalid", "192.0.2.1 h.invalid"])
 def test_c12_the_name_of_the_host_need_not_lead_to_it(tmp_path: Path, known: str, interface: str) -> None:
-    """Ranks connect by the chosen interface only; without one, a name without a use is as good as none."""
+    """Ranks connect by the chosen interface; without one, a useless host name counts as none."""
     (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n{known}\n")
     script = 'mount --bind "$0" /etc/hosts; hostname h.invalid; exec "$@"'
     host = ["unshare", "--uts", "--mount", "sh", "-ec", script, str(tmp_path / "hosts")]
@@ -202,7 +195,7 @@ def test_c12_the_name_of_the_host_need_not_lead_to_it(tmp_path: Path, known: str
     ("says", "limit_s", "error"), [("wrong", 60, "is not the rank it was"), ("right", 2, "Timed out waiting")]
 )
 def test_s3_a_process_at_the_port_of_a_rank_is_not_believed(says: str, limit_s: int, error: str) -> None:
-    """A rank sends it nothing and ends with the reason; only the answer known to ranks alone is believed."""
+    """A rank sends it nothing and ends with the reason, unless it gives the secret answer."""
     done = run(RANKS, "s3_impostor", SAYS=says, HOROVOD_GLOO_TIMEOUT_SECONDS=limit_s)
     printed = done.stdout + done.stderr
     assert done.returncode == 0, printed
@@ -240,7 +233,7 @@ def job(folder: Path, controller: str, what: str, signum: int = 0, grace_s: int 
 def test_l1_horovodrun_ends_with_the_code_of_the_rank(
     tmp_path: Path, controller: str, what: str, code: int, message: str
 ) -> None:
-    """A failed rank ends the job with its exit code and a line that names it; the others are stopped."""
+    """One line names the failed rank; the others are stopped."""
     status, lines = job(tmp_path, controller, what)
     assert status == code, lines
     assert lines[-1] == f"horovodrun: rank 1 on host localhost {message}; the other ranks were stopped"
@@ -257,7 +250,7 @@ def test_l1_horovodrun_ends_with_the_code_of_the_rank(
     ],
 )
 def test_l1_a_signal_lets_the_ranks_finish(tmp_path: Path, controller: str, what: str, signum: int, code: int) -> None:
-    """Each rank gets one SIGTERM and the time it needs to commit, and then ends, also if horovodrun is killed."""
+    """Each rank gets one SIGTERM and time to commit, also if horovodrun is killed."""
     status, lines = job(tmp_path, controller, what, signum)
     assert status == code, lines
     if code in (130, 143):
@@ -270,7 +263,6 @@ def test_l1_a_signal_lets_the_ranks_finish(tmp_path: Path, controller: str, what
 
 
 def test_l1_a_rank_that_does_not_end_is_killed_after_the_grace_time(tmp_path: Path, controller: str) -> None:
-    """A rank that ignores SIGTERM gets SIGKILL after HVD_TRAIN_GRACE_SECONDS."""
     start = time.monotonic()
     status, lines = job(tmp_path, controller, "ignore", signal.SIGINT, grace_s=1)
     assert status == 130, lines
@@ -278,8 +270,7 @@ def test_l1_a_rank_that_does_not_end_is_killed_after_the_grace_time(tmp_path: Pa
     assert not (tmp_path / "committed.0").exists()
 
 
-def test_l2_host_files(tmp_path: Path) -> None:
-    """horovodrun accepts every host file that mpirun accepts."""
+def test_l2_horovodrun_reads_host_files_of_mpirun(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# ours\n\nh1 slots=4   # GPUs\n  h2   slots = 2 max_slots=4\nh3\nh4:8\n")
     code = "import sys; from horovod.runner.common.util import hosts; print(hosts.parse_host_files(sys.argv[1]))"
@@ -287,14 +278,13 @@ def test_l2_host_files(tmp_path: Path) -> None:
 
 
 def test_l3_output_of_rank_0_can_stay_plain() -> None:
-    """With HVD_TRAIN_OUTPUT_PREFIX=errors, stdout of rank 0 has no prefix and all other output has one."""
+    """With HVD_TRAIN_OUTPUT_PREFIX=errors only stdout of rank 0 has no prefix."""
     done = run(*horovodrun("--gloo", "l3_lines"), HVD_TRAIN_OUTPUT_PREFIX="errors")
     assert {"out of 0", "[1]<stdout>:out of 1"} <= {*done.stdout.splitlines()}
     assert "[0]<stderr>:error of 0" in done.stderr
 
 
 def test_l5_the_launcher_does_not_import_torch_to_know_its_build(tmp_path: Path) -> None:
-    """The record of a build says what it has, as the library does, without an import of torch."""
     folder = tmp_path / "instead of torch"  # not the test's own folder, where `python -c` would always find it
     folder.mkdir()
     (folder / "torch.py").write_text("raise SystemExit('torch was imported')\n")
@@ -303,7 +293,7 @@ def test_l5_the_launcher_does_not_import_torch_to_know_its_build(tmp_path: Path)
 
 
 def test_l7_ranks_whose_output_has_no_reader_continue(tmp_path: Path, controller: str) -> None:
-    """As in `horovodrun ... | head -1`: the ranks come to their end, however much they print, and nothing is said."""
+    """As in `horovodrun ... | head -1`: the ranks finish silently, for any amount of output."""
     command, env = [PYTHON, *horovodrun(controller, "l7_many_lines")], environment(DONE=tmp_path / "done")
     with (
         (tmp_path / "errors").open("w+") as errors,

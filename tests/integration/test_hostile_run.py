@@ -18,7 +18,7 @@ slow = pytest.mark.slow
 
 @pytest.fixture
 def planted(tmp_path: Path) -> Path:
-    """Return a run folder below the current folder whose config names code that it brings along."""
+    """Return a run folder whose config names code in that folder."""
     run = write(tmp_path / "runs" / "evil", whole_run(), summary=True, model="runs.evil.payload:net")
     (run / "payload.py").write_text(
         "import pathlib\npathlib.Path('owned').touch()\nfrom hvd_train.network.models import digits_convnet as net\n"
@@ -31,7 +31,7 @@ def planted(tmp_path: Path) -> Path:
     "command", ["evaluate", *(pytest.param(one, marks=slow) for one in ("export", "config --config"))]
 )
 def test_code_of_a_run_is_not_imported(command: str, planted: Path, tmp_path: Path) -> None:
-    """One line says which code the run names and what to type, and nothing of it runs."""
+    """One line names the code and what to type."""
     target = "runs/evil/config.yaml" if "--config" in command else "runs/evil"
     code, output = finished([HVD_TRAIN, *command.split(), target], tmp_path)
     assert not (tmp_path / "owned").exists()
@@ -44,7 +44,7 @@ def test_code_of_a_run_is_not_imported(command: str, planted: Path, tmp_path: Pa
 
 @slow
 def test_code_of_a_run_is_imported_only_with_trust(planted: Path, tmp_path: Path) -> None:
-    """A report goes without the predictions of such code, and says so; --trust scores the model."""
+    """A report has no predictions of such code, and says so; --trust scores the model."""
     code, output = finished([HVD_TRAIN, "report", "runs/evil"], tmp_path)
     assert not (tmp_path / "owned").exists()
     assert code == 0, output
@@ -68,7 +68,6 @@ IS_NONE = "it is no file, but a pipe or a device"
     ],
 )
 def test_no_command_waits_for_a_pipe(line: str, pipe: str, error: str, tmp_path: Path) -> None:
-    """It is one line, exit code 2."""
     run = write(tmp_path / "run", whole_run(), summary=True)
     torch.save(digits_convnet(10).state_dict(), run / "model-best.pt")
     (run / pipe).unlink(missing_ok=True)

@@ -42,7 +42,6 @@ pytestmark = [
 
 
 def engine(*arguments: str | Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
-    """Run docker or podman, and return what came of it."""
     command = [ENGINE, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
 
@@ -79,7 +78,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def docker(folder: Path, *options: str) -> Path:
-    """Write a program `docker` for the commands of docs/clusters.md, which calls the engine with these options."""
+    """Write a program `docker` that calls the engine with these options."""
     build = ["--pull=never", "--network=host", "--isolation=chroot", "--format=docker"] if IS_PODMAN else []
     for path in ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf") if IS_PODMAN else ():
         build += [f"--volume={path}:{path}:ro"] if Path(path).exists() else []
@@ -94,20 +93,18 @@ def typed(line: str, program: Path) -> list[str]:
 
 
 def run(image: str, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run the image to its end and remove the container."""
     podman = (*PODMAN_OPTIONS, "--network=none") if IS_PODMAN else ()
     return engine("run", "--rm", *options, *podman, image, *arguments, timeout_s=900)
 
 
 def finished(image: str, *arguments: str, options: tuple[str, ...] = ()) -> str:
-    """Run the image to a good end, and return its output."""
     result = run(image, *arguments, options=options)
     assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
     return result.stdout
 
 
 def test_trains_the_digits(image: str) -> None:
-    """`docker run IMAGE` trains the digits on as many ranks as there are GPUs or 2, to at least 98%."""
+    """There is one rank per GPU, or two; top-1 is at least 98%."""
     top1 = re.search(r"done: top-1 ([\d.]+)%.* on (\d+) ranks?", finished(image))
     assert top1
     assert float(top1[1]) >= 98
@@ -129,7 +126,6 @@ def test_trains_as_an_ordinary_user_without_any_right(image: str, tmp_path: Path
 
 
 def test_the_doctor_finds_every_controller(image: str) -> None:
-    """`docker run IMAGE doctor` says that nothing is broken, over Gloo and over MPI."""
     findings = {found["name"]: found for found in json.loads(finished(image, "doctor", "--json"))["findings"]}
     assert [found for found in findings.values() if found["verdict"] == "broken"] == []
     allreduces = [name for name in findings if name.startswith(("horovodrun -", "mpirun"))]
@@ -138,7 +134,7 @@ def test_the_doctor_finds_every_controller(image: str) -> None:
 
 
 def test_arguments_arrive_as_typed(image: str) -> None:
-    """Blanks, quotes, `;` and `$()` pass through the entry point; a mistyped command is one line, exit code 2."""
+    """A mistyped command is one line with exit code 2."""
     words = ["a b", "", "it's", 'q"q', "; touch pwned", "$(touch pwned)", "*"]
     assert shlex.split(finished(image, "train_local.sh", "--dry-run", "--", *words))[-len(words) :] == words
     result = run(image, "trian")
@@ -169,7 +165,6 @@ class Cluster:
     name: str = field(default_factory=lambda: f"hvd-train-test-{uuid4().hex[:8]}")
 
     def start(self, host: str, *arguments: str) -> None:
-        """Start a container in the background."""
         options = [f"--name={self.name}-{host}", f"--hostname={host}", f"--network-alias={host}"]
         options += [f"--network={self.name}", *(PODMAN_OPTIONS if IS_PODMAN else ())]
         options += [f"--volume={self.folder}/keys:/etc/hvd_train/ssh:ro"]
@@ -178,15 +173,13 @@ class Cluster:
         assert started.returncode == 0, started.stderr
 
     def inside(self, host: str, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in a container."""
         return engine("exec", f"{self.name}-{host}", *command)
 
     def remove(self, host: str) -> None:
-        """Kill and remove a container."""
         engine("rm", "-f", "-t", "1", f"{self.name}-{host}")
 
     def waits_for(self, text: str) -> str:
-        """Wait until the launcher's container has printed a text, and return all that it has printed."""
+        """Wait until the launcher's container has printed a text; return all output."""
 
         def output() -> str:
             logs = engine("logs", f"{self.name}-train")
@@ -222,13 +215,12 @@ def two(image: str, tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("way", ["--gloo", "--mpi"])
 def test_two_containers_are_two_hosts(way: str, two: Cluster) -> None:
-    """horovodrun starts a rank in each of two containers over ssh."""
     two.start("train", "train_hostfile.sh", "/opt/hvd_train/hostfiles/two_hosts", way, "--", "digits", "--epochs", "3")
     assert "on 2 ranks" in two.waits_for("next:  hvd-train evaluate")
 
 
 def test_a_container_is_killed_and_comes_back(two: Cluster) -> None:
-    """After a container is killed, the training continues without a lost step and takes in the new one."""
+    """The training continues without a lost step and takes in the new container."""
     hosts, train = "/opt/hvd_train/hostfiles/two_hosts", ["digits", "--epochs", "5000", "--output-dir", "runs/one"]
     two.start("train", "train_elastic.sh", "--hosts", hosts, "--", *train)
     two.waits_for("epoch    2/5000")

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])
 def test_a_state_of_gigabytes_arrives_whole(tmp_path: Path, launcher: str) -> None:
-    """Beyond 2**31 and 2**32 bytes: every number, and at most one more copy in memory."""
+    """The state has over 2**32 bytes; at most one more copy is in memory."""
     program = [sys.executable, "-m", "tests.support.large_state", "4.2"]
     line = launch_line(launcher, 2, *program)
     code, output = finished(["env", f"PYTHONPATH={ROOT}", *line], tmp_path, limit_s=850)

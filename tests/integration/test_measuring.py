@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def scaling(folder: Path, line: str) -> tuple[int, str, list[dict[str, Any]]]:
-    """Return exit code, output and rows of a `bench scaling` into the folder `out`."""
     code, output = finished([HVD_TRAIN, "bench", "scaling", *line.split(), "--output-dir", "out"], folder)
     return code, output, json.loads((folder / "out/scaling.json").read_text())["rows"]
 
@@ -49,7 +48,7 @@ def test_scaling_on_one_and_two_workers(tmp_path: Path) -> None:
 
 
 def test_a_stopped_scaling_continues(tmp_path: Path) -> None:
-    """Ctrl-C ends a scaling with its workers, which commit; the same command continues it."""
+    """Ctrl-C makes the workers commit and end; the same command resumes."""
     line = "--np 2 digits --epochs 8 --commit-steps 1 --device cpu"
     command = [HVD_TRAIN, "bench", "scaling", *line.split(), "--output-dir", "out"]
     with started(command, tmp_path, tmp_path / "output.txt") as process:
@@ -84,7 +83,7 @@ def test_a_documented_command(line: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])
 def test_two_ranks_and_horovod_are_in_one_trace(launcher: str, tmp_path: Path) -> None:
-    """Ranks are processes with the same steps at the same time, and Horovod's reductions lie within them."""
+    """Ranks take the same steps at the same time, and Horovod's reductions lie within them."""
     command = launch_line(launcher, 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--profile", "4:6")
     code, output = finished([*command, "--output-dir", "run"], tmp_path)
     assert code == 0, output
@@ -111,5 +110,4 @@ def test_two_ranks_and_horovod_are_in_one_trace(launcher: str, tmp_path: Path) -
 
 
 def inside(span: traces.Event, outer: traces.Event) -> bool:
-    """Return whether a span lies within the other one."""
     return bool(outer["ts"] <= span["ts"] and span["ts"] + span["dur"] <= outer["ts"] + outer["dur"])

@@ -40,13 +40,11 @@ def growth(folder: Path, ranks: int, command: list[str]) -> list[float]:
 
 
 def slope(values: list[int]) -> float:
-    """Return the growth from one value to the next."""
     return median((other - one) / (j - i) for (i, one), (j, other) in combinations(enumerate(values), 2))
 
 
 @pytest.mark.parametrize("way", ["one rank", "two ranks", "elastic"])
 def test_memory_does_not_grow_from_step_to_step(tmp_path: Path, way: str) -> None:
-    """2,000 steps with evaluations, commits, a ledger and TensorBoard leave no memory in use in any rank."""
     command = {
         "one rank": [HVD_TRAIN, "train"],
         "two ranks": launch_line("gloo", 2, HVD_TRAIN, "train"),

@@ -29,7 +29,7 @@ ROOMS = {
     "name", [name if name == "gloo-2" else pytest.param(name, marks=pytest.mark.slow) for name in ROOMS]
 )
 def test_the_parallel_room_passes_on_every_rank(name: str, tmp_path: Path) -> None:
-    """The contract and the equivalence of rank numbers hold on Horovod; each rank runs each test."""
+    """Each rank runs each test."""
     controller, size, chosen = ROOMS[name]
     programs = Path(sys.executable).parent
     command = [str(programs / "horovodrun"), "-np", str(size), f"--{controller}", sys.executable, "-m", "pytest"]

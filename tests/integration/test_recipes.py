@@ -31,7 +31,7 @@ def on_two_ranks(folder: Path, *arguments: str, limit_s: float = 600) -> tuple[d
 
 
 def offline_weights(folder: Path, model: str) -> None:
-    """Write random numbers where torchvision would put the weights it downloads."""
+    """Write random numbers as the file of weights that torchvision would download."""
     torch.manual_seed(5)
     path = folder / "home/hub/checkpoints" / get_model_weights(model)["DEFAULT"].url.rpartition("/")[2]
     path.parent.mkdir(parents=True)
@@ -54,7 +54,7 @@ def with_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_cifar10_resnet18_transfer(with_cifar: Path) -> None:
-    """Only the new last layer of ResNet-18 is trained; everything else, statistics included, is as downloaded."""
+    """Only the new last layer is trained; everything else, statistics included, is as downloaded."""
     offline_weights(with_cifar, "resnet18")
     settings = ["-b", "8", "--accumulation_steps", "4", "--image-size", "32", "--epochs", "2", "--warmup-epochs", "0"]
     summary, output = on_two_ranks(with_cifar, "cifar10-resnet18-transfer", *settings, *ON_CPU)
@@ -66,7 +66,6 @@ def test_cifar10_resnet18_transfer(with_cifar: Path) -> None:
 
 
 def test_cifar10_resnet50(with_cifar: Path) -> None:
-    """The recipe trains ResNet-50 from random weights."""
     summary, _ = on_two_ranks(
         with_cifar, "cifar10-resnet50", "-b", "16", "--epochs", "1", "--warmup-epochs", "0", *ON_CPU
     )
@@ -107,7 +106,7 @@ def test_imagenet_resnet50(recipe: str, tmp_path: Path) -> None:
 
 
 def test_real_images_reach_97_percent(tmp_path: Path) -> None:
-    """ResNet-18 on JPEG files of handwritten digits at 32 pixels reaches 97% on two ranks."""
+    """ResNet-18 trains on JPEG files of handwritten digits at 32 pixels."""
     jpegs.digits(tmp_path / "data")
     settings = ["digits", "--data", "folder", "--data-dir", "data", "--image-size", "32", "--model", "resnet18"]
     settings += ["--augment", "none", "--epochs", "8", "--lr", "0.05"]
@@ -116,7 +115,7 @@ def test_real_images_reach_97_percent(tmp_path: Path) -> None:
 
 
 def test_transfer_beats_training_from_scratch(tmp_path: Path) -> None:
-    """Weights from digits 0 to 4 beat random ones after as many epochs on digits 5 to 9."""
+    """Weights from digits 0 to 4 beat random ones on digits 5 to 9."""
     jpegs.digits(tmp_path / "first", range(5))
     jpegs.digits(tmp_path / "second", range(5, 10))
     settings = ["digits", "--data", "folder", "--image-size", "32", "--model", "resnet18", "--augment", "none"]

@@ -31,7 +31,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Return a tab of Chromium."""
     if CHROMIUM is None:
         pytest.skip("no chromium on the PATH (apt-get install chromium)")
     with opened(tmp_path_factory.mktemp("profile")) as tab:
@@ -72,7 +71,7 @@ def test_in_a_browser(browser: Browser, pages: dict[str, Path], name: str, width
 
 
 def test_tabs_and_letters_on_a_phone(browser: Browser, pages: dict[str, Path]) -> None:
-    """A click on `time` shows the curves over time; the smallest letters of a chart have 7 pixels on 360."""
+    """A click on `time` shows the curves over time; no letter of a chart is smaller than 7 pixels."""
     browser.open(pages["one"], width=360)
     shown = "[...document.querySelectorAll('.tabs > .grid')].map(grid => getComputedStyle(grid).display)"
     assert browser.value(shown) == ["grid", "none", "none"]

@@ -24,13 +24,12 @@ WAYS = [[], ["--horovodrun", "--"]]
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[Slurm]:
-    """Run a Slurm cluster."""
     with slurm_on_hosts(tmp_path) as found:
         yield found
 
 
-def test_a_job_that_matters_more(slurm: Slurm) -> None:
-    """A job of another partition takes the nodes: the training commits in time and finishes afterwards."""
+def test_a_preempted_job_commits_and_finishes_later(slurm: Slurm) -> None:
+    """A job of another partition takes the nodes; the training commits in time and finishes later."""
     job = slurm.command(*SBATCH, str(SCRIPTS / "train_slurm.sbatch"), "digits", "--epochs", "12")
     wait_for("two epochs", lambda: "epoch  2/12" in slurm.output(job))
     slurm.command(
@@ -44,7 +43,7 @@ def test_a_job_that_matters_more(slurm: Slurm) -> None:
 
 
 def test_elastic_in_an_allocation(slurm: Slurm) -> None:
-    """`train_elastic.sh --slurm` trains on the nodes that answer; one that is taken down leaves and comes back."""
+    """A node that goes down leaves and comes back."""
     command = ["salloc", "--no-kill", "-N", "2", str(SCRIPTS / "train_elastic.sh"), "--slurm", "--", "digits"]
     with started(slurm.words(*command, "--epochs", "400", "--output-dir", "run"), slurm.folder, slurm.folder / "out"):
         output = (slurm.folder / "out").read_text
@@ -56,7 +55,7 @@ def test_elastic_in_an_allocation(slurm: Slurm) -> None:
 
 
 def test_the_warning_before_the_time_limit(slurm: Slurm) -> None:
-    """Slurm sends it; the job commits before its time is over, and goes back into the queue, whoever starts ranks."""
+    """The job commits before the limit and is requeued, for each way to start ranks."""
     pace(slurm.folder, 1)
     batch = [*SBATCH, "--time", "3", str(SCRIPTS / "train_slurm.sbatch")]
     training = ["digits", "--model", OBEDIENT, "--epochs", "12"]
@@ -75,7 +74,7 @@ def test_the_warning_before_the_time_limit(slurm: Slurm) -> None:
 
 @pytest.mark.parametrize("line", commands("clusters.md")["Slurm"])
 def test_a_documented_command(line: str, slurm: Slurm) -> None:
-    """A command of docs/clusters.md, typed as printed from a checkout, trains on the tasks that it names."""
+    """Commands of docs/clusters.md train as printed, on the tasks that they name."""
     (slurm.folder / "horovodrun_scripts").symlink_to(SCRIPTS)
     printed = slurm.command("bash", "-c", line)
     if line.startswith("sbatch"):

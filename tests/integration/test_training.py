@@ -28,7 +28,7 @@ RANK = {"gloo": "HOROVOD_RANK", "mpi": "OMPI_COMM_WORLD_RANK", "mpirun": "OMPI_C
 
 
 def own_lines(output: str) -> list[str]:
-    """Return the errors that hvd-train itself printed, without the prefixes of launchers."""
+    """Return the errors that hvd-train itself printed."""
     return [line for line in output.splitlines() if "hvd-train: " in line]
 
 
@@ -58,7 +58,6 @@ DISTURBED = ["digits", "--model", "tests.support.on_demand:obedient", "--epochs"
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Weights:
-    """The final weights of the run that the tests below disturb, when nothing disturbs it."""
     folder = tmp_path_factory.mktemp("undisturbed")
     code, output = finished(launch_line("gloo", 2, HVD_TRAIN, "train", *DISTURBED), folder, variables=OF_TESTS)
     assert code == 0, output
@@ -66,14 +65,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 
 def final_weights(folder: Path) -> Weights:
-    """Return the final weights of the one run in a folder."""
     (file,) = folder.rglob("model-final.pt")
     weights: Weights = torch.load(file, weights_only=True)
     return weights
 
 
 def newest_commit(folder: Path) -> str:
-    """Return the name of the newest checkpoint in a folder."""
     return max((path.name for path in folder.glob("runs/*/checkpoints/*.ckpt")), default="")
 
 
@@ -124,7 +121,7 @@ def test_ctrl_c_commits_and_resume_is_bit_identical(tmp_path: Path, undisturbed:
 def test_a_killed_rank_ends_the_job_and_loses_nothing(
     launcher: str, victims: list[int], tmp_path: Path, undisturbed: Weights
 ) -> None:
-    """After SIGKILL of a rank the job ends, and the same command ends bit-identical to an undisturbed run."""
+    """The same command then ends bit-identical to an undisturbed run."""
     for victim in victims:
         code, output = disturb(launcher, tmp_path, signal.SIGKILL, victim)
         assert code != 0, output
@@ -160,8 +157,8 @@ def test_bad_input_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> Non
     ("case", "launcher"),
     [("batch", "gloo"), ("recomputed", "gloo"), *(pytest.param(case, "mpi", marks=slow) for case in ("flag", "batch"))],
 )
-def test_bad_input_on_two_ranks_is_told_once(case: str, launcher: str, tmp_path: Path) -> None:
-    """Two ranks with the same bad setting print one line, and the launcher ends with exit code 2."""
+def test_bad_input_on_two_ranks_is_reported_once(case: str, launcher: str, tmp_path: Path) -> None:
+    """The launcher ends with exit code 2."""
     arguments, hint = BAD[case]
     code, output = finished(launch_line(launcher, 2, HVD_TRAIN, "train", *arguments), tmp_path, variables=OF_TESTS)
     assert code == 2, output
@@ -171,8 +168,8 @@ def test_bad_input_on_two_ranks_is_told_once(case: str, launcher: str, tmp_path:
 
 
 @pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=slow), pytest.param("mpirun", marks=slow)])
-def test_ranks_of_other_settings_are_told_once(launcher: str, tmp_path: Path) -> None:
-    """Ranks with different settings are reported in one line before training, without a run folder."""
+def test_ranks_with_different_settings_are_reported_once(launcher: str, tmp_path: Path) -> None:
+    """The line comes before training, and no run folder is left."""
     train = (
         f"{shlex.quote(HVD_TRAIN)} train digits --device cpu --output-dir run --eval-epochs $(({RANK[launcher]} + 1))"
     )
@@ -185,7 +182,6 @@ def test_ranks_of_other_settings_are_told_once(launcher: str, tmp_path: Path) ->
 
 
 def test_a_path_of_tmpdir_that_is_too_long_for_loader_processes_is_named(tmp_path: Path) -> None:
-    """The path is longer than the address of a socket may be."""
     (folder := tmp_path / ("long" * 25)).mkdir()
     data = ["--data", "tests.support.runs:mapped_digits", "--model", "tests.support.runs:convnet", "--workers", "1"]
     line = [HVD_TRAIN, "train", *data, "--epochs", "1", "--device", "cpu"]
@@ -196,7 +192,7 @@ def test_a_path_of_tmpdir_that_is_too_long_for_loader_processes_is_named(tmp_pat
 
 
 def make_folder(root: Path) -> None:
-    """Write class folders of JPEG files: three classes of coloured squares."""
+    """Write JPEG class folders: three classes of coloured squares."""
     for split, count in (("train", 8), ("val", 4)):
         for number, colour in enumerate([(200, 30, 30), (30, 200, 30), (30, 30, 200)]):
             folder = root / split / f"class{number}"
@@ -228,7 +224,6 @@ def test_class_folders_train_on_two_ranks(tmp_path: Path) -> None:
 
 @slow
 def test_an_unreadable_image_on_one_rank_ends_all_and_is_named_once(tmp_path: Path) -> None:
-    """A rank that meets a damaged image names it in one line, and the job ends with its exit code."""
     make_folder(tmp_path / "images")
     broken = tmp_path / "images" / "train" / "class1" / "3.jpg"
     broken.write_bytes(broken.read_bytes()[:40])
@@ -279,7 +274,7 @@ def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
 @slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_sweep_in_one_mpi_job(workers: int, tmp_path: Path) -> None:
-    """Two ranks train two runs at a time, or one run after the other together; a failed one does not end the rest."""
+    """Runs use one rank each or both ranks; a failed run does not end the others."""
     line = f"sweep digits --epochs 2 --device cpu --lr 0.1,1e30,0.05 --workers-per-run {workers} --output-dir out"
     code, output = finished(launch_line("mpirun", 2, HVD_TRAIN, *line.split()), tmp_path)
     assert code == 1, output

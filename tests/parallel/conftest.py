@@ -34,11 +34,11 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 def on_ranks(world: World) -> Callable[[Callable[[World], Any]], Any]:
-    """Runs a body on this rank; the other processes do the same."""
+    """Run a body on this rank; the other processes do the same."""
     return lambda body: body(world)
 
 
 @pytest.fixture(autouse=True)
 def _arithmetic_alike() -> None:
-    """One thread on every rank: the sums inside an operation are then the same in both runs."""
+    """Use one thread, so that operators add in the same order in both runs."""
     torch.set_num_threads(1)

@@ -41,7 +41,7 @@ def test_ranks_and_one(world: World, make: Callable[[int], nn.Module], optimizer
 
 @pytest.mark.parallel
 def test_stopped_and_resumed(world: World) -> None:
-    """A run stopped in mid epoch by a wish of the last rank and resumed is bit-identical to one never stopped."""
+    """A run that the last rank stops in mid epoch resumes bit-identically."""
     config = small_config(epochs=2)
     _, expected = trained(world, config.replace(output_dir=Path("undisturbed")), runs.batch_norm)
     stop = StopLast(world, after=7)
@@ -54,7 +54,7 @@ def test_stopped_and_resumed(world: World) -> None:
 
 @pytest.mark.parallel
 def test_timing_changes_no_bit(world: World) -> None:
-    """Gradients that become ready at other times on each rank give the same sums, on any number of ranks."""
+    """Gradients are ready at other times on each rank."""
     config = small_config(epochs=2)
     _, expected = trained(world, config.replace(output_dir=Path("prompt")), runs.deep)
     late = functools.partial(runs.late, runs.deep, seed=world.place.rank)
@@ -64,7 +64,7 @@ def test_timing_changes_no_bit(world: World) -> None:
 
 @pytest.mark.parallel
 def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> None:
-    """With fp16 on the wire and a loss scale that is too large no rank steps, and all halve their scale."""
+    """The fp16 wire and a large loss scale overflow: no rank steps, and all halve the scale."""
     from hvd_train import Config
     from hvd_train.data.batches import Batch, MicroBatch
     from hvd_train.progress.order import BatchLayout
@@ -102,7 +102,6 @@ class StopLast:
         return getattr(self._world, name)
 
     def sum_with_gradients(self, optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> object:
-        """With the wish in the last rank's votes."""
         self._left -= 1
         if self._left == 0 and self._world.place.rank == self._world.place.size - 1:
             tensor[NUM_SUMS] = 1.0

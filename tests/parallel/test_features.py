@@ -43,7 +43,7 @@ EVERYTHING: dict[str, Any] = {
     "name", [name if name in IN_THE_GATE else pytest.param(name, marks=pytest.mark.slow) for name in ON_RANKS]
 )
 def test_ranks_and_one(world: World, name: str) -> None:
-    """N ranks take the same steps as one: equal weights after 50 steps to 1e-5, and the same bits on all ranks."""
+    """Weights are equal to one rank's after 50 steps to 1e-5, and bit-identical on all ranks."""
     if world.place.size > 2 and name not in (*IN_THE_GATE, "mixes and policies"):
         pytest.skip("three ranks on two cores take long, and here they differ from two in nothing")
     config = small_config(**ON_RANKS[name])
@@ -56,7 +56,6 @@ def test_ranks_and_one(world: World, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parallel
 def test_batch_norm_over_ranks_is_that_of_the_joined_batch(world: World) -> None:
-    """One slot on each rank and statistics over all, against one rank with one slot."""
     size = world.place.size
     whole = small_config(batch_size=4 * size, global_batch_size=4 * size, epochs=2)
     _, expected = trained(LocalWorld(), whole.replace(output_dir=Path("alone")), runs.batch_norm)
@@ -67,7 +66,7 @@ def test_batch_norm_over_ranks_is_that_of_the_joined_batch(world: World) -> None
 
 @pytest.mark.parallel
 def test_everything_at_once_stopped_and_resumed(world: World) -> None:
-    """In mid epoch, and bit-identical."""
+    """A run that stops in mid epoch resumes bit-identically."""
     config = small_config(**EVERYTHING)
     _, expected = trained(world, config.replace(output_dir=Path("whole")), runs.batch_norm)
     result, _ = trained(StopLast(world, after=13), config, runs.batch_norm)  # type: ignore[arg-type]
@@ -112,7 +111,7 @@ def adasum(first: Tensor, second: Tensor) -> Tensor:
 
 @pytest.mark.parallel
 def test_adasum(world: World) -> None:
-    """Each rank's own gradient goes in; what comes out is the formula's, on every rank; else the reason is told."""
+    """Each rank gets the formula's result for the gradients of all ranks, or a reason why not."""
     import horovod.torch as hvd
 
     size, rank = world.place.size, world.place.rank
@@ -144,7 +143,6 @@ def test_adasum(world: World) -> None:
 @pytest.mark.slow
 @pytest.mark.parallel
 def test_a_training_with_adasum(world: World) -> None:
-    """It learns, and all ranks hold the same bits."""
     import horovod.torch as hvd
 
     if world.place.size == 3 or (world.place.size > 1 and not hvd.mpi_enabled()):

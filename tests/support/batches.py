@@ -29,5 +29,4 @@ class RandomItems:
 
 
 def flat(batches: list[Batch]) -> Tensor:
-    """Return the inputs of all batches in their order, each as a row."""
     return torch.cat([micro.inputs.flatten(1) for batch in batches for micro in batch.micro_batches])

@@ -53,7 +53,7 @@ BOMBS = {"jpeg": _jpeg, "png": _png, "webp": _webp, "tiff": _tiff, "bmp": _bmp, 
 
 
 def peak_growth(action: Callable[[], object]) -> int:
-    """Return by how many bytes an action makes this process grow at most, even where it gives them back at once."""
+    """Return the most bytes by which an action makes this process grow."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what the process has now
     before = psutil.Process().memory_info().rss
     action()

@@ -21,7 +21,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 class Browser:
-    """One tab. Messages that it sends by itself, such as requests and console lines, are in `events`."""
+    """One tab; `events` has its messages, such as requests and console lines."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from, self._number, self._rest, self._session = to_browser, from_browser, 0, b"", ""
@@ -58,13 +58,12 @@ class Browser:
         return answer["result"].get("value")
 
     def picture(self, selector: str) -> Image.Image:
-        """Return a screenshot of an element."""
         area = self.value(f"document.querySelector({selector!r}).getBoundingClientRect().toJSON()")
         shown = self.call("Page.captureScreenshot", clip={**area, "scale": 1}, captureBeyondViewport=True)
         return Image.open(io.BytesIO(base64.b64decode(shown["data"])))
 
     def complaints(self) -> list[str]:
-        """Return what was written to the console since the page was opened."""
+        """Return all console output since the page was opened."""
         kinds = "Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"
         return [json.dumps(parameters) for parameters in self._parameters(*kinds)]
 
@@ -91,7 +90,7 @@ class Browser:
 
 @contextlib.contextmanager
 def opened(profile: Path) -> Iterator[Browser]:
-    """Start a browser with a profile of its own; it has ended afterwards with all its processes."""
+    """Start a browser with its own profile, and end all its processes afterwards."""
     (input_end, to_browser), (from_browser, output_end) = os.pipe(), os.pipe()
     words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     words += ["--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={profile}"]

@@ -22,7 +22,7 @@ NUM_TRAIN, NUM_TEST = 100, 20
 
 
 def publish(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write the archive of a small CIFAR, make torchvision take it for the published one, and return its path."""
+    """Write a small CIFAR, which torchvision takes for the published one; return the archive's path."""
     cls = {"cifar10": CIFAR10, "cifar100": CIFAR100}[name]
     tree = folder / cls.base_folder
     tree.mkdir(parents=True)
@@ -44,7 +44,7 @@ def publish(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextlib.contextmanager
 def served(archive: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Serve the archive of CIFAR-10 to torchvision's download, and yield the list of requests."""
+    """Serve the CIFAR-10 archive to torchvision's download, and yield the list of requests."""
     requests: list[str] = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
@@ -62,7 +62,6 @@ def served(archive: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack an archive as the download does."""
     with tarfile.open(archive) as tar:
         tar.extractall(folder)  # our own archive
 

@@ -28,7 +28,6 @@ class Job:
         self.dispatcher = Dispatcher(roster, lambda: self.hosts, lambda ranks: self.worlds.append(len(ranks)))
 
     def start(self) -> None:
-        """Start as many workers as there are slots, and wait until they are there."""
         slots = sum(self.hosts.values())
         self.dispatcher.start(slots, self._run_worker, self.interrupted)
         wait_for("all workers", lambda: len(self.started) == slots)
@@ -49,7 +48,7 @@ class Job:
         return dict(zip(numbers, answers, strict=True))
 
     def end(self) -> Finish:
-        """End all workers that are left with success, and return how the job has finished."""
+        """End all remaining workers successfully; return how the job finished."""
         self.deaf.clear()
         self.over = True
         self.dispatcher.stop()

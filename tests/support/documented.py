@@ -9,7 +9,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def commands(page: str) -> dict[str, list[str]]:
-    """Return for each heading of a page that has any the lines of the code blocks below it, without comments."""
+    """Return for each heading of a page the lines of its code blocks, without comments."""
     found = {}
     for section in (DOCS / page).read_text(encoding="utf-8").split("\n## ")[1:]:
         heading = section.partition("\n")[0]

@@ -105,7 +105,6 @@ class Job:
     _still: float = 0.0
 
     def now(self) -> float:
-        """Seconds of the roster."""
         return self._seconds
 
     def _let_pass(self, elapsed: float) -> None:
@@ -115,7 +114,6 @@ class Job:
             self._seconds += min(elapsed * SPEED, 0.5)  # it never jumps, so no worker is late because all were held up
 
     def run(self) -> Job:
-        """Until the job is over."""
         wall = time.monotonic()
         deadline, self._seconds = wall + DEADLINE_S, wall * SPEED
         with self.changed:

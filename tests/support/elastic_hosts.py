@@ -40,14 +40,14 @@ OBEDIENT = "tests.support.on_demand:obedient"
 
 
 def arguments(epochs: int = 8, model: str = "tests.support.runs:smooth", more: str = "--output-dir run") -> list[str]:
-    """Return the arguments of a training of `STEPS_PER_EPOCH * epochs` steps in 3 slots, with a ledger."""
+    """Return arguments of a training of `STEPS_PER_EPOCH * epochs` steps in 3 slots, with a ledger."""
     line = f"--data digits --model {model} --epochs {epochs} --global-batch-size 60 --batch-size 20 --ledger "
     line += f"--learning-rate 0.02 --augment none --log-steps 1 --device cpu --commit-steps 10 {more}"
     return line.split()
 
 
 def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = None, limit_s: float = 280) -> Weights:
-    """Return the weights of the same training in one process that nothing disturbs."""
+    """Return the weights of the same training in one undisturbed process."""
     own = ["env", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
     code, output = finished([*own, HVD_TRAIN, "train", *(training or arguments(epochs))], folder, limit_s)
     assert code == 0, output
@@ -55,21 +55,21 @@ def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = 
 
 
 def run_below(folder: Path) -> Path:
-    """Return the run folder of a job in `folder`: the only one below `runs`, else `run`."""
+    """Return the only folder below `runs` in `folder`, else `run`."""
     made = [path for path in (folder / "runs").glob("*") if path.is_dir()]
     assert len(made) <= 1, f"the same command began another run: {made}"
     return made[0] if made else folder / "run"
 
 
 def list_hosts(folder: Path, lines: Sequence[str]) -> None:
-    """Replace a job's host file at once, so that a reader sees either the old or the new one."""
+    """Replace a job's host file atomically."""
     (folder / "hosts.new").write_text("\n".join(lines) + "\n")
     (folder / "hosts.new").rename(folder / "hostfile")
 
 
 @dataclass
 class Job:
-    """A training under way that was started on a host, h1 unless a test says otherwise."""
+    """A running training that was started on a host, by default h1."""
 
     hosts: Hosts
     folder: Path
@@ -77,12 +77,10 @@ class Job:
 
     @property
     def run(self) -> Path:
-        """The run folder, which may not be there yet."""
         return run_below(self.folder)
 
     @property
     def steps(self) -> int:
-        """The number of finished steps that the ledger has."""
         path = self.run / "ledger.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         whole = [line for line in lines if line.endswith(b"\n")]
@@ -90,12 +88,12 @@ class Job:
 
     @property
     def changes(self) -> list[dict[str, Any]]:
-        """The changes of world so far, as the journal has them."""
+        """The changes of world in the journal."""
         return [event for event in self.worlds if event["name"] == "world"]
 
     @property
     def worlds(self) -> list[dict[str, Any]]:
-        """The changes of world so far, and the starts of the training, the first one and those from a commit."""
+        """The changes of world and the starts of the training in the journal."""
         path = self.run / "metrics.jsonl"
         if not path.exists():
             return []
@@ -119,7 +117,7 @@ class Job:
 
     @property
     def supervisor(self) -> psutil.Process:
-        """The supervisor, which the script has become."""
+        """The supervisor, which replaced the script's process."""
         return psutil.Process(self.launcher.pid).children()[0]
 
     @property
@@ -131,7 +129,7 @@ class Job:
         list_hosts(self.folder, lines)
 
     def completes(self, expected: Weights, limit_s: float = 500) -> None:
-        """Wait for the end of the training and check its result against the undisturbed one (`check`)."""
+        """Wait for the end of the training and check its result."""
         try:
             assert self.launcher.wait(limit_s) == 0, self.output
         except subprocess.TimeoutExpired:
@@ -156,7 +154,7 @@ def job(
     training: list[str] | None = None,
     **place: Any,
 ) -> Iterator[Job]:
-    """Train on the listed hosts; processes that are left at the end are killed."""
+    """Train on the listed hosts, and kill remaining processes at the end."""
     list_hosts(folder, listed)
     line = command(hosts, folder, options, training or arguments(), **place)
     with started(line, folder, folder / "output.txt") as launcher:
@@ -171,7 +169,7 @@ def command(
     environment: Sequence[str] = (),
     start_on: str = "h1",
 ) -> list[str]:
-    """Return the command that trains on the hosts of the job's list, typed on the host `start_on` as it is now."""
+    """Return the command that trains on the listed hosts, typed on `start_on`."""
     script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *training]
     return hosts.inside(start_on, folder, *OWN, "PYTHONFAULTHANDLER=1", *environment, *script)
 

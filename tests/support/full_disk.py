@@ -15,7 +15,7 @@ import pytest
 
 @contextmanager
 def no_room() -> Iterator[None]:
-    """Inside this block this process can begin files, but has no room for a further byte in them."""
+    """Let this process create files, but write no further byte into them."""
     fits = os.write
 
     def full(*_: object) -> int:
@@ -30,7 +30,7 @@ def no_room() -> Iterator[None]:
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int = 2) -> Iterator[Path]:
-    """Mount a file system of this size at `folder`, which takes root."""
+    """Mount a file system of this size at `folder`; needs root."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(folder)], check=True)
     try:
@@ -40,7 +40,6 @@ def small_disk(folder: Path, megabytes: int = 2) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """Leave no room on a disk of `small_disk`."""
     with (disk / "ballast").open("ab", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while file.write(bytes(4096)):
             pass

@@ -36,7 +36,7 @@ exec {sshd} -D -e -f {folder}/sshd_config
 
 
 def missing() -> str:
-    """Return what this machine lacks for such hosts, or "" where it has everything."""
+    """Return what this machine lacks for such hosts, or ""."""
     if os.geteuid() != 0:
         return "namespaces with networks of their own take root"
     needed = ("ip", "unshare", "nsenter", "setpriv", "sshd", "ssh", "ssh-keygen")
@@ -48,7 +48,7 @@ def missing() -> str:
 
 @dataclass
 class Hosts:
-    """A few hosts named h1, h2, ...; those that were not booted are names without a machine."""
+    """Hosts named h1, h2, ...; names that were not booted have no machine."""
 
     folder: Path
     switch: int
@@ -82,7 +82,6 @@ class Hosts:
         return f"{self.subnet}.{name[1:]}"
 
     def inside(self, name: str, folder: Path, *command: str) -> list[str]:
-        """Return a command that runs another one on a host, in this folder."""
         return ["nsenter", "-t", str(self.init(name)), "-n", "-u", "-m", "-i", "-p", f"--wd={folder}", *command]
 
     def processes(self, name: str) -> Iterator[tuple[psutil.Process, list[str]]]:
@@ -100,7 +99,7 @@ class Hosts:
         ]
 
     def signal_all(self, name: str, number: int) -> None:
-        """Send a signal to all processes of a host but its first, as a shutdown does before it cuts the power."""
+        """Signal all processes of a host but its first, as a shutdown does."""
         for process, _ in list(self.processes(name)):
             if process.pid != self.init(name):
                 with suppress(psutil.NoSuchProcess):
@@ -113,35 +112,34 @@ class Hosts:
         host.wait()
 
     def power_off(self, name: str) -> None:
-        """Cut a host's network and kill it, so that nobody hears of its end, as when its power fails."""
+        """Cut a host's network and kill it: no process notices its end."""
         self.unplug(name)
         self.kill(name)
 
     def unplug(self, name: str) -> None:
-        """Cut a host's network: no packet reaches or leaves it."""
         self._on_switch("link", "set", f"p{name[1:]}", "down")
 
     def plug(self, name: str) -> None:
         self._on_switch("link", "set", f"p{name[1:]}", "up")
 
     def limit(self, name: str, megabit: float) -> None:
-        """Let a host send and receive no more than so many Mbit/s."""
+        """Limit what a host sends and receives to this many Mbit/s."""
         rate = f"root tbf rate {megabit}mbit burst 128kb latency 200ms".split()
         _run("nsenter", "-t", str(self.init(name)), "-n", "tc", "qdisc", "replace", "dev", "eth0", *rate)
         _run("nsenter", "-t", str(self.switch), "-n", "tc", "qdisc", "replace", "dev", f"p{name[1:]}", *rate)
 
     def part(self, one: str, other: str) -> None:
-        """Let two hosts no longer reach each other, as behind a firewall; all others reach both."""
+        """Keep two hosts from reaching each other, as a firewall does; others reach both."""
         for host, unreachable in ((one, other), (other, one)):
             self._ip(host, "route", "add", "blackhole", f"{self.address(unreachable)}/32")
 
     def join(self, one: str, other: str) -> None:
-        """Let two hosts that `part` has parted reach each other again."""
+        """Undo `part`."""
         for host, unreachable in ((one, other), (other, one)):
             self._ip(host, "route", "del", "blackhole", f"{self.address(unreachable)}/32")
 
     def resolve(self, name: str, known: str, address: str) -> None:
-        """Let the name `known` lead to this address on one host, whatever it leads to on the others."""
+        """Let the name `known` resolve to this address on one host only."""
         own = self.folder / f"hosts-{name}"
         lines = (self.folder / "hosts").read_text().splitlines()
         own.write_text("\n".join([*(line for line in lines if line.split()[1] != known), f"{address} {known}\n"]))
@@ -198,7 +196,7 @@ def hosts(folder: Path, count: int, names: int, subnet: str = SUBNET) -> Iterato
 
 
 def named(address: str) -> str:
-    """Return "interface" for the address of a host, and any other one as it is."""
+    """Return "interface" for the address of a host, and any other address unchanged."""
     return "interface" if address.startswith(f"{SUBNET}.") else address
 
 

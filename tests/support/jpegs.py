@@ -17,10 +17,7 @@ SIDE = 32
 
 
 def digits(root: Path, classes: Iterable[int] = range(10), most: int | None = None, *, test: bool = False) -> Path:
-    """Write digits as JPEG files of 32 x 32 pixels below train/, val/ (one in five) and perhaps test/; return `root`.
-
-    Classes from 10 on are negatives of the same digits. `most` limits the images of a class in each split.
-    """
+    """Write digits as 32 x 32 JPEG files below train/, val/ (one in five) and perhaps test/; return `root`."""
     raw = load_digits()
     for number in classes:
         found = np.flatnonzero(raw.target == number % 10)
@@ -40,7 +37,7 @@ def _write(folder: Path, images: np.ndarray, *, negative: bool) -> None:
 
 
 def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
-    """Return an image in which no pixel is like its neighbour; images of the same size are equal."""
+    """Return an image of noise, the same for each size."""
     values = np.random.default_rng(width * 1000 + height).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(values).convert(mode)
 

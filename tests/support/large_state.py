@@ -18,7 +18,7 @@ from hvd_train.world.horovod_world import HorovodWorld
 
 
 def main(gib: float) -> None:
-    """Send the state to rank 0; each rank prints what it has then, and the most memory that it ever had."""
+    """Send the state to rank 0; each rank prints its state and its peak memory."""
     world = HorovodWorld()
     root = world.place.size - 1
     count = int(gib * 2**30) // 4

@@ -27,7 +27,7 @@ LAUNCHERS = {
 
 
 def launch_line(launcher: str, ranks: int, *command: str) -> list[str]:
-    """Return the command that starts `command` on this many ranks; the launcher "none" starts it alone."""
+    """Return the command that starts `command` on this many ranks ("none": alone)."""
     if launcher == "none":
         return list(command)
     name, *options = LAUNCHERS[launcher]
@@ -82,7 +82,7 @@ def wait_for(what: str, condition: Callable[[], object], limit_s: float = 150, p
 
 
 def ranks_of(launcher: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
-    """Return the training processes below a launcher: those of Python with `word` among their arguments."""
+    """Return the Python processes below a launcher that have `word` among their arguments."""
     found = []
     for process in psutil.Process(launcher.pid).children(recursive=True):
         with suppress(psutil.Error):

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Malicious:
-    """Makes the folder `owned` when it is unpickled without care."""
+    """Makes the folder `owned` if it is unpickled without care."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
         return os.mkdir, ("owned",)

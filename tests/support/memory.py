@@ -14,7 +14,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def watched(num_classes: int) -> nn.Module:
-    """Return a small convnet that writes the bytes of its process in memory to rss-PID every `EVERY` steps."""
+    """Return a small convnet that writes its process's memory in bytes to rss-PID every `EVERY` steps."""
     model = convnet(num_classes)
     file = (Path.cwd() / f"rss-{os.getpid()}").open("w", buffering=1)
     passes = 0

@@ -32,14 +32,14 @@ def obedient(num_classes: int) -> nn.Module:
 
 
 def heavy(num_classes: int) -> nn.Module:
-    """Return the model `smooth` with a ballast of 100 MB, so that writing a checkpoint takes a while."""
+    """Return `smooth` with a ballast of 100 MB, so that writing a checkpoint takes a while."""
     model = smooth(num_classes)
     model.register_buffer("ballast", torch.zeros(25, 2**20))
     return model
 
 
 def weighty(num_classes: int) -> nn.Module:
-    """Return the model `obedient` with a ballast of 25 MB of distinct numbers, which takes a while on a slow link."""
+    """Return `obedient` with 25 MB of distinct numbers, which take a while on a slow link."""
     model = obedient(num_classes)
     model.register_buffer("ballast", torch.arange(25 * 2**18, dtype=torch.int32))
     return model
@@ -51,7 +51,7 @@ def order(folder: Path, place: str, host: str, what: str) -> None:
 
 
 def pace(folder: Path, seconds: float) -> None:
-    """Make every slot take this many seconds without being busy, so that things can happen before the end."""
+    """Make every slot sleep this many seconds."""
     _put(folder / "pace", str(seconds))
 
 
@@ -60,7 +60,7 @@ def obeyed(folder: Path, place: str, host: str) -> bool:
 
 
 def _put(path: Path, text: str) -> None:
-    """Write a file at once, so that a reader sees all of it or nothing."""
+    """Write a file atomically."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.rename(path)

@@ -12,7 +12,7 @@ from tests.support.strangers import BODY, Siege
 
 
 def named() -> dict[str, set[tuple[str, str]]]:
-    """Return, for each kind of job, the process and the address of each port that SECURITY.md names."""
+    """Return the process and address of each port that SECURITY.md names, by kind of job."""
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     return {
         job: {
@@ -25,7 +25,7 @@ def named() -> dict[str, set[tuple[str, str]]]:
 
 
 def unharmed(job: str, siege: Siege, run: Path, code: int, printed: str) -> None:
-    """Assert that nothing has come of the attacks on a job, and that it has no port that SECURITY.md does not name."""
+    """Assert that attacks on a job had no effect, and that SECURITY.md names all its ports."""
     assert code == 0, printed
     assert not (run.parent / "owned").exists(), "code of a stranger ran"
     assert "Traceback" not in printed, printed

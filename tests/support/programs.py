@@ -9,7 +9,7 @@ Program = Callable[[str, str], Path]  # what the fixture `program` gives: writes
 
 
 def write_program(folder: Path, name: str, body: str) -> Path:
-    """Write a shell script that can be called by its name if the folder is on the PATH."""
+    """Write a shell script that is found by its name if the folder is on the PATH."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from hvd_train.errors import UsageError
 
 
 def assert_refused(changes: dict[str, Any], message: str) -> None:
-    """Assert that the default config with these changes is refused in one line that contains the message."""
+    """Assert that these changes of the default config are refused in one line with the message."""
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
         Config().replace(**changes)
     assert "\n" not in str(caught.value)

@@ -36,13 +36,12 @@ AT_THE_TOP = {
 
 
 def modules() -> list[str]:
-    """Return all modules of the package, dotted, without the package's name and without any `__init__`."""
+    """Return all modules of the package, without its name and `__init__`."""
     paths = (path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py"))
     return sorted(".".join(path.parts) for path in paths if path.name != "__init__")
 
 
 def room_of(module: str) -> str | None:
-    """Return the room that a module is in, or None where it is in none."""
     for room, members in ROOMS.items():
         if module.split(".")[0] in (members or (room,)):
             return room
@@ -50,7 +49,7 @@ def room_of(module: str) -> str | None:
 
 
 def imported_by(module: str) -> set[str]:
-    """Return what a module imports anywhere: our modules without the package's name, others by their first."""
+    """Return the imports of a module: ours without the package's name, others by their first name."""
     targets = set()
     for node in ast.walk(ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text())):
         if isinstance(node, ast.Import):
@@ -71,7 +70,7 @@ def imported_by(module: str) -> set[str]:
 
 
 def upward() -> list[str]:
-    """Return the imports from a module in a lower room of one in a higher room, or of the package itself."""
+    """Return the imports from a lower room of a higher room or the package itself."""
     order = {module: list(ROOMS).index(room_of(module)) for module in modules()} | {"hvd_train": len(ROOMS)}
     return [
         f"{module} imports {target}"
@@ -82,7 +81,7 @@ def upward() -> list[str]:
 
 
 def circle() -> list[str]:
-    """Return the modules of a circle of imports, or none."""
+    """Return the modules of an import cycle, or none."""
     try:
         TopologicalSorter({module: imported_by(module) & {*modules()} for module in modules()}).prepare()
     except CycleError as error:
@@ -91,7 +90,7 @@ def circle() -> list[str]:
 
 
 def purpose(room: str) -> str:
-    """Return what a room is for: the first line of its `__init__.py`."""
+    """Return the first line of a room's `__init__.py`."""
     if room in AT_THE_TOP:
         return AT_THE_TOP[room]
     text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or ""
@@ -99,7 +98,6 @@ def purpose(room: str) -> str:
 
 
 def table() -> str:
-    """Return the rooms as a Markdown table, from the bottom up."""
     rows = ["| room | modules | what the reader finds |", "|---|---|---|"]
     for room, members in ROOMS.items():
         inside = [module for module in modules() if room_of(module) == room]
@@ -110,7 +108,7 @@ def table() -> str:
 
 
 def page() -> str:
-    """Return docs/architecture.md with the table as the code has it now."""
+    """Return docs/architecture.md with the current table."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
 

@@ -37,29 +37,28 @@ class Play:
         self.obey()
 
     def signal(self, *numbers: int) -> None:
-        """These workers get a signal and report it."""
+        """Let these workers get a signal and report it."""
         for number in numbers:
             self.roster.signal_received(number, self.now)
         self.obey()
 
     def fail(self, number: int, during: During, step: int = 0, code: int = 1) -> None:
-        """An error ends a worker and its process."""
+        """End a worker and its process with an error."""
         self.say(number, during, step, code)
         self.end(number, code)
 
     def say(self, number: int, during: During, step: int = 0, code: int = 1) -> None:
-        """A worker reports the error that ends it; its process has not ended yet."""
+        """Let a worker report its error; its process has not ended yet."""
         self.roster.last_word_received(number, LastWord(code, "Traceback", during, step), self.now)
         self.obey()
 
     def miss(self, *numbers: int, why: str = "connection refused") -> None:
-        """These workers could not connect in their world, and ask for another."""
+        """Let these workers report that they could not connect, and ask again."""
         for number in numbers:
             self.roster.not_met(number, why)
         self.ask(*numbers)
 
     def newest(self, host: str) -> int:
-        """Return the number of the newest worker of a host."""
         return max(number for number in self.started if self.hosts[number] == host)
 
     def wait(self, seconds: float, *silent: int) -> None:

@@ -12,18 +12,16 @@ SAMPLES, BATCH, START = 1000, 100, 1.8e9
 
 
 def start(time: float = 0.0, **facts: Any) -> dict[str, Any]:
-    """Return the event at the beginning of a life."""
     known = {"world_size": 2, "num_samples": SAMPLES, "repeated_augmentation": 1, "seed": 0}
     return event("start", time, message="a net on digits", **{**known, **facts})
 
 
 def event(name: str, time: float, message: str = "something", **facts: Any) -> dict[str, Any]:
-    """Return an event that happened `time` seconds after the start."""
     return {"kind": "event", "time": START + time, "name": name, "message": message, **facts}
 
 
 def step(number: int, time: float | None = None, **changes: Any) -> dict[str, Any]:
-    """Return the line of a step of 100 samples; steps are one second apart."""
+    """Return a step of 100 samples; steps are one second apart."""
     place = {"epoch": (number - 1) * BATCH // SAMPLES + 1, "step": number, "samples": number * BATCH}
     scores = {"loss": 2.0 / number, "top1": 1 - 1 / number, "top5": 1.0, "images_per_second": 100.0}
     others = {"learning_rate": 0.1, "gradient_norm": 1.0, "loss_scale": None, "skipped_steps": 0}
@@ -31,7 +29,7 @@ def step(number: int, time: float | None = None, **changes: Any) -> dict[str, An
 
 
 def epoch(number: int, time: float | None = None, **changes: Any) -> dict[str, Any]:
-    """Return the line of the end of an epoch of ten steps with an evaluation."""
+    """Return the end of an epoch of ten steps with an evaluation."""
     place = {"time": START + (number * 10 + 0.5 if time is None else time), "epoch": number, "step": number * 10}
     scores = {"loss": 1.0 / number, "top1": 0.5, "top5": 1.0, "images_per_second": 100.0}
     val = {"val_loss": 0.9 / number, "val_top1": 0.6, "val_top5": 1.0}
@@ -46,7 +44,7 @@ def whole_run(epochs: int = 3) -> list[dict[str, Any]]:
 
 
 def elastic_run() -> list[dict[str, Any]]:
-    """All lines of an elastic run: a rank is lost, the same ranks recover, the run is stopped and continues."""
+    """Return the lines of an elastic run that loses a rank, recovers it, stops and resumes."""
     facts = {"why": "a rank was lost", "seconds": 3.5, "steps_lost": 0}
     return [
         *(start(), step(1), step(2), step(3)),
@@ -60,7 +58,7 @@ def elastic_run() -> list[dict[str, Any]]:
 
 
 def write(path: Path, lines: list[dict[str, Any]], *, torn: str = "", summary: bool = False, **settings: Any) -> Path:
-    """Write a run folder with these lines of metrics, and `torn` as the beginning of one more; return its path."""
+    """Write a run folder with these metrics and the torn line `torn`; return its path."""
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(config_file.dump(recipes.digits().replace(**{"epochs": 3, **settings})))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)

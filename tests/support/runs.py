@@ -30,7 +30,7 @@ NUM_SAMPLES, NUM_VAL = 190, 60
 
 
 def few_digits(config: DataConfig) -> DataSet:
-    """Return the digits with their usual augmentation, but only `NUM_SAMPLES` of them to train on."""
+    """Return the digits as usual, but only `NUM_SAMPLES` of them to train on."""
     return _few()
 
 
@@ -65,12 +65,11 @@ class Jittered:
 
 
 def mapped_digits(config: DataConfig) -> tuple[Jittered, Jittered]:
-    """Return digits that are read item by item, with random transforms."""
     return Jittered(NUM_SAMPLES, jitter=True), Jittered(NUM_VAL, jitter=False)
 
 
 class Killed(Jittered):
-    """A data set whose loader process is killed at its 50th item, as the kernel does when memory runs out."""
+    """A data set whose loader process is killed at its 50th item, as if memory ran out."""
 
     reads = 0
 
@@ -86,7 +85,6 @@ def killed_digits(config: DataConfig) -> tuple[Killed, None]:
 
 
 def convnet(num_classes: int) -> nn.Module:
-    """Return a convolutional network without batch norm or dropout."""
     features = nn.Conv2d(1, 8, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
     return nn.Sequential(*features, nn.Linear(128, num_classes))
 
@@ -97,7 +95,7 @@ def batch_norm(num_classes: int) -> nn.Module:
 
 
 class Recomputed(nn.Module):
-    """A block that is used twice, with activations that the backward pass computes again."""
+    """A block that is used twice, with activation checkpointing."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -112,12 +110,12 @@ class Recomputed(nn.Module):
 
 
 def dropout(num_classes: int) -> nn.Module:
-    """Return a network with dropout, not for ranks that are threads, which share torch's default generator."""
+    """Return a network with dropout, not for thread ranks, which share torch's default generator."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, num_classes))
 
 
 class Remembers(nn.Module):
-    """Images [n, 1, 8, 8] less the mean of those before; with buffers of every kind that a forward pass changes."""
+    """Images [n, 1, 8, 8] less a running mean; forward passes change buffers of every kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +147,7 @@ class Remembers(nn.Module):
 
 
 def remembers(num_classes: int) -> nn.Module:
-    """Return a smooth network with spectral norm, which the values of many other buffers decide about."""
+    """Return a smooth network with spectral norm whose output depends on many buffers."""
     linear = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 32))
     for vector in linear.buffers():  # drawn from torch's default generator, which ranks that are threads share
         vector.copy_(torch.cos(torch.arange(float(len(vector)))))
@@ -157,7 +155,7 @@ def remembers(num_classes: int) -> nn.Module:
 
 
 def deep(num_classes: int) -> nn.Module:
-    """Return a network of many small parameters, of sizes that three ranks cannot share evenly."""
+    """Return a network of many small parameters, which three ranks cannot divide evenly."""
     hidden = [layer for width in (65, 66, 67, 68) for layer in (nn.Linear(width, width + 1), nn.Tanh())]
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 65), *hidden, nn.Linear(69, num_classes))
 
@@ -170,7 +168,7 @@ def smooth(num_classes: int) -> nn.Module:
 
 
 def late(make: Callable[[int], nn.Module], num_classes: int, *, seed: int) -> nn.Module:
-    """Return a model whose gradients are delayed, each by a random time of its own."""
+    """Return a model whose gradients are delayed by random times."""
     model = make(num_classes)
     delays = random.Random(seed)
     for parameter in model.parameters():
@@ -179,7 +177,7 @@ def late(make: Callable[[int], nn.Module], num_classes: int, *, seed: int) -> nn
 
 
 def small_config(**changes: object) -> Config:
-    """Return a config of five epochs of ten steps, the last of them smaller; slots do not divide over the ranks."""
+    """Return a config of five epochs of ten steps; the last batch is smaller, and slots do not divide evenly."""
     training = {"epochs": 5, "global_batch_size": 20, "batch_size": 4, "learning_rate": 0.05, "warmup_epochs": 1.0}
     files = {"data": "digits", "output_dir": Path("run"), "commit_seconds": None, "log_steps": 1}
     return Config().replace(**{**training, **files, "device": "cpu", "workers": 0, **changes})
@@ -203,7 +201,7 @@ def trained(
 
 
 def largest_difference(first: Weights, second: Weights) -> float:
-    """Return the largest absolute difference of any entry of two state_dicts with the same names."""
+    """Return the largest absolute difference of two state dicts with the same names."""
     assert first.keys() == second.keys()
     return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
 

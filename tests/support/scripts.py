@@ -24,7 +24,7 @@ PYTHON = shlex.quote(sys.executable)  # a clone may lie in a path with a blank, 
 def run(
     script: str | Path, *arguments: str | Path, cwd: Path, timeout_s: float = 200, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script as a user does, in a folder, and return what came of it; no process stays."""
+    """Run a script in a folder as a user does, and leave no process."""
     path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
     command = [str(SCRIPTS / script), *map(str, arguments)]

@@ -76,7 +76,7 @@ class Slurm:
 
 @contextmanager
 def slurm_on_hosts(tmp: Path) -> Iterator[Slurm]:
-    """Run a Slurm cluster in this folder; its daemons are processes of the hosts and die with them."""
+    """Run a Slurm cluster in this folder; its daemons end with their hosts."""
     with cluster.hosts(tmp / "cluster", 2, names=2) as hosts:
         folder = tmp / "slurm"
         for name in ("state", "spool-h1", "spool-h2"):

@@ -59,7 +59,7 @@ def spying(words: dict[str, bytes]) -> Iterator[Spy]:
 
 
 def spellings(name: str, secret: bytes) -> dict[str, bytes]:
-    """Return the ways in which these bytes may be written on a command line: plain, in hexadecimal, within base64."""
+    """Return these bytes plain, in hexadecimal and within base64, as a command line may have them."""
     within = [base64.b64encode(bytes(shift) + secret)[(8 if shift else 0) : -4] for shift in range(3)]
     return {
         name: secret,
@@ -69,7 +69,7 @@ def spellings(name: str, secret: bytes) -> dict[str, bytes]:
 
 
 def plant_key(folder: Path, key: bytes) -> Path:
-    """Return a folder for PYTHONPATH in which each random key of 32 bytes that a program makes becomes this one."""
+    """Return a PYTHONPATH in which each random key of 32 bytes is this one."""
     assert len(key) == 32
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
@@ -79,5 +79,4 @@ def plant_key(folder: Path, key: bytes) -> Path:
 
 
 def places(spy: Spy, names: Sequence[str]) -> str:
-    """Return, for a message, where these names were seen."""
     return "\n".join(f"{name}: {path}: {text}" for name in names for path, text in spy.seen.get(name, {}).items())

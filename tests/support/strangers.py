@@ -43,11 +43,8 @@ class MakesFile:
         return os.open, (str(self._path), os.O_CREAT | os.O_WRONLY)
 
 
-def as_nobody(work: Callable[[], None], network: int | None = None) -> int:
-    """Run `work` in a fork of this process that belongs to another account, and return its process number.
-
-    With `network` it runs in the network of that process.
-    """
+def as_other_account(work: Callable[[], None], network: int | None = None) -> int:
+    """Run `work` as another account in a fork, in the network of process `network` if given; return its number."""
     if (child := os.fork()) > 0:
         return child
     code = 1
@@ -67,7 +64,7 @@ def as_nobody(work: Callable[[], None], network: int | None = None) -> int:
 
 
 def requests(owned: Path) -> list[bytes]:
-    """Return what a stranger sends; `owned` is a file that code of the stranger's would make in the job's name."""
+    """Return an attacker's requests; its code would create the file `owned`."""
     code = pickle.dumps(MakesFile(owned))
     coded = base64.b64encode(code)
     puts = {"worker_addresses/localhost:0": coded, "runfunc/func": coded, "hvd_train/verdict.0": b"stop"}
@@ -88,7 +85,7 @@ def requests(owned: Path) -> list[bytes]:
 
 
 def attack(address: tuple[str, int], owned: Path) -> None:
-    """Say all that a stranger has to say at one port, at once, and hold half a request open there for a while."""
+    """Send all requests to a port at once, and hold half-sent requests open for a while."""
     with ExitStack() as held:
         waiting = []
         for half in (b"", b"GET /global/0 HTTP/1.0\r\n", b"\0" * 8):
@@ -108,7 +105,7 @@ def attack(address: tuple[str, int], owned: Path) -> None:
 
 
 def flood(address: tuple[str, int]) -> None:
-    """Announce a large body, and send it as long as somebody takes it."""
+    """Announce a large body, and send it as long as it is read."""
     with suppress(OSError), socket.create_connection(address, _WAIT_S) as connection:
         deadline = time.monotonic() + 2 * _WAIT_S
         connection.sendall(f"PUT /hvd_train/large HTTP/1.0\r\nContent-Length: {BODY}\r\n\r\n".encode())
@@ -119,7 +116,7 @@ def flood(address: tuple[str, int]) -> None:
 
 
 class Port(NamedTuple):
-    """Where a process of a job listens."""
+    """A port on which a process of a job listens."""
 
     process: str
     """What the process is, as SECURITY.md calls it."""
@@ -128,7 +125,7 @@ class Port(NamedTuple):
 
 
 def listening(process: int) -> dict[str, tuple[str, int]]:
-    """Return address and port of all that is listened on in the network of a process, by the names of the sockets."""
+    """Return address and port of each listening socket in a process's network, by socket name."""
     found = {}
     for file, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in Path(f"/proc/{process}/net/{file}").read_text().splitlines()[1:]:
@@ -142,7 +139,7 @@ def listening(process: int) -> dict[str, tuple[str, int]]:
 
 
 def link(path: str) -> str:
-    """Return what a link of /proc holds, or "" if its process or file is gone."""
+    """Return the target of a link in /proc, or "" if it is gone."""
     with suppress(OSError):
         return os.readlink(path)
     return ""
@@ -167,7 +164,7 @@ def kind_of(process: psutil.Process) -> str:
 
 @dataclass
 class Siege:
-    """Attacks on every port that a job opens while it is under way."""
+    """Attacks on every port that a running job opens."""
 
     ports: set[Port] = field(default_factory=set)
     growth: int = 0
@@ -175,7 +172,7 @@ class Siege:
     _began: dict[psutil.Process, int] = field(default_factory=dict)
 
     def measure(self, *found: psutil.Process) -> None:
-        """Note the memory of these processes and of those that were found earlier."""
+        """Note the memory of these processes and of those found earlier."""
         for process in {*self._began, *found}:
             with suppress(psutil.Error):
                 now = process.memory_info().rss
@@ -183,7 +180,7 @@ class Siege:
 
 
 def below(job: int) -> Callable[[], Sequence[int]]:
-    """Return what finds the processes from `job` on down, parents first."""
+    """Return a function that finds `job` and its descendants, parents first."""
 
     def find() -> Sequence[int]:
         with suppress(psutil.Error):
@@ -195,7 +192,7 @@ def below(job: int) -> Callable[[], Sequence[int]]:
 
 
 def on(hosts: Hosts) -> Callable[[], Sequence[int]]:
-    """Return what finds all processes of these hosts, parents first."""
+    """Return a function that finds all processes of these hosts, parents first."""
     own = {os.readlink(f"/proc/{hosts.init(name)}/ns/pid") for name in hosts.inits}
     return lambda: [process for process in psutil.pids() if link(f"/proc/{process}/ns/pid") in own]
 
@@ -221,7 +218,7 @@ def opened(processes: Sequence[int], known: set[str]) -> Iterator[tuple[psutil.P
 
 
 def ways(port: Port, network: str, hosts: Hosts | None) -> Iterator[tuple[int | None, str]]:
-    """Yield for all who can reach a port a process of their network (None: of this one) and the address for them."""
+    """Yield for each network that reaches a port one of its processes (None: this one) and the address."""
     anywhere = port.address in ("0.0.0.0", "::")
     here = "127.0.0.1" if anywhere else port.address
     if hosts is None:
@@ -251,7 +248,7 @@ def besieged(processes: Callable[[], Sequence[int]], owned: Path, hosts: Hosts |
                 siege.measure(process)
                 for place, address in ways(port, network, hosts):
                     target = address, port.number
-                    attackers.append(as_nobody(lambda target=target: attack(target, owned), place))
+                    attackers.append(as_other_account(lambda target=target: attack(target, owned), place))
             siege.measure()
             time.sleep(0.002)
 

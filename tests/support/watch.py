@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 
 class Watch:
-    """Looks at the metrics (of every step) of a job in a thread of its own until it is left."""
+    """Watch the metrics of a job in a thread; every step must be logged."""
 
     def __init__(self, folder: Path) -> None:
         """Watch the only run below runs/ in the folder of a job, which may come later."""
@@ -35,7 +35,7 @@ class Watch:
         self._thread.join()
 
     def pause(self, begun: float) -> float:
-        """Return the most seconds without the end of a step among the times that were not over at `begun`."""
+        """Return the longest time between two steps that was not over at `begun`, in seconds."""
         before = [at for at in self._ends if at < begun]
         edges = [*before[-1:], *(at for at in self._ends if at >= begun)]
         return max((end - begin for begin, end in itertools.pairwise(edges)), default=0.0)
@@ -56,7 +56,7 @@ class Watch:
 
 
 def _last_steps(folder: Path) -> list[tuple[int, float]]:
-    """Return the last steps in the metrics of the only run, each with its time, which is another if taken again."""
+    """Return the last steps in the metrics, each with its time, which differs if a step is repeated."""
     for path in folder.glob("*/metrics.jsonl"):
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 20_000))

@@ -42,7 +42,7 @@ DEADLINE_S = 60.0
 
 @dataclass(frozen=True)
 class Fault:
-    """Rank `rank` dies while the gradients of its step number `step` (from 1) are being reduced."""
+    """Rank `rank` dies while the gradients of step `step` (from 1) are reduced."""
 
     rank: int
     step: int
@@ -54,7 +54,7 @@ class Killed(BaseException):
 
 @dataclass
 class Meeting:
-    """What the threads of one group share: the values given to each exchange until all ranks have taken them."""
+    """What the threads of a group share: each exchange's values until all ranks have taken them."""
 
     size: int
     faults: Sequence[Fault] = ()
@@ -64,7 +64,7 @@ class Meeting:
     lost: str | None = None
 
     def break_up(self, reason: str) -> None:
-        """A rank is lost: every rank that waits, or calls later, gets RankLost."""
+        """Raise RankLost in every rank that waits or calls later."""
         with self.changed:
             self.lost = self.lost or reason
             self.changed.notify_all()
@@ -77,7 +77,7 @@ class Meeting:
             self.changed.notify_all()
 
     def take(self, key: tuple[str, int]) -> list[Any]:
-        """The values of all ranks in their order, as soon as they are there."""
+        """Return the values of all ranks in their order, as soon as they are there."""
         end = time.monotonic() + DEADLINE_S
         with self.changed:
             while len(self.given[key]) < self.size:
@@ -241,7 +241,7 @@ def run_ranks(
 
 
 class StoppingWorld(LocalWorld):
-    """The world of one in which a wish to stop comes from elsewhere after so many steps of this life."""
+    """A world of one that another rank seems to stop after a number of steps."""
 
     def __init__(self, after: int) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class StoppingWorld(LocalWorld):
 
 
 def own_generator(model: nn.Module, seed: int = 0) -> nn.Module:
-    """The model with weights drawn without torch's default generator, which threads share."""
+    """Draw the model's weights from a separate generator; threads share torch's default one."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

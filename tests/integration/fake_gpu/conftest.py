@@ -13,7 +13,7 @@ from tests.fake_gpu.launch import OnGpu
 
 @pytest.fixture(scope="session")
 def libraries() -> Path:
-    """Return the folder of the libraries of the stand-in; where there is no use for them, the test is skipped."""
+    """Return the folder of the stand-in's libraries, or skip the test."""
     try:
         return build.built()
     except build.NotHere as reason:
@@ -22,7 +22,7 @@ def libraries() -> Path:
 
 @pytest.fixture
 def gpu(libraries: Path, tmp_path: Path) -> Iterator[OnGpu]:
-    """Return what runs commands on the stand-in; at the end it must not have seen a mistake that the test has not."""
+    """Run commands on the stand-in, which must not see a mistake that the test did not read."""
     on_gpu = OnGpu(libraries, tmp_path)
     yield on_gpu
     assert not on_gpu.told(), "the stand-in has seen mistakes"

@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[3] / "horovodrun_scripts" / "train_elastic.sh"
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_worker_costs_no_step(gpu: OnGpu, fault: signal.Signals) -> None:
-    """Survivors go on from the step that they were in, a newcomer joins, and every sample counts once."""
+    """Survivors continue in the same step, a new worker joins, and every sample counts once."""
     run, output = gpu.folder / "run", gpu.folder / "output.txt"
     ledger = run / "ledger.jsonl"
     line = [str(SCRIPT), "--discover", "echo localhost:2", "-np", "2", "--", "digits", "--device", "cuda"]

@@ -17,14 +17,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def played(gpu: OnGpu, name: str, *arguments: str, of: str = "plays", **settings: object) -> Any:
-    """Return what a play has seen."""
     code, output = finished(gpu.play(name, *arguments, of=of), gpu.folder, variables=gpu.variables(**settings))
     assert code == 0, output
     return json.loads(output.splitlines()[-1])
 
 
 def ranks(gpu: OnGpu, play: str, size: int, *arguments: str, **settings: object) -> list[tuple[int, Any]]:
-    """Play on every rank at once; return exit code and what was seen, rank by rank."""
+    """Play on every rank at once; return the exit code and result of each."""
     name = uuid.uuid4().hex
     with ExitStack() as stack:
         processes = []
@@ -42,7 +41,7 @@ def ranks(gpu: OnGpu, play: str, size: int, *arguments: str, **settings: object)
 
 
 def test_a_stream_does_its_tasks_in_order(gpu: OnGpu) -> None:
-    """However late it is; an event is ready, and a stream that waits for it continues, when its stream gets there."""
+    """An event is ready, and a waiting stream continues, when the event's stream reaches it."""
     for seed in range(3):
         assert played(gpu, "order", seed=seed)
     assert played(gpu, "event") == [[600, 600, True], 0, True]
@@ -50,7 +49,7 @@ def test_a_stream_does_its_tasks_in_order(gpu: OnGpu) -> None:
 
 @pytest.mark.parametrize("kind", ["read", "write", "late", "fine", "seen"])
 def test_a_race_is_reported(gpu: OnGpu, kind: str) -> None:
-    """Also one that was in time by luck; a stream or a host that waits is no race."""
+    """A race is reported even if it did no harm; a stream or host that waits is no race."""
     assert played(gpu, "race", kind, delay_us=0)
     lines = gpu.told()
     if kind in ("fine", "seen"):
@@ -71,7 +70,7 @@ def test_a_race_is_reported(gpu: OnGpu, kind: str) -> None:
     ],
 )
 def test_freed_memory_is_watched(gpu: OnGpu, kind: str, told: str | None) -> None:
-    """Memory freed under a stream that was not notified, used afterwards or freed twice is reported, and is NaN."""
+    """Memory that is freed too early, used afterwards or freed twice is reported, and is NaN."""
     is_new_nan, is_freed_nan = played(gpu, "freed", kind)
     assert is_new_nan and (is_freed_nan or kind == "used")
     assert [told is not None and told in line for line in gpu.told()] == [True] * (told is not None)
@@ -91,7 +90,7 @@ def test_errors_come_as_ordered(gpu: OnGpu) -> None:
 
 
 def test_devices_are_as_ordered(gpu: OnGpu) -> None:
-    """They have so much memory, and CUDA_VISIBLE_DEVICES chooses them up to the first that is not there."""
+    """Memory is as ordered, and CUDA_VISIBLE_DEVICES chooses devices up to the first that does not exist."""
     assert played(gpu, "memory", "1000", memory=5500) == [5, 2]
     for visible, devices in (("2,0", [2, 0]), ("0,7,1", [0]), ("", [])):
         variables = {**gpu.variables(), "CUDA_VISIBLE_DEVICES": visible}
@@ -102,7 +101,7 @@ def test_devices_are_as_ordered(gpu: OnGpu) -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_nccl_sums_are_those_of_all_ranks(gpu: OnGpu, size: int) -> None:
-    """fp32, fp16, whole numbers, maxima and means are right on every rank, piece by piece; nothing is left."""
+    """fp32, fp16, integers, maxima and means are right on every rank, and all memory is freed."""
     mean = (size - 1) / 2
     for code, seen in ranks(gpu, "collective", size, str(size)):
         assert (code, seen) == (0, [[True, True, True], [[size - 1, 0], [mean, -mean]], 0, 0])
@@ -110,7 +109,7 @@ def test_nccl_sums_are_those_of_all_ranks(gpu: OnGpu, size: int) -> None:
 
 
 def test_an_abort_leaves_half_a_sum_that_counts_as_done(gpu: OnGpu) -> None:
-    """As on a GPU: the event is ready after the abort, and some numbers are summed, and some are not."""
+    """As on a GPU, the event is ready after the abort, and only some numbers are summed."""
     (_, (early, whole, untouched)), _ = ranks(gpu, "abort", 2, nccl_piece_us=1_000_000)
     assert early == 600
     assert whole + untouched == 16 << 18
@@ -118,7 +117,7 @@ def test_an_abort_leaves_half_a_sum_that_counts_as_done(gpu: OnGpu) -> None:
 
 
 def test_a_lost_peer_of_nccl_can_be_given_up(gpu: OnGpu) -> None:
-    """One that dies in ncclCommInitRank is only silent; an asynchronous error is returned when asked for."""
+    """A peer that dies in ncclCommInitRank is silent; an asynchronous error is returned on request."""
     (code, seen), (died, _) = ranks(gpu, "init", 2, faults="die-in-init@1:1")
     assert (code, seen) == (0, [7, 7, 7, 0, 0])
     assert died == -signal.SIGKILL
@@ -130,7 +129,7 @@ def test_a_lost_peer_of_nccl_can_be_given_up(gpu: OnGpu) -> None:
 
 
 def test_operators_of_torch_are_those_of_the_cpu(gpu: OnGpu) -> None:
-    """Training, views, results of another size, groups, number formats and layouts are equal to the bit."""
+    """Training, views, resized results, groups, number formats and layouts are bit-identical."""
     assert played(gpu, "operators", of="torch_plays", delay_us=1000) == []
 
 
@@ -139,7 +138,7 @@ def test_operators_of_torch_are_those_of_the_cpu(gpu: OnGpu) -> None:
     [("waits", None), ("forgets", "a race: aten.sum"), ("told", None), ("untold", "freed too early")],
 )
 def test_a_side_stream_of_torch_has_to_wait(gpu: OnGpu, kind: str, told: str | None) -> None:
-    """And memory that it reads must be recorded for it before its tensor ends."""
+    """Memory that it reads must be recorded for it before its tensor ends."""
     total = played(gpu, "stream", kind, of="torch_plays")
     assert total == 2000.0 or told
     assert [told is not None and told in line for line in gpu.told()] == [True] * (told is not None)

@@ -26,7 +26,7 @@ FOLDER = (
 
 
 def command(device: str, ranks: int, folder: str, *flags: str) -> list[str]:
-    """Return a training of the digits recipe on a device, which leaves its run in `folder`."""
+    """Return a training of the digits recipe on a device, which writes to `folder`."""
     line = [HVD_TRAIN, "train", "digits", "--device", device, "--epochs", "1", "--output-dir", folder, *flags]
     line = launch_line("gloo" if ranks > 1 else "none", ranks, *line)
     # The number of threads changes the order of sums inside an operator; the stand-in takes one.
@@ -34,13 +34,11 @@ def command(device: str, ranks: int, folder: str, *flags: str) -> list[str]:
 
 
 def weights(folder: Path) -> Weights:
-    """Return the final weights of a run."""
     loaded: Weights = torch.load(folder / "model-final.pt", map_location="cpu", weights_only=True)
     return loaded
 
 
 def on_cpu(folder: Path, ranks: int, *flags: str) -> Weights:
-    """Return the weights that the training has on CPUs."""
     variables = {"PYTHONPATH": str(Path(__file__).parents[3])}
     code, output = finished(command("cpu", ranks, "cpu", *flags), folder, variables=variables)
     assert code == 0, output
@@ -48,7 +46,6 @@ def on_cpu(folder: Path, ranks: int, *flags: str) -> Weights:
 
 
 def on_gpu(gpu: OnGpu, ranks: int, *flags: str, **settings: object) -> Weights:
-    """Return the weights that the training has on the stand-in."""
     code, output = finished(command("cuda", ranks, "gpu", *flags), gpu.folder, variables=gpu.variables(**settings))
     assert code == 0, output
     assert f"{ranks} rank{'s' if ranks > 1 else ''} on cuda" in output
@@ -68,13 +65,13 @@ def on_gpu(gpu: OnGpu, ranks: int, *flags: str, **settings: object) -> Weights:
     ],
 )
 def test_weights_are_those_of_cpus(gpu: OnGpu, ranks: int, flags: tuple[str, ...], settings: dict[str, int]) -> None:
-    """To the bit, by NCCL or Gloo, in any number format; work that is late changes no bit and shows no race."""
+    """Weights are bit-identical with NCCL or Gloo and any number format; late work shows no race."""
     assert equal(on_gpu(gpu, ranks, *flags, **settings), on_cpu(gpu.folder, ranks, *flags))
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision_is_the_same_however_late_streams_are(gpu: OnGpu, precision: str) -> None:
-    """Mixed precision ends with the same bits, skipped steps included; CPUs have other operators there."""
+    """Mixed precision is bit-identical, skipped steps included; CPUs have other operators for it."""
     flags = ("--precision", precision)
     prompt = on_gpu(gpu, 2, *flags, delay_us=0)
     (gpu.folder / "gpu").rename(gpu.folder / "prompt")
@@ -82,13 +79,13 @@ def test_half_precision_is_the_same_however_late_streams_are(gpu: OnGpu, precisi
 
 
 def test_pictures_come_through_pinned_memory(gpu: OnGpu) -> None:
-    """Copies to the device that are late do not see the next batch."""
+    """Late copies to the device do not see the next batch."""
     jpegs.digits(gpu.folder / "data", range(3), most=16)
     assert equal(on_gpu(gpu, 2, *FP32, *FOLDER, delay_us=3000), on_cpu(gpu.folder, 2, *FP32, *FOLDER))
 
 
-def test_a_stopped_run_goes_on_to_the_same_weights(gpu: OnGpu) -> None:
-    """Ctrl-C commits; the same command ends with the weights of a training that was never stopped, on CPUs."""
+def test_a_stopped_run_resumes_to_the_same_weights(gpu: OnGpu) -> None:
+    """Ctrl-C commits; the same command ends with the weights of an undisturbed training on CPUs."""
     flags = (*FP16_WIRE, "--epochs", "3")
     line, log = command("cuda", 2, "gpu", *flags), gpu.folder / "log.txt"
     with started(line, gpu.folder, log, gpu.variables()) as process:

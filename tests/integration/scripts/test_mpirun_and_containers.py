@@ -59,8 +59,7 @@ def test_each_mpirun_gets_its_own_flags(kind: str, tmp_path: Path, system_only: 
     assert "hunter2" not in line
 
 
-def test_an_mpirun_that_nobody_knows(tmp_path: Path, system_only: str) -> None:
-    """An unknown mpirun is refused, with its version text."""
+def test_an_unknown_mpirun_is_refused_with_its_version(tmp_path: Path, system_only: str) -> None:
     folder = tmp_path / "programs"
     for name, text in (("horovodrun", "exit 9"), ("hvd-train", "exit 9"), ("mpirun", "echo mpirun of the moon 7")):
         program(folder / name, text)
@@ -70,8 +69,8 @@ def test_an_mpirun_that_nobody_knows(tmp_path: Path, system_only: str) -> None:
     assert result.stderr == "train_mpirun.sh: this mpirun is neither Open MPI's nor MPICH's: mpirun of the moon 7\n"
 
 
-def test_mpi_is_told_where_it_is_on_other_hosts(tmp_path: Path, system_only: str) -> None:
-    """An Open MPI beside horovodrun gets its own folder and orted on other hosts, unless the user has set them."""
+def test_open_mpi_is_found_on_other_hosts(tmp_path: Path, system_only: str) -> None:
+    """Open MPI next to horovodrun gets its folder and orted on other hosts, unless the user has set them."""
     folder = tmp_path / "an environment" / "bin"
     for name in ("horovodrun", "hvd-train", "orted", "python"):
         program(folder / name, "exit 9")
@@ -101,7 +100,6 @@ def test_apptainer(tmp_path: Path, system_only: str) -> None:
 
 
 def test_a_machine_without_apptainer(tmp_path: Path, system_only: str) -> None:
-    """It is one line with exit code 2."""
     (tmp_path / "here.sif").touch()
     result = run("train_apptainer.sh", "here.sif", cwd=tmp_path, PATH=system_only)
     assert (result.returncode, result.stdout) == (2, "")
@@ -177,7 +175,7 @@ def test_docker_dry_run(containers: tuple[dict[str, str], Callable[[], list[list
 
 
 def test_ssh_in_the_image_reads_nothing_that_others_could_write() -> None:
-    """In Apptainer the folders for temporary files are the machine's: no file of ssh lies there, now or later."""
+    """In Apptainer, folders for temporary files belong to the machine: no file of ssh may be there."""
     packaging = PROJECT / "packaging"
     texts = [(packaging / f"image_{name}").read_text() for name in ("ssh_config", "sshd_config", "entrypoint.sh")]
     paths = {path for text in texts for path in re.findall(r"(?<![\w$}])/[\w./-]+", re.sub(r"(?m)^\s*#.*", "", text))}
@@ -187,7 +185,7 @@ def test_ssh_in_the_image_reads_nothing_that_others_could_write() -> None:
 
 
 def test_the_key_of_a_container_is_its_users_alone(tmp_path: Path) -> None:
-    """ssh finds it in a folder of mode 0700; if that is not writable, one line says what to do and nothing starts."""
+    """ssh reads it in a folder of mode 0700; if that is not writable, one line says what to do."""
     if shutil.which("ssh-keygen") is None:
         pytest.skip("needs ssh-keygen")
     shared, own, entrypoint = tmp_path / "shared", tmp_path / "own", tmp_path / "entrypoint.sh"

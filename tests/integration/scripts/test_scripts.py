@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_the_command_of_a_local_training(tmp_path: Path) -> None:
-    """The words after -- come behind `hvd-train train`, --mpi is in place of --gloo, and nothing runs."""
+    """Words after -- follow `hvd-train train`, --mpi replaces --gloo, and nothing runs."""
     words = dry_run("train_local.sh", "-n", "3", "--", "digits", "--epochs", "5", cwd=tmp_path)
     assert words == ["horovodrun", "-np", "3", "--gloo", "hvd-train", "train", "digits", "--epochs", "5"]
     for script in (["train_local.sh"], ["train_hostfile.sh", LOCALHOST]):
@@ -28,13 +28,13 @@ def test_the_command_of_a_local_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("devices", "num_ranks"), [("0,1,2", 3), ("0,-1,1", 1), ("GPU-1a,GPU-2b", 2)])
 def test_one_rank_per_visible_gpu(devices: str, num_ranks: int, tmp_path: Path) -> None:
-    """CUDA_VISIBLE_DEVICES gives the number of GPUs as CUDA reads it: none from a -1 on."""
+    """CUDA_VISIBLE_DEVICES is read as CUDA reads it: it ends before a -1."""
     words = dry_run("train_local.sh", cwd=tmp_path, CUDA_VISIBLE_DEVICES=devices)
     assert words[:3] == ["horovodrun", "-np", str(num_ranks)]
 
 
 def test_one_rank_per_gpu_that_the_driver_lists(tmp_path: Path) -> None:
-    """Without CUDA_VISIBLE_DEVICES the GPUs of the driver's list count, and the parts of a divided GPU do not."""
+    """Without CUDA_VISIBLE_DEVICES, the GPUs that nvidia-smi lists count; MIG parts do not."""
     lines = ["GPU 0: H100 (UUID: GPU-1)", "  MIG 1g.10gb Device 0: (UUID: MIG-1)", "GPU 1: H100 (UUID: GPU-2)"]
     driver = program(tmp_path / "nvidia-smi", f"printf '%s\\n' {shlex.join(lines)}")
     path = f"{driver.parent}:{PROGRAMS}:{os.environ['PATH']}"
@@ -45,7 +45,7 @@ def test_one_rank_per_gpu_that_the_driver_lists(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("cores", "num_ranks"), [(1, 1), (64, 2)])
 def test_without_a_gpu_two_ranks_and_no_more_than_cores(cores: int, num_ranks: int, tmp_path: Path) -> None:
-    """A machine without a GPU gets 2 ranks, or 1 on a single core; OMP_NUM_THREADS does not count."""
+    """OMP_NUM_THREADS does not count."""
     pretended = program(tmp_path / "nproc", f'echo "${{OMP_NUM_THREADS:-{cores}}}"')
     path = f"{pretended.parent}:{PROGRAMS}:{os.environ['PATH']}"
     words = dry_run("train_local.sh", cwd=tmp_path, PATH=path, OMP_NUM_THREADS="7")
@@ -53,7 +53,7 @@ def test_without_a_gpu_two_ranks_and_no_more_than_cores(cores: int, num_ranks: i
 
 
 def test_hostfile_slots_are_the_ranks(tmp_path: Path) -> None:
-    """train_hostfile.sh starts as many ranks as all hosts have slots together, in the project's own files too."""
+    """The project's own host files are read, too."""
     hosts = tmp_path / "my hosts"
     text = "a slots=4\nb.example slots=3 max_slots=8\n10.0.0.1:08\r\n\nc # one slot\n# d slots=9\ne slots=1"
     hosts.write_text(text, encoding="utf-8")
@@ -96,7 +96,6 @@ def test_a_missing_program_is_one_line(missing: str, tmp_path: Path, system_only
 
 
 def test_help_is_the_comment_at_the_top(tmp_path: Path) -> None:
-    """--help shows what the script does, how it is typed and how long it takes, and none of its code."""
     result = run("train_hostfile.sh", "--help", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert all(words in result.stdout for words in ("train_hostfile.sh ", "--dry-run", "minute"))
@@ -105,7 +104,6 @@ def test_help_is_the_comment_at_the_top(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_shellcheck_has_no_complaint() -> None:
-    """About any shell script of the project."""
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not on this machine: apt install shellcheck")
     folders = ((SCRIPTS, "*.sh"), (SCRIPTS, "*.sbatch"), (PROJECT / "packaging", "*.sh"))
@@ -169,7 +167,7 @@ def test_arguments_arrive_as_typed(script: list[str | Path], controller: str, tm
 
 
 def test_dry_run_can_be_typed(tmp_path: Path) -> None:
-    """A shell reads the line that --dry-run prints as the same command, whatever the arguments hold."""
+    """A shell reads the printed line as the same command, for any arguments."""
     result = run("train_local.sh", "--dry-run", "--", *AWKWARD, cwd=tmp_path)
     split = ["bash", "-c", f"printf '%s\\0' {result.stdout}"]
     shell = subprocess.run(split, capture_output=True, text=True, check=True, timeout=150)
@@ -185,7 +183,6 @@ def test_dry_run_can_be_typed(tmp_path: Path) -> None:
     ],
 )
 def test_trains_the_digits(script: list[str | Path], controller: str, tmp_path: Path) -> None:
-    """A real training of two epochs runs on as many ranks as the script says."""
     words = dry_run(*script, controller, cwd=tmp_path)
     num_ranks = int(words[words.index("-np") + 1])
     output = tmp_path / "my run"

@@ -12,6 +12,5 @@ from tests.support.hosts import Hosts
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """Run h1 and h2."""
     with cluster.hosts(tmp_path_factory.mktemp("hosts") / "cluster", 2, names=2) as found:
         yield found

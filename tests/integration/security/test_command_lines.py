@@ -31,7 +31,7 @@ ON_TWO = {
 
 @pytest.fixture
 def _planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have secrets in the environment, and a key of the job that is known; `env A=B` would show them for a moment."""
+    """Put secrets into the environment and make the key of the job known."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET.decode())
     monkeypatch.setenv("NAMED_SECRET", SECRET.decode())
     monkeypatch.setenv("NCCL_PLANTED", "two\nlines")
@@ -46,7 +46,7 @@ def _planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_planted")
 @pytest.mark.parametrize("way", ON_TWO)
 def test_no_other_user_reads_a_secret_of_a_job(way: str, hosts: Hosts, tmp_path: Path) -> None:
-    """On neither host does a process show one; the other host gets what training needs, and what --env names."""
+    """No process on either host shows one; the other host gets what training needs and what --env names."""
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\n")
     script, *options = ON_TWO[way]
     training = ["digits", "--epochs", "1", "--device", "cpu", "--output-dir", str(tmp_path / CONTROL)]

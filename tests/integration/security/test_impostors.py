@@ -22,7 +22,7 @@ LISTED = "h1 slots=1\nh2 slots=1\n"
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Run h1 and h2; the user's configuration of ssh says where known keys are, and nothing on unknown ones."""
+    """Run h1 and h2; the user configures only where ssh keeps known keys."""
     with cluster.hosts(tmp_path / "cluster", 2, names=2) as found:
         configure(found, "")
         yield found
@@ -33,14 +33,13 @@ def known_hosts(hosts: Hosts) -> Path:
 
 
 def configure(hosts: Hosts, more: str) -> None:
-    """Replace the configuration of ssh on all hosts."""
     (hosts.folder / "ssh_config").write_text(
         f'Host *\n  IdentityFile {hosts.folder}/user_key\n  UserKnownHostsFile "{known_hosts(hosts)}"\n{more}'
     )
 
 
 def replace_by_impostor(hosts: Hosts) -> None:
-    """Let another machine, with a key of its own, answer under the name h2."""
+    """Let another machine, with its own key, answer under the name h2."""
     key = hosts.folder / "other_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     config = hosts.folder / "sshd_config"
@@ -55,7 +54,7 @@ def typed(hosts: Hosts, folder: Path, *line: str) -> list[str]:
 
 
 def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:
-    """A host's first key is taken and kept; with another one it is refused by the script, Horovod and the doctor."""
+    """The first key of a host is kept; the script, Horovod and the doctor refuse another one."""
     (tmp_path / "hostfile").write_text(LISTED)
     script = [str(SCRIPTS / "train_hostfile.sh"), "hostfile", "--", *TRAINING]
     code, output = finished(typed(hosts, tmp_path, *script), tmp_path)
@@ -87,7 +86,7 @@ def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:
 
 
 def test_an_elastic_job_continues_without_an_impostor(hosts: Hosts, tmp_path: Path) -> None:
-    """It is refused in one line, and the other host trains."""
+    """One line refuses it, and the other host trains."""
     first = hosts.inside("h1", tmp_path, "ssh", "-o", "StrictHostKeyChecking=accept-new", "h2", "true")
     subprocess.run(first, check=True)
     replace_by_impostor(hosts)
@@ -107,8 +106,8 @@ def test_an_elastic_job_continues_without_an_impostor(hosts: Hosts, tmp_path: Pa
     "script",
     [["train_hostfile.sh", "hostfile"], ["train_hostfile.sh", "hostfile", "--mpi"], ["train_mpirun.sh", "hostfile"]],
 )
-def test_who_wants_unknown_hosts_refused(script: list[str], hosts: Hosts, tmp_path: Path) -> None:
-    """The user's own StrictHostKeyChecking=yes holds for every launcher: no rank runs on a host that is not known."""
+def test_the_users_strict_host_key_checking_holds(script: list[str], hosts: Hosts, tmp_path: Path) -> None:
+    """No launcher starts a rank on an unknown host."""
     configure(hosts, "  StrictHostKeyChecking yes\n")
     (tmp_path / "hostfile").write_text(LISTED)
     code, output = finished(typed(hosts, tmp_path, str(SCRIPTS / script[0]), *script[1:], "--", *TRAINING), tmp_path)

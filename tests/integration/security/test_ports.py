@@ -32,7 +32,7 @@ JOBS: dict[str, Sequence[str]] = {
 
 
 def check(job: str, siege: Siege, launcher: subprocess.Popen[bytes], folder: Path) -> None:
-    """Assert that nothing has come of the attacks, and that each store of the launcher has told the user once."""
+    """Assert that the attacks had no effect, and that each store of the launcher reported them once."""
     printed = (folder / "output.txt").read_text()
     unharmed(job, siege, folder / "run", launcher.returncode, printed)
     stores = [port for port in siege.ports if port.process == "launcher"]
@@ -40,8 +40,8 @@ def check(job: str, siege: Siege, launcher: subprocess.Popen[bytes], folder: Pat
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_job_continues_whatever_another_user_sends(job: str, tmp_path: Path) -> None:
-    """Nothing runs, ends or grows; each port is named in SECURITY.md, and one line tells the user."""
+def test_a_job_survives_attacks_by_another_user(job: str, tmp_path: Path) -> None:
+    """Nothing runs, ends or grows; SECURITY.md names each port, and one line reports the attack."""
     tmp_path.chmod(0o777)
     (tmp_path / "hostfile").write_text("localhost slots=2\n")
     with (
@@ -56,8 +56,7 @@ def test_a_job_continues_whatever_another_user_sends(job: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     "way", ["train_hostfile.sh hostfile", "train_mpirun.sh hostfile", "train_elastic.sh --hosts hostfile"]
 )
-def test_attacks_on_both_hosts_of_a_job(way: str, hosts: Hosts, tmp_path: Path) -> None:
-    """So it is where a job runs on two hosts and is attacked from each of them."""
+def test_a_job_on_two_hosts_survives_attacks_from_both(way: str, hosts: Hosts, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\n")
     script, *options = way.split()

@@ -21,7 +21,7 @@ HOROVODRUN = ["horovodrun", "--gloo", "--disable-cache", "-np", "3", "-H", "h1:1
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Run h1, h2 and h3, on which another network has the same address, as those of containers have."""
+    """Run h1, h2 and h3, which also share the address of a container network."""
     with cluster.hosts(tmp_path / "cluster", 3, names=3) as found:
         for name in ("h1", "h2", "h3"):
             found.add_network(name, "docker0", "172.17.0.1/16")
@@ -29,7 +29,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 def test_only_horovodrun_opens_a_port(hosts: Hosts, tmp_path: Path) -> None:
-    """And the interface that leads from host to host is found, though another one has the same name everywhere."""
+    """The search finds the interface between the hosts, although another one has the same name everywhere."""
     seen: dict[str, set[str]] = {name: set() for name in ("h1", "h2", "h3")}
     over = threading.Event()
 

@@ -17,7 +17,7 @@ from tests.support.ports import unharmed
 from tests.support.programs import write_program
 from tests.support.slurm import ON_SLURM, PATH, Slurm, slurm_on_hosts
 from tests.support.spy import places, plant_key, spellings, spying
-from tests.support.strangers import as_nobody, besieged, on
+from tests.support.strangers import as_other_account, besieged, on
 
 pytestmark = ON_SLURM
 
@@ -33,13 +33,12 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """Run a Slurm cluster."""
     with slurm_on_hosts(tmp_path_factory.mktemp("slurm")) as found:
         yield found
 
 
 def with_known_key(slurm: Slurm, folder: Path, *command: str) -> list[str]:
-    """Return a command whose job has the key that is known here, whoever makes it: Python, or `od` in the script."""
+    """Return a command whose job has a known key, made by Python or by `od` in the script."""
     write_program(folder / "bin", "od", f"echo {KEY.hex()}")
     path = f"{plant_key(folder / 'site', KEY)}:{ROOT}"
     return slurm.words("env", f"PYTHONPATH={path}", f"PATH={folder / 'bin'}:{PATH}", *command)
@@ -47,7 +46,7 @@ def with_known_key(slurm: Slurm, folder: Path, *command: str) -> list[str]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_strangers_on_both_nodes_of_a_job(way: str, slurm: Slurm) -> None:
-    """Nothing runs, ends or grows, each port is named in SECURITY.md, and the key of the job is on no command line."""
+    """Nothing runs, ends or grows, SECURITY.md names each port, and no command line has the key."""
     slurm.folder.chmod(0o777)
     run, owned = slurm.folder / CONTROL, slurm.folder / "owned"
     secrets = spellings("key", KEY) | spellings("written key", KEY.hex().encode())
@@ -67,7 +66,7 @@ def test_strangers_on_both_nodes_of_a_job(way: str, slurm: Slurm) -> None:
 
 
 def test_a_process_that_took_the_port_of_a_job_is_not_believed(slurm: Slurm, tmp_path: Path) -> None:
-    """The ranks end with a line that names the port, whatever a stranger answers there."""
+    """The ranks end with a line that names the port."""
 
     def answer_everybody() -> None:
         with socket.create_server(("0.0.0.0", 23456)) as server:
@@ -77,7 +76,7 @@ def test_a_process_that_took_the_port_of_a_job_is_not_believed(slurm: Slurm, tmp
                     connection.recv(10_000)
                     connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 4\r\n\r\nstop")
 
-    stranger = as_nobody(answer_everybody, slurm.hosts.init("h1"))
+    stranger = as_other_account(answer_everybody, slurm.hosts.init("h1"))
     try:
         wait_for("the stranger", lambda: ":23456" in slurm.command("ss", "-ltn"))
         told = [f"HOROVOD_RENDEZVOUS_KEY={KEY.hex()}", "HVD_TRAIN_PORT=23456"]
