@@ -91,13 +91,3 @@ def test_an_interrupted_doctor_leaves_nothing(tmp_path: Path) -> None:
     assert b"Traceback" not in output
     assert not child.is_running()
     assert not list(temporary.iterdir())
-
-
-def test_inside_a_launched_world_it_refuses_in_one_line() -> None:
-    """Inside a launched world the doctor prints one line on stderr and ends with exit code 2."""
-    variables = environment(OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2")
-    done = subprocess.run(DOCTOR, capture_output=True, text=True, check=False, env=variables, timeout=150)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "Open MPI has started this process" in done.stderr
-    assert not done.stdout

@@ -252,40 +252,6 @@ def test_rank_0_dies_while_it_writes(unfinished: str, hosts: Hosts, tmp_path: Pa
     assert newest_commit(run) == STEPS
 
 
-def test_a_newcomer_that_needs_half_a_minute(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """It joins later than any rendezvous timeout; the others do not wait for it."""
-    on_demand.pace(tmp_path, 0.15)
-    on_demand.order(tmp_path, "build", "h3", "wait 25")
-    with job(hosts, tmp_path, listed=("h1", "h2"), training=arguments(model=OBEDIENT)) as running:
-        running.after(5)
-        running.list(*ALL)
-        wait_for("the newcomer to begin", lambda: on_demand.obeyed(tmp_path, "build", "h3"))
-        begun = running.steps
-        running.reaches(3)
-        on_demand.pace(tmp_path, 0)
-        running.completes(expected)
-    joined = next(change for change in running.changes if change["world_size"] == 3)
-    assert joined["step"] - begun > 40, "the others waited"
-
-
-def test_a_flapping_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """A host and its network may come and go faster than a worker can join."""
-    on_demand.pace(tmp_path, 0.2)
-    with job(hosts, tmp_path, training=arguments(model=OBEDIENT)) as running:
-        running.after(5)
-        for _ in range(4):
-            running.list("h1", "h2")
-            running.after(running.steps + 8)
-            running.list(*ALL)
-            running.after(running.steps + 8)
-        for _ in range(3):
-            hosts.unplug("h2")
-            hosts.plug("h2")
-            running.after(running.steps + 5)
-        running.completes(expected)
-    assert any("h3" in str(change["left"]) for change in running.changes)
-
-
 def test_several_workers_on_each_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """If one or both workers of a host die, each is replaced in its own slot."""
     on_demand.pace(tmp_path, 0.5)

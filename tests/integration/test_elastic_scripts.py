@@ -20,7 +20,6 @@ from tests.support.launching import HVD_TRAIN, finished, ranks_of, started, wait
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "horovodrun_scripts"
-OF_TESTS = {"PYTHONPATH": str(ROOT)}
 pytestmark = pytest.mark.integration
 
 
@@ -83,22 +82,6 @@ def test_wrong_settings_are_refused_before_anything_starts(arguments: list[str],
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert list(Path().iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--hosts", "nowhere"], "there is no host file 'nowhere'"),
-        (["--min-np", "none"], "--min-np takes a number from 1, not 'none'"),
-        (["--min-np", "4", "--max-np", "2"], "--max-np 2 is less than --min-np 4"),
-        (["digits"], "what is for hvd-train train goes after --"),
-    ],
-)
-def test_a_mistake_is_one_line(arguments: list[str], message: str) -> None:
-    done = run("train_elastic.sh", *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_start_waits_for_the_slots_listed() -> None:
@@ -208,30 +191,11 @@ def test_a_job_without_output_dir_continues_in_its_own_folder(tmp_path: Path) ->
         stop(script, tmp_path)
 
 
-def ended(folder: Path, *arguments: str) -> tuple[int, str]:
-    """Train on two local workers to the end; return exit code and output."""
-    return finished([str(SCRIPTS / "train_elastic.sh"), "--", *arguments], folder, variables=OF_TESTS)
-
-
-@pytest.mark.slow
-def test_wrong_settings_end_the_job_with_one_line(tmp_path: Path) -> None:
-    """Missing data and a run folder of other settings are not retried."""
-    code, output = ended(tmp_path, "digits", "--data", "folder", "--data-dir", "nowhere")
-    assert code == 2, output
-    assert "nowhere" in output
-    assert "Traceback" not in output
-    run_folder = ["digits", "--output-dir", "run", "--epochs", "1"]
-    assert finished([HVD_TRAIN, "train", *run_folder], tmp_path)[0] == 0
-    code, output = ended(tmp_path, *run_folder, "--learning-rate", "0.07")
-    assert code == 2, output
-    assert output.count("is a run with other settings (learning_rate: 0.07, not 0.1)") == 1
-    assert "Traceback" not in output
-
-
 @pytest.mark.slow
 def test_a_typo_in_the_model_ends_the_job(tmp_path: Path) -> None:
     """Three workers fail; there is one traceback and one line why, and no retry."""
-    code, output = ended(tmp_path, "digits", "--model", "tests.support.on_demand:misspelt")
+    command = [str(SCRIPTS / "train_elastic.sh"), "--", "digits", "--model", "tests.support.on_demand:misspelt"]
+    code, output = finished(command, tmp_path, variables={"PYTHONPATH": str(ROOT)})
     assert code == 5, output
     assert output.count("Traceback") == 1
     assert output.count("NameError: a typo in the model") == 1

@@ -135,22 +135,10 @@ def test_a_killed_rank_ends_the_job_and_loses_nothing(
 
 
 BAD = {
-    "recipe": (["digitz"], "did you mean 'digits'"),
     "flag": (["--epochz", "3"], "did you mean '--epochs'"),
     "batch": (["--global-batch-size", "5000"], "larger than the training set of 1437"),
     "recomputed": (["--model", "tests.support.runs:Recomputed"], "use_reentrant=False"),
 }
-
-
-@pytest.mark.parametrize("case", ["recipe", "batch"])
-def test_bad_input_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> None:
-    """Impossible settings give one line, exit code 2, no traceback, and no run folder."""
-    arguments, hint = BAD[case]
-    code, output = finished([HVD_TRAIN, "train", *arguments], tmp_path)
-    assert code == 2, output
-    assert len(output.splitlines()) == 1, output
-    assert hint in output
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -233,29 +221,6 @@ def test_an_unreadable_image_on_one_rank_ends_all_and_is_named_once(tmp_path: Pa
     (named,) = [line for line in own_lines(output) if "3.jpg" in line]
     assert re.search(r"rank [01] on \S+: cannot read the image", named)
     assert "Traceback" not in output, output
-
-
-@slow
-def test_what_does_not_fit_a_run_is_refused(tmp_path: Path) -> None:
-    """A folder of other settings and a checkpoint of another model are refused in one line; nothing is overwritten."""
-    train = [HVD_TRAIN, "train", "--output-dir", "run", "--epochs"]
-    assert finished([*train, "1"], tmp_path)[0] == 0
-    before = (tmp_path / "run" / "config.yaml").read_bytes()
-    code, output = finished([*train, "2"], tmp_path)
-    assert code == 2
-    assert "epochs: 2, not 1" in output
-    assert "--resume never" in output
-    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
-    file = next((tmp_path / "run" / "checkpoints").iterdir())
-    flags = ["--model", "squeezenet1_1", "--image-size", "32", "--resume", str(file), "--output-dir", "other"]
-    code, output = finished([HVD_TRAIN, "train", *flags], tmp_path)
-    assert code == 2, output
-    assert "another model" in output
-    assert len(output.splitlines()) == 1
-    assert not (tmp_path / "other").exists()
-    code, output = finished([*train, "2", "--resume", "never"], tmp_path)
-    assert code == 0, output
-    assert (tmp_path / "run.old" / "config.yaml").read_bytes() == before
 
 
 def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The same training on the ranks that the launcher has started and on one of them alone."""
+"""The same training on all ranks of the launcher and on one rank alone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from hvd_train.progress.metrics import NUM_SUMS
+from hvd_train import Config
+from hvd_train.data.batches import Batch, MicroBatch
+from hvd_train.progress.order import BatchLayout
 from hvd_train.state import TrainState, confirm_equal
+from hvd_train.step import Step, Votes
 from hvd_train.world.world import LocalWorld, Reduction, World
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
+from tests.support.worlds import own_generator
 
 TOLERANCE = 1e-5
 KINDS = [(runs.convnet, "adamw"), (runs.batch_norm, "sgd"), (runs.dropout, "sgd"), (runs.remembers, "sgd")]
@@ -40,19 +44,6 @@ def test_ranks_and_one(world: World, make: Callable[[int], nn.Module], optimizer
 
 
 @pytest.mark.parallel
-def test_stopped_and_resumed(world: World) -> None:
-    """A run that the last rank stops in mid epoch resumes bit-identically."""
-    config = small_config(epochs=2)
-    _, expected = trained(world, config.replace(output_dir=Path("undisturbed")), runs.batch_norm)
-    stop = StopLast(world, after=7)
-    result, _ = trained(stop, config, runs.batch_norm)
-    assert (result.finished, result.steps) == (False, 7)
-    result, weights = trained(world, config, runs.batch_norm)
-    assert (result.finished, result.steps) == (True, 20)
-    assert equal(weights, expected)
-
-
-@pytest.mark.parallel
 def test_timing_changes_no_bit(world: World) -> None:
     """Gradients are ready at other times on each rank."""
     config = small_config(epochs=2)
@@ -65,12 +56,6 @@ def test_timing_changes_no_bit(world: World) -> None:
 @pytest.mark.parallel
 def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> None:
     """The fp16 wire and a large loss scale overflow: no rank steps, and all halve the scale."""
-    from hvd_train import Config
-    from hvd_train.data.batches import Batch, MicroBatch
-    from hvd_train.progress.order import BatchLayout
-    from hvd_train.step import Step, Votes
-    from tests.support.worlds import own_generator
-
     rank, size = world.place.rank, world.place.size
     model = own_generator(runs.convnet(10))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -78,31 +63,15 @@ def test_an_overflow_on_the_wire_skips_the_step_on_every_rank(world: World) -> N
     scaler.scale(torch.ones(()))
     optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction(fp16_wire=True))
     state = TrainState(model, optimizer, scaler, BatchLayout(4, 4))
-    # Only the last rank has a slot: the others have no gradient of their own that could overflow.
+    # Only the last rank has a micro-batch: no other rank's own gradient could overflow.
     micro = MicroBatch(0, torch.ones(4, 1, 8, 8), torch.arange(4), np.arange(4))
     batch = Batch(4, 1, (micro,) if rank == size - 1 else ())
     step = Step(Config(), world, model, torch.device("cpu"))
     step.take(state, batch, Votes(), want_norm=False)
-    if size > 1:  # alone nothing travels
+    if size > 1:  # one rank sends nothing
         assert equal(before, dict(model.state_dict()))
         assert world.gather(scaler.get_scale()) == [2.0**39] * size
     for _ in range(40):
         step.take(state, batch, Votes(), want_norm=False)
     assert not equal(before, dict(model.state_dict()))
     confirm_equal(state, world)
-
-
-class StopLast:
-    """The same world, in which the last rank wishes to stop after so many steps."""
-
-    def __init__(self, world: World, after: int) -> None:
-        self._world, self._left = world, after
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._world, name)
-
-    def sum_with_gradients(self, optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> object:
-        self._left -= 1
-        if self._left == 0 and self._world.place.rank == self._world.place.size - 1:
-            tensor[NUM_SUMS] = 1.0
-        return self._world.sum_with_gradients(optimizer, tensor)

@@ -1,4 +1,4 @@
-"""What the settings of a training mean on real ranks, against one rank or plain torch."""
+"""Settings of a training on real ranks, compared with one rank or plain torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from hvd_train.errors import UsageError
 from hvd_train.network.device import loss_scaler
+from hvd_train.progress.metrics import NUM_SUMS
 from hvd_train.world.world import LocalWorld, Reduction, World
-from tests.parallel.test_equivalence import TOLERANCE, StopLast
+from tests.parallel.test_equivalence import TOLERANCE
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import own_generator
 
 IN_THE_GATE = ("frozen", "accumulation, average, clipping")
-"""The others are run by the slow tests."""
+"""The slow tests run the others."""
 ON_RANKS: dict[str, dict[str, Any]] = {
     "frozen": {"freeze": "backbone", "unfreeze": ("1:1.*", "3:*")},
     "mixes and policies": {"mixup": 0.2, "cutmix": 1.0, "augment": "trivial", "random_erasing": 0.5},
@@ -45,7 +46,7 @@ EVERYTHING: dict[str, Any] = {
 def test_ranks_and_one(world: World, name: str) -> None:
     """Weights are equal to one rank's after 50 steps to 1e-5, and bit-identical on all ranks."""
     if world.place.size > 2 and name not in (*IN_THE_GATE, "mixes and policies"):
-        pytest.skip("three ranks on two cores take long, and here they differ from two in nothing")
+        pytest.skip("three ranks are slow on two cores, and show nothing that two ranks do not")
     config = small_config(**ON_RANKS[name])
     _, expected = trained(LocalWorld(), config.replace(output_dir=Path("alone")), runs.batch_norm)
     _, weights = trained(world, config.replace(output_dir=Path("ranks")), runs.batch_norm)
@@ -64,23 +65,41 @@ def test_batch_norm_over_ranks_is_that_of_the_joined_batch(world: World) -> None
     assert largest_difference(weights, expected) <= TOLERANCE
 
 
+class StopLast:
+    """The same world, in which the last rank votes to stop after this many steps."""
+
+    def __init__(self, world: World, after: int) -> None:
+        self._world, self._left = world, after
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._world, name)
+
+    def sum_with_gradients(self, optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> object:
+        self._left -= 1
+        if self._left == 0 and self._world.place.rank == self._world.place.size - 1:
+            tensor[NUM_SUMS] = 1.0
+        return self._world.sum_with_gradients(optimizer, tensor)
+
+
 @pytest.mark.parallel
-def test_everything_at_once_stopped_and_resumed(world: World) -> None:
-    """A run that stops in mid epoch resumes bit-identically."""
-    config = small_config(**EVERYTHING)
+@pytest.mark.parametrize(("settings", "after"), [({"epochs": 2}, 7), (EVERYTHING, 13)], ids=["plain", "everything"])
+def test_a_stopped_run_resumes_bit_identically(world: World, settings: dict[str, Any], after: int) -> None:
+    """The last rank stops it in mid epoch."""
+    config = small_config(**settings)
     _, expected = trained(world, config.replace(output_dir=Path("whole")), runs.batch_norm)
-    result, _ = trained(StopLast(world, after=13), config, runs.batch_norm)  # type: ignore[arg-type]
-    assert (result.finished, result.steps) == (False, 13)
-    _, weights = trained(world, config, runs.batch_norm)
+    result, _ = trained(StopLast(world, after), config, runs.batch_norm)  # type: ignore[arg-type]
+    assert (result.finished, result.steps) == (False, after)
+    result, weights = trained(world, config, runs.batch_norm)
+    assert (result.finished, result.steps) == (True, 20)
     assert equal(weights, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parallel
 def test_the_wire_in_fp16_loses_nothing_that_fp16_can_hold(world: World) -> None:
-    """Gradients from 1e-9 to 1e5: with the scale that the run finds, sums are right to fp16's 2^-10 each.
+    """With the loss scale that a run finds, sums of gradients from 1e-9 to 1e5 have the precision of fp16.
 
-    Not below what fp16 holds at that scale: its smallest number times the number of ranks is the bound there.
+    Very small sums may be off by fp16's smallest number times the number of ranks.
     """
     size, rank = world.place.size, world.place.rank
     for exponent in range(-9, 6):
@@ -104,7 +123,7 @@ def test_the_wire_in_fp16_loses_nothing_that_fp16_can_hold(world: World) -> None
 
 
 def adasum(first: Tensor, second: Tensor) -> Tensor:
-    """The formula of Maleki et al. for two gradients."""
+    """Combine two gradients as Maleki et al. (arXiv 2006.02924) do."""
     dot = (first * second).sum()
     return (1 - dot / (2 * first.square().sum())) * first + (1 - dot / (2 * second.square().sum())) * second
 

@@ -1,4 +1,4 @@
-"""A model whose workers do what a test orders: a file `PLACE-HOST` in the job's folder says who fails how."""
+"""A model whose workers follow orders: the file `PLACE-HOST` in the job's folder says how a host's worker fails."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from tests.support.runs import smooth
 
 
 def obedient(num_classes: int) -> nn.Module:
-    """Return the model `smooth`, which looks for orders when built, in forward passes and when its state is read.
+    """Return `smooth`, which obeys orders in forward passes, before updates and when its state is read.
 
     "update" is between a step's last message from other ranks and its first change of a weight.
     """
-    _obey("build")
     model = smooth(num_classes)
     model.register_forward_pre_hook(lambda *_: _obey("forward"))
     model.register_forward_hook(_take_time)
@@ -46,17 +45,13 @@ def weighty(num_classes: int) -> nn.Module:
 
 
 def order(folder: Path, place: str, host: str, what: str) -> None:
-    """Order the next worker of `host` at `place` to "die", "wait SECONDS", lose a rank ("lost") or raise an error."""
+    """Order the next worker of `host` at `place` to "die", lose a rank ("lost") or raise an error."""
     _put(folder / f"{place}-{host}", what)
 
 
 def pace(folder: Path, seconds: float) -> None:
     """Make every slot sleep this many seconds."""
     _put(folder / "pace", str(seconds))
-
-
-def obeyed(folder: Path, place: str, host: str) -> bool:
-    return not (folder / f"{place}-{host}").exists()
 
 
 def _put(path: Path, text: str) -> None:
@@ -82,11 +77,8 @@ def _obey(place: str) -> None:
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "lost":
-        raise RankLost("an operation of which this rank alone has not heard that it is done")
-    if what.startswith("wait "):
-        time.sleep(float(what.removeprefix("wait ")))
-    else:
-        raise RuntimeError(what)
+        raise RankLost("an operation that is done on all other ranks")
+    raise RuntimeError(what)
 
 
 def misspelt(num_classes: int) -> nn.Module:
