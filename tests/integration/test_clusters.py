@@ -14,18 +14,12 @@ import pytest
 import hvd_train
 from tests.support import hosts as cluster
 from tests.support.documented import commands
-from tests.support.elastic_hosts import ON_HOSTS, OWN, ROOT, SCRIPTS
+from tests.support.elastic_hosts import ON_HOSTS, OWN, ROOT, SCRIPTS, WAYS
 from tests.support.hosts import Hosts
 from tests.support.launching import PROGRAMS, finished, wait_for
 
 pytestmark = ON_HOSTS
 
-WAYS = {
-    "horovodrun, Gloo": ["train_hostfile.sh", "hostfile", "--gloo"],
-    "horovodrun, MPI": ["train_hostfile.sh", "hostfile", "--mpi"],
-    "mpirun": ["train_mpirun.sh", "hostfile"],
-    "elastic": ["train_elastic.sh", "--hosts", "hostfile"],
-}
 # Environments with hvd_train and Horovod for another MPI, `PATH:PATH`: packaging/build_horovod.py makes the latter.
 OTHER_MPIS = [Path(folder) / "bin" for folder in os.environ.get("MPI_ENVIRONMENTS", "").split(":") if folder]
 

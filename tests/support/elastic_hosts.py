@@ -1,4 +1,4 @@
-"""An elastic training on the hosts of `tests.support.hosts`, watched and disturbed from outside."""
+"""Elastic trainings on the hosts of `tests.support.hosts`, watched and disturbed from outside."""
 
 from __future__ import annotations
 
@@ -31,9 +31,15 @@ ON_HOSTS = [
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "horovodrun_scripts"
+WAYS = {
+    "horovodrun, Gloo": ["train_hostfile.sh", "hostfile", "--gloo"],
+    "horovodrun, MPI": ["train_hostfile.sh", "hostfile", "--mpi"],
+    "mpirun": ["train_mpirun.sh", "hostfile"],
+    "elastic": ["train_elastic.sh", "--hosts", "hostfile"],
+}
 ALL = ("h1", "h2", "h3")
 OWN = ["env", f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
-"""What comes before a command on a host: the programs and the code of this checkout."""
+"""The beginning of a command on a host: the programs and the code of this checkout."""
 STEPS_PER_EPOCH = 24
 TOLERANCE = 1e-5
 OBEDIENT = "tests.support.on_demand:obedient"
@@ -57,7 +63,7 @@ def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = 
 def run_below(folder: Path) -> Path:
     """Return the only folder below `runs` in `folder`, else `run`."""
     made = [path for path in (folder / "runs").glob("*") if path.is_dir()]
-    assert len(made) <= 1, f"the same command began another run: {made}"
+    assert len(made) <= 1, f"the same command started another run: {made}"
     return made[0] if made else folder / "run"
 
 
@@ -175,10 +181,7 @@ def command(
 
 
 def check(running: Job, expected: Weights, epochs: int = 8, tolerance: float = TOLERANCE) -> float:
-    """Assert that each sample counted once per epoch, no step was lost, and the weights are the undisturbed ones.
-
-    Returns how far the weights are from those.
-    """
+    """Assert that no sample or step is lost and the weights are the undisturbed ones; return their distance."""
     report = audit(running.run)
     assert (report.faults, report.epochs, report.steps) == ((), epochs, epochs * STEPS_PER_EPOCH), report
     assert all(change["steps_lost"] == 0 for change in running.changes)

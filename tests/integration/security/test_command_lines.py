@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.support.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS
+from tests.support.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS, WAYS
 from tests.support.hosts import Hosts
 from tests.support.launching import started, wait_for
 from tests.support.spy import places, plant_key, spellings, spying
@@ -20,13 +20,6 @@ SECRET = f"PLANTED-{uuid4().hex}".encode()
 KEY = uuid4().hex.encode()
 SECRETS = {**spellings("secret", SECRET), **spellings("key", KEY)}
 CONTROL = f"anybody-may-read-this-{uuid4().hex[:8]}"
-
-ON_TWO = {
-    "horovodrun, Gloo": ["train_hostfile.sh", "hostfile"],
-    "horovodrun, MPI": ["train_hostfile.sh", "hostfile", "--mpi"],
-    "mpirun": ["train_mpirun.sh", "hostfile"],
-    "elastic": ["train_elastic.sh", "--hosts", "hostfile"],
-}
 
 
 @pytest.fixture
@@ -44,11 +37,11 @@ def _planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_planted")
-@pytest.mark.parametrize("way", ON_TWO)
+@pytest.mark.parametrize("way", WAYS)
 def test_no_other_user_reads_a_secret_of_a_job(way: str, hosts: Hosts, tmp_path: Path) -> None:
     """No process on either host shows one; the other host gets what training needs and what --env names."""
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\n")
-    script, *options = ON_TWO[way]
+    script, *options = WAYS[way]
     training = ["digits", "--epochs", "1", "--device", "cpu", "--output-dir", str(tmp_path / CONTROL)]
     line = [str(SCRIPTS / script), *options, "--env", "NAMED_SECRET", "--", *training]
     command, log = hosts.inside("h1", tmp_path, *line), tmp_path / "output.txt"
