@@ -1,4 +1,4 @@
-"""Guards around every test: its own folder, the same environment afterwards, no process left. Time limit: pyproject."""
+"""Guard every test: its own folder, an unchanged environment, no remaining process. Time limits: pyproject."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ROOT = Path(__file__).parents[1]
 LAUNCHERS = "tests/integration/"
 # pytest names the test; torch and the OpenMP of scikit-learn set theirs when they are first used.
 SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "KMP_")
-# Threads that wait in a busy loop take the cores from the ranks they wait for. Read when torch is imported.
+# Busy-waiting threads would slow down the ranks that they wait for. torch reads this when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# A shell starts what runs in its background deaf to Ctrl-C, and children inherit that; tests press Ctrl-C.
+# Background jobs of a shell ignore SIGINT, and children inherit that; tests send SIGINT.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# nohup, too, is inherited; with a handler in its place the tests outlive their terminal, and what they start does not.
+# Children inherit nohup, too. With a handler only the tests outlive their terminal, not their child processes.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
@@ -37,10 +37,7 @@ _crashed: list[Any] = []
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let one process run all tests that start launchers, one after another, and the other one all else.
-
-    With `--dist loadfile`, for the slow tests, one process runs all files whose tests make hosts.
-    """
+    """Let one process run all tests that start launchers; with `--dist loadfile`, all files that make hosts."""
     if config.getoption("dist") not in ("load", "loadfile"):
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -48,8 +45,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     by_file = config.getoption("dist") == "loadfile"
 
     class OneAtATime(LoadScopeScheduling):
-        """Give out tests one by one or file by file, but those that disturb each other all to one process."""
-
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             if by_file:
@@ -97,9 +92,9 @@ def _own_folder(_no_leaked_environment: None, tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture(autouse=True)
 def _no_leaked_environment() -> Iterator[None]:
-    """Assert that the environment is as before, and restore it and the import path."""
+    """Assert that the environment is unchanged, and restore it and the import path."""
     environment, path = dict(os.environ), list(sys.path)
-    yield  # what a test sets through monkeypatch is taken back before this continues
+    yield  # monkeypatch has restored its changes when this continues
     changed = {name for name, value in {*os.environ.items()} ^ {*environment.items()}}
     leaked = {name for name in changed if not name.startswith(SET_BY_LIBRARIES)}
     os.environ.clear()
@@ -114,7 +109,7 @@ def _no_left_processes() -> Iterator[None]:
     before = set(_children())
     yield
     started = [process for process in _children() if process not in before]
-    # One server of multiprocessing and its tracker live as long as the process that asked for loader workers.
+    # One server of multiprocessing and its tracker live as long as the process that started loader workers.
     servers = [process for process in started if _is_forkserver(process)]
     own = [p for p in started if p not in servers and not any(server in _parents(p) for server in servers)]
     _, left = psutil.wait_procs(own, timeout=20)

@@ -1,10 +1,7 @@
-"""Run the tests. If one to three fail, run these once more, alone, and say which of them are flaky.
+"""Run the tests (`make test`): `python -m tests.run [arguments of pytest]`. Standard library only.
 
-    python -m tests.run [arguments of pytest]          what `make test` runs
-
-A test that fails among the others and passes alone is flaky: a defect, but not of the change at hand. The run is green
-then, and its last lines are `FLAKY: TEST ...`. A second failure, more than three failures and an error of pytest itself
-are red, and the last lines are `FAILED: TEST`. Standard library only.
+If one to three tests fail, run them again, alone. A test that then passes is flaky: the run is green, and its last
+lines are `FLAKY: TEST ...`. A second failure, more than three failures and errors of pytest are red (`FAILED: TEST`).
 """
 
 from __future__ import annotations
@@ -22,14 +19,14 @@ ROOT = Path(__file__).parents[1]
 _FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 _KNOWN = ROOT / "tests" / "flaky.txt"
 _VERDICT = ROOT / "build" / "test-verdict.txt"
-_TESTS_FAILED = 1  # pytest's exit code; the higher ones are errors and interruptions
+_TESTS_FAILED = 1  # pytest's exit code; higher codes are errors and interruptions
 
 
 def main(arguments: list[str]) -> int:
     """Return the exit code of pytest, or 0 if the failed tests pass alone."""
     _FAILED.unlink(missing_ok=True)
     _VERDICT.unlink(missing_ok=True)
-    signal.signal(signal.SIGINT, lambda *_: None)  # pytest gets it as well, and ends by itself
+    signal.signal(signal.SIGINT, lambda *_: None)  # pytest gets it as well
     code = _pytest("-n", "2", "--max-worker-restart", "0", *arguments)
     failed = sorted(json.loads(_FAILED.read_text())) if _FAILED.exists() else []
     verdict = [f"FAILED: {test}" for test in failed]

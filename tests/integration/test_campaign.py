@@ -1,4 +1,4 @@
-"""A campaign of random faults on three hosts: `make campaign`, for a given time, from a seed."""
+"""`make campaign`: random faults on three hosts, for a given time, from a seed."""
 
 from __future__ import annotations
 
@@ -177,10 +177,7 @@ def kill_driver(it: Campaign) -> None:
 
 
 def lose_launcher(it: Campaign) -> None:
-    """Kill the host of launcher, supervisor and driver; the same command is typed again.
-
-    Near its end the training could end first, and the same command would start another run.
-    """
+    """Kill the launcher's host and repeat the command, but not near the end, where it could start another run."""
     if it.watch.last > STEPS - 60:
         return kill_driver(it)
     workers = it.workers()

@@ -1,4 +1,4 @@
-"""`hvd-train doctor --hosts` on a good cluster, and with each fault that it must name, made on three hosts."""
+"""`hvd-train doctor --hosts` on a good cluster, and with each fault that it must name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way to start on several hosts over ssh, and the errors where one of them is not ready."""
+"""Every way to start on several hosts over ssh, and errors if a host is not ready."""
 
 from __future__ import annotations
 

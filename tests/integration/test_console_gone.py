@@ -1,4 +1,4 @@
-"""Trainings whose terminal, session or reader goes away while they run."""
+"""Trainings that lose their terminal, session or reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elastic training on three hosts with ssh between them, through everything that can happen to a cluster."""
+"""Elastic training on three hosts with ssh between them, through faults and changes of the cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.launching import wait_for
 from tests.support.runs import Weights
 
 STEPS = 8 * STEPS_PER_EPOCH
-AWAY_S = 6.0  # less than the 10 s after which workers take the driver for dead
+AWAY_S = 6.0  # workers wait 10 s for the driver
 RARE = arguments(model=OBEDIENT, more="--output-dir run --commit-steps 1000")
 
 pytestmark = ON_HOSTS
@@ -76,7 +76,7 @@ FAULTS: dict[str, Callable[[Job], None]] = {
     "abort": lambda job: job.worker("h2").send_signal(signal.SIGABRT),
     "an error in the model": lambda job: on_demand.order(job.folder, "forward", "h2", "an error in somebody's model"),
     "rank 0 misses the end of a step": lambda job: on_demand.order(job.folder, "update", "h1", "lost"),
-    "a survivor dies while the others meet": kill_a_survivor,
+    "a survivor dies during the rendezvous": kill_a_survivor,
 }
 
 
@@ -186,7 +186,7 @@ def test_a_worker_that_outlives_its_ssh_is_replaced(hosts: Hosts, tmp_path: Path
     assert "worker h2[0] ended with exit code" in running.output
 
 
-# Of two ranks the one with the greater address connects: 127.0.1.1 lies between those of the subnets.
+# The rank with the greater address connects to the other; 127.0.1.1 lies between the subnets.
 @pytest.mark.parametrize("hosts", ["10.91.0", "172.16.91", "192.168.91"], indirect=True)
 def test_a_job_that_begins_on_the_launchers_host_alone(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Other hosts join it although its name resolves to 127.0.1.1, interfaces differ, and one network is dead."""
@@ -271,10 +271,7 @@ def test_several_workers_on_each_host(hosts: Hosts, tmp_path: Path, expected: We
 
 
 def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """A login node that is cut off for seconds costs no worker and no step; a driver that is killed costs no step.
-
-    In between a worker is killed.
-    """
+    """A short network failure costs no worker and no step; a dead driver costs no step."""
     on_demand.pace(tmp_path, 0.1)
     with job(hosts, tmp_path, listed=("h2", "h3"), training=RARE) as running:
         running.after(8)
@@ -300,10 +297,7 @@ def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Pat
 
 
 def test_the_first_host_powers_off(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """If launcher, driver and rank 0 are lost at once, the survivors commit every finished step.
-
-    The same command, typed at once on another host, waits for that and continues, though it names no run folder.
-    """
+    """Survivors commit every finished step; the same command on another host waits for that and resumes."""
     on_demand.pace(tmp_path, 0.1)
     never = arguments(model=OBEDIENT, more="--commit-steps 1000")
     with job(hosts, tmp_path, training=never) as running:

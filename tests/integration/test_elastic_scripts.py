@@ -1,4 +1,4 @@
-"""The scripts discover_hosts.sh and train_elastic.sh on this machine: their output, errors, and real trainings."""
+"""discover_hosts.sh and train_elastic.sh on this machine: output, errors and real trainings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real trainings into a file system of 2 MB that is filled and emptied while they run."""
+"""Real trainings on a file system of 2 MB that is filled and emptied."""
 
 from __future__ import annotations
 

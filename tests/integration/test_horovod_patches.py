@@ -1,7 +1,6 @@
-"""The changes that patches C1 to C5, C7 to C12, L1, L2, L3, L5, L7 and S3 of Horovod make, shown by real processes.
+"""Horovod's patches C1 to C5, C7 to C12, L1, L2, L3, L5, L7 and S3, shown by real processes. C6 needs several GPUs.
 
-HVD_TRAIN_TEST_PYTHON names the Python of another environment; with a build of `--without-patches` there, the tests
-must fail. C6 needs several GPUs and has no test.
+HVD_TRAIN_TEST_PYTHON may name the Python of another build; with `--without-patches` these tests fail.
 """
 
 from __future__ import annotations
@@ -160,12 +159,11 @@ def test_c8_sums_are_right(ranks: int, env: dict[str, object], controller: str) 
 def test_c9_a_sum_does_not_wait_for_the_clock(controller: str, tmp_path: Path) -> None:
     """A cycle begins as soon as a tensor waits, unless HVD_TRAIN_EAGER_CYCLES=0; an idle rank wakes up rarely.
 
-    Cycles by the clock alone would take at least 80 s in the first case. In the idle second they would be 1,000; there
-    are 50, each with two sleeps and a wait for the other rank, or two.
+    Cycles by the clock would take at least 80 s in the first case. An idle second has 50 cycles instead of 1,000.
     """
 
     def taken(what: str, **env: object) -> float:
-        took = tmp_path / "took"  # not printed: mpirun puts the rank before each piece of a line that it reads
+        took = tmp_path / "took"  # a file, because mpirun puts the rank into the middle of printed lines
         succeeds(*horovodrun(controller, "c9_cycles"), TOOK=took, WHAT=what, **env)
         return float(took.read_text())
 
@@ -285,7 +283,7 @@ def test_l3_output_of_rank_0_can_stay_plain() -> None:
 
 
 def test_l5_the_launcher_does_not_import_torch_to_know_its_build(tmp_path: Path) -> None:
-    folder = tmp_path / "instead of torch"  # not the test's own folder, where `python -c` would always find it
+    folder = tmp_path / "instead of torch"  # `python -c` would find it in the test's own folder
     folder.mkdir()
     (folder / "torch.py").write_text("raise SystemExit('torch was imported')\n")
     code = "from horovod.common import util; print(util.gloo_built(), util.mpi_built())"

@@ -1,4 +1,4 @@
-"""Commands as processes on a run folder that another user has planted."""
+"""Commands on a run folder that another user planted."""
 
 from __future__ import annotations
 

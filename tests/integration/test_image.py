@@ -1,9 +1,8 @@
 """The container image: built from the Dockerfile, it trains as an ordinary user and holds no compiler.
 
-`make test-image` takes 15 minutes and 20 GB of disk for the first build. If podman cannot pull the base image, it gets
-one made by debootstrap, as root. What this machine needs for its package index (pip's settings, certificates) is
-mounted for the build. In the environment, IMAGE names an image that exists, and IMAGE_COMPOSE a program like `docker
-compose`.
+`make test-image` takes 15 minutes and 20 GB of disk for the first build. If podman cannot pull the base image, root
+makes one with debootstrap. The build sees this machine's pip settings and certificates. IMAGE may name an existing
+image, and IMAGE_COMPOSE a program like `docker compose`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A state beyond the numbers that Horovod counts bytes with."""
+"""A state with more bytes than Horovod's counters hold."""
 
 from __future__ import annotations
 

@@ -15,16 +15,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900
 
 ROOT = Path(__file__).parents[2]
 STEPS_PER_EPOCH = 19
-WARM_UP = 2500  # steps in which allocators and caches find their size: 0.6 MB more, and ever slower
-STEPS = 2000  # after these; in a fourth of them a small leak may fill what the start-up freed and not be seen
-MOST = 150.0  # bytes per step: some 80 of rank 0 were seen; a kept tensor of 64 numbers takes 650 to 800
+WARM_UP = 2500  # steps in which allocators and caches grow by 0.6 MB
+STEPS = 2000  # after the warm-up; in fewer, a small leak may hide in freed memory
+MOST = 150.0  # bytes per step: rank 0 needs about 80; a kept tensor of 64 numbers takes 650 to 800
 
 
 def growth(folder: Path, ranks: int, command: list[str]) -> list[float]:
-    """Train with every feature that may keep memory; return each rank's growth, bytes per step.
-
-    It is the median of the slopes between any two points (Theil and Sen), which single jumps do not move.
-    """
+    """Train with all features that may keep memory; return each rank's growth in bytes per step (Theil-Sen slope)."""
     steps = WARM_UP + STEPS
     line = "--data tests.support.runs:few_digits --model tests.support.memory:watched --ledger "
     line += f"--epochs {steps // STEPS_PER_EPOCH} "

@@ -1,4 +1,4 @@
-"""Runs tests/parallel by pytest itself under horovodrun, on every number of ranks and through both controllers."""
+"""Run tests/parallel under horovodrun, on several numbers of ranks and both controllers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each recipe under horovodrun on two ranks, on a little data in its real format, and the accuracy on real images."""
+"""Each recipe on two ranks with a little data in its real format, and accuracy on real images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Slurm on the hosts of `tests.support.hosts`: sbatch, srun, preemption and the way back from the queue."""
+"""A real Slurm on the hosts of `tests.support.hosts`: sbatch, srun, preemption and requeueing."""
 
 from __future__ import annotations
 

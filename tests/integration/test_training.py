@@ -1,4 +1,4 @@
-"""Whole trainings under real launchers: what a user sees when all goes well, and when it does not."""
+"""Whole trainings under real launchers: successes, signals, faults and wrong input."""
 
 from __future__ import annotations
 

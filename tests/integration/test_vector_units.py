@@ -1,8 +1,4 @@
-"""The numeric tests on lesser processors: torch and its libraries choose other code by the vector units they find.
-
-Another order of additions, and multiplications that are rounded before they are added, change the last bits of a
-number. A tolerance that comes from one processor shows here, and not on the first machine of somebody else.
-"""
+"""The numeric tests with fewer vector units: torch and its libraries then round in another order."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[2]
 MARK = "pytestmark = pytest.mark.numeric"
-# What the processor must have, and how torch itself, oneDNN and MKL are told to use no more.
+# The vector unit that the processor needs, and the settings of torch, oneDNN and MKL that use no more.
 _NAMES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 UNITS = {
     "sse4_1": ("default", "SSE41", "SSE4_2"),
@@ -30,7 +26,7 @@ UNITS = {
 def test_numbers_hold_with_other_vector_units(unit: str, tmp_path: Path) -> None:
     """Every tolerance leaves room for the rounding of another processor."""
     if unit not in Path("/proc/cpuinfo").read_text().split():
-        return  # this processor is a lesser one, and the default tests run on it
+        return  # the default tests run without this unit
     modules = [str(path) for path in sorted((ROOT / "tests" / "unit").rglob("test_*.py")) if MARK in path.read_text()]
     assert modules
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""This room is run by a launcher: `horovodrun -np 2 python -m pytest tests/parallel`. Without one it is empty."""
+"""`horovodrun -np 2 python -m pytest tests/parallel` runs these tests; without a launcher there are none."""
 
 from __future__ import annotations
 

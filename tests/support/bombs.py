@@ -1,4 +1,4 @@
-"""Small image files whose headers claim many pixels, and what a process takes to look at them."""
+"""Small image files whose headers claim many pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A headless Chromium, controlled over two pipes, to see what a page does where users open it."""
+"""A headless Chromium, controlled over two pipes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What every World promises: one body of tests, run on the world of one, on threads and on Horovod.
-
-The fixture `on_ranks` runs a function of the world on every rank.
-"""
+"""The promises of every World: tests on the world of one, on threads and on Horovod (fixture `on_ranks`)."""
 
 from __future__ import annotations
 

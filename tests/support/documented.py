@@ -1,4 +1,4 @@
-"""Commands as the documents print them, for tests that run them."""
+"""Commands as printed in the documents."""
 
 from __future__ import annotations
 

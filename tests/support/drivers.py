@@ -1,4 +1,4 @@
-"""A driver of an elastic job that finds no hosts and has no server, and what it puts in Horovod's place."""
+"""A driver of an elastic job without hosts or a server, and its replacements of Horovod's functions."""
 
 from __future__ import annotations
 

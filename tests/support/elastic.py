@@ -1,8 +1,7 @@
-"""Elastic jobs of threads: faults are data, and the real roster says who forms a world.
+"""Elastic jobs of threads: faults are data, and the real roster forms the worlds.
 
-Time runs faster for the roster than for the clock on the wall, so that its back-off of seconds costs a test little. It
-stands still until the survivors of a broken world have asked for a rank, so that they meet before a successor comes,
-however slow the machine is.
+The roster's time runs faster than the wall clock, so that its back-off costs a test little. It stands still until the
+survivors of a broken world have asked for a rank, so that no new worker joins earlier, even on a slow machine.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tests.support.worlds import DEADLINE_S, Killed, Meeting, ThreadWorld
 T = TypeVar("T")
 SPEED = 50.0
 STANDS_STILL_S = 10.0
-"""The longest time for which the roster's time stands still."""
+"""The roster's time stands still for this long at most."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class Job:
         """Advance the roster's time, unless a worker has a seat in a broken world: it is about to ask for another."""
         self._still = self._still + elapsed if any(meeting.lost for _, meeting in self.seats.values()) else 0.0
         if not 0 < self._still < STANDS_STILL_S:
-            self._seconds += min(elapsed * SPEED, 0.5)  # it never jumps, so no worker is late because all were held up
+            self._seconds += min(elapsed * SPEED, 0.5)  # it never jumps, so a slow machine makes no worker late
 
     def run(self) -> Job:
         wall = time.monotonic()
@@ -192,13 +191,13 @@ class Job:
 class ElasticThreadWorld(ThreadWorld):
     """One worker of an elastic job."""
 
-    most_bytes = 2000  # the state of a test's model travels in several pieces, and a fault can come between them
+    most_bytes = 2000  # several pieces per model, so that a fault can come between them
 
     def __init__(self, job: Job, number: int) -> None:
         super().__init__(0, Meeting(1))
         self._job, self._number = job, number
         self._exchanges = 0
-        self._step = 1  # the one that this worker takes next; others may be about to end the one before
+        self._step = 1  # the worker's next step; others may still end the previous one
         self._sums: Counter[str] = Counter()
         self.wraps = 0
 
@@ -274,7 +273,7 @@ class ElasticThreadWorld(ThreadWorld):
                     raise SystemExit(0)
                 job.changed.wait(1.0)
             rank, meeting = job.seats[self._number]
-            self._step = job.steps + 1  # no rank of a new world has begun a step
+            self._step = job.steps + 1  # no rank of a new world has started a step
         self._meeting = meeting
         self._turns.clear()
         self._exchanges = 0

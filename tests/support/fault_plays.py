@@ -1,4 +1,4 @@
-"""Train 20 steps through faults that are data, with threads as workers, and check the promises."""
+"""Train 20 steps through given faults, with threads as workers, and check the promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk without room: as an error of the system calls that write, and as a small disk that can be filled."""
+"""A full disk: as an error of system calls, and as a small disk that can be filled."""
 
 from __future__ import annotations
 

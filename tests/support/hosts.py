@@ -1,8 +1,7 @@
-"""Hosts on one machine, each with its own network, host name, processes and sshd, so that launchers find real hosts.
+"""Hosts on one machine, each with its own network, host name, processes and sshd, as launchers expect them.
 
-A host is one tree of processes in namespaces of its own, on a bridge in another one; the file system is shared, as
-over NFS. Nothing is added to the machine's own network, and nothing in /etc is changed. This needs root, iproute2,
-util-linux and openssh-server.
+A host is a process tree in its own namespaces; all share the file system, as over NFS. The machine's own network and
+/etc stay unchanged. This needs root, iproute2, util-linux and openssh-server.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tests.support.launching import wait_for
 
 SUBNET = "10.91.0"
 _NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc")
-_WITH_US = ("setpriv", "--pdeathsig", "KILL")  # no host outlives the tests, however they end
+_WITH_US = ("setpriv", "--pdeathsig", "KILL")  # hosts end with the tests
 _BOOT = """
 hostname "$1"
 mount --bind {folder}/hosts /etc/hosts
@@ -65,7 +64,7 @@ class Hosts:
             host = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         self.inits[name] = host
         wait_for(f"{name} to start", lambda: bool(psutil.Process(host.pid).children()))
-        own = f"02:00:00:00:00:{number:02x}"  # a host that is started again has the address that others remember
+        own = f"02:00:00:00:00:{number:02x}"  # other hosts remember the address when a host restarts
         peer = ("peer", "name", "eth0", "address", own, "netns", str(self.init(name)))
         self._on_switch("link", "add", f"p{number}", "type", "veth", *peer)
         self._on_switch("link", "set", f"p{number}", "master", "bridge", "up")

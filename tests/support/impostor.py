@@ -1,4 +1,4 @@
-"""A program that listens where a job's store is looked for, and gives the same answer to whoever comes first."""
+"""A program at the port of a job's store, with one answer to the first client."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`python -m tests.support.large_state GIB`, by a launcher: rank 1 gets a state of this size from the last rank.
-
-A state of distinct numbers, so that a piece that is missing or in another's place is seen.
-"""
+"""Send a state of distinct numbers from the last rank to rank 0: `python -m tests.support.large_state GIB`."""
 
 from __future__ import annotations
 

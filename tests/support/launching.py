@@ -1,4 +1,4 @@
-"""Starts real launchers for tests, and leaves no process running."""
+"""Start real launchers, and leave no process running."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HVD_TRAIN = str(PROGRAMS / "hvd-train")
 LAUNCHERS = {
     "gloo": ["horovodrun", "--gloo", "-np"],
     "mpi": ["horovodrun", "--mpi", "-np"],
-    # Open MPI refuses to run as root and beyond the cores it counts unless told that this is meant.
+    # By default Open MPI refuses root, and more ranks than cores.
     "mpirun": ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "-np"],
 }
 
@@ -38,9 +38,9 @@ def launch_line(launcher: str, ranks: int, *command: str) -> list[str]:
 def started(
     command: list[str], folder: Path, output: Path, variables: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program in a session of its own with its output in a file; what is left of it at the end is killed.
+    """Start a program in its own session, with its output in a file, and kill what remains of it at the end.
 
-    It sees no GPU, unless `variables` of its environment say so.
+    It sees no GPU, unless `variables` say so.
     """
     path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **variables}
@@ -62,10 +62,7 @@ def started(
 def finished(
     command: list[str], folder: Path, limit_s: float = 280, variables: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[int, str]:
-    """Run a program to its end, as `started` does, and return its exit code and all that it printed.
-
-    Raises AssertionError, with what it has printed, where it does not end within `limit_s` seconds.
-    """
+    """Run a program to its end; return its exit code and output. Raises: AssertionError: after `limit_s` seconds."""
     output = folder / "output.txt"
     with started(command, folder, output, variables) as process, suppress(subprocess.TimeoutExpired):
         return process.wait(limit_s), output.read_text()
@@ -74,7 +71,7 @@ def finished(
 
 
 def wait_for(what: str, condition: Callable[[], object], limit_s: float = 150, poll_s: float = 0.05) -> None:
-    """Poll until `condition` holds. Raises AssertionError, which names `what`, after `limit_s` seconds."""
+    """Poll until `condition` holds. Raises: AssertionError: after `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {limit_s:.0f} s for {what}"

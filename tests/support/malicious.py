@@ -1,4 +1,4 @@
-"""What somebody might put into a file that others load."""
+"""Content that an attacker may put into a file."""
 
 from __future__ import annotations
 

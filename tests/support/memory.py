@@ -1,4 +1,4 @@
-"""A model whose ranks write down how much memory they hold as training continues."""
+"""A model whose ranks record how much memory they hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ports of a job, which SECURITY.md names, and what must hold when strangers have attacked them."""
+"""The ports of a job in SECURITY.md, and what must hold after attacks on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts that stand in for programs of the machine."""
+"""Scripts in the place of programs of the machine."""
 
 from __future__ import annotations
 

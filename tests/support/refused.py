@@ -1,4 +1,4 @@
-"""Settings that cannot be, and what the user reads about them."""
+"""Refused settings and their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rooms of the package in their order. `python -m tests.support.rooms --write` renews docs/architecture.md."""
+"""The rooms of the package in order. `python -m tests.support.rooms --write` renews docs/architecture.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Play a history of an elastic job: a test gives the events and the time; commands are carried out at once."""
+"""Play a history of an elastic job: tests give events and time; commands are carried out at once."""
 
 from __future__ import annotations
 

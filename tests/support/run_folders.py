@@ -1,4 +1,4 @@
-"""Run folders as trainings leave them, written line by line, for tests of reports."""
+"""Run folders as trainings leave them, for tests of reports."""
 
 from __future__ import annotations
 

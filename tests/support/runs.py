@@ -1,4 +1,4 @@
-"""Small complete trainings for tests: data, models and configs that take a second or two."""
+"""Small complete trainings of a second or two: data, models and configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the scripts of horovodrun_scripts/ as a user does, or only has them print what they would start."""
+"""Run the scripts of horovodrun_scripts/ as a user does, or print what they would start."""
 
 from __future__ import annotations
 

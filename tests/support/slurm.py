@@ -1,4 +1,4 @@
-"""A real Slurm on the hosts of `tests.support.hosts`, for tests that submit and start jobs."""
+"""A real Slurm on the hosts of `tests.support.hosts`."""
 
 from __future__ import annotations
 

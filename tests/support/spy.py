@@ -1,4 +1,4 @@
-"""Another user of the machine, who reads all that /proc shows of everybody's processes, as `ps` does."""
+"""Another user of the machine, who reads the command lines and environments in /proc."""
 
 from __future__ import annotations
 

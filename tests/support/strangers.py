@@ -1,10 +1,10 @@
-"""Another account, on this machine or on others, which attacks what the processes of a job listen on."""
+"""Another account, on this machine or another, that attacks the ports of a job."""
 
 from __future__ import annotations
 
 import base64
 import ctypes
-import encodings.idna  # noqa: F401  # what a connection imports, which another account may not be able to read
+import encodings.idna  # noqa: F401  # connections import it; another account may not be able to read it
 import os
 import pickle
 import select
@@ -26,7 +26,7 @@ from tests.support.hosts import Hosts
 
 NOBODY = 65534
 NEEDS_ROOT = "" if os.geteuid() == 0 else "another account takes root"
-BODY = 400_000_000  # the bytes of a body that a stranger announces, and sends as long as they are read
+BODY = 400_000_000  # bytes of a body that an attacker announces, and sends as long as they are read
 _WAIT_S = 2.0
 _LISTENS = "0A"  # as /proc writes the state of a connection
 _NEW_NETWORK = 0x40000000
@@ -119,7 +119,7 @@ class Port(NamedTuple):
     """A port on which a process of a job listens."""
 
     process: str
-    """What the process is, as SECURITY.md calls it."""
+    """Its name in SECURITY.md."""
     address: str
     number: int
 
@@ -146,10 +146,7 @@ def link(path: str) -> str:
 
 
 def kind_of(process: psutil.Process) -> str:
-    """Return what a process of a job is, as SECURITY.md calls it.
-
-    Raises psutil.NoSuchProcess where it is about to become another program.
-    """
+    """Return a process's name in SECURITY.md. Raises: psutil.NoSuchProcess: if it is changing its program."""
     line = process.cmdline()
     if not line:
         raise psutil.NoSuchProcess(process.pid)
@@ -168,7 +165,7 @@ class Siege:
 
     ports: set[Port] = field(default_factory=set)
     growth: int = 0
-    """The most bytes by which a process has grown since its first port was found."""
+    """The largest growth of a process in bytes since its first port was found."""
     _began: dict[psutil.Process, int] = field(default_factory=dict)
 
     def measure(self, *found: psutil.Process) -> None:
@@ -198,13 +195,13 @@ def on(hosts: Hosts) -> Callable[[], Sequence[int]]:
 
 
 def opened(processes: Sequence[int], known: set[str]) -> Iterator[tuple[psutil.Process, Port, str]]:
-    """Yield the process, port and network of each new listening socket, and add it to the sockets in `known`.
+    """Yield the process, port and network of each new listening socket, and add it to `known`.
 
-    The process is the first that has the socket: what it starts has the socket, too, for a moment.
+    Of several processes with the socket, parents come first: a child holds inherited sockets for a moment.
     """
     networks: dict[str, dict[str, tuple[str, int]]] = {}
     for pid in processes:
-        with suppress(OSError, psutil.Error):  # it has ended, or is about to become another program
+        with suppress(OSError, psutil.Error):  # it has ended, or is changing its program
             network = os.readlink(f"/proc/{pid}/ns/net")
             if network not in networks:
                 networks[network] = listening(pid)
@@ -235,7 +232,7 @@ def ways(port: Port, network: str, hosts: Hosts | None) -> Iterator[tuple[int | 
 def besieged(processes: Callable[[], Sequence[int]], owned: Path, hosts: Hosts | None = None) -> Iterator[Siege]:
     """Attack every port that these processes open, as another account, during this block.
 
-    With `hosts`, whose processes they are, all hosts attack the ports that were not open before the block.
+    With `hosts`, all hosts attack the ports that were not open before the block.
     """
     siege, stop, attackers, known = Siege(), threading.Event(), list[int](), set[str]()
     if hosts is not None:
@@ -260,4 +257,4 @@ def besieged(processes: Callable[[], Sequence[int]], owned: Path, hosts: Hosts |
         stop.set()
         thread.join()
         ends = [os.waitpid(attacker, 0)[1] for attacker in attackers]
-        assert not any(ends), f"an attacker has failed: {ends}"
+        assert not any(ends), f"an attacker failed: {ends}"

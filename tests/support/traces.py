@@ -12,10 +12,7 @@ Event = dict[str, Any]
 
 
 def read(path: Path) -> dict[str, dict[str, list[Event]]]:
-    """Return the spans of a trace by name of process and thread, in their order in time.
-
-    Asserts the format, that processes have different names, and that spans nest.
-    """
+    """Return the spans of a trace by process and thread, ordered by time; assert its format and that spans nest."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}

@@ -1,4 +1,4 @@
-"""Watches a training from outside, as its user does: when steps end, and which are lost."""
+"""Watch a training from outside: when steps end, and which are lost."""
 
 from __future__ import annotations
 

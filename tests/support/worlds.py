@@ -1,7 +1,7 @@
 """Worlds for tests: ranks as threads of one process, and faults and stops as data.
 
-torch's default generator is one for all threads: what draws from it (dropout, a model's initial weights) differs
-from run to run here. Models for `ThreadWorld` draw their weights from a generator of their own.
+All threads share torch's default generator, so numbers from it (dropout, initial weights) differ from run to run.
+Models for `ThreadWorld` use their own generator.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class ThreadWorld(World):
 
     @override
     def expect_passes(self, optimizer: Optimizer, passes: int) -> None:
-        pass  # the sums start when they are waited for
+        pass  # sums start when they are awaited
 
     @override
     def sum_with_gradients(self, optimizer: Optimizer, tensor: Tensor) -> PendingSum:
@@ -203,17 +203,14 @@ class ThreadWorld(World):
         return key
 
     def _exchange(self, name: str, value: Any) -> list[Any]:
-        # As between processes: no rank can change what another one holds.
+        # Copy, as between processes: no rank can change another rank's value.
         return [unpacked(data) for data in self._meeting.take(self._give(name, packed(value)))]
 
 
 def run_ranks(
     size: int, body: Callable[[ThreadWorld], T], faults: Sequence[Fault] = (), kind: type[ThreadWorld] | None = None
 ) -> list[T | Killed]:
-    """What `body` returns on each of `size` ranks (Killed for one that a fault took).
-
-    The error that came first is raised again here; the other ranks get RankLost from it and end.
-    """
+    """Return the result of `body` on each of `size` ranks (Killed: a fault ended it), or raise the first error."""
     meeting = Meeting(size, faults)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
@@ -249,7 +246,7 @@ class StoppingWorld(LocalWorld):
 
     @override
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
-        # At the last step allowed, the sum holds the wish that another rank would have added.
+        # In the last step, the sum has the vote that another rank would have added.
         if name == "step":
             self._left -= 1
             if self._left == 0:

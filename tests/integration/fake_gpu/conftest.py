@@ -1,4 +1,4 @@
-"""The stand-in for a GPU, built once, and commands that run on it."""
+"""The stand-in for a GPU, and commands that run on it."""
 
 from __future__ import annotations
 

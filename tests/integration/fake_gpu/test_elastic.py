@@ -1,4 +1,4 @@
-"""Elastic jobs over the stand-in's NCCL: workers die and fall silent, and no step is lost."""
+"""Elastic jobs over the stand-in's NCCL: dead and silent workers cost no step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings with `--device cuda` on the stand-in end with the weights of the same trainings on CPUs, to the bit."""
+"""Trainings on the stand-in end with bit-identical weights to trainings on CPUs."""
 
 from __future__ import annotations
 

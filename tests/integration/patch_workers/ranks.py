@@ -1,7 +1,4 @@
-"""Ranks of the tests of Horovod's patches: `ranks.py NAME` runs the function of that name.
-
-A rank ends with exit code 0 if all is as it should be. `ranks.py world SIZE NAME` runs ranks over Gloo.
-"""
+"""Ranks for tests of Horovod's patches: `ranks.py NAME` runs a function, `ranks.py world SIZE NAME` on Gloo ranks."""
 
 import os
 import resource
@@ -27,10 +24,7 @@ from horovod.runner.http.http_server import RendezvousServer
 
 
 def world() -> None:
-    """Run ranks over Gloo on this machine, and print as the last line `EXIT [codes by rank]`.
-
-    horovodrun would stop all ranks when one fails; here the others continue, since their behaviour is tested.
-    """
+    """Run local ranks over Gloo and print `EXIT [codes by rank]`. Unlike horovodrun, let ranks outlive a failed one."""
     size, worker = int(sys.argv[2]), sys.argv[3]
     slots = get_host_assignments([HostInfo("localhost", size)], size)
     server = RendezvousServer(0)
@@ -86,7 +80,7 @@ def c2_silent_peer() -> None:
 
 
 class Driver:
-    """The part of the elastic driver that the rendezvous server calls."""
+    """The methods of the elastic driver that the rendezvous server calls."""
 
     def record_ready(self, host: str, slot: int) -> None:
         pass
@@ -141,10 +135,9 @@ def c4_stall() -> None:
 
 
 def c5_left_halfway() -> None:
-    """An operation fails on rank 0 alone, for lack of memory, while the others are in it; a longer one follows.
+    """An operation fails on rank 0 alone, for lack of memory, and a longer one follows.
 
-    What rank 0 sends for the second operation reaches the others as its part of the first, and does not fit. All ranks
-    must get an exception.
+    The other ranks receive data of the second operation in the first, where it does not fit. All ranks must raise.
     """
     hvd.init()
     others, mine = 20_000_000, 10
@@ -178,15 +171,14 @@ def c7_fp16_sum() -> None:
 
 
 def c8_sums() -> None:
-    """Compare sums of many lengths, types and operations over all ranks with those in the order of the ranks.
+    """Compare sums of many lengths, types and operations with sums in the order of the ranks.
 
-    They go through shared memory if SHARED is 1, and only then. NO_ROOM=RANK: that rank may not make files of any
-    length, nor memory that counts as one.
+    Only with SHARED=1 they use shared memory. NO_ROOM=RANK: that rank cannot create files or shared memory.
     """
     if os.environ.get("NO_ROOM") == os.environ.get("HOROVOD_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")):
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     hvd.init()
-    # Now: whichever rank shuts down first ends it for all.
+    # Look now: the first rank that shuts down ends it for all.
     shared = "/memfd:horovod-" in Path("/proc/self/maps").read_text()
     lengths = [0, 1, 2, 7, 1024, 1025, 2048, 2049, 131_071, 131_072, 131_073, 400_001, 3_000_000]  # around 8 and 512 KB
     operations = {hvd.Sum: torch.add, hvd.Min: torch.minimum, hvd.Max: torch.maximum, hvd.Product: torch.mul}
@@ -228,10 +220,7 @@ def sleeps() -> int:
 
 
 def c9_cycles() -> None:
-    """Rank 0 writes to the file TOOK the seconds of 20 sums, each of which waits for the one before.
-
-    With WHAT=rests, it writes how often the busiest thread went to sleep in an idle second.
-    """
+    """Write to TOOK the seconds of 20 consecutive sums; WHAT=rests: sleeps of the busiest thread in an idle second."""
     hvd.init()
     hvd.allreduce(torch.ones(1), name="sum")
     hvd.allreduce(torch.ones(1), name="sum")  # known by now, as in the steps of a training
@@ -263,11 +252,7 @@ def c10_waits() -> None:
 
 
 def c11_half_a_message() -> None:
-    """Rank 1 dies while half of a message is under way; rank 0 learns of that long before a time limit.
-
-    SENDER is the rank that sends: rank 0 has a part of the message of a dead sender, or has sent a part to a dead
-    receiver.
-    """
+    """Rank 1 dies in the middle of a message that SENDER sends; rank 0 notices it long before a timeout."""
     sender = int(os.environ["SENDER"])
     hvd.init()
     rank = hvd.rank()
@@ -286,7 +271,7 @@ def c11_half_a_message() -> None:
     except HorovodInternalError:
         code = 0 if time.monotonic() - start < 60 else 4
     if rank != sender and last[0]:
-        code = 5  # all of it has come before the sender died
+        code = 5  # the message was complete before the sender died
     os._exit(code)
 
 
@@ -304,8 +289,8 @@ def c12_addresses() -> None:
 def l1_job() -> None:
     """Train until a SIGTERM; WHAT says what rank 1 does to itself.
 
-    Each rank writes `FOLDER/pid.RANK`, and for every SIGTERM a line to `FOLDER/term.RANK`; then it takes half a second
-    to finish, as a commit does, and ends with 143, or with 0 if WHAT=finish. With WHAT=ignore it does not end.
+    Each rank writes `FOLDER/pid.RANK`, and a line to `FOLDER/term.RANK` for every SIGTERM. It finishes in half a second
+    with exit code 143, or 0 if WHAT=finish. With WHAT=ignore it does not end.
     """
     hvd.init()
     folder, what, rank = Path(os.environ["FOLDER"]), os.environ["WHAT"], hvd.rank()
@@ -319,7 +304,7 @@ def l1_job() -> None:
     signal.signal(signal.SIGTERM, on_term)
     for step in range(3):
         hvd.allreduce(torch.ones(1), name=f"step {step}")
-    # Only now: a signal that finds one rank in an operation, and the other out of it, is another test's case.
+    # Not earlier: a signal must not come while one rank is in an operation and the other is not.
     (folder / f"pid.{rank}").write_text(str(os.getpid()))
     if rank == 1 and what == "exit 7":
         os._exit(7)
@@ -350,16 +335,16 @@ def l7_many_lines() -> None:
 
 
 def s3_impostor() -> None:
-    """Rank 0 finds another process at the port of rank 1, and prints how many bytes that one was sent.
+    """Print how many bytes rank 0 sends to another process at the port of rank 1, whose answer SAYS is right or wrong.
 
-    SAYS is the answer of the impostor: "wrong", or the "right" one, known only to rank 1 and readers of the store.
+    Only rank 1 and readers of the store know the right answer.
     """
     server = become_rank_0(2)
     question, answer = os.urandom(16), os.urandom(16)
     says = answer if os.environ["SAYS"] == "right" else os.urandom(16) + b"\0" * 1000
 
     def in_gloos_order(port: int) -> int:
-        """Of two ranks on one host the one whose port comes later connects to the other."""
+        """Return a port's place in Gloo's order: on one host the later rank connects to the earlier one."""
         return int(struct.unpack("=H", struct.pack("!H", port))[0])
 
     def impostor() -> None:
@@ -367,10 +352,8 @@ def s3_impostor() -> None:
         while "0" not in store.get("global", {}):
             time.sleep(0.01)
         address = bytearray(store["global"]["0"])  # the address of rank 1 would be of the same kind
-        limit, sockets = (
-            in_gloos_order(struct.unpack_from("!H", address, 2)[0]),
-            [socket.create_server(("127.0.0.1", 0))],
-        )
+        limit = in_gloos_order(struct.unpack_from("!H", address, 2)[0])
+        sockets = [socket.create_server(("127.0.0.1", 0))]
         while in_gloos_order(sockets[-1].getsockname()[1]) >= limit:
             sockets.append(socket.create_server(("127.0.0.1", 0)))
         struct.pack_into("!H", address, 2, sockets[-1].getsockname()[1])

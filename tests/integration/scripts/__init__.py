@@ -1,1 +1,1 @@
-"""The scripts of horovodrun_scripts/: the commands they print, their errors, and real trainings with them."""
+"""The scripts of horovodrun_scripts/."""

@@ -1,4 +1,4 @@
-"""Each mpirun has flags of its own; containers start by Apptainer or by docker on each host; the ssh of the image."""
+"""Flags of each mpirun, containers by Apptainer and docker, and ssh in the image."""
 
 from __future__ import annotations
 

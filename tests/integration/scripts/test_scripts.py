@@ -1,4 +1,4 @@
-"""The scripts: what they start, that words arrive as typed, errors in one line, and real trainings."""
+"""The scripts: commands, arguments, errors in one line, and real trainings."""
 
 from __future__ import annotations
 

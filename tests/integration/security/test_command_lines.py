@@ -1,4 +1,4 @@
-"""No secret of a job is where other users of its hosts can read it, and ranks elsewhere get no more than they need."""
+"""Other users cannot read secrets of a job, and remote ranks get only what they need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine that answers under a host's name with another key gets no rank, and one line says what to type."""
+"""A machine with another host key gets no rank, and one line says what to type."""
 
 from __future__ import annotations
 

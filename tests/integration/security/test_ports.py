@@ -1,4 +1,4 @@
-"""What the processes of a job listen on, and what comes of it when another account of the machine finds that."""
+"""The ports of a job, attacked by another account of the machine."""
 
 from __future__ import annotations
 

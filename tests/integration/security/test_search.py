@@ -1,4 +1,4 @@
-"""Where horovodrun looks for the interfaces that its hosts have in common, it alone opens a port, for that time."""
+"""While horovodrun looks for common interfaces, it alone opens a port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that a real Slurm starts on two nodes, and another account there, which attacks ports and reads /proc."""
+"""Jobs of a real Slurm on two nodes, where another account attacks ports and reads /proc."""
 
 from __future__ import annotations
 
