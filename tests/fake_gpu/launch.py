@@ -62,7 +62,7 @@ class OnGpu:
         """Return the command that runs a play of tests/fake_gpu/plays.py or torch_plays.py."""
         return [sys.executable, "-m", f"tests.fake_gpu.{of}", name, *arguments]
 
-    def told(self) -> list[str]:
+    def mistakes(self) -> list[str]:
         """Return the mistakes that the stand-in has seen since this was last called."""
         lines = self._report.read_text().splitlines() if self._report.exists() else []
         self._report.unlink(missing_ok=True)

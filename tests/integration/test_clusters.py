@@ -16,7 +16,7 @@ from tests.support import hosts as cluster
 from tests.support.documented import commands
 from tests.support.elastic_hosts import ON_HOSTS, OWN, ROOT, SCRIPTS, WAYS
 from tests.support.hosts import Hosts
-from tests.support.launching import PROGRAMS, finished, wait_for
+from tests.support.launching import PROGRAMS, finished, output_of, wait_for
 
 pytestmark = ON_HOSTS
 
@@ -46,8 +46,7 @@ def test_a_training_on_three_hosts(way: str, hosts: Hosts, tmp_path: Path) -> No
     """Each listed host gets a rank; the name of the run folder has characters special to shells."""
     listed = "# three\nh1\nh2:1\n\nh3 slots=1 # the last\n"
     arguments = ["digits", "--epochs", "2", "--device", "cpu", "--output-dir", "a run; with $(signs)"]
-    code, output = finished(command(hosts, tmp_path, way, listed, *arguments), tmp_path)
-    assert code == 0, output
+    output_of(command(hosts, tmp_path, way, listed, *arguments), tmp_path)
     run = tmp_path / "a run; with $(signs)"
     assert json.loads((run / "environment.json").read_text())["ranks_of_hosts"] == {"h1": 1, "h2": 1, "h3": 1}
     assert json.loads((run / "summary.json").read_text())["finished"]
@@ -59,8 +58,7 @@ def test_blanks_in_the_paths(hosts: Hosts, tmp_path: Path) -> None:
     folder = tmp_path / "my runs"
     folder.mkdir()
     horovodrun = [str(tmp_path / "an environment/bin/python"), "-m", "horovod.runner.launch", "--gloo"]
-    code, output = finished(hosts.inside("h1", folder, *horovodrun, "-np", "2", "-H", "h1:1,h2:1", "pwd"), folder)
-    assert code == 0, output
+    output = output_of(hosts.inside("h1", folder, *horovodrun, "-np", "2", "-H", "h1:1,h2:1", "pwd"), folder)
     assert sorted(output.splitlines()) == [f"[{rank}]<stdout>:{folder}" for rank in range(2)]
 
 
@@ -70,11 +68,9 @@ def test_scaling_over_three_hosts(controller: str, hosts: Hosts, tmp_path: Path)
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\nh3 slots=1\n")
     line = f"bench scaling --hosts hostfile --controller {controller} digits --epochs 1 --device cpu --output-dir out"
     begin = hosts.inside("h1", tmp_path, *OWN, str(PROGRAMS / "hvd-train"), *line.split(), "--np")
-    code, output = finished([*begin, "1,3,4"], tmp_path)
-    assert code == 2
+    output = output_of([*begin, "1,3,4"], tmp_path, code=2)
     assert "4" in output and "hostfile" in output and not (tmp_path / "out").exists()
-    code, output = finished([*begin, "1,3"], tmp_path)
-    assert code == 0, output
+    output_of([*begin, "1,3"], tmp_path)
     rows = json.loads((tmp_path / "out/scaling.json").read_text())["rows"]
     found = [(row["workers"], row["global_batch_size"], row["failed"]) for row in rows]
     assert found == [(1, 64, None), (3, 192, None)]
@@ -89,8 +85,7 @@ def test_other_mpis(listed: str, programs: Path, hosts: Hosts, tmp_path: Path) -
     """Plain mpirun of Open MPI 5, MPICH or a system's Open MPI starts a rank on each host, with a roll call."""
     arguments = ["digits", "--epochs", "1", "--device", "cpu", "--output-dir", "run"]
     begun = command(hosts, tmp_path, "mpirun", listed, *arguments)
-    code, output = finished([word.replace(str(PROGRAMS), str(programs)) for word in begun], tmp_path)
-    assert code == 0, output
+    output_of([word.replace(str(PROGRAMS), str(programs)) for word in begun], tmp_path)
     assert json.loads((tmp_path / "run/summary.json").read_text())["world_size"] == len(listed.split())
     wait_for_workers_to_end(hosts)
 
@@ -164,13 +159,12 @@ def test_a_rank_that_never_arrives(over: Callable[[Path, str], None], hosts: Hos
     over(Path(hvd_train.__file__).with_name("run.py"), "import time; time.sleep(1000)")
     begun = command(hosts, tmp_path, "horovodrun, Gloo", "h1\nh2\nh3\n", "digits")
     begun[begun.index("env") + 1 : begun.index("env") + 1] = ["HVD_TRAIN_START_TIMEOUT_SECONDS=20"]
-    code, output = finished(begun, tmp_path)
-    assert code == 3, output
+    output = output_of(begun, tmp_path, code=3)
     assert "rank 2 on h3 did not come within 20 s" in output
     wait_for_workers_to_end(hosts)
 
 
-# The commands that are typed on hosts, with hosts and data of this test.
+# The commands for hosts, with the hosts and data of this test.
 TYPED_HERE = ("Is the cluster ready?", "Start", "Many trainings in one allocation", "Host files")
 DOCUMENTED = [
     line.replace("node[01-04]:8", "h[1-2]:1").replace("/data/imagenet", "data")
@@ -187,11 +181,10 @@ def test_a_documented_command(line: str, hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "hostfiles/two_hosts").write_text((ROOT / "hostfiles/two_hosts").read_text())
     (tmp_path / "hostfiles/elastic").write_text("# as many slots as there are cores here\nh1 slots=1\nh2 slots=1\n")
     (tmp_path / "data").mkdir()
-    # Unless told otherwise, mpirun refuses root, and more ranks than there are cores.
+    # By default mpirun refuses root, and more ranks than cores.
     mpirun = ["OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1"]
     command = hosts.inside("h1", tmp_path, *OWN, *mpirun, "bash", "-c", line)
-    code, output = finished(command, tmp_path, limit_s=600)
-    assert code == 0, output
+    output = output_of(command, tmp_path, limit_s=600)
     if "-- digits" in line:
         assert "done: top-1" in output
         assert "2 ranks" in output

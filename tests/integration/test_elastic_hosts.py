@@ -74,7 +74,7 @@ FAULTS: dict[str, Callable[[Job], None]] = {
     "rank 0's host is taken from the list": lambda job: job.list("h2", "h3"),
     "unreachable": lambda job: job.list("h1", "h2", "h3", "h4"),
     "abort": lambda job: job.worker("h2").send_signal(signal.SIGABRT),
-    "an error in the model": lambda job: on_demand.order(job.folder, "forward", "h2", "an error in somebody's model"),
+    "an error in the model": lambda job: on_demand.order(job.folder, "forward", "h2", "an error in the user's model"),
     "rank 0 misses the end of a step": lambda job: on_demand.order(job.folder, "update", "h1", "lost"),
     "a survivor dies during the rendezvous": kill_a_survivor,
 }
@@ -88,7 +88,7 @@ def test_a_fault(name: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> 
         FAULTS[name](running)
         running.completes(expected)
     assert running.changes or name in ("out and in", "unreachable")
-    assert ("RuntimeError: an error in somebody's model" in running.output) == (name == "an error in the model")
+    assert ("RuntimeError: an error in the user's model" in running.output) == (name == "an error in the model")
     assert not [path for place in ("forward", "update", "state") for path in tmp_path.glob(f"{place}-h*")], "not obeyed"
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from hvd_train.run_files.ledger import audit
 from tests.support import scripts
-from tests.support.launching import HVD_TRAIN, finished, ranks_of, started, wait_for
+from tests.support.launching import HVD_TRAIN, output_of, ranks_of, started, wait_for
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "horovodrun_scripts"
@@ -161,8 +161,7 @@ def test_a_killed_worker_is_replaced_and_no_sample_is_lost(tmp_path: Path) -> No
     changes = changes_of(tmp_path)
     assert changes[0]["left"] and changes[-1]["world_size"] == 2
     assert all(change["steps_lost"] == 0 for change in changes)
-    code, output = finished([HVD_TRAIN, "audit", str(run)], tmp_path)
-    assert code == 0, output
+    output = output_of([HVD_TRAIN, "audit", str(run)], tmp_path)
     assert "exact: every one of 1,437 samples counted" in output
 
 
@@ -176,18 +175,18 @@ def test_a_job_without_output_dir_continues_in_its_own_folder(tmp_path: Path) ->
         crash(script, tmp_path)
         former = workers_of(script)
         for worker in former:
-            worker.suspend()  # so that they hold the folder when the next ones come
+            worker.suspend()  # so that they hold the folder when new workers come
         next(one for one in ranks_of(script, "train") if "hvd_train.elastic.driver" in one.cmdline()[:3]).kill()
-        wait_for("the next ones to wait", lambda: "another process is training in runs" in output.read_text())
+        wait_for("new workers to wait", lambda: "another process is training in runs" in output.read_text())
         for worker in former:
             worker.resume()
-        wait_for("the job to go on", lambda: output.read_text().count("resuming at") == 1)
+        wait_for("the job to resume", lambda: output.read_text().count("resuming at") == 1)
         latter = workers_of(script)
         for worker in latter:
-            worker.suspend()  # or the second would see the first one die, and live on
+            worker.suspend()  # or the second would survive the first
         for worker in latter:
             worker.kill()
-        wait_for("the job to go on again", lambda: output.read_text().count("resuming at") == 2)
+        wait_for("the job to resume again", lambda: output.read_text().count("resuming at") == 2)
         stop(script, tmp_path)
 
 
@@ -195,8 +194,7 @@ def test_a_job_without_output_dir_continues_in_its_own_folder(tmp_path: Path) ->
 def test_a_typo_in_the_model_ends_the_job(tmp_path: Path) -> None:
     """Three workers fail; there is one traceback and one line why, and no retry."""
     command = [str(SCRIPTS / "train_elastic.sh"), "--", "digits", "--model", "tests.support.on_demand:misspelt"]
-    code, output = finished(command, tmp_path, variables={"PYTHONPATH": str(ROOT)})
-    assert code == 5, output
+    output = output_of(command, tmp_path, variables={"PYTHONPATH": str(ROOT)}, code=5)
     assert output.count("Traceback") == 1
     assert output.count("NameError: a typo in the model") == 1
     assert "3 workers in a row ended with an error before the ranks met (see above)" in output

@@ -234,9 +234,9 @@ def test_a_container_is_killed_and_comes_back(two: Cluster) -> None:
 
 def test_no_user_gets_in_without_the_key(two: Cluster) -> None:
     """A host refuses passwords, other keys and other users; without a key it starts no server."""
-    stranger = "ssh-keygen -q -t ed25519 -N '' -f /tmp/other; ssh -v -F /dev/null -i /tmp/other -p 2222"
-    stranger += " -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null h2 true"
-    refused = two.inside("h1", "sh", "-c", stranger)
+    attacker = "ssh-keygen -q -t ed25519 -N '' -f /tmp/other; ssh -v -F /dev/null -i /tmp/other -p 2222"
+    attacker += " -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null h2 true"
+    refused = two.inside("h1", "sh", "-c", attacker)
     assert refused.returncode == 255
     offered = {line.rpartition(": ")[2].strip() for line in refused.stderr.splitlines() if "can continue: " in line}
     assert offered == {"publickey"}

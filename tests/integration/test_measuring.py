@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import jpegs, traces
 from tests.support.documented import DOCS, commands
-from tests.support.launching import HVD_TRAIN, PROGRAMS, finished, launch_line, ranks_of, started, wait_for
+from tests.support.launching import HVD_TRAIN, PROGRAMS, finished, launch_line, output_of, ranks_of, started, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -70,8 +70,7 @@ def test_a_documented_command(line: str, tmp_path: Path, monkeypatch: pytest.Mon
     jpegs.digits(tmp_path / "data", classes=range(2), most=40)
     (tmp_path / "hostfiles").symlink_to(ROOT / "hostfiles")
     monkeypatch.setenv("PATH", f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}")
-    code, output = finished(["bash", "-c", line.replace("DATA", "data")], tmp_path)
-    assert code == 0, output
+    output_of(["bash", "-c", line.replace("DATA", "data")], tmp_path)
     for path in tmp_path.glob("*.json"):
         found = json.loads(path.read_text())
         section = (DOCS / "measuring.md").read_text().partition(f": `{found['bench']}`\n")[2].partition("\n## ")[0]
@@ -85,8 +84,7 @@ def test_a_documented_command(line: str, tmp_path: Path, monkeypatch: pytest.Mon
 def test_two_ranks_and_horovod_are_in_one_trace(launcher: str, tmp_path: Path) -> None:
     """Ranks take the same steps at the same time, and Horovod's reductions lie within them."""
     command = launch_line(launcher, 2, HVD_TRAIN, "train", "digits", "--epochs", "1", "--profile", "4:6")
-    code, output = finished([*command, "--output-dir", "run"], tmp_path)
-    assert code == 0, output
+    output = output_of([*command, "--output-dir", "run"], tmp_path)
     assert "profile of steps 4 to 6, on 2 of 2 ranks: run/profile/steps-4-to-6.json.gz" in output
     first, second, horovod = traces.read(tmp_path / "run" / "profile" / "steps-4-to-6.json.gz").values()
     for name, began, step in zip(("step 4", "step 5", "step 6"), first["steps"], second["steps"], strict=True):

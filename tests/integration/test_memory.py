@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from tests.support.launching import HVD_TRAIN, finished, launch_line
+from tests.support.launching import HVD_TRAIN, launch_line, output_of
 from tests.support.memory import EVERY
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -28,8 +28,7 @@ def growth(folder: Path, ranks: int, command: list[str]) -> list[float]:
     line += f"--global-batch-size 10 --batch-size {10 // ranks} --eval-epochs 10 --log-steps 10 --commit-steps 100 "
     line += "--device cpu --output-dir run"
     environment = ["env", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
-    code, output = finished([*environment, *command, *line.split()], folder, limit_s=850)
-    assert code == 0, output
+    output_of([*environment, *command, *line.split()], folder, limit_s=850)
     found = [list(map(int, path.read_text().split())) for path in folder.glob("rss-*")]
     assert len(found) == ranks
     assert all(len(of_rank) * EVERY >= steps - STEPS_PER_EPOCH for of_rank in found)

@@ -12,7 +12,7 @@ import pytest
 
 from hvd_train import cli
 from tests.support.browser import CHROMIUM, Browser, opened
-from tests.support.launching import HVD_TRAIN, finished, launch_line
+from tests.support.launching import HVD_TRAIN, launch_line, output_of
 from tests.support.pages import section
 from tests.support.run_folders import epoch, event, start, step, whole_run, write
 
@@ -24,8 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the run folder of a short training on two ranks."""
     folder = tmp_path_factory.mktemp("trained")
     command = launch_line("gloo", 2, HVD_TRAIN, "train", "--epochs", "1", "--output-dir", "run")
-    code, output = finished(command, folder)
-    assert code == 0, output
+    output_of(command, folder)
     return folder / "run"
 
 

@@ -49,7 +49,7 @@ def test_elastic_in_an_allocation(slurm: Slurm) -> None:
         output = (slurm.folder / "out").read_text
         wait_for("two epochs", lambda: "epoch   2/400" in output() and "2 ranks" in output())
         slurm.command("scontrol", "update", "NodeName=h2", "State=DOWN", "Reason=test")
-        wait_for("one to go on", lambda: "world 2 -> 1" in output())
+        wait_for("one rank to continue", lambda: "world 2 -> 1" in output())
         slurm.command("scontrol", "update", "NodeName=h2", "State=RESUME")
         wait_for("two again", lambda: "world 1 -> 2" in output())
 
@@ -61,7 +61,7 @@ def test_the_warning_before_the_time_limit(slurm: Slurm) -> None:
     training = ["digits", "--model", OBEDIENT, "--epochs", "12"]
     jobs = [slurm.command(*batch, *way, *training) for way in WAYS]
     for job in jobs:
-        wait_for("the way back", lambda job=job: "back into the queue" in slurm.output(job))
+        wait_for("the requeue", lambda job=job: "back into the queue" in slurm.output(job))
         assert "committed; the same command resumes from there" in slurm.output(job)
         assert "TIME LIMIT" not in slurm.output(job)
     (slurm.folder / "pace").unlink()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.support.launching import HVD_TRAIN, finished, launch_line, ranks_of, started, wait_for
+from tests.support.launching import HVD_TRAIN, launch_line, output_of, ranks_of, started, wait_for
 from tests.support.on_demand import pace
 from tests.support.runs import Weights, equal
 
@@ -35,8 +35,7 @@ def own_lines(output: str) -> list[str]:
 @pytest.mark.parametrize("launcher", ["gloo", pytest.param("mpi", marks=slow), "mpirun"])
 def test_digits_reach_98_percent_on_two_ranks(launcher: str, tmp_path: Path) -> None:
     """The default recipe trains to at least 98% top-1 through every launcher and leaves a whole run folder."""
-    code, output = finished(launch_line(launcher, 2, HVD_TRAIN, "train", "--output-dir", "run"), tmp_path)
-    assert code == 0, output
+    output = output_of(launch_line(launcher, 2, HVD_TRAIN, "train", "--output-dir", "run"), tmp_path)
     run = tmp_path / "run"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["top1"] >= 0.98
@@ -47,20 +46,18 @@ def test_digits_reach_98_percent_on_two_ranks(launcher: str, tmp_path: Path) -> 
     weights = torch.load(run / "model-final.pt", weights_only=True)
     assert all(isinstance(tensor, torch.Tensor) for tensor in weights.values())
     if launcher == "gloo":
-        code, printed = finished([HVD_TRAIN, "evaluate", "run", "--json"], tmp_path)
-        assert code == 0, printed
+        printed = output_of([HVD_TRAIN, "evaluate", "run", "--json"], tmp_path)
         assert json.loads(printed)["top1"] == pytest.approx(summary["best_top1"], abs=1e-12)
 
 
-# Of a model that takes the time that the test wants, so that the training cannot end before it is disturbed.
+# The test sets the model's pace, so that the training cannot end before it is disturbed.
 DISTURBED = ["digits", "--model", "tests.support.on_demand:obedient", "--epochs", "3", "--commit-steps", "5"]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Weights:
     folder = tmp_path_factory.mktemp("undisturbed")
-    code, output = finished(launch_line("gloo", 2, HVD_TRAIN, "train", *DISTURBED), folder, variables=OF_TESTS)
-    assert code == 0, output
+    output_of(launch_line("gloo", 2, HVD_TRAIN, "train", *DISTURBED), folder, variables=OF_TESTS)
     return final_weights(folder)
 
 
@@ -98,8 +95,7 @@ def test_ctrl_c_commits_and_resume_is_bit_identical(tmp_path: Path, undisturbed:
     code, output = disturb("gloo", tmp_path, signal.SIGINT, None)
     assert code == 128 + signal.SIGINT, output
     (stopped_at,) = re.findall(r"stopped by SIG\w+ at step (\d+), committed", output)
-    code, output = finished(launch_line("gloo", 2, HVD_TRAIN, "train", *DISTURBED), tmp_path, variables=OF_TESTS)
-    assert code == 0, output
+    output = output_of(launch_line("gloo", 2, HVD_TRAIN, "train", *DISTURBED), tmp_path, variables=OF_TESTS)
     assert f"step {stopped_at}" in output.splitlines()[0]
     (run,) = (tmp_path / "runs").iterdir()
     steps = [json.loads(line) for line in (run / "metrics.jsonl").open()]
@@ -126,10 +122,9 @@ def test_a_killed_rank_ends_the_job_and_loses_nothing(
         code, output = disturb(launcher, tmp_path, signal.SIGKILL, victim)
         assert code != 0, output
         assert f"rank {victim}" in output, "the launcher says which rank was killed"
-        if (launcher, victim) == ("gloo", 1):  # rank 0 writes, and its weights are whole; MPI does not let it go on
+        if (launcher, victim) == ("gloo", 1):  # rank 0 lives and commits; MPI would kill it
             assert re.search(r"step \d+ is committed; the same command resumes", output), output
-    code, output = finished(launch_line(launcher, 2, HVD_TRAIN, "train", *DISTURBED), tmp_path, variables=OF_TESTS)
-    assert code == 0, output
+    output = output_of(launch_line(launcher, 2, HVD_TRAIN, "train", *DISTURBED), tmp_path, variables=OF_TESTS)
     assert "resuming at epoch" in output.splitlines()[0]
     assert equal(final_weights(tmp_path), undisturbed)
 
@@ -148,8 +143,7 @@ BAD = {
 def test_bad_input_on_two_ranks_is_reported_once(case: str, launcher: str, tmp_path: Path) -> None:
     """The launcher ends with exit code 2."""
     arguments, hint = BAD[case]
-    code, output = finished(launch_line(launcher, 2, HVD_TRAIN, "train", *arguments), tmp_path, variables=OF_TESTS)
-    assert code == 2, output
+    output = output_of(launch_line(launcher, 2, HVD_TRAIN, "train", *arguments), tmp_path, variables=OF_TESTS, code=2)
     assert len(own_lines(output)) == 1, output
     assert hint in own_lines(output)[0]
     assert "Traceback" not in output, output
@@ -161,8 +155,7 @@ def test_ranks_with_different_settings_are_reported_once(launcher: str, tmp_path
     train = (
         f"{shlex.quote(HVD_TRAIN)} train digits --device cpu --output-dir run --eval-epochs $(({RANK[launcher]} + 1))"
     )
-    code, output = finished(launch_line(launcher, 2, "sh", "-c", train), tmp_path)
-    assert code == 2, output
+    output = output_of(launch_line(launcher, 2, "sh", "-c", train), tmp_path, code=2)
     assert output.count("the ranks differ in --eval-epochs: 1 on ") == 1, output
     assert "; 2 on " in output
     assert "Traceback" not in output
@@ -173,8 +166,7 @@ def test_a_path_of_tmpdir_that_is_too_long_for_loader_processes_is_named(tmp_pat
     (folder := tmp_path / ("long" * 25)).mkdir()
     data = ["--data", "tests.support.runs:mapped_digits", "--model", "tests.support.runs:convnet", "--workers", "1"]
     line = [HVD_TRAIN, "train", *data, "--epochs", "1", "--device", "cpu"]
-    code, output = finished(line, tmp_path, variables={**OF_TESTS, "TMPDIR": str(folder)})
-    assert code == 2, output
+    output = output_of(line, tmp_path, variables={**OF_TESTS, "TMPDIR": str(folder)}, code=2)
     assert "(AF_UNIX path too long); export a shorter TMPDIR" in output
     assert "Traceback" not in output
 
@@ -198,12 +190,10 @@ def test_class_folders_train_on_two_ranks(tmp_path: Path) -> None:
     """JPEG class folders train through loader processes on two ranks, and evaluate to the same on one."""
     make_folder(tmp_path / "images")
     flags = [*FOLDER, "--batch-size", "4", "--epochs", "2", "--workers", "1", "--output-dir", "run"]
-    code, output = finished(launch_line("gloo", 2, HVD_TRAIN, "train", *flags), tmp_path)
-    assert code == 0, output
+    output_of(launch_line("gloo", 2, HVD_TRAIN, "train", *flags), tmp_path)
     scores = []
     for launcher in ("none", "gloo"):
-        code, printed = finished(launch_line(launcher, 2, HVD_TRAIN, "evaluate", "run", "--json"), tmp_path)
-        assert code == 0, printed
+        printed = output_of(launch_line(launcher, 2, HVD_TRAIN, "evaluate", "run", "--json"), tmp_path)
         scores.append(json.loads(printed[printed.index("{") :]))
     assert scores[0]["count"] == 12
     assert scores[0]["top1"] == scores[1]["top1"]
@@ -216,8 +206,7 @@ def test_an_unreadable_image_on_one_rank_ends_all_and_is_named_once(tmp_path: Pa
     broken = tmp_path / "images" / "train" / "class1" / "3.jpg"
     broken.write_bytes(broken.read_bytes()[:40])
     flags = [*FOLDER, "--batch-size", "2", "--epochs", "2", "--workers", "0"]
-    code, output = finished(launch_line("gloo", 2, HVD_TRAIN, "train", *flags), tmp_path)
-    assert code == 2, output
+    output = output_of(launch_line("gloo", 2, HVD_TRAIN, "train", *flags), tmp_path, code=2)
     (named,) = [line for line in own_lines(output) if "3.jpg" in line]
     assert re.search(r"rank [01] on \S+: cannot read the image", named)
     assert "Traceback" not in output, output
@@ -228,12 +217,10 @@ def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
     code_block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert code_block
     (tmp_path / "mine.py").write_text(code_block[1])
-    code, output = finished(launch_line("gloo", 2, sys.executable, "mine.py"), tmp_path)
-    assert code == 0, output
+    output_of(launch_line("gloo", 2, sys.executable, "mine.py"), tmp_path)
     run = next((tmp_path / "runs").glob("mine-*"))
     assert json.loads((run / "summary.json").read_text())["top1"] > 0.9
-    code, printed = finished([HVD_TRAIN, "evaluate", str(run), "--trust"], tmp_path)
-    assert code == 0, printed
+    output_of([HVD_TRAIN, "evaluate", str(run), "--trust"], tmp_path)
 
 
 @slow
@@ -241,8 +228,7 @@ def test_the_readme_example_trains_as_printed(tmp_path: Path) -> None:
 def test_a_sweep_in_one_mpi_job(workers: int, tmp_path: Path) -> None:
     """Runs use one rank each or both ranks; a failed run does not end the others."""
     line = f"sweep digits --epochs 2 --device cpu --lr 0.1,1e30,0.05 --workers-per-run {workers} --output-dir out"
-    code, output = finished(launch_line("mpirun", 2, HVD_TRAIN, *line.split()), tmp_path)
-    assert code == 1, output
+    output_of(launch_line("mpirun", 2, HVD_TRAIN, *line.split()), tmp_path, code=1)
     rows = {row["name"]: row for row in json.loads((tmp_path / "out/sweep.json").read_text())}
     worked = {name for name, row in rows.items() if row["failed"] is None}
     assert (worked, rows.keys() - worked) == ({"lr=0.1", "lr=0.05"}, {"lr=1e30"})

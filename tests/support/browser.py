@@ -94,7 +94,7 @@ def opened(profile: Path) -> Iterator[Browser]:
     (input_end, to_browser), (from_browser, output_end) = os.pipe(), os.pipe()
     words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     words += ["--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
-    # The browser reads from descriptor 3 and writes to 4, whatever these two are here.
+    # The browser reads from descriptor 3 and writes to 4.
     line = ["bash", "-c", f'exec "$@" 3<&{input_end} 4>&{output_end}', "bash", *words]
     quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     process = subprocess.Popen(line, pass_fds=(input_end, output_end), start_new_session=True, **quiet)

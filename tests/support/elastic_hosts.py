@@ -17,7 +17,7 @@ import torch
 
 from hvd_train.run_files.ledger import audit
 from tests.support.hosts import Hosts, missing
-from tests.support.launching import HVD_TRAIN, PROGRAMS, finished, started, wait_for
+from tests.support.launching import HVD_TRAIN, PROGRAMS, output_of, started, wait_for
 from tests.support.runs import Weights, largest_difference
 
 NO_HOSTS = missing()
@@ -55,8 +55,7 @@ def arguments(epochs: int = 8, model: str = "tests.support.runs:smooth", more: s
 def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = None, limit_s: float = 280) -> Weights:
     """Return the weights of the same training in one undisturbed process."""
     own = ["env", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
-    code, output = finished([*own, HVD_TRAIN, "train", *(training or arguments(epochs))], folder, limit_s)
-    assert code == 0, output
+    output_of([*own, HVD_TRAIN, "train", *(training or arguments(epochs))], folder, limit_s)
     return torch.load(run_below(folder) / "model-final.pt", weights_only=True)
 
 

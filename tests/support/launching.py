@@ -70,6 +70,19 @@ def finished(
     raise AssertionError(f"{shlex.join(command)} has not ended within {limit_s:.0f} s; it printed:\n{printed}")
 
 
+def output_of(
+    command: list[str],
+    folder: Path,
+    limit_s: float = 280,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    code: int = 0,
+) -> str:
+    """Run a program to its end, as `finished` does; assert its exit code and return its output."""
+    found, output = finished(command, folder, limit_s, variables)
+    assert found == code, output
+    return output
+
+
 def wait_for(what: str, condition: Callable[[], object], limit_s: float = 150, poll_s: float = 0.05) -> None:
     """Poll until `condition` holds. Raises: AssertionError: after `limit_s` seconds."""
     deadline = time.monotonic() + limit_s

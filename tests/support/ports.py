@@ -27,9 +27,9 @@ def named() -> dict[str, set[tuple[str, str]]]:
 def unharmed(job: str, siege: Siege, run: Path, code: int, printed: str) -> None:
     """Assert that attacks on a job had no effect, and that SECURITY.md names all its ports."""
     assert code == 0, printed
-    assert not (run.parent / "owned").exists(), "code of a stranger ran"
+    assert not (run.parent / "owned").exists(), "code of an attacker ran"
     assert "Traceback" not in printed, printed
     assert audit(run).faults == ()
-    assert siege.growth < BODY, "what a stranger sends is kept"
+    assert siege.growth < BODY, "data of an attacker is kept"
     found = {(port.process, hosts.named(port.address)) for port in siege.ports}
     assert found <= named().get(job, set())

@@ -12,7 +12,7 @@ PACKAGE = Path(hvd_train.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: begin -->", "<!-- rooms: end -->"
 
-# From the bottom up. A room with modules beside it holds these top-level modules; any other room is a folder.
+# From the bottom up. A room without modules here is a folder; other rooms consist of top-level modules.
 ROOMS: dict[str, tuple[str, ...]] = {
     "vocabulary": (
         *("_version", "travel", "errors", "console", "numerals", "plain_file"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import PIPE
 
-NOBODY = 65534
+OTHER_USER = 65534
 _PROGRAM = """
 import glob, json, os, select, sys
 words = {name: bytes.fromhex(word) for name, word in json.loads(sys.stdin.readline()).items()}
@@ -43,14 +43,14 @@ class Spy:
 @contextmanager
 def spying(words: dict[str, bytes]) -> Iterator[Spy]:
     """Let another user look for these words repeatedly during this block. Needs root."""
-    line = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    line = ["setpriv", f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups"]
     line += [str(Path(sys.executable).resolve()), "-I", "-S", "-c", _PROGRAM]
     environment = {"PATH": os.environ["PATH"]}  # not what it is to look for
     found = Spy()
     with subprocess.Popen(line, stdin=PIPE, stdout=PIPE, text=True, cwd="/", env=environment) as process:
         process.stdin.write(json.dumps({name: word.hex() for name, word in words.items()}) + "\n")
         process.stdin.flush()
-        assert process.stdout.readline() == f"{NOBODY}\n"
+        assert process.stdout.readline() == f"{OTHER_USER}\n"
         try:
             yield found
         finally:

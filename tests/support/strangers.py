@@ -24,7 +24,7 @@ import psutil
 
 from tests.support.hosts import Hosts
 
-NOBODY = 65534
+OTHER_ACCOUNT = 65534
 NEEDS_ROOT = "" if os.geteuid() == 0 else "another account takes root"
 BODY = 400_000_000  # bytes of a body that an attacker announces, and sends as long as they are read
 _WAIT_S = 2.0
@@ -53,8 +53,8 @@ def as_other_account(work: Callable[[], None], network: int | None = None) -> in
             with open(f"/proc/{network}/ns/net") as file:
                 assert _ENTER(file.fileno(), _NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
         os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(OTHER_ACCOUNT)
+        os.setuid(OTHER_ACCOUNT)
         work()
         code = 0
     except BaseException:

@@ -25,4 +25,4 @@ def gpu(libraries: Path, tmp_path: Path) -> Iterator[OnGpu]:
     """Run commands on the stand-in, which must not see a mistake that the test did not read."""
     on_gpu = OnGpu(libraries, tmp_path)
     yield on_gpu
-    assert not on_gpu.told(), "the stand-in has seen mistakes"
+    assert not on_gpu.mistakes(), "the stand-in has seen mistakes"

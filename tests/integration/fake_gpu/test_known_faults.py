@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_gpu.launch import OnGpu
-from tests.support.launching import finished, launch_line, started, wait_for
+from tests.support.launching import finished, launch_line, output_of, started, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -22,8 +22,7 @@ def sums(gpu: OnGpu, busy_ms: int, limit_s: int) -> list[list[object]]:
     """Return which of two sums are right on each of two ranks; their GPU is busy before the second."""
     elastic = {"HOROVOD_ELASTIC": "1", "HVD_TRAIN_GLOO_OPERATION_TIMEOUT_SECONDS": str(limit_s)}
     play = [sys.executable, "-m", "tests.fake_gpu.horovod_plays", "sums", "0", str(busy_ms)]
-    code, output = finished(launch_line("gloo", 2, *play), gpu.folder, variables={**gpu.variables(), **elastic})
-    assert code == 0, output
+    output = output_of(launch_line("gloo", 2, *play), gpu.folder, variables={**gpu.variables(), **elastic})
     return [json.loads(line) for line in re.findall(r"<stdout>:(\[.*\])$", output, re.MULTILINE)]
 
 

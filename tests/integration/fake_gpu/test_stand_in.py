@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from tests.fake_gpu.launch import OnGpu
-from tests.support.launching import finished, started
+from tests.support.launching import output_of, started
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def played(gpu: OnGpu, name: str, *arguments: str, of: str = "plays", **settings: object) -> Any:
-    code, output = finished(gpu.play(name, *arguments, of=of), gpu.folder, variables=gpu.variables(**settings))
-    assert code == 0, output
+    output = output_of(gpu.play(name, *arguments, of=of), gpu.folder, variables=gpu.variables(**settings))
     return json.loads(output.splitlines()[-1])
 
 
@@ -51,7 +50,7 @@ def test_a_stream_does_its_tasks_in_order(gpu: OnGpu) -> None:
 def test_a_race_is_reported(gpu: OnGpu, kind: str) -> None:
     """A race is reported even if it did no harm; a stream or host that waits is no race."""
     assert played(gpu, "race", kind, delay_us=0)
-    lines = gpu.told()
+    lines = gpu.mistakes()
     if kind in ("fine", "seen"):
         assert lines == []
     else:
@@ -61,7 +60,7 @@ def test_a_race_is_reported(gpu: OnGpu, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "mistake"),
     [
         ("early", "freed too early"),
         ("told", None),
@@ -69,11 +68,11 @@ def test_a_race_is_reported(gpu: OnGpu, kind: str) -> None:
         ("twice", "which is no memory in use"),
     ],
 )
-def test_freed_memory_is_watched(gpu: OnGpu, kind: str, told: str | None) -> None:
+def test_freed_memory_is_watched(gpu: OnGpu, kind: str, mistake: str | None) -> None:
     """Memory that is freed too early, used afterwards or freed twice is reported, and is NaN."""
     is_new_nan, is_freed_nan = played(gpu, "freed", kind)
     assert is_new_nan and (is_freed_nan or kind == "used")
-    assert [told is not None and told in line for line in gpu.told()] == [True] * (told is not None)
+    assert [mistake is not None and mistake in line for line in gpu.mistakes()] == [True] * (mistake is not None)
 
 
 def test_errors_come_as_ordered(gpu: OnGpu) -> None:
@@ -94,8 +93,7 @@ def test_devices_are_as_ordered(gpu: OnGpu) -> None:
     assert played(gpu, "memory", "1000", memory=5500) == [5, 2]
     for visible, devices in (("2,0", [2, 0]), ("0,7,1", [0]), ("", [])):
         variables = {**gpu.variables(), "CUDA_VISIBLE_DEVICES": visible}
-        code, output = finished(gpu.play("visible"), gpu.folder, variables=variables)
-        assert code == 0, output
+        output = output_of(gpu.play("visible"), gpu.folder, variables=variables)
         assert json.loads(output.splitlines()[-1]) == [f"0000:{device + 1:02x}:00.0" for device in devices]
 
 
@@ -124,7 +122,7 @@ def test_a_lost_peer_of_nccl_can_be_given_up(gpu: OnGpu) -> None:
     (_, (seen, afterwards)), (_, aborted) = ranks(gpu, "asynchronous", 2, faults="async-error@2:0")
     assert seen == [6, 600]
     assert (afterwards, aborted) == (-4, 0)
-    (line,) = gpu.told()
+    (line,) = gpu.mistakes()
     assert "has been freed" in line
 
 
@@ -134,14 +132,14 @@ def test_operators_of_torch_are_those_of_the_cpu(gpu: OnGpu) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "mistake"),
     [("waits", None), ("forgets", "a race: aten.sum"), ("told", None), ("untold", "freed too early")],
 )
-def test_a_side_stream_of_torch_has_to_wait(gpu: OnGpu, kind: str, told: str | None) -> None:
+def test_a_side_stream_of_torch_has_to_wait(gpu: OnGpu, kind: str, mistake: str | None) -> None:
     """Memory that it reads must be recorded for it before its tensor ends."""
     total = played(gpu, "stream", kind, of="torch_plays")
-    assert total == 2000.0 or told
-    assert [told is not None and told in line for line in gpu.told()] == [True] * (told is not None)
+    assert total == 2000.0 or mistake
+    assert [mistake is not None and mistake in line for line in gpu.mistakes()] == [True] * (mistake is not None)
 
 
 def test_torch_sees_late_copies_and_errors(gpu: OnGpu) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from tests.fake_gpu.launch import OnGpu
 from tests.support import jpegs
-from tests.support.launching import HVD_TRAIN, finished, launch_line, started, wait_for
+from tests.support.launching import HVD_TRAIN, launch_line, output_of, started, wait_for
 from tests.support.runs import Weights, equal
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -40,14 +40,12 @@ def weights(folder: Path) -> Weights:
 
 def on_cpu(folder: Path, ranks: int, *flags: str) -> Weights:
     variables = {"PYTHONPATH": str(Path(__file__).parents[3])}
-    code, output = finished(command("cpu", ranks, "cpu", *flags), folder, variables=variables)
-    assert code == 0, output
+    output_of(command("cpu", ranks, "cpu", *flags), folder, variables=variables)
     return weights(folder / "cpu")
 
 
 def on_gpu(gpu: OnGpu, ranks: int, *flags: str, **settings: object) -> Weights:
-    code, output = finished(command("cuda", ranks, "gpu", *flags), gpu.folder, variables=gpu.variables(**settings))
-    assert code == 0, output
+    output = output_of(command("cuda", ranks, "gpu", *flags), gpu.folder, variables=gpu.variables(**settings))
     assert f"{ranks} rank{'s' if ranks > 1 else ''} on cuda" in output
     return weights(gpu.folder / "gpu")
 
@@ -92,7 +90,6 @@ def test_a_stopped_run_resumes_to_the_same_weights(gpu: OnGpu) -> None:
         wait_for("the first epoch", lambda: re.search(r"epoch +1/3", log.read_text()), limit_s=120)
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 128 + signal.SIGINT, log.read_text()
-    code, output = finished(line, gpu.folder, variables=gpu.variables(seed=1))
-    assert code == 0, output
+    output = output_of(line, gpu.folder, variables=gpu.variables(seed=1))
     assert "resuming at epoch" in output
     assert equal(weights(gpu.folder / "gpu"), on_cpu(gpu.folder, 2, *flags))

@@ -110,10 +110,9 @@ def test_a_machine_without_apptainer(tmp_path: Path, system_only: str) -> None:
 def containers(tmp_path: Path) -> tuple[dict[str, str], Callable[[], list[list[str]]]]:
     """Return an environment whose docker and ssh only write down their arguments, and a function that reads them."""
     folder, log = tmp_path / "bin", tmp_path / "docker.log"
-    # What ssh does with its words: it joins them, and a shell takes them apart.
+    # As ssh does: join the words, and let a shell split them.
     program(folder / "ssh", 'while [ "$1" != -- ]; do shift; done; shift; export ON=$1; shift; exec sh -c "$*"')
-    # A line is one write: two containers may be taken away at once, and print() writes the end of a line apart where
-    # PYTHONUNBUFFERED is set.
+    # One write per line: two containers may be removed at once, and print() may write the end of a line separately.
     dump = (
         "import json, os, sys; os.write(1, (json.dumps([os.getenv('ON', 'here'), *sys.argv[1:]]) + chr(10)).encode())"
     )
@@ -204,6 +203,6 @@ def test_the_key_of_a_container_is_its_users_alone(tmp_path: Path) -> None:
     subprocess.run(["bash", entrypoint, "true"], check=True)
     assert stat.S_IMODE((own / "ssh").stat().st_mode) == 0o700
     look = ["ssh", "-G", "-F", own / "ssh/config", "h1"]
-    told = subprocess.run(look, check=True, capture_output=True, text=True).stdout
-    assert f"identityfile {own}/ssh/key\n" in told
-    assert "stricthostkeychecking true\n" in told
+    settings = subprocess.run(look, check=True, capture_output=True, text=True).stdout
+    assert f"identityfile {own}/ssh/key\n" in settings
+    assert "stricthostkeychecking true\n" in settings

@@ -15,11 +15,11 @@ from tests.support.spy import places, plant_key, spellings, spying
 
 pytestmark = ON_HOSTS
 
-# Random, as another run of these tests may have the same machine.
+# Random, as another run of these tests may be on the same machine.
 SECRET = f"PLANTED-{uuid4().hex}".encode()
 KEY = uuid4().hex.encode()
 SECRETS = {**spellings("secret", SECRET), **spellings("key", KEY)}
-CONTROL = f"anybody-may-read-this-{uuid4().hex[:8]}"
+CONTROL = f"everyone-may-read-this-{uuid4().hex[:8]}"
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def _planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
     monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-    monkeypatch.setenv("HOME", str(tmp_path))  # where Horovod keeps what it has found out about hosts
+    monkeypatch.setenv("HOME", str(tmp_path))  # Horovod caches facts about hosts there
 
 
 @pytest.mark.usefixtures("_planted")

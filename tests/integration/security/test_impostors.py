@@ -11,7 +11,7 @@ import pytest
 from tests.support import hosts as cluster
 from tests.support.elastic_hosts import ON_HOSTS, OWN, SCRIPTS
 from tests.support.hosts import Hosts
-from tests.support.launching import finished, started, wait_for
+from tests.support.launching import finished, output_of, started, wait_for
 
 pytestmark = ON_HOSTS
 
@@ -22,7 +22,7 @@ LISTED = "h1 slots=1\nh2 slots=1\n"
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Run h1 and h2; the user configures only where ssh keeps known keys."""
+    """Run h1 and h2; the user configures only the file of known keys."""
     with cluster.hosts(tmp_path / "cluster", 2, names=2) as found:
         configure(found, "")
         yield found
@@ -57,12 +57,10 @@ def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:
     """The first key of a host is kept; the script, Horovod and the doctor refuse another one."""
     (tmp_path / "hostfile").write_text(LISTED)
     script = [str(SCRIPTS / "train_hostfile.sh"), "hostfile", "--", *TRAINING]
-    code, output = finished(typed(hosts, tmp_path, *script), tmp_path)
-    assert code == 0, output
+    output_of(typed(hosts, tmp_path, *script), tmp_path)
     assert known_hosts(hosts).read_text().startswith("h2 ssh-")
     replace_by_impostor(hosts)
-    code, output = finished(typed(hosts, tmp_path, *script), tmp_path)
-    assert code == 2
+    output = output_of(typed(hosts, tmp_path, *script), tmp_path, code=2)
     assert output.startswith(f"train_hostfile.sh: {CHANGED}; if you know why")
     assert len(output.splitlines()) == 1
     horovodrun = ["horovodrun", "--gloo", "-np", "2", "-H", "h1:1,h2:1"]
@@ -73,16 +71,16 @@ def test_a_static_job_trusts_a_host_once(hosts: Hosts, tmp_path: Path) -> None:
         assert f"horovodrun: {CHANGED}; if you know why, {forget}\n" in output
         assert "@@@@" not in output
         assert "Traceback" not in output
-    code, output = finished(typed(hosts, tmp_path, "hvd-train", "doctor", "--hosts", "hostfile", "--quick"), tmp_path)
-    assert code == 1
+    output = output_of(
+        typed(hosts, tmp_path, "hvd-train", "doctor", "--hosts", "hostfile", "--quick"), tmp_path, code=1
+    )
     assert "ssh-keygen -R h2" in output
     code, output = finished(typed(hosts, tmp_path, str(SCRIPTS / "train_mpirun.sh"), *script[1:]), tmp_path)
     assert code != 0
     assert "Host key verification failed" in output
     assert not hosts.workers("h2")
     subprocess.run(["bash", "-c", forget.partition(": ")[2]], check=True)
-    code, output = finished(typed(hosts, tmp_path, *horovodrun, "--disable-cache", "true"), tmp_path)
-    assert code == 0, output
+    output_of(typed(hosts, tmp_path, *horovodrun, "--disable-cache", "true"), tmp_path)
 
 
 def test_an_elastic_job_continues_without_an_impostor(hosts: Hosts, tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from tests.support.strangers import as_other_account, besieged, on
 
 pytestmark = ON_SLURM
 
-# Random, as another run of these tests may have the same machine.
+# Random, as another run of these tests may be on the same machine.
 KEY = uuid4().hex.encode()
-CONTROL = f"anybody-may-read-this-{uuid4().hex[:8]}"
+CONTROL = f"everyone-may-read-this-{uuid4().hex[:8]}"
 TRAINING = ["digits", "--epochs", "3", "--device", "cpu", "--ledger", "--output-dir", CONTROL]
 WAYS = {
     "srun": ["srun", "-N", "2", "-n", "2", "hvd-train", "train"],
@@ -45,7 +45,7 @@ def with_known_key(slurm: Slurm, folder: Path, *command: str) -> list[str]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_strangers_on_both_nodes_of_a_job(way: str, slurm: Slurm) -> None:
+def test_a_job_survives_attackers_on_both_nodes(way: str, slurm: Slurm) -> None:
     """Nothing runs, ends or grows, SECURITY.md names each port, and no command line has the key."""
     slurm.folder.chmod(0o777)
     run, owned = slurm.folder / CONTROL, slurm.folder / "owned"
@@ -68,7 +68,7 @@ def test_strangers_on_both_nodes_of_a_job(way: str, slurm: Slurm) -> None:
 def test_a_process_that_took_the_port_of_a_job_is_not_believed(slurm: Slurm, tmp_path: Path) -> None:
     """The ranks end with a line that names the port."""
 
-    def answer_everybody() -> None:
+    def answer_all() -> None:
         with socket.create_server(("0.0.0.0", 23456)) as server:
             while True:
                 connection, _ = server.accept()
@@ -76,15 +76,15 @@ def test_a_process_that_took_the_port_of_a_job_is_not_believed(slurm: Slurm, tmp
                     connection.recv(10_000)
                     connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 4\r\n\r\nstop")
 
-    stranger = as_other_account(answer_everybody, slurm.hosts.init("h1"))
+    attacker = as_other_account(answer_all, slurm.hosts.init("h1"))
     try:
-        wait_for("the stranger", lambda: ":23456" in slurm.command("ss", "-ltn"))
-        told = [f"HOROVOD_RENDEZVOUS_KEY={KEY.hex()}", "HVD_TRAIN_PORT=23456"]
+        wait_for("the attacker", lambda: ":23456" in slurm.command("ss", "-ltn"))
+        known = [f"HOROVOD_RENDEZVOUS_KEY={KEY.hex()}", "HVD_TRAIN_PORT=23456"]
         srun = ["srun", "-K", *WAYS["srun"][1:], "digits", "--epochs", "1", "--output-dir", "no run"]
-        code, printed = finished(slurm.words("env", *told, *srun), tmp_path)
+        code, printed = finished(slurm.words("env", *known, *srun), tmp_path)
     finally:
-        os.kill(stranger, signal.SIGKILL)
-        os.waitpid(stranger, 0)
+        os.kill(attacker, signal.SIGKILL)
+        os.waitpid(attacker, 0)
     assert code != 0
     assert "port 23456" in printed
     assert "Traceback" not in printed, printed
