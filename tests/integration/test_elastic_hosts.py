@@ -111,29 +111,22 @@ def test_below_the_fewest_and_back(hosts: Hosts, tmp_path: Path, expected: Weigh
     assert {change["world_size"] for change in running.changes} == {3}
 
 
-def test_ctrl_c_and_the_same_command_again_on_other_hosts(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """Ctrl-C commits once and leaves no process; the same command continues with another number of workers."""
-    with job(hosts, tmp_path) as running:
-        running.after(25)
-        running.supervisor.send_signal(signal.SIGINT)
-        assert running.launcher.wait(200) == 128 + signal.SIGINT, running.output
-        steps = running.steps
-        assert f"at step {steps}, committed" in running.output
-        assert not [name for name in hosts.inits if hosts.workers(name)]
-    with job(hosts, tmp_path, listed=("h1", "h2")) as running:
-        running.completes(expected)
-    assert resumed_at(running) == steps
-
-
-def test_a_dead_launcher_leaves_no_orphans(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """After SIGKILL of the launcher the workers of all hosts commit and end, and the same command continues."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_same_command_resumes_on_other_hosts(
+    number: signal.Signals, hosts: Hosts, tmp_path: Path, expected: Weights
+) -> None:
+    """After Ctrl-C or the death of the launcher, all workers commit once and end."""
     with job(hosts, tmp_path) as running:
         running.after(20)
-        running.supervisor.kill()
-        wait_for("the workers to end", lambda: not any(hosts.workers(name) for name in hosts.inits))
+        running.supervisor.send_signal(number)
+        if number == signal.SIGINT:
+            assert running.launcher.wait(200) == 128 + number, running.output
+            assert f"at step {running.steps}, committed" in running.output
+            assert not any(map(hosts.workers, hosts.inits))
+        wait_for("the workers to end", lambda: not any(map(hosts.workers, hosts.inits)))
         steps = running.steps
         assert steps < STEPS
-    with job(hosts, tmp_path) as running:
+    with job(hosts, tmp_path, listed=("h1", "h2")) as running:
         running.completes(expected)
     assert resumed_at(running) == steps
 
@@ -148,7 +141,6 @@ def test_a_newcomer_that_a_member_cannot_reach(hosts: Hosts, tmp_path: Path, exp
         running.after(5)
         running.list(*ALL)
         wait_for("the end of the attempt", lambda: "h3[0] is evicted" in running.output)
-        on_demand.pace(tmp_path, 0)
         running.completes(expected)
     assert running.output.count("could not connect to the newcomers on h3") == 1, running.output
     assert "Traceback" not in running.output
@@ -181,7 +173,6 @@ def test_a_worker_that_outlives_its_ssh_is_replaced(hosts: Hosts, tmp_path: Path
         wait_for("its end", lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
         running.reaches(2)
         running.reaches(3)
-        on_demand.pace(tmp_path, 0)
         running.completes(expected)
     assert "worker h2[0] ended with exit code" in running.output
 
@@ -201,7 +192,6 @@ def test_a_job_that_begins_on_the_launchers_host_alone(hosts: Hosts, tmp_path: P
         running.reaches(2)
         running.list("h1", "h2", "h3")
         running.reaches(3)
-        on_demand.pace(tmp_path, 0)
         running.completes(expected)
     assert "could not connect" not in running.output, running.output
     assert "world 1 -> 2 at step" in running.output
@@ -220,7 +210,6 @@ def test_a_newcomer_is_given_a_state_that_takes_long(hosts: Hosts, tmp_path: Pat
         wait_for("a part of it to be sent", lambda: "sending the state to 2 ranks" in running.output)
         running.worker("h3").kill()
         running.reaches(3)
-        on_demand.pace(tmp_path, 0)
         running.completes(expected)
     joined = next(change for change in running.changes if change["world_size"] == 3)
     assert joined["seconds"] > 5  # 26 MB at 40 Mbit/s
@@ -265,7 +254,6 @@ def test_several_workers_on_each_host(hosts: Hosts, tmp_path: Path, expected: We
             worker.kill()
         wait_for("the fault to be noticed", lambda: len(running.changes) > 2)
         running.reaches(3)
-        on_demand.pace(tmp_path, 0)
         running.completes(expected)
     assert 1 in {change["world_size"] for change in running.changes}
 
@@ -291,7 +279,6 @@ def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Pat
         steps = running.steps
         running.driver.kill()
         wait_for("a commit", lambda: newest_commit(running.run) >= steps)
-        on_demand.pace(tmp_path, 0)
         running.completes(expected)
     assert "BrokenPipe" not in running.output
 
@@ -306,7 +293,6 @@ def test_the_first_host_powers_off(hosts: Hosts, tmp_path: Path, expected: Weigh
         steps = running.steps
         with job(hosts, tmp_path, listed=("h2", "h3"), training=never, start_on="h2") as again:
             wait_for("the next job", lambda: "resuming at" in again.output)
-            on_demand.pace(tmp_path, 0)
             again.completes(expected)
     committed = resumed_at(again)
     assert committed >= steps
@@ -333,6 +319,5 @@ def test_a_host_that_gets_sigterm(hosts: Hosts, tmp_path: Path, expected: Weight
         running.worker("h1").send_signal(signal.SIGTERM)
         assert running.launcher.wait(200) == 128 + signal.SIGTERM, running.output
         assert newest_commit(running.run) >= steps
-    on_demand.pace(tmp_path, 0)
     with job(hosts, tmp_path, training=RARE) as running:
         running.completes(expected)

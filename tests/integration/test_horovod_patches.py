@@ -116,14 +116,12 @@ def test_c2_c5_c7_c8_c11_faults_and_sums_over_gloo(name: str) -> None:
 def test_c3_init_raises_when_a_peer_does_not_come() -> None:
     """The next init() works."""
     printed = succeeds(RANKS, "c3_failed_init")
-    assert "RAISED" in printed
-    assert "SUM 1.0" in printed
+    assert "RAISED" in printed and "SUM 1.0" in printed
 
 
 def test_c3_worker_removed_from_the_job_leaves_with_0() -> None:
     printed = succeeds(RANKS, "c3_removed")
-    assert "REMOVED" in printed
-    assert "STILL HERE" not in printed
+    assert "REMOVED" in printed and "STILL HERE" not in printed
 
 
 def test_c4_stall_check_names_the_missing_rank(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from hvd_train.run_files.ledger import audit
 from tests.support.hosts import Hosts, missing
 from tests.support.launching import HVD_TRAIN, PROGRAMS, output_of, started, wait_for
+from tests.support.on_demand import pace
 from tests.support.runs import Weights, largest_difference
 
 NO_HOSTS = missing()
@@ -106,15 +107,13 @@ class Job:
         return [line for line in lines if line.get("name") in ("start", "world")]
 
     def after(self, steps: int) -> None:
-        wait_for(f"step {steps}", lambda: self.steps >= steps or self.launcher.poll() is not None, limit_s=200)
-        assert self.launcher.poll() is None, self.output
+        self._wait_for(f"step {steps}", lambda: self.steps >= steps)
 
     def reaches(self, size: int) -> None:
+        self._wait_for(f"{size} ranks", lambda: [event["world_size"] for event in self.changes][-1:] == [size])
 
-        def reached() -> bool:
-            return [event["world_size"] for event in self.changes][-1:] == [size] or self.launcher.poll() is not None
-
-        wait_for(f"{size} ranks", reached, limit_s=200)
+    def _wait_for(self, what: str, condition: Callable[[], bool]) -> None:
+        wait_for(what, lambda: condition() or self.launcher.poll() is not None, limit_s=200)
         assert self.launcher.poll() is None, self.output
 
     def worker(self, host: str) -> psutil.Process:
@@ -134,7 +133,8 @@ class Job:
         list_hosts(self.folder, lines)
 
     def completes(self, expected: Weights, limit_s: float = 500) -> None:
-        """Wait for the end of the training and check its result."""
+        """Wait for the end of the training, at full speed, and check its result."""
+        pace(self.folder, 0)
         try:
             assert self.launcher.wait(limit_s) == 0, self.output
         except subprocess.TimeoutExpired:
