@@ -123,10 +123,7 @@ def test_gradients_become_the_sum_over_all_ranks_and_passes(world: World) -> Non
     model, optimizer = _model(world)
     for of_ranks in ([3, 1, 2], [1, 3, 0], [0, 2, 1], [4, 2, 1], [2, 1, 4]):
         passes = of_ranks[: world.place.size]
-        world.expect_passes(optimizer, passes[world.place.rank])
-        model.zero_grad(set_to_none=True)
-        for number in range(passes[world.place.rank]):
-            _loss(model, world.place.rank, number).backward()
+        _backward(world, model, optimizer, range(passes[world.place.rank]))
         with world.reduced(optimizer):
             expected = _gradients([(rank, n) for rank, count in enumerate(passes) for n in range(count)])
             for got, want in zip(_grads(model), expected, strict=True):
@@ -170,9 +167,7 @@ def test_a_frozen_parameter_stays_without_a_gradient(world: World) -> None:
     model[0].weight.requires_grad_(False)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = world.wrap(torch.optim.SGD(trained, lr=0.1, weight_decay=0.1), model, Reduction())
-    world.expect_passes(optimizer, 1)
-    model.zero_grad(set_to_none=True)
-    _loss(model, world.place.rank, 0).backward()
+    _backward(world, model, optimizer)
     with world.reduced(optimizer):
         optimizer.step()
     assert model[0].weight.grad is None
@@ -184,9 +179,7 @@ def test_a_frozen_parameter_stays_without_a_gradient(world: World) -> None:
 def test_a_wire_of_half_precision_keeps_its_three_digits(world: World) -> None:
     """Gradients stay fp32 tensors and agree with the exact sum to the precision of fp16."""
     model, optimizer = _model(world, fp16_wire=True)
-    world.expect_passes(optimizer, 1)
-    model.zero_grad(set_to_none=True)
-    _loss(model, world.place.rank, 0).backward()
+    _backward(world, model, optimizer)
     with world.reduced(optimizer):
         expected = _gradients([(rank, 0) for rank in range(world.place.size)], torch.float32)
         for got, want in zip(_grads(model), expected, strict=True):
@@ -201,11 +194,7 @@ def test_weights_stay_bit_identical_on_all_ranks(world: World) -> None:
     """Steps have momentum, weight decay and uneven passes."""
     model, optimizer = _model(world, momentum=0.9, weight_decay=0.01)
     for step in range(6):
-        passes = (world.place.rank + step) % 3
-        world.expect_passes(optimizer, passes)
-        model.zero_grad(set_to_none=True)
-        for number in range(passes):
-            _loss(model, world.place.rank, number + step).backward()
+        _backward(world, model, optimizer, range(step, step + (world.place.rank + step) % 3))
         with world.reduced(optimizer):
             optimizer.step()
     states = world.gather(to_host([model.state_dict(), list(optimizer.state_dict()["state"].values())]))
@@ -302,6 +291,13 @@ def _loss(model: nn.Module, rank: int, number: int) -> Tensor:
     inputs = torch.cos(torch.arange(8, dtype=dtype).view(2, 4) * (rank + 1) + number)
     loss: Tensor = model(inputs).square().sum()
     return loss
+
+
+def _backward(world: World, model: nn.Module, optimizer: Optimizer, passes: range = range(1)) -> None:
+    world.expect_passes(optimizer, len(passes))
+    model.zero_grad(set_to_none=True)
+    for number in passes:
+        _loss(model, world.place.rank, number).backward()
 
 
 def _gradients(passes: list[tuple[int, int]], dtype: torch.dtype = torch.float64) -> list[Tensor]:

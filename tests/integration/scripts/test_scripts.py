@@ -179,20 +179,13 @@ def test_dry_run_can_be_typed(tmp_path: Path) -> None:
     assert not (tmp_path / "pwned").exists()
 
 
-@pytest.mark.parametrize(
-    ("script", "controller"),
-    [
-        pytest.param(["train_local.sh"], "--gloo", id="local gloo"),
-        pytest.param(["train_hostfile.sh", LOCALHOST], "--mpi", id="hostfile mpi", marks=pytest.mark.slow),
-    ],
-)
-def test_trains_the_digits(script: list[str | Path], controller: str, tmp_path: Path) -> None:
-    words = dry_run(*script, controller, cwd=tmp_path)
+def test_trains_the_digits(tmp_path: Path) -> None:
+    words = dry_run("train_local.sh", cwd=tmp_path)
     num_ranks = int(words[words.index("-np") + 1])
     output = tmp_path / "my run"
     training = ["digits", "--epochs", "2", "--output-dir", output]
-    result = run(*script, controller, "--", *training, cwd=tmp_path, timeout_s=280)
+    result = run("train_local.sh", "--", *training, cwd=tmp_path, timeout_s=280)
     assert result.returncode == 0, result.stderr
     summary = json.loads((output / "summary.json").read_text(encoding="utf-8"))
     assert summary["world_size"] == num_ranks
-    assert summary["top1"] > 0.5, "two epochs of the digits are far above chance, which is 0.1"
+    assert summary["top1"] > 0.5

@@ -1,1 +1,0 @@
-"""Attacks by other accounts of the machine on real jobs."""

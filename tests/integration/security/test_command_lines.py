@@ -25,14 +25,13 @@ CONTROL = f"everyone-may-read-this-{uuid4().hex[:8]}"
 @pytest.fixture
 def _planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put secrets into the environment and make the key of the job known."""
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET.decode())
-    monkeypatch.setenv("NAMED_SECRET", SECRET.decode())
+    for name in ("AWS_SECRET_ACCESS_KEY", "NAMED_SECRET"):
+        monkeypatch.setenv(name, SECRET.decode())
     monkeypatch.setenv("NCCL_PLANTED", "two\nlines")
     monkeypatch.setenv("HOROVOD_PLANTED", "it's")
     monkeypatch.setenv("PYTHONPATH", f"{plant_key(tmp_path / 'site', KEY)}:{ROOT}")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
-    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    for name in ("OMP_NUM_THREADS", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HOME", str(tmp_path))  # Horovod caches facts about hosts there
 
 
