@@ -7,7 +7,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from hvd_train.run_files.run_folder import SUMMARY
 from tests.support import hosts as cluster
 from tests.support.elastic_hosts import ALL, STEPS_PER_EPOCH, Job, arguments, check, command, job, undisturbed
-from tests.support.hosts import Hosts
+from tests.support.hosts import Hosts, hosts_fixture
 from tests.support.large_model import TO_TRAIN, tolerance
 from tests.support.launching import started, wait_for
 from tests.support.watch import Watch
@@ -41,11 +41,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Run h1, h2 and h3 for workers, and h4 for the launcher and the driver."""
-    with cluster.hosts(tmp_path / "cluster", 4, names=4) as found:
-        yield found
+hosts = hosts_fixture(4)  # workers on h1, h2 and h3; launcher and driver on h4
 
 
 @dataclass

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import hosts as machines
 from tests.support.elastic_hosts import ON_HOSTS, OWN, ROOT
-from tests.support.hosts import Hosts
+from tests.support.hosts import Hosts, hosts_fixture
 from tests.support.launching import PROGRAMS, wait_for
 
 pytestmark = ON_HOSTS
 
 
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    with machines.hosts(tmp_path / "cluster", 3, names=3) as found:
-        yield found
+hosts = hosts_fixture(3)
 
 
 def examined(hosts: Hosts, folder: Path, *options: str) -> tuple[int, dict[str, dict[str, str]]]:

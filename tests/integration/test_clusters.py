@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 import hvd_train
-from tests.support import hosts as cluster
 from tests.support.documented import commands
 from tests.support.elastic_hosts import ON_HOSTS, OWN, ROOT, SCRIPTS, WAYS
-from tests.support.hosts import Hosts
+from tests.support.hosts import Hosts, hosts_fixture
 from tests.support.launching import PROGRAMS, finished, output_of, wait_for
 
 pytestmark = ON_HOSTS
@@ -24,11 +23,7 @@ pytestmark = ON_HOSTS
 OTHER_MPIS = [Path(folder) / "bin" for folder in os.environ.get("MPI_ENVIRONMENTS", "").split(":") if folder]
 
 
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """Run h1, h2 and h3; h4 is a name without a machine."""
-    with cluster.hosts(tmp_path_factory.mktemp("hosts") / "cluster", 3, names=4) as found:
-        yield found
+hosts = hosts_fixture(3, names=4, scope="module")  # h4 is a name without a machine
 
 
 def command(hosts: Hosts, folder: Path, way: str, listed: str, *arguments: str) -> list[str]:

@@ -59,10 +59,8 @@ def test_a_list_that_cannot_be_read_is_one_line(arguments: list[str], code: int,
 
 def test_nodes_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
     """sinfo marks their state with *."""
-    sinfo = tmp_path / "bin" / "sinfo"
-    sinfo.parent.mkdir()
-    sinfo.write_text("#!/bin/sh\nprintf 'n1 alloc\\nn2 alloc*\\nn3 down\\nn4 mix\\nn5 failg\\n'\n")
-    sinfo.chmod(0o755)
+    states = r"printf 'n1 alloc\nn2 alloc*\nn3 down\nn4 mix\nn5 failg\n'"
+    sinfo = scripts.program(tmp_path / "bin" / "sinfo", states)
     environment = {"PATH": f"{sinfo.parent}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[1-5]"}
     assert run("discover_hosts.sh", "--slurm", **environment).stdout == "n1:1\nn4:1\n"
     assert run("discover_hosts.sh", "--slurm", SLURM_GPUS_ON_NODE="8", **environment).stdout == "n1:8\nn4:8\n"

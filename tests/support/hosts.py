@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import psutil
+import pytest
 
 from tests.support.launching import wait_for
 
@@ -192,6 +194,17 @@ def hosts(folder: Path, count: int, names: int, subnet: str = SUBNET) -> Iterato
             cluster.kill(name)
         switch.kill()
         switch.wait()
+
+
+def hosts_fixture(count: int, names: int | None = None, scope: Literal["function", "module"] = "function") -> Any:
+    """Return a fixture that runs `count` hosts; `names` host names are known."""
+
+    @pytest.fixture(scope=scope)
+    def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+        with hosts(tmp_path_factory.mktemp("hosts") / "cluster", count, names or count) as found:
+            yield found
+
+    return run
 
 
 def named(address: str) -> str:

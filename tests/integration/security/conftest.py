@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from tests.support.hosts import hosts_fixture
 
-import pytest
-
-from tests.support import hosts as cluster
-from tests.support.hosts import Hosts
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    with cluster.hosts(tmp_path_factory.mktemp("hosts") / "cluster", 2, names=2) as found:
-        yield found
+hosts = hosts_fixture(2, scope="module")
