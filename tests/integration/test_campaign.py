@@ -173,7 +173,7 @@ def kill_driver(it: Campaign) -> None:
 
 
 def lose_launcher(it: Campaign) -> None:
-    """Kill the launcher's host and repeat the command, but not near the end, where it could start another run."""
+    """Kill the launcher's host and repeat the command, but not near the end: it could start another run."""
     if it.watch.last > STEPS - 60:
         return kill_driver(it)
     workers = it.workers()

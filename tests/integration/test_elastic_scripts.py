@@ -66,18 +66,11 @@ def test_nodes_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
     assert run("discover_hosts.sh", "--slurm", SLURM_GPUS_ON_NODE="8", **environment).stdout == "n1:8\nn4:8\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--learning-rate", "fast"], "learning-rate"),
-        pytest.param(["--resume", "nothing.ckpt"], "--resume nothing.ckpt: no such file", marks=pytest.mark.slow),
-    ],
-)
-def test_wrong_settings_are_refused_before_anything_starts(arguments: list[str], message: str) -> None:
+def test_wrong_settings_are_refused_before_anything_starts() -> None:
     """They are one line with exit code 2, before any worker starts or any folder is made."""
-    done = run("train_elastic.sh", "--", "digits", *arguments)
+    done = run("train_elastic.sh", "--", "digits", "--learning-rate", "fast")
     assert done.returncode == 2
-    assert message in done.stderr
+    assert "learning-rate" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert list(Path().iterdir()) == []
 

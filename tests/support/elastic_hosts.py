@@ -28,7 +28,6 @@ ON_HOSTS = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
 ]
-"""Marks of tests that need hosts of `tests.support.hosts`."""
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "horovodrun_scripts"

@@ -20,7 +20,6 @@ from tests.support.launching import PROGRAMS, wait_for
 PATH = f"{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin"
 HAS_SLURM = all(shutil.which(name, path=PATH) for name in ("slurmctld", "slurmd", "munged"))
 ON_SLURM = [*ON_HOSTS, pytest.mark.skipif(not HAS_SLURM, reason="no Slurm: apt install slurmctld slurmd munge")]
-"""Marks of tests that need a Slurm."""
 
 # A requeued job waits until its credentials have expired (cred_expire): two minutes by default.
 CONF = """

@@ -137,7 +137,7 @@ def c4_stall() -> None:
 def c5_left_halfway() -> None:
     """An operation fails on rank 0 alone, for lack of memory, and a longer one follows.
 
-    The other ranks receive data of the second operation in the first, where it does not fit. All ranks must raise.
+    The other ranks receive data of the second operation in the first, and it does not fit. All ranks must raise.
     """
     hvd.init()
     others, mine = 20_000_000, 10

@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm on two nodes, where another account attacks ports and reads /proc."""
+"""Jobs of a real Slurm on two nodes; another account attacks ports and reads /proc."""
 
 from __future__ import annotations
 
