@@ -1,4 +1,4 @@
-"""An elastic job whose workers are threads: the environment and the answers they get, and how the job ends."""
+"""An elastic job whose workers are threads: their environment, the driver's answers, and how the job ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -26,7 +27,7 @@ def limit(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float) -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no limit be reached by a slow machine, and wait for nothing that tests do not ask for."""
+    """Make limits unreachable on a slow machine, and waits short."""
     for name in ("SILENT_S", "SILENT_WHILE_MEETING_S", "REPORT_S", "LEAVE_S"):
         limit(monkeypatch, f"roster.{name}", NEVER_S)
     limit(monkeypatch, "dispatcher._LAST_COMMIT_S", NEVER_S)
@@ -58,8 +59,18 @@ def numbers_of(job: Job) -> list[int]:
     return [ranks.worker for ranks in job.started]
 
 
-def pauses(job: Job, seconds: float) -> None:
-    """Let the driver not run for so long."""
+@contextmanager
+def waits_for_rank(job: Job, number: int) -> Iterator[None]:
+    """Let this worker wait for a rank during the block, and get an answer at its end."""
+    asking = threading.Thread(target=job.ask, args=(number,), daemon=True)
+    asking.start()
+    wait_for("the request", lambda: job.dispatcher._processes[number].waiting)
+    yield
+    asking.join(60)
+    assert not asking.is_alive()
+
+
+def pause_driver(job: Job, seconds: float) -> None:
     job.dispatcher._now._now = lambda: time.monotonic() + seconds
 
 
@@ -69,7 +80,7 @@ def trains(job: Job) -> list[int]:
     return numbers
 
 
-def test_a_worker_learns_its_place_and_its_job(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_gets_its_place_and_its_job(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STARTED, str(time.monotonic() - 1000))
     monkeypatch.setenv(OWNER, "the supervisor's")
     job = Job({"a": 2, "b": 1})
@@ -86,18 +97,25 @@ def test_a_worker_learns_its_place_and_its_job(patient: None, monkeypatch: pytes
     job.end()
 
 
-def test_a_worker_that_dies_is_replaced(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("code", "cause"), [(137, ""), (255, " (a signal has killed it, or its ssh has failed)")], ids=["dies", "ssh fails"]
+)
+def test_a_worker_that_ends_is_replaced(code: int, cause: str, two: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its process may outlive its ssh; the next worker of the slot kills it."""
     first, second = trains(two)
-    two.exit_codes[second] = 137
+    assert two.dispatcher.heartbeat_received(second) == "train"
+    two.exit_codes[second] = code
     wait_for("the successor", lambda: len(two.started) == 3)
-    successor = two.started[2]
-    assert (successor.environment[REPLACES], successor.environment[GOES_ON]) == (str(second), "1")
-    assert "worker b[0] ended with exit code 137" in capsys.readouterr().err
+    successor = two.started[2].environment
+    assert (successor[REPLACES], successor[GOES_ON]) == (str(second), "1")
+    assert f"worker b[0] ended with exit code {code}{cause}" in capsys.readouterr().err
     assert two.dispatcher.heartbeat_received(second) == two.dispatcher.may_ask(second) == "end"
+    assert two.dispatcher.wait_for_ranks("b", second) is None
     assert two.dispatcher.may_ask(first) == "ask"
+    assert two.ask(first)[first] is not None
 
 
-def test_a_worker_that_runs_something_else_is_refused(two: Job) -> None:
+def test_a_worker_with_other_versions_is_refused(two: Job) -> None:
     first, second = numbers_of(two)
     two.dispatcher.facts_received(7, {"host": "a", "torch": "2.15"})
     two.dispatcher.facts_received(first, {"host": "a", "torch": "2.15"})
@@ -105,7 +123,7 @@ def test_a_worker_that_runs_something_else_is_refused(two: Job) -> None:
     assert two.dispatcher.problem_of(first) == two.dispatcher.problem_of(7) == ""
     refused = "b differs from the job in torch: 2.14 there, 2.15 on a; set up the same on all"
     assert two.dispatcher.problem_of(second) == refused
-    assert two.dispatcher.wait_for_ranks("a", 7) is None, "it is no worker of this job"
+    assert two.dispatcher.wait_for_ranks("a", 7) is None
 
 
 def test_an_error_is_printed_once_and_its_copies_are_counted(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,14 +145,10 @@ def test_an_error_is_printed_once_and_its_copies_are_counted(two: Job, capsys: p
 
 
 def test_a_worker_that_reports_its_end_gets_no_rank(two: Job) -> None:
-    """Its core may still wait for a rank, and the process cannot end before the request does."""
+    """Horovod's core may still wait for a rank, and the process cannot end before the request does."""
     first, _ = numbers_of(two)
-    asking = threading.Thread(target=two.ask, args=(first,), daemon=True)
-    asking.start()
-    wait_for("the request", lambda: two.dispatcher._processes[first].waiting)
-    two.dispatcher.last_word_received(first, LastWord(3, "another rank cannot be reached"))
-    asking.join(60)
-    assert not asking.is_alive()
+    with waits_for_rank(two, first):
+        two.dispatcher.last_word_received(first, LastWord(3, "another rank cannot be reached"))
 
 
 def test_an_evicted_worker_may_end_by_itself(
@@ -156,7 +170,7 @@ def test_an_evicted_worker_may_end_by_itself(
 
 
 def test_a_silent_worker_is_killed(two: Job, killed: list[str]) -> None:
-    """A stopped process would keep its GPU; a worker that sends heartbeats is spared."""
+    """A stopped process would keep its GPU."""
     first, second = trains(two)
     two.dispatcher._roster.heartbeat_received(second, time.monotonic() - NEVER_S - 1)
     wait_for("its end", lambda: two.dispatcher.heartbeat_received(first) == "train" and killed)
@@ -166,18 +180,14 @@ def test_a_silent_worker_is_killed(two: Job, killed: list[str]) -> None:
 def test_a_job_that_was_paused_keeps_its_workers(
     two: Job, killed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The driver may wake up before the workers; each limit starts again, also while members wait for others."""
+    """The driver may resume before the workers; each limit starts again, also while members wait for others."""
     first, second = trains(two)
-    asking = threading.Thread(target=two.ask, args=(first,), daemon=True)
-    asking.start()
-    wait_for("the request", lambda: two.dispatcher._processes[first].waiting)
-    pauses(two, 2 * NEVER_S)
-    two.hosts = {"a": 1, "b": 1, "c": 1}
-    wait_for("a command", lambda: len(two.started) == 3)
-    assert [two.dispatcher.heartbeat_received(number) for number in (first, second)] == ["train", "train"]
-    assert two.ask(second)[second] is not None
-    asking.join(60)
-    assert not asking.is_alive()
+    with waits_for_rank(two, first):
+        pause_driver(two, 2 * NEVER_S)
+        two.hosts = {"a": 1, "b": 1, "c": 1}
+        wait_for("a command", lambda: len(two.started) == 3)
+        assert [two.dispatcher.heartbeat_received(number) for number in (first, second)] == ["train", "train"]
+        assert two.ask(second)[second] is not None
     assert two.worlds == [2, 2]
     assert killed == []
     printed = capsys.readouterr().err
@@ -185,10 +195,10 @@ def test_a_job_that_was_paused_keeps_its_workers(
     assert "evicted" not in printed
 
 
-def test_workers_that_stop_since_the_driver_was_paused_are_replaced(two: Job) -> None:
-    """They commit and end, as they do without a driver; the job continues from there."""
+def test_workers_that_stop_while_the_driver_is_paused_are_replaced(two: Job) -> None:
+    """They commit and end, as they do without a driver; the job resumes from that commit."""
     first, second = trains(two)
-    pauses(two, 30.0)
+    pause_driver(two, 30.0)
     two.exit_codes |= {first: 75, second: 75}
     wait_for("successors", lambda: len(two.started) == 4)
     assert all(ranks.environment[GOES_ON] == "1" for ranks in two.started[2:])
@@ -198,43 +208,36 @@ def test_workers_that_stop_since_the_driver_was_paused_are_replaced(two: Job) ->
 
 def test_after_a_signal_all_workers_stop(two: Job) -> None:
     first, second = numbers_of(two)
-    asking = threading.Thread(target=two.ask, args=(first,), daemon=True)
-    asking.start()
-    wait_for("the request", lambda: two.dispatcher._processes[first].waiting)
-    two.interrupted.set()
-    asking.join(60)
-    assert not asking.is_alive()
+    with waits_for_rank(two, first):
+        two.interrupted.set()
     assert [two.dispatcher.heartbeat_received(number) for number in (first, second)] == ["stop", "stop"]
     assert two.end() == Finish(1, "stopped")
 
 
-def test_after_a_signal_the_job_waits_for_commits_on_other_hosts(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ssh to these hosts has ended with the signal; workers there send heartbeats while they write."""
+@pytest.mark.parametrize("hangs", [False, True])
+def test_after_a_signal_the_job_waits_for_commits_on_other_hosts(
+    hangs: bool, two: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their ssh ends with the signal; workers there send heartbeats while they write, but not for ever."""
     limit(monkeypatch, "dispatcher._QUIET_S", NEVER_S)
-    numbers = trains(two)
-    assert two.dispatcher.heartbeat_received(numbers[1]) == "train"
+    if hangs:
+        limit(monkeypatch, "dispatcher._LAST_COMMIT_S", 0.3)
+    first, second = trains(two)
+    assert two.dispatcher.heartbeat_received(second) == "train"
     two.interrupted.set()
-    two.exit_codes |= dict.fromkeys(numbers, 143)
+    two.exit_codes |= {first: 143, second: 255}
     over = threading.Event()
     threading.Thread(target=lambda: [two.dispatcher.wait_for_end(), over.set()], daemon=True).start()
-    assert not over.wait(0.3)
+    if hangs:
+        wait_for("an end", lambda: two.dispatcher.heartbeat_received(second) == "end")
+    else:
+        assert not over.wait(0.3)
     limit(monkeypatch, "dispatcher._QUIET_S", 0.01)
     assert over.wait(60)
 
 
-def test_a_worker_that_hangs_after_a_signal_is_evicted(two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher does not wait for ever for a worker that only sends heartbeats."""
-    limit(monkeypatch, "dispatcher._LAST_COMMIT_S", 0.3)
-    limit(monkeypatch, "dispatcher._QUIET_S", NEVER_S)
-    first, second = trains(two)
-    two.dispatcher.heartbeat_received(second)
-    two.interrupted.set()
-    two.exit_codes |= {first: 143, second: 255}
-    wait_for("an end", lambda: two.dispatcher.heartbeat_received(second) == "end")
-
-
 def test_a_signal_to_one_worker_is_a_change_and_to_all_a_stop(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """The worker that leaves gets no rank and is not ended before its last commit; the others continue."""
+    """The worker that leaves gets no rank and may write its last commit; the others continue."""
     first, second = trains(two)
     assert two.dispatcher.signal_received(second) == "change"
     assert two.dispatcher.heartbeat_received(first) == "change"
@@ -250,7 +253,6 @@ def test_a_signal_to_one_worker_is_a_change_and_to_all_a_stop(two: Job, capsys: 
 
 @pytest.mark.parametrize("lives", [True, False])
 def test_a_job_whose_supervisor_has_died_stops(lives: bool, patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process would start it again, or take its exit code."""
     signals: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda process, number: signals.append((process, number)))
     monkeypatch.setenv(SUPERVISOR, str(os.getppid() if lives else os.getpid()))
@@ -263,34 +265,9 @@ def test_a_job_whose_supervisor_has_died_stops(lives: bool, patient: None, monke
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_error_of_the_driver_ends_the_job_as_a_failure(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its workers end with it, and the supervisor starts the job again."""
     job, threads = Job({"a": 1}), set(threading.enumerate())
     job.start()
     monkeypatch.setattr(job.dispatcher._roster, "commands", lambda now: 1 / 0)
     assert job.dispatcher.wait_for_end() == Finish(1, "the driver failed (see above)")
     job.dispatcher.stop()
     wait_for("the end of the driver's thread", lambda: threads >= set(threading.enumerate()))
-
-
-def test_a_worker_that_outlives_its_ssh_is_evicted(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its heartbeat is answered with `end`, it gets no rank, and the next worker of its slot ends its process."""
-    first, second = trains(two)
-    assert two.dispatcher.heartbeat_received(second) == "train"
-    two.exit_codes[second] = 255
-    wait_for("its successor", lambda: len(two.started) == 3)
-    assert two.started[2].environment[REPLACES] == str(second)
-    assert two.dispatcher.heartbeat_received(second) == two.dispatcher.may_ask(second) == "end"
-    assert two.dispatcher.wait_for_ranks("b", second) is None
-    assert two.ask(first)[first] is not None
-    printed = capsys.readouterr().err
-    assert "worker b[0] ended with exit code 255 (a signal has killed it, or its ssh has failed)" in printed
-
-
-def test_the_exit_report_of_a_worker_whose_ssh_has_failed_counts(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """A job that is done is not started again."""
-    numbers = trains(two)
-    for number in numbers:
-        two.dispatcher.last_word_received(number, LastWord(0))
-    two.exit_codes |= dict.fromkeys(numbers, 255)
-    assert two.end() == Finish(0, "done")
-    assert "exit code" not in capsys.readouterr().err

@@ -21,13 +21,11 @@ Workers = dict[tuple[str, str], subprocess.Popen[str]]
 
 @pytest.fixture
 def jobs() -> tuple[str, str]:
-    """Names of two jobs that no other run of the tests on this machine has."""
     return f"a-{uuid4().hex}", f"b-{uuid4().hex}"
 
 
 @pytest.fixture
 def workers(jobs: tuple[str, str]) -> Iterator[Workers]:
-    """Running processes by job and worker number."""
     found = {}
     for job, number in ((jobs[0], "1000"), (jobs[0], "1001"), (jobs[1], "1000")):
         environment = {**os.environ, JOB: job, WORKER: number}
@@ -42,26 +40,19 @@ def workers(jobs: tuple[str, str]) -> Iterator[Workers]:
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_a_predecessor_is_killed_after_the_grace_period_and_no_other_worker(
+def test_only_the_predecessor_is_killed_after_the_grace_period(
     stopped: bool, jobs: tuple[str, str], workers: Workers
 ) -> None:
-    """A process that is stopped, or does not end by itself, is killed; other workers and other jobs live."""
     old = workers[jobs[0], "1000"]
     if stopped:
         old.send_signal(signal.SIGSTOP)
+    orphans.kill_predecessor({JOB: jobs[0], WORKER: "1002"})  # the first worker of its slot
+    orphans.kill_worker("1003", jobs[0])
+    assert old.poll() is None
     begun = time.monotonic()
     orphans.kill_predecessor({JOB: jobs[0], WORKER: "1002", REPLACES: "1000"}, 0.5)
     assert old.wait(60) == -signal.SIGKILL
     assert time.monotonic() - begun >= 0.5
     for other in (workers[jobs[0], "1001"], workers[jobs[1], "1000"]):
         other.terminate()
-        assert other.wait(60) == -signal.SIGTERM, "this signal ends it, and nothing before it"
-
-
-def test_the_first_worker_of_a_slot_kills_nothing(jobs: tuple[str, str], workers: Workers) -> None:
-    """Without a predecessor nothing is killed."""
-    orphans.kill_predecessor({JOB: jobs[0], WORKER: "1002"})
-    orphans.kill_worker("1003", jobs[0])
-    for process in workers.values():
-        process.terminate()
-        assert process.wait(60) == -signal.SIGTERM
+        assert other.wait(60) == -signal.SIGTERM

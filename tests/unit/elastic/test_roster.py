@@ -1,4 +1,4 @@
-"""Which workers a job starts, admits, waits for and evicts, and when it ends: histories on a simulated clock."""
+"""Which workers a job starts, admits, awaits and evicts, and when it ends, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from hvd_train.elastic.worker import COMMITTED
 from hvd_train.launch.last_word import LastWord
 from tests.support.roster_play import Play, training
 
-LATER = 100.0
-"""Limits count from an event and not from the start of the job."""
-
 
 def later(hosts: dict[str, int], **limits: int) -> Play:
+    """Return a job that has trained for a while: limits count from an event, not from the start of the job."""
     play = training(hosts, **limits)
-    play.wait(LATER)
+    play.wait(100)
     return play
 
 
@@ -36,7 +34,7 @@ def test_the_first_world_waits_for_all_workers_for_a_minute() -> None:
     play.ask(two)
     assert sorted(play.world) == sorted(play.started)
 
-    play = Play({"a": 1, "gone": 1}, first=2, begins_at=LATER)
+    play = Play({"a": 1, "gone": 1}, first=2, begins_at=100.0)
     play.ask(play.started[0])
     play.wait(60)
     assert play.world == []
@@ -132,8 +130,8 @@ def test_survivors_wait_for_a_silent_member_for_three_seconds_only() -> None:
     assert (play.killed, play.world) == ([silent], [one, two])
 
 
-def test_a_member_that_hangs_but_reports_is_evicted_after_twenty_seconds() -> None:
-    """It sends heartbeats but does not come to the new world; each rendezvous has its own twenty seconds."""
+def test_a_member_that_sends_heartbeats_but_hangs_is_evicted_after_twenty_seconds() -> None:
+    """Each rendezvous has its own twenty seconds."""
     play = later({"a": 1, "b": 1})
     one, hanging = play.world
     play.ask(one)
@@ -150,7 +148,7 @@ def test_a_member_that_hangs_but_reports_is_evicted_after_twenty_seconds() -> No
 
 
 def test_a_worker_that_does_not_end_after_its_error_is_evicted() -> None:
-    """The others need not wait for its process; a worker that ends well takes the time that it needs."""
+    """A worker that ends well takes the time that it needs."""
     play = later({"a": 1, "b": 1, "c": 1})
     one, two, three = play.world
     play.roster.last_word_received(three, LastWord(0), play.now)
@@ -164,8 +162,8 @@ def test_a_worker_that_does_not_end_after_its_error_is_evicted() -> None:
     assert play.killed == [two]
 
 
-def test_a_host_taken_from_the_list_leaves_after_a_step() -> None:
-    """Its member leaves together with the others; its newcomers, building or ready, end at once."""
+def test_a_host_that_is_no_longer_listed_leaves_after_a_step() -> None:
+    """Its member leaves after a step; its newcomers, building or ready, end at once."""
     play = training({"a": 1, "b": 1})
     one, two = play.world
     play.find({"a": 1, "b": 1, "c": 1, "d": 1})
@@ -246,8 +244,8 @@ def test_with_fewer_than_min_np_survivors_wait() -> None:
     assert play.evicted[one] == play.finish.reason
 
 
-def test_a_worker_that_builds_and_reports_is_waited_for() -> None:
-    """Building may take longer than the patience; a worker that never sent a heartbeat does not count."""
+def test_the_job_waits_for_a_worker_that_builds_and_sends_heartbeats() -> None:
+    """Building may take longer than the patience."""
     play = Play({"a": 1}, first=1)
     play.wait(2000)
     assert play.finish is None
@@ -256,14 +254,14 @@ def test_a_worker_that_builds_and_reports_is_waited_for() -> None:
     play.wait(2, play.started[0])
     assert play.finish == Finish(TOO_FEW_WORKERS, "fewer than 1 workers for 600 s")
 
-    play = Play({"a": 1}, first=1)
+    play = Play({"a": 1}, first=1)  # no heartbeat at all
     play.wait(600, *play.started)
     assert play.finish is None
     play.wait(1, *play.started)
     assert play.finish == Finish(TOO_FEW_WORKERS, "fewer than 1 workers for 600 s")
 
 
-def test_a_job_says_what_it_waits_for() -> None:
+def test_a_waiting_job_reports_what_it_lacks() -> None:
     play = Play({"a": 2}, first=4, fewest=1)
     play.ask(*play.started)
     play.wait(5)
@@ -285,7 +283,7 @@ def test_a_job_says_what_it_waits_for() -> None:
 
 
 def test_the_job_is_done_when_its_last_world_is_done() -> None:
-    """All members end with 0, one by one; an evicted process that still runs is not waited for."""
+    """The job does not wait for an evicted process."""
     play = training({"a": 1, "b": 1, "c": 1})
     one, two, stopped = play.world
     play.wait(SILENT_S + 2, stopped)
@@ -294,7 +292,7 @@ def test_the_job_is_done_when_its_last_world_is_done() -> None:
     play.end(one, 0)
     assert play.finish == Finish(0, "done")
 
-    play = training({"a": 1, "b": 1})  # one that leaves with 0 while the other trains does not end the job
+    play = training({"a": 1, "b": 1})  # a member that leaves with 0 while the other trains does not end the job
     one, two = play.world
     play.end(two, 0)
     play.ask(one)
@@ -307,14 +305,19 @@ def test_the_job_is_done_when_its_last_world_is_done() -> None:
         assert play.finish == Finish(code, "stopped, and committed")
 
 
-@pytest.mark.parametrize("history", ["all die", "rank 1 leaves with 0", "the other is evicted"])
-def test_where_all_members_die_new_workers_continue_from_the_last_commit(history: str) -> None:
-    """Rank 0 speaks for the job; a rank that left with 0, or was evicted and stopped, does not make it a success."""
+@pytest.mark.parametrize(
+    ("earlier", "code"), [("", 137), ("", 0), ("evicted", 143), ("signalled", 143)], ids=lambda value: str(value)
+)
+def test_if_all_members_die_new_workers_resume_from_the_last_commit(earlier: str, code: int) -> None:
+    """Rank 0 decides; a rank that left with 0, or was evicted and stopped, does not make the job a success."""
     play = training({"a": 1, "b": 1})
     one, two = play.world
-    if history == "the other is evicted":
+    if earlier == "evicted":
         play.wait(SILENT_S + 2, two)
-    play.end(two, {"all die": 137, "rank 1 leaves with 0": 0, "the other is evicted": 143}[history])
+    if earlier == "signalled":
+        play.signal(two)
+        play.ask(two)
+    play.end(two, code)
     play.end(one, 137)
     assert play.finish is None
     play.wait(3)
@@ -323,7 +326,7 @@ def test_where_all_members_die_new_workers_continue_from_the_last_commit(history
 
 
 def test_there_are_never_more_workers_than_max_np() -> None:
-    """A slot that stays empty is where the next worker starts; a process that does not end takes no room."""
+    """The next worker starts in the empty slot; an evicted process does not count."""
     play = Play({"a": 2, "b": 2}, first=3, most=3)
     assert len(play.started) == 3
     play.ask(*play.started)

@@ -1,4 +1,4 @@
-"""The supervisor of a job: when it runs the command again, what each attempt gets, and how signals end it."""
+"""The supervisor: when it runs the command again, what each attempt gets, and how signals end it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from hvd_train.elastic.supervisor import FINAL, GRACE, STEADY_S, keep_going
 from hvd_train.launch.launcher import GOES_ON, OWNER, STARTED, SUPERVISOR
 
 COMMAND = ["train", "--fast"]
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Attempts:
-    """Simulates the attempts of a job and the clock; also the process of the attempt that runs now."""
+    """Simulate the attempts of a job, the process of the current attempt, and the clock."""
 
     def __init__(self) -> None:
         self.codes: list[int] = []
@@ -73,18 +72,19 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=made.monotonic, sleep=made.sleep))
     monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=made.popen))
     for name in (STARTED, OWNER, GOES_ON, GRACE):
-        monkeypatch.setenv(name, "")  # so that it is as before at the end
+        monkeypatch.setenv(name, "")  # restored at the end
         monkeypatch.delenv(name)
     missed: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: missed.append(number)) for number in SIGNALS}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda number, _: missed.append(number)) for number in numbers}
     yield made
     for number, handler in before.items():
         signal.signal(number, handler)
     assert not missed, "the supervisor did not handle these signals"
 
 
-def test_a_job_that_fails_repeatedly_is_given_up(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
-    """The wait doubles with each failure, up to 5 minutes, and the exit code is the last one, as shells count it."""
+def test_a_job_that_fails_repeatedly_ends(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
+    """The wait doubles with each failure, up to 5 minutes; the last exit code is the exit code of the job."""
     attempts.codes = [7, -9, 1]
     assert keep_going(COMMAND, 2) == 1
     assert attempts.starts == [0, 2, 6]
@@ -98,11 +98,11 @@ def test_a_job_that_fails_repeatedly_is_given_up(attempts: Attempts, capsys: pyt
     assert attempts.starts[-1] - attempts.starts[-2] == 300
 
 
-def test_a_job_that_lives_for_minutes_between_faults_is_never_given_up(attempts: Attempts) -> None:
-    """Unless it only waited for workers for that time."""
+def test_a_job_that_trains_for_minutes_between_faults_always_resumes(attempts: Attempts) -> None:
     attempts.ran_s, attempts.codes = STEADY_S, [1] * 20 + [0]
     assert keep_going(COMMAND, 1) == 0
     assert len(attempts.started) == 21
+    # It only waited for workers.
     attempts.ran_s, attempts.codes, attempts.started = 2 * STEADY_S, [TOO_FEW_WORKERS] * 5, []
     assert keep_going(COMMAND, 1) == TOO_FEW_WORKERS
     assert len(attempts.started) == 2
@@ -125,7 +125,7 @@ def test_all_attempts_are_the_same_job(attempts: Attempts, monkeypatch: pytest.M
     assert [environment.get(GOES_ON) for environment in environments] == [None, "1", "1"]
     assert {environment[SUPERVISOR] for environment in environments} == {str(os.getpid())}
     assert {environment[GRACE] for environment in environments} == {"30"}
-    assert all(options["start_new_session"] for _, options in attempts.started), "Ctrl-C must come only once"
+    assert all(options["start_new_session"] for _, options in attempts.started)  # so Ctrl-C comes once
     monkeypatch.setenv(GRACE, "90")
     attempts.codes = [0]
     keep_going(COMMAND, 3)
@@ -138,15 +138,11 @@ def test_all_attempts_are_the_same_job(attempts: Attempts, monkeypatch: pytest.M
     ("sent", "received"), [("USR1", "TERM"), ("HUP HUP HUP", "TERM"), ("HUP TERM", "TERM TERM"), ("INT INT", "INT INT")]
 )
 def test_a_signal_reaches_the_command_and_no_attempt_follows(attempts: Attempts, sent: str, received: str) -> None:
-    """As one that the launcher knows; a second one hurries it, unless it is another SIGHUP of a lost terminal."""
-
-    def numbers(names: str) -> list[int]:
-        return [signal.Signals[f"SIG{name}"] for name in names.split()]
-
+    """A second signal reaches it too, unless it is another SIGHUP of a lost terminal."""
     attempts.codes = [1, 0]
-    attempts.as_it_runs = lambda: [signal.raise_signal(number) for number in numbers(sent)]
+    attempts.as_it_runs = lambda: [signal.raise_signal(signal.Signals[f"SIG{name}"]) for name in sent.split()]
     assert keep_going(COMMAND, 3) == 1
-    assert attempts.received == numbers(received)
+    assert [f"SIG{name}" for name in received.split()] == [signal.Signals(number).name for number in attempts.received]
     assert len(attempts.started) == 1
 
 
@@ -162,8 +158,8 @@ def test_a_signal_while_no_command_runs_ends_the_job(attempts: Attempts) -> None
     assert (len(attempts.started), attempts.received) == (1, [])
 
 
-def test_under_nohup_a_lost_terminal_is_no_signal(attempts: Attempts) -> None:
-    """Ctrl-C, which shells turn off for what runs in the background, still is."""
+def test_under_nohup_sighup_is_ignored_and_ctrl_c_is_not(attempts: Attempts) -> None:
+    """Shells ignore SIGINT for background jobs, but the supervisor handles it."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     attempts.codes = [1, 1, 0]

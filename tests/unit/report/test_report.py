@@ -100,12 +100,7 @@ def test_a_measured_scaling() -> None:
     for text in (composed(path), composed(run, path)):
         part = section(text, "Scaling")
         assert re.findall(r'<th scope="row">(\d)</th>', part) == ["1", "2"]
-        for words in (
-            "bench: strong scaling",
-            "> ideal<",
-            '<td class="n">75.0%</td>',
-            '<td class="n">—</td>',
-        ):
+        for words in ("bench: strong scaling", "> ideal<", '<td class="n">75.0%</td>', '<td class="n">—</td>'):
             assert words in part
     assert "No measured scaling" in composed(run)
 
