@@ -1,4 +1,4 @@
-"""Which addresses and interfaces an elastic job uses, on hosts whose networks are simulated."""
+"""Addresses and interfaces that an elastic job uses, on simulated networks."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "_sender_to", sender_to)
 
 
-def test_a_worker_gets_the_driver_addresses_that_may_lead_there() -> None:
+def test_a_worker_gets_the_likely_addresses_of_the_driver() -> None:
     for name in ("localhost", "login", "login-ib"):
         assert addresses.for_worker_on(name, ["ib0"]) == ["127.0.0.1"]
     assert addresses.for_worker_on("n2") == ["10.1.0.5", "172.17.0.1", "192.168.1.5"]
     assert addresses.for_worker_on("n3") == ["192.168.1.99", "172.17.0.1", "192.168.1.5", "10.1.0.5"]
     assert addresses.for_worker_on("a name in ~/.ssh/config") == ["172.17.0.1", "192.168.1.5", "10.1.0.5"]
-    assert addresses.for_worker_on("n2", ["eth0", "ens3"]) == ["192.168.1.5"], "the user has named interfaces"
-    assert addresses.for_worker_on("n2", ["ens3"])[0] == "10.1.0.5", "and this host has none of them"
+    assert addresses.for_worker_on("n2", ["eth0", "ens3"]) == ["192.168.1.5"]
+    assert addresses.for_worker_on("n2", ["ens3"])[0] == "10.1.0.5", "this host has no ens3"
     resolved = [addresses.resolved(name) for name in ("n2", "login", "a name in ~/.ssh/config")]
     assert resolved == ["10.1.0.7", "127.0.0.1", None]
 
@@ -59,15 +59,15 @@ def test_a_worker_gets_the_driver_addresses_that_may_lead_there() -> None:
 @pytest.mark.parametrize(
     ("driver", "elsewhere", "interface"),
     [
-        ("10.1.0.9", "", "ib0"),  # on another host: the way to the driver
+        ("10.1.0.9", "", "ib0"),  # the driver is on another host
         ("192.168.1.8", "10.1.0.7", "eth0"),
-        ("127.0.0.1", "", "lo"),  # on the driver's host: alone
-        ("127.0.0.1", "10.1.0.7", "ib0"),  # or with others
-        ("127.0.0.1", "172.16.0.1", "lo"),  # that are out of reach now
+        ("127.0.0.1", "", "lo"),  # the driver is on this host, and so are all workers
+        ("127.0.0.1", "10.1.0.7", "ib0"),
+        ("127.0.0.1", "172.16.0.1", "lo"),  # the other workers are unreachable
     ],
 )
 def test_a_worker_uses_the_interface_that_leads_to_the_others(driver: str, elsewhere: str, interface: str) -> None:
-    """It is chosen for each world; NCCL, which reads its variable once, never gets the loopback."""
+    """NCCL reads its variable only once, so it never gets the loopback."""
     environ = {ADDRESS: driver, "HOROVOD_GLOO_IFACE": "of an earlier world"}
     addresses.choose_interface(environ, elsewhere)
     assert environ["HOROVOD_GLOO_IFACE"] == interface
@@ -90,8 +90,8 @@ def test_interfaces_that_the_user_names_are_used() -> None:
         addresses.find_driver(environ)
 
 
-def test_a_worker_takes_the_address_of_the_driver_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If none does the likeliest stays; the system knows the way to an address without a packet."""
+def test_a_worker_uses_the_driver_address_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no address answers, it keeps the likeliest."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         environ = {ADDRESS: "127.0.0.3", PORT: port, "HVD_TRAIN_DRIVER_ADDRESSES": "127.0.0.3,127.0.0.1"}

@@ -1,4 +1,4 @@
-"""The exit report of a worker reaches its driver once; without a driver one rank prints the error for all."""
+"""The exit report reaches the driver once; without a driver, one rank prints the error for all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def environ(store: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str,
     return {**store, WORKER: str(next(_numbers))}
 
 
-def heard(environ: dict[str, str]) -> LastWord:
+def received(environ: dict[str, str]) -> LastWord:
     return last_word.heard(client.get(environ, f"last_word/{environ[WORKER]}", 60))
 
 
@@ -43,7 +43,7 @@ def test_an_error_is_reported_once_with_its_place(environ: dict[str, str]) -> No
     assert last_word.tell(environ, error)
     with pytest.raises(SystemExit), last_word.exit_code_told(environ):
         sys.exit(2)
-    assert heard(environ) == LastWord(2, "cat.jpg is torn", "training", 17)
+    assert received(environ) == LastWord(2, "cat.jpg is torn", "training", 17)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_an_error_is_reported_once_with_its_place(environ: dict[str, str]) -> No
 def test_the_exit_code_of_the_process_is_reported(error: BaseException, code: int, environ: dict[str, str]) -> None:
     with pytest.raises(type(error)), last_word.exit_code_told(environ):
         raise error
-    assert heard(environ) == LastWord(code)
+    assert received(environ) == LastWord(code)
 
 
 def test_without_a_driver_the_process_prints_its_error(environ: dict[str, str]) -> None:
@@ -66,24 +66,24 @@ def test_without_a_driver_the_process_prints_its_error(environ: dict[str, str]) 
 
 
 def test_the_command_line_leaves_errors_to_the_driver(
-    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOROVOD_RANK", "1")
     monkeypatch.setenv("HOROVOD_SIZE", "2")
-    with (tmp_path / "h1-0.log").open("a+") as log:
+    with Path("h1-0.log").open("a+") as log:
         monkeypatch.setattr(rank_log, "_files", [log.fileno()])
         assert cli.run(["nonsense"]) == 2
-        assert "unknown command 'nonsense'" in heard(environ).error
+        assert "unknown command 'nonsense'" in received(environ).error
         monkeypatch.setattr(cli, "command", lambda name: 1 / 0)
         assert cli.run(["train"]) == 1
         log.seek(0)
-        told = log.read()
-    assert heard(environ).error.endswith("ZeroDivisionError: division by zero")
+        logged = log.read()
+    assert received(environ).error.endswith("ZeroDivisionError: division by zero")
     assert capsys.readouterr().err == ""
-    assert "nonsense" in told
-    assert "ZeroDivisionError" in told
+    assert "nonsense" in logged
+    assert "ZeroDivisionError" in logged
 
 
 def test_an_error_is_printed_once_for_all_ranks(
@@ -94,8 +94,8 @@ def test_an_error_is_printed_once_for_all_ranks(
         monkeypatch.setenv("HOROVOD_RANK", str(rank))
         monkeypatch.setattr(error_report, "_ended_by_launcher", lambda error, ended=ended: ended)
         assert cli.run(["nonsense"]) == 2
-        told = capsys.readouterr().err
-        assert told.startswith(said) if said else told == ""
+        printed = capsys.readouterr().err
+        assert printed.startswith(said) if said else printed == ""
     error = UsageError("bad image")
     error.raised_by = 1
     error_report.report_once(error)

@@ -1,4 +1,4 @@
-"""Host files: what is read, what is refused, and every format written and read again."""
+"""Host files: each format is written and read back, and wrong files are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def file(text: str) -> Path:
 
 
 @given(cluster=CLUSTERS, file_format=st.sampled_from(FORMATS))
-def test_what_is_written_is_read(cluster: list[Host], file_format: FileFormat) -> None:
+def test_each_format_is_read_back(cluster: list[Host], file_format: FileFormat) -> None:
     assert hosts.read(file(hosts.written(cluster, file_format)), file_format) == tuple(cluster)
 
 
@@ -40,20 +40,20 @@ def test_all_forms_of_a_line_are_read() -> None:
         ("a slots=x\nb 2\n", ["hosts, line 1: 'a slots=x' is not of the form 'NAME slots=N'", "line 2: 'b 2'"]),
         ("a slots=1\nb\na slots=2\n", ["hosts: a is there 2 times; add its slots up"]),
         ("a slots=0\n", ["hosts, line 1: a has no slots"]),
-        ("# nobody\n", ["hosts names no host: one on each line, 'NAME slots=N'"]),
+        ("# none\n", ["hosts names no host: one on each line, 'NAME slots=N'"]),
         ("a;touch pwned slots=1\n", ["is not of the form"]),
         ("-G slots=2\nb\n-4:1", ["line 1: '-G slots=2' is not of the form 'NAME slots=N'; no host's name", "line 3"]),
     ],
 )
 def test_every_wrong_line_is_named(text: str, reasons: list[str]) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as refused:
         hosts.read(file(text))
-    assert all(reason in str(told.value) for reason in reasons), told.value
+    assert all(reason in str(refused.value) for reason in reasons), refused.value
     with pytest.raises(UsageError, match="'-G' is not a name; no host's name begins with -, which ssh would take"):
         hosts.read(file("-G\n"), "slurm")
 
 
-def test_a_list_as_on_the_command_line() -> None:
+def test_lists_on_the_command_line_are_read() -> None:
     assert hosts.parse("h1:2,h2:3, h3") == (Host("h1", 2), Host("h2", 3), Host("h3", 1))
     assert hosts.parse("n[08-10,12]:4,gpu1") == (*(Host(f"n{n}", 4) for n in ("08", "09", "10", "12")), Host("gpu1", 1))
     assert hosts.parse("r[1-2]n[1-2]") == tuple(Host(f"r{r}n{n}", 1) for r in (1, 2) for n in (1, 2))

@@ -1,4 +1,4 @@
-"""Launchers: how a process knows its own, and which horovodrun is started."""
+"""Launchers: how a process recognizes its own, and which horovodrun starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_train.launch import horovodrun
 from hvd_train.launch.launcher import SLOT, SPENT, WORKER, Launch, launched, refuse_others, running_for, slot
 
 
-def test_launchers_are_known_by_their_variables() -> None:
+def test_launchers_are_recognized_by_their_variables() -> None:
     of_horovod, of_mpi = ({f"{name}_RANK": "1", f"{name}_SIZE": "2"} for name in ("HOROVOD", "OMPI_COMM_WORLD"))
     assert launched(of_horovod) == launched({**of_mpi, **of_horovod}) == Launch("horovodrun", 1, 2)
     assert launched(of_mpi) == Launch("Open MPI", 1, 2)

@@ -1,4 +1,4 @@
-"""The roll call before ranks meet, over Gloo's store or over MPI: who is missing, and who runs something else."""
+"""The roll call before the rendezvous, over Gloo's store or MPI: missing and differing ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Blackboard:
 
 @pytest.fixture(autouse=True)
 def one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All calls of a test are the same roll call, and no rank prints anything because another thread is slow."""
+    """All calls of a test are the same roll call, and no rank prints a notice."""
     monkeypatch.setattr(roll_call, "_calls", type("Always", (), {"__next__": lambda _: 0})())
     monkeypatch.setattr(roll_call, "_POLL_S", 0.001)
     monkeypatch.setattr(roll_call, "_FIRST_NOTICE_S", 1000.0)

@@ -1,4 +1,4 @@
-"""The store of a job and its client: requests and answers are signed, against Horovod's own server."""
+"""Requests to the store of a job and its answers are signed; the server is Horovod's own."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ def signed(environ: dict[str, str], name: str, method: str = "PUT", body: bytes 
     return "".join(f"{line}\r\n" for line in head).encode() + body
 
 
-def test_a_rank_reads_what_another_has_written(
-    environ: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_share_texts(environ: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     client.put(environ, name, "some text")
     assert client.get(environ, name, 60) == "some text"
@@ -60,7 +58,7 @@ def test_a_rank_reads_what_another_has_written(
 
 
 def test_a_server_that_is_gone_is_an_oserror() -> None:
-    """So is a garbled answer: callers expect a file or a host that is not there."""
+    """So is a garbled answer."""
     with pytest.raises(OSError, match="refused"):
         client.get({client.ADDRESS: LOOPBACK, client.PORT: "1"}, "scope/name", 60)
     for garbled in (b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\ncut"):
@@ -81,7 +79,6 @@ def test_an_unauthenticated_client_neither_reads_nor_writes(environ: dict[str, s
 
 
 def test_a_recorded_request_is_refused(environ: dict[str, str], name: str) -> None:
-    """It would replace a new text by an old one."""
     recorded = signed(environ, name)
     assert b" 200 " in answer(environ, recorded)
     client.put(environ, name, "newer")
@@ -107,12 +104,9 @@ def test_a_changed_request_is_refused(environ: dict[str, str], name: str, old: b
             client.get(environ, path, 60)
 
 
-def test_the_body_of_a_rank_has_a_limit(environ: dict[str, str], name: str) -> None:
-    """It is checked before the body is read."""
-    request = signed(environ, name, body=b"").replace(
-        b"Content-Length: 0", b"Content-Length: %d" % (signature.MOST_BYTES + 1)
-    )
-    assert b" 413 " in answer(environ, request)
+def test_a_body_that_is_too_long_is_refused_unread(environ: dict[str, str], name: str) -> None:
+    length = b"Content-Length: %d" % (signature.MOST_BYTES + 1)
+    assert b" 413 " in answer(environ, signed(environ, name, body=b"").replace(b"Content-Length: 0", length))
 
 
 @pytest.mark.parametrize("limit", ["connections", "open files"])
@@ -132,8 +126,7 @@ def test_silent_connections_leave_room_for_ranks(
             connection.close()
 
 
-def test_a_request_that_never_ends_is_cut_off(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte now and then does not keep it open."""
+def test_a_request_that_never_ends_times_out(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "WHOLE_REQUEST_TIMEOUT", 0.5)
     with connect(environ) as connection, suppress(ConnectionError):
         connection.settimeout(0.05)
@@ -145,7 +138,7 @@ def test_a_request_that_never_ends_is_cut_off(environ: dict[str, str], monkeypat
         assert answered == b""
 
 
-def test_an_answer_without_the_jobs_signature_is_not_believed(environ: dict[str, str], name: str) -> None:
+def test_an_answer_without_the_jobs_signature_is_refused(environ: dict[str, str], name: str) -> None:
     client.put(environ, name, "old")
     recorded = answer(environ, signed(environ, name, "GET", b""))
     assert recorded.endswith(b"old")

@@ -1,4 +1,4 @@
-"""Ranks that srun starts: Slurm's variables in Horovod's words, and how tasks find rank 0 by its key."""
+"""Ranks that srun starts: Slurm's variables become Horovod's, and tasks find rank 0 by its key."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from horovod.runner.http.http_server import RendezvousServer
 from hvd_train.errors import UsageError
 from hvd_train.launch import client, launcher, slurm
 
-# Of task 4 of 5, on the second of two nodes.
-SAID = {
+TASK_4 = {  # of 5, on the second of two nodes
     "SLURM_JOB_ID": "1234",
     "SLURM_STEP_ID": "0",
     "SLURM_STEP_NUM_TASKS": "5",
@@ -28,35 +27,35 @@ SAID = {
 }
 
 
-def test_a_task_gets_its_ranks_and_a_meeting_point() -> None:
-    assert slurm.alone(SAID)
-    assert launcher.launched(SAID) == launcher.Launch("srun", 4, 5)
-    found = slurm.variables(SAID)
+def test_a_task_gets_its_ranks_and_the_rendezvous() -> None:
+    assert slurm.alone(TASK_4)
+    assert launcher.launched(TASK_4) == launcher.Launch("srun", 4, 5)
+    found = slurm.variables(TASK_4)
     expected = {"RANK": 4, "SIZE": 5, "LOCAL_RANK": 1, "LOCAL_SIZE": 2, "CROSS_RANK": 1, "CROSS_SIZE": 2}
     assert {name: int(found[f"HOROVOD_{name}"]) for name in expected} == expected
     assert found[client.ADDRESS] == "gpu07"
-    third = {**SAID, "SLURM_PROCID": "2", "SLURM_LOCALID": "2", "SLURM_NODEID": "0"}
-    assert slurm.variables(third)["HOROVOD_CROSS_SIZE"] == "1", "only the first node has a third rank"
-    steps = [{**SAID, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step} for job in ("1234", "1235") for step in ("0", "1")]
+    third = {**TASK_4, "SLURM_PROCID": "2", "SLURM_LOCALID": "2", "SLURM_NODEID": "0"}
+    assert slurm.variables(third)["HOROVOD_CROSS_SIZE"] == "1"  # only the first node has a third rank
+    steps = [{**TASK_4, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step} for job in ("1234", "1235") for step in ("0", "1")]
     assert len({slurm.variables(step)[client.PORT] for step in steps}) == 4
-    assert slurm.variables({**SAID, slurm.PORT: "4321"})[client.PORT] == "4321"
+    assert slurm.variables({**TASK_4, slurm.PORT: "4321"})[client.PORT] == "4321"
 
 
 @pytest.mark.parametrize(
     "environ",
     [
         {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
-        {**SAID, "SLURM_STEP_NUM_TASKS": "1"},
-        {**SAID, "SLURM_STEP_NUM_TASKS": "²"},
-        {**SAID, "HOROVOD_RANK": "0"},
-        {**SAID, "PMIX_RANK": "4"},
+        {**TASK_4, "SLURM_STEP_NUM_TASKS": "1"},
+        {**TASK_4, "SLURM_STEP_NUM_TASKS": "²"},
+        {**TASK_4, "HOROVOD_RANK": "0"},
+        {**TASK_4, "PMIX_RANK": "4"},
     ],
 )
 def test_processes_of_other_launchers_are_left_alone(environ: dict[str, str]) -> None:
     assert not slurm.alone(environ)
 
 
-def test_slurms_short_forms_are_read() -> None:
+def test_slurms_compressed_lists_are_read() -> None:
     assert slurm.tasks_per_node("2(x2),1,4(x2)") == [2, 2, 1, 4, 4]
     lists = {"h1": "h1", "gpu[03-05,9],login": "gpu03", "a-b,c": "a-b", "r[1-2]n5": "r1n5"}
     assert {nodes: slurm.first_node(nodes) for nodes in lists} == lists
@@ -65,18 +64,18 @@ def test_slurms_short_forms_are_read() -> None:
 def test_wrong_variables_are_named() -> None:
     for missing in ("SLURM_STEP_NODELIST", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"):
         with pytest.raises(UsageError, match=missing):
-            slurm.variables({name: value for name, value in SAID.items() if name != missing})
+            slurm.variables({name: value for name, value in TASK_4.items() if name != missing})
     for port in ("²", "x", "", "0", "65536"):
         with pytest.raises(UsageError, match=f"^HVD_TRAIN_PORT is '{port}'; it must be the number of a port"):
-            slurm.variables({**SAID, slurm.PORT: port})
+            slurm.variables({**TASK_4, slurm.PORT: port})
 
 
 @pytest.fixture
 def task(tmp_path: Path) -> Iterator[dict[str, str]]:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        where = {client.ADDRESS: "127.0.0.1", client.PORT: str(held.getsockname()[1]), "XDG_CACHE_HOME": str(tmp_path)}
-        yield {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", **where}
+        place = {client.ADDRESS: "127.0.0.1", client.PORT: str(held.getsockname()[1]), "XDG_CACHE_HOME": str(tmp_path)}
+        yield {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", **place}
 
 
 def test_a_rank_0_that_does_not_come_is_an_error(task: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
