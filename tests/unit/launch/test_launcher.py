@@ -23,18 +23,11 @@ def test_launchers_are_recognized_by_their_variables() -> None:
 IN_TORCHRUN = {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"}
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [
-        IN_TORCHRUN,
-        {"WORLD_SIZE": "4"},
-        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", **IN_TORCHRUN},
-        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", **IN_TORCHRUN},
-    ],
-)
-def test_processes_of_torchrun_are_refused(environ: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match=r"type `horovodrun -np 4 hvd-train train 'a b'`"):
-        refuse_others(environ, ["hvd-train", "train", "a b"])
+def test_processes_of_torchrun_are_refused() -> None:
+    of_srun = [{"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": tasks, **IN_TORCHRUN} for tasks in "12"]
+    for environ in (IN_TORCHRUN, {"WORLD_SIZE": "4"}, *of_srun):
+        with pytest.raises(UsageError, match=r"type `horovodrun -np 4 hvd-train train 'a b'`"):
+            refuse_others(environ, ["hvd-train", "train", "a b"])
 
 
 @pytest.mark.parametrize(

@@ -86,19 +86,12 @@ def test_a_recorded_request_is_refused(environ: dict[str, str], name: str) -> No
     assert client.get(environ, name, 60) == "newer"
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b"PUT ", b"DELETE "),
-        (b"/scope/", b"/scop2/"),
-        (b"\r\n\r\ntext", b"\r\n\r\ntxet"),
-        (b"Horovod-Nonce: ", b"Horovod-Nonce: 1"),
-    ],
-)
-def test_a_changed_request_is_refused(environ: dict[str, str], name: str, old: bytes, new: bytes) -> None:
-    request = signed(environ, name)
-    assert request.count(old) == 1
-    assert answer(environ, request.replace(old, new)).split()[1] in (b"400", b"403")
+def test_a_changed_request_is_refused(environ: dict[str, str], name: str) -> None:
+    changes = {b"PUT ": b"DELETE ", b"/scope/": b"/scop2/", b"\r\n\r\ntext": b"\r\n\r\ntxet", b"-Nonce: ": b"-Nonce: 1"}
+    for old, new in changes.items():
+        request = signed(environ, name)
+        assert request.count(old) == 1
+        assert answer(environ, request.replace(old, new)).split()[1] in (b"400", b"403")
     for path in (name, name.replace("scope", "scop2")):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             client.get(environ, path, 60)

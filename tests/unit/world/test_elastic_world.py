@@ -1,4 +1,4 @@
-"""How a worker of an elastic job continues from world to world, with Horovod's start and end as data."""
+"""How an elastic worker continues in the next world; Horovod is simulated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def calls() -> list[str]:
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> Iterator[Starts]:
-    """What each start of Horovod returns or raises; all of them must be used, and no attempt waits for the next."""
+    """What each start of Horovod returns or raises; the test must use all of them."""
     places: Starts = []
 
     def start() -> Place:
@@ -58,7 +58,7 @@ def once(errors: list[Exception], result: str = "trained") -> Callable[[], str]:
 
 
 def test_a_worker_keeps_its_slot_and_so_its_gpu(starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slot is known before the ranks meet; Horovod may number the ranks of a host differently later."""
+    """Horovod may number the ranks of a host differently in each world."""
     monkeypatch.setenv("HOROVOD_LOCAL_SIZE", "4")
     world = ElasticWorld()
     assert (world.place.local_rank, world.place.local_size, world.place.size) == (1, 4, 1)
@@ -79,7 +79,7 @@ def test_the_driver_compares_the_data_of_a_worker_before_it_joins(
 
 
 def test_a_fault_and_a_change_lead_into_the_next_world(starts: Starts) -> None:
-    """The ranks synchronize the state in each world, also when a rank is lost meanwhile; a fault drops the step."""
+    """The ranks synchronize the state in each world; a fault drops the step."""
     forgotten: list[int] = []
 
     class Optimizer:
@@ -97,8 +97,7 @@ def test_a_fault_and_a_change_lead_into_the_next_world(starts: Starts) -> None:
     assert ElasticWorld().run(lambda: "trained", lambda: once(faults)() and None) == "trained"
 
 
-def test_an_error_of_the_body_ends_the_run_and_frees_the_others(starts: Starts, calls: list[str]) -> None:
-    """The others do not wait for the process to end, which may have much to write."""
+def test_an_error_of_the_body_ends_the_run_and_disconnects(starts: Starts, calls: list[str]) -> None:
     starts.append(Place(0, 2))
     with pytest.raises(KeyError):
         ElasticWorld().run(lambda: {}["missing"])
@@ -106,10 +105,10 @@ def test_an_error_of_the_body_ends_the_run_and_frees_the_others(starts: Starts, 
 
 
 @pytest.mark.parametrize("why", ["the driver is gone", "cannot connect"])
-def test_a_core_that_waits_without_effect_is_left_behind(
+def test_a_request_for_a_rank_that_gets_no_answer_is_abandoned(
     why: str, starts: Starts, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Horovod's own request for a rank has no time limit. If no world can form, the process commits and ends."""
+    """Horovod's own request has no time limit; the process commits and ends."""
     never, threads = threading.Event(), list[threading.Thread]()
 
     def start() -> Place:
@@ -129,4 +128,4 @@ def test_a_core_that_waits_without_effect_is_left_behind(
     world.close()
     assert calls == []
     never.set()
-    assert all(thread.daemon for thread in threads), "the process ends without it"
+    assert all(thread.daemon for thread in threads)

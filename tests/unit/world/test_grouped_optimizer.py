@@ -1,4 +1,4 @@
-"""The groups of gradients, with the hooks of the Horovod that is installed."""
+"""Groups of gradients, with the hooks of the installed Horovod."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reduced():
     sent.clear()
     return found
 
-# Groups are sent after the last expected pass; what no pass has reached is sent as zeros.
+# Groups are sent after the last expected pass; gradients that no pass has reached are sent as zeros.
 world.expect_passes(grouped, 2)
 model(torch.ones(1, 3)).sum().backward()
 assert sent == [], sent
@@ -41,7 +41,7 @@ assert reduced() == ["1.bias", "0.bias"]
 
 def break_step():
     for handle, _ in grouped._handles.values():
-        hvd.synchronize(handle)  # the fault has ended it: else its name is taken while the machine is busy
+        hvd.synchronize(handle)  # as after a fault; otherwise its name may still be in use
     own.forget_step()
     model.zero_grad(set_to_none=True)
     sent.clear()
@@ -74,7 +74,6 @@ print("done")
 
 @pytest.mark.timeout(300)
 def test_a_broken_step_leaves_nothing_behind() -> None:
-    """Groups travel whole after the last pass, and a step after a fault reduces its own gradients, once."""
     environment = {**os.environ, "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=250, check=False

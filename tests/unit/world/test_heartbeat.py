@@ -1,4 +1,4 @@
-"""The reports of an elastic worker to our driver, and its requests."""
+"""Reports and requests of an elastic worker to its driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hvd_train.world.world import DriverLost
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
-    """The answers of a driver, each used once, and what it was asked."""
+    """Return the answers of a driver, each used once, and the requests to it."""
     answers, asked = list[str](), list[str]()
 
     def ask(environ: Mapping[str, str], path: str, *rest: object) -> str:
@@ -32,8 +32,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
     return answers, asked
 
 
-def test_a_worker_asks_for_its_first_rank_when_all_is_built(driver: tuple[list[str], list[str]]) -> None:
-    """It says what it runs, and its rank stands where Horovod's core looks for it; other answers set nothing."""
+def test_a_worker_reports_its_facts_and_gets_its_first_rank(driver: tuple[list[str], list[str]]) -> None:
     answers, asked = driver
     worker = {"HOROVOD_HOSTNAME": "h2", WORKER: "1007"}
     answers += ["", "2,3,0,1,2,3"]
@@ -53,7 +52,7 @@ def test_a_worker_asks_for_its_first_rank_when_all_is_built(driver: tuple[list[s
 
 
 def test_an_evicted_worker_does_not_ask_for_the_rank_of_its_successor(driver: tuple[list[str], list[str]]) -> None:
-    """The successor has its host and its local rank; others report why the ranks could not connect."""
+    """The successor has the same host and local rank."""
     answers, asked = driver
     answers += ["end", "ask"]
     with pytest.raises(SystemExit, match="0"):
@@ -69,15 +68,15 @@ def requested_after(
     scopes: list[str] | None = None,
     pauses: Mapping[int, float] | None = None,
 ) -> list[str]:
-    """Return what is requested after each beat, one second apart, to which our driver answers ("": it does not).
+    """Return the request after each heartbeat, one a second; the driver gives these answers ("": none).
 
-    `before` holds what happens before the beats of these numbers (from 1), and `pauses` how long the process is paused
-    there. What was asked for is appended to `scopes`.
+    `before` holds events before heartbeats by number (from 1), and `pauses` how long the process pauses there, in s.
+    Paths of requests to the driver are appended to `scopes`.
     """
     beat, found, now = heartbeat.Heartbeat(), list[str](), [1000.0]
 
     def get(environ: dict[str, str], path: str, timeout_s: float) -> str:
-        assert 0 < timeout_s <= 2, "a driver that takes a beat and does not answer must not stop the heart"
+        assert 0 < timeout_s <= 2, "a silent driver must not block the heartbeat"
         if scopes is not None:
             scopes.append(path)
         if not answers[0]:
@@ -105,15 +104,15 @@ def requested_after(
 
 
 def test_the_last_answer_is_what_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change may be taken back, a stop may not; a training of days is not a silence of days."""
+    """The driver may withdraw a change, but not a stop."""
     answers = ["train", "change", "train", "stop", "train"]
     assert requested_after(answers, monkeypatch) == ["train", "change", "train", "stop", "stop"]
     assert requested_after(["train"] * 60, monkeypatch) == ["train"] * 60
-    assert requested_after(["<html>"] * 14, monkeypatch)[-1] == "stop", "a garbled answer is no answer"
+    assert requested_after(["<html>"] * 14, monkeypatch)[-1] == "stop"
 
 
 def test_a_worker_without_a_driver_stops_and_then_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short silence changes nothing; after 10 s the worker commits, and 30 s later it must be gone."""
+    """It commits after 10 s of silence, and ends within the next 30 s."""
     assert requested_after(["train", *[""] * 9, "train"], monkeypatch) == ["train"] * 11
     assert requested_after([""] * 41, monkeypatch) == [*["train"] * 11, *["stop"] * 30]
     with pytest.raises(SystemExit, match=r"^1$"):
@@ -121,10 +120,8 @@ def test_a_worker_without_a_driver_stops_and_then_ends(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("got_signal", [False, True])
-def test_a_worker_that_was_paused_does_not_take_the_driver_for_dead(
-    monkeypatch: pytest.MonkeyPatch, *, got_signal: bool
-) -> None:
-    """The driver may wake up later; from then on its silence counts as ever."""
+def test_a_worker_that_was_paused_does_not_stop(monkeypatch: pytest.MonkeyPatch, *, got_signal: bool) -> None:
+    """The driver may resume later than the worker."""
     signal = {1: Heartbeat.signal_received} if got_signal else None
     for seconds in (20.0, 300.0):
         answers = [*["train"] * 3, *[""] * 8, *["train"] * 3]
@@ -136,7 +133,7 @@ def test_a_worker_that_was_paused_does_not_take_the_driver_for_dead(
 
 
 def test_an_evicted_worker_leaves_its_world_and_then_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may commit, but must not stop the others; a stop of all that was requested before still holds."""
+    """It may commit, but must not stop the others; an earlier stop of all still holds."""
     assert requested_after(["train", "end", "train"], monkeypatch) == ["train", "change", "change"]
     assert requested_after(["stop", "end"], monkeypatch) == ["stop", "stop"]
     assert len(requested_after([*[""] * 35, *["end"] * 40], monkeypatch)) == 75
@@ -144,8 +141,8 @@ def test_an_evicted_worker_leaves_its_world_and_then_ends(monkeypatch: pytest.Mo
         requested_after(["end"] * 50, monkeypatch)
 
 
-def test_a_worker_that_writes_its_last_commit_is_not_ended_by_a_silent_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large state takes minutes; then the process has half a minute to end."""
+def test_a_worker_may_finish_its_last_commit_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large state takes minutes; then the process has 30 s to end."""
     left = {5: Heartbeat.training_left}
     assert len(requested_after([""] * 500, monkeypatch, left)) == 500
     with pytest.raises(SystemExit):
@@ -154,7 +151,7 @@ def test_a_worker_that_writes_its_last_commit_is_not_ended_by_a_silent_driver(mo
         requested_after([""] * 300, monkeypatch, {**left, 200: Heartbeat.all_written})
 
 
-def test_a_signal_is_reported_to_the_driver_which_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_decides_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker leaves, or all stop; if no driver answers, all stop after 3 s."""
     signal, scopes = {1: Heartbeat.signal_received}, list[str]()
     assert requested_after(["train", "change", "stop"], monkeypatch, signal, scopes) == ["train", "change", "stop"]
@@ -162,8 +159,8 @@ def test_a_signal_is_reported_to_the_driver_which_decides(monkeypatch: pytest.Mo
     assert requested_after(["train", *[""] * 5], monkeypatch, signal) == [*["train"] * 4, "stop", "stop"]
 
 
-def test_a_driver_out_of_reach_is_asked_again_before_a_worker_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that is back within 10 s costs no worker; silence before the first question counts."""
+def test_a_worker_retries_an_unreachable_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of 10 s includes silence before the first request."""
     failures, now = [11], [1000.0]
 
     def ask(environ: dict[str, str], path: str, *rest: object) -> str:

@@ -1,13 +1,11 @@
-"""What `HorovodWorld` does beside Horovod's collectives; on real ranks tests/parallel runs the contract of a world."""
+"""`HorovodWorld` without other ranks; tests/parallel runs the contract of a world on real ranks."""
 
 from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +18,6 @@ from hvd_train.launch import client, mpi_roll_call, slurm
 from hvd_train.world import horovod_world, mpi
 from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, RankGroup, hvd
 from hvd_train.world.world import Place, Reduction
-from tests.support.contract import PROMISES
 
 
 class FourRanks(HorovodWorld):
@@ -38,21 +35,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> FourRanks:
     return FourRanks()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_launched_world_of_one_keeps_the_contract() -> None:
-    place = {"RANK": 0, "SIZE": 1, "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": 0, "CROSS_SIZE": 1}
-    environment = {**os.environ, "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-    environment |= {f"HOROVOD_{name}": str(number) for name, number in place.items()}
-    environment["PYTEST_DEBUG_TEMPROOT"] = os.getcwd()
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    suite = "tests/parallel/test_world_contract.py"
-    root = Path(__file__).parents[3]
-    done = subprocess.run([*command, suite], cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert f"{len(PROMISES)} passed" in done.stdout, done.stdout
-
-
 @pytest.mark.parametrize(
     "operation",
     [
@@ -68,7 +50,7 @@ def test_a_launched_world_of_one_keeps_the_contract() -> None:
 def test_an_operation_that_breaks_is_a_lost_rank(
     world: FourRanks, monkeypatch: pytest.MonkeyPatch, operation: Callable[[FourRanks], object], found_at: str
 ) -> None:
-    """Any operation may find it, when it begins or when it is awaited; the user reads the first line of the error."""
+    """The error may come when an operation begins or when it is awaited; the user reads its first line."""
 
     def broken(*arguments: Any, **named: Any) -> int:
         raise HorovodInternalError("connection closed\nby peer")
@@ -82,7 +64,7 @@ def test_an_operation_that_breaks_is_a_lost_rank(
     assert str(lost.value) == "connection closed"
 
 
-def test_adasum_says_what_it_needs(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adasum_needs_mpi_and_a_power_of_two(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(UsageError, match="--reduction adasum needs MPI"):
@@ -94,7 +76,7 @@ def test_adasum_says_what_it_needs(world: FourRanks, monkeypatch: pytest.MonkeyP
 
 
 def test_horovods_defaults_that_would_change_a_result_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums have a fixed order, and ranks that wait for one that hangs end; what the user has set stays."""
+    """Sums have a fixed order, and waiting ranks end if one hangs; settings of the user stay."""
     for name in ("HOROVOD_DISABLE_GROUP_FUSION", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
         monkeypatch.setenv(name, "before")
         monkeypatch.delenv(name)
@@ -107,7 +89,7 @@ def test_horovods_defaults_that_would_change_a_result_are_set(monkeypatch: pytes
 
 
 def test_runs_of_a_sweep_keep_the_gpus_of_the_whole_job(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group of ranks keeps their numbers on the host; otherwise every group would take GPU 0."""
+    """Otherwise each run would take GPU 0."""
     monkeypatch.setattr(mpi_roll_call, "call", lambda communicator, facts: None)
     monkeypatch.setattr(horovod_world, "start", lambda communicator: Place(0, 2, 0, 2, 0))
     place = HorovodWorld(RankGroup(None, local_rank=2, local_size=4)).place
@@ -116,12 +98,7 @@ def test_runs_of_a_sweep_keep_the_gpus_of_the_whole_job(world: FourRanks, monkey
 
 def under_srun(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     """Act as rank 0 of a job that srun alone has started."""
-    variables = {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "localhost",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_RANK": "0",
-        "HOROVOD_SIZE": "1",
-    }
+    variables = {client.ADDRESS: "localhost", client.PORT: str(port), "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}
     for name in variables:
         monkeypatch.setenv(name, "before")
     monkeypatch.setenv(client.KEY, "")
@@ -129,7 +106,7 @@ def under_srun(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     monkeypatch.setattr(slurm, "variables", lambda environ: variables)
 
 
-def test_a_port_that_is_in_use_under_srun_is_said_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_under_srun_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -152,8 +129,8 @@ def test_rank_0_under_srun_alone_serves_the_rendezvous(monkeypatch: pytest.Monke
         server.server_close()
 
 
-def test_the_roll_is_called_only_over_the_mpi_that_horovod_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has initialized MPI finalizes it; without mpi4py, or with a second MPI library, no roll is called."""
+def test_the_roll_call_uses_the_mpi_of_horovod_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without mpi4py, or with a second MPI library, there is no roll call."""
     calls: list[Any] = []
     fake = SimpleNamespace(COMM_WORLD="all ranks", THREAD_MULTIPLE=3, Is_finalized=lambda: False)
     fake.Is_initialized = lambda: False

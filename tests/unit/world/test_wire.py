@@ -1,4 +1,4 @@
-"""What is sent in place of values and gradients."""
+"""How values and gradients are encoded for other ranks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Cast:
         return tensor.to(self.dtype), tensor.dtype
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
-        raise AssertionError("not asked: the sum is written into the gradient")
+        raise AssertionError("unused: the sum is written into the gradient")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_gradient_in_channels_last_travels_in_one_piece(dtype: torch.dtype) -> None:
-    """What is sent is contiguous, whatever order the gradient has; the sum arrives in the gradient's own order."""
+def test_a_gradient_in_channels_last_is_sent_contiguous(dtype: torch.dtype) -> None:
+    """The sum arrives in the memory order of the gradient."""
     gradient = torch.arange(48.0).view(2, 3, 2, 4).to(memory_format=torch.channels_last)
     expected = 2 * gradient
     compression = InMemoryOrder(Cast(dtype))
@@ -45,8 +45,8 @@ def test_a_gradient_in_channels_last_travels_in_one_piece(dtype: torch.dtype) ->
     assert gradient.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_large_tensor_is_split_and_small_ones_travel_together() -> None:
-    """So that no operation carries more than a slow link takes within its limit, nor many carry next to nothing."""
+def test_large_tensors_are_split_and_small_ones_packed() -> None:
+    """No operation exceeds the time limit of a slow link, and few are nearly empty."""
     large, small = torch.arange(25, dtype=torch.uint8), [torch.full((3,), n, dtype=torch.uint8) for n in range(4)]
     sizes = [piece.num_bytes for piece in pieces([large, *small], most_bytes=10)]
     assert sizes == [10, 10, 8, 9]
@@ -54,7 +54,7 @@ def test_a_large_tensor_is_split_and_small_ones_travel_together() -> None:
     assert torch.equal(torch.cat(sent), torch.cat([large, *small]))
     full = [torch.zeros(size, dtype=torch.uint8) for size in (4, 6, 4, 6)]
     assert [piece.num_bytes for piece in pieces(full, most_bytes=10)] == [10, 10]
-    assert list(pieces([torch.empty(0), torch.empty(2, 0)])) == [], "nothing takes no operation"
+    assert list(pieces([torch.empty(0), torch.empty(2, 0)])) == []
 
 
 def test_a_large_tensor_is_sent_from_its_own_memory_and_received_into_it() -> None:
@@ -65,8 +65,8 @@ def test_a_large_tensor_is_sent_from_its_own_memory_and_received_into_it() -> No
         assert piece.room().data_ptr() in own
 
 
-def test_what_ranks_send_runs_no_code() -> None:
-    """A peer that is not one of ours sends what makes a folder where it is unpickled; it is refused."""
+def test_a_message_runs_no_code() -> None:
+    """A malicious peer may send a pickle."""
     file = io.BytesIO()
     torch.save({"weights": [Malicious()]}, file)
     payload = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
@@ -75,8 +75,8 @@ def test_what_ranks_send_runs_no_code() -> None:
     assert not Path("owned").exists()
 
 
-def test_what_is_sent_arrives_with_its_type() -> None:
-    """Plain values, types of ours and errors travel as bytes, and tensors of every type bit for bit."""
+def test_a_message_keeps_types() -> None:
+    """Plain values, our types, errors and tensors arrive bit for bit."""
     values = [
         *(None, 0, "", [], (1, 2.5, True, "ä", b"\0", None, {3})),
         {"a": [torch.bfloat16, Path("runs/x")]},

@@ -1,4 +1,4 @@
-"""The contract of a world, on the world of one and on threads; what ranks do together."""
+"""The contract of a world, on the world of one and on threads; work of all ranks together."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def on_ranks(request: pytest.FixtureRequest) -> OnRanks:
     return run
 
 
-def test_the_result_of_rank_0s_work_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ranks exchange signs of life with rank 0 until its work is done, and do not use their own result."""
+def test_all_ranks_get_the_result_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks exchange heartbeats with rank 0 until its work is done."""
     monkeypatch.setattr(world_module, "_EXCHANGE_S", 0.01)
     of_rank_0: Future[str] = Future()
     exchanges = []
@@ -62,8 +62,8 @@ def test_rank_0_does_not_wait_for_its_work_when_another_rank_is_lost(monkeypatch
     run_ranks(2, body)
 
 
-def test_what_fails_on_one_rank_is_raised_on_all() -> None:
-    """All ranks raise the error of the lowest rank that has one; a bug ends its own rank with a traceback."""
+def test_an_error_of_one_rank_is_raised_on_all() -> None:
+    """The error of the lowest rank counts; a bug ends only its own rank."""
 
     def body(world: ThreadWorld) -> str:
         rank = world.place.rank
