@@ -1,4 +1,4 @@
-"""How the doctor starts child processes and agents, and reads their answers."""
+"""Child processes and agents of the doctor, and their answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hvd_train.doctor.questions import ANSWER, answer, first_error
 from hvd_train.launch.hosts import Host
 from tests.support.launching import wait_for
 
-# Starts a process in a session of its own that no polite signal ends, and waits as a launcher does.
+# Starts a process that ignores SIGTERM in its own session, and waits as a launcher does.
 LAUNCHER = """
 import subprocess, sys, signal
 subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], start_new_session=True)
@@ -38,8 +38,7 @@ def run(*command: str, timeout_s: float = 60.0) -> Outcome:
         return group.start([*command], timeout_s).outcome()
 
 
-def test_however_a_child_ends_there_is_an_answer() -> None:
-    """An exit code with all output, a program that does not exist, a hang, and a package that is missing."""
+def test_each_end_of_a_child_is_an_answer() -> None:
     outcome = run(sys.executable, "-c", "import sys; print('out', flush=True); print('err', file=sys.stderr); exit(3)")
     assert (outcome.code, outcome.output.split()) == (3, ["out", "err"])
     outcome = run("/nowhere/horovodrun")
@@ -55,7 +54,6 @@ def test_however_a_child_ends_there_is_an_answer() -> None:
 
 @pytest.mark.parametrize("ends", [False, True], ids=["Ctrl-C", "a child that has ended"])
 def test_no_process_outlives_the_doctor(ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers in sessions of their own end as well, even if they ignore SIGTERM, and leave no folder."""
     monkeypatch.setattr(children, "_GRACE_S", 0.2)
     pipe = tmp_path / "pid"
     os.mkfifo(pipe)
@@ -70,7 +68,7 @@ def test_no_process_outlives_the_doctor(ends: bool, tmp_path: Path, monkeypatch:
         assert child.process.wait(60) == 0
         assert worker.is_running()
     assert child.process.poll() is not None
-    # It is killed by now; the kernel may still be at work on it.
+    # It is killed by now, but the kernel may not have removed it.
     wait_for("the end", lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
     assert not folder.exists()
 
@@ -110,30 +108,27 @@ def test_the_facts_of_this_host() -> None:
 
 
 def test_horovod_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its folder, version and build record are known even if it cannot be imported."""
     monkeypatch.delitem(sys.modules, "horovod", raising=False)
-    package, record = tmp_path / "horovod", tmp_path / "horovod-0.28.1.dist-info"
-    for folder in (package, record):
-        folder.mkdir()
-    (package / "__init__.py").write_text("raise SystemExit('imported')")
-    (package / "hvd_train_build.json").write_text('{"key": "abc"}')
-    (record / "METADATA").write_text("Name: horovod\nVersion: 0.28.1\n")
+    for folder in ("horovod", "horovod-0.28.1.dist-info"):
+        Path(folder).mkdir()
+    Path("horovod/__init__.py").write_text("raise SystemExit('imported')")
+    Path("horovod/hvd_train_build.json").write_text('{"key": "abc"}')
+    Path("horovod-0.28.1.dist-info/METADATA").write_text("Name: horovod\nVersion: 0.28.1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert agent.facts([])["horovod"] == {"version": "0.28.1", "folder": str(tmp_path), "build": {"key": "abc"}}
 
 
 def test_a_cluster_of_one_host_is_examined() -> None:
-    """This machine needs no ssh."""
     assert cluster.is_here(socket.gethostname())
     assert not cluster.is_here("h1.invalid")
     findings = cluster.examine([Host("localhost", 1)], quick=True, say=lambda line: None)
     found = {finding.name: finding.verdict for finding in findings}
     assert found["localhost"] == found["python"] == found["names"] == "ok"
-    assert "connections" not in found, "there is no host to connect to"
+    assert "connections" not in found
 
 
-def test_an_agent_ends_with_its_block_and_one_that_has_ended_says_why() -> None:
-    """No process is left behind; an agent connects to addresses, and one that was killed is an error."""
+def test_an_agent_ends_with_its_block() -> None:
+    """It tries connections; a killed agent is an error."""
     before = set(psutil.Process().children())  # other tests may share processes
     with cluster.Agent("localhost", []) as one:
         port = one.answer(60.0)["port"]

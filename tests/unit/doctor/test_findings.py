@@ -1,4 +1,4 @@
-"""Findings about a machine, its Horovod and a cluster, from facts that a test chooses."""
+"""Findings about a machine, its Horovod and a cluster, from given facts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ HOST |= {"addresses": ["127.0.0.1", "10.0.0.1"], "gpus": {"listed": []}, "shared
 HOST |= {"open_files": 4096, "horovod": INSTALLED, "name": "h1"}
 HOST_2 = {**HOST, "name": "h2", "names": {"h1": ["10.0.0.1"], "h2": ["10.0.0.2"]}, "addresses": ["10.0.0.2"]}
 A100 = ["NVIDIA A100", 40 * GB]
+NO_MPI = {**HOROVOD, "mpi": False}
+ONE_GPU, NO_NCCL = {**TORCH, "gpus": [A100]}, {**HOROVOD, "nccl": False}
 SMI = {"gpus": {"listed": ["NVIDIA A100, 580.10", "NVIDIA A100, 580.10"]}}
 MPIRUN_4, MPIRUN_5 = (Outcome(0, f"mpirun (Open MPI) {version}\n") for version in ("4.1.8", "5.0.7"))
 HYDRA = Outcome(0, "HYDRA build details:\n    Version:                                 4.2.0\n    CC: gcc 12.2.0\n")
 
 
 def machine(host: dict[str, Any] | None = None, **others: Any) -> Machine:
-    """Return a machine that is well, but for these facts."""
+    """Return a healthy machine, except for these facts."""
     usual = {"torch": TORCH, "horovod": HOROVOD, "horovodrun": "/env/horovodrun", "mpirun": "/env/mpirun"}
     usual |= {"mpirun_version": MPIRUN_4, "free_bytes": 9 * GB}
     return Machine({**HOST, **(host or {})}, **{**usual, **others})
@@ -43,7 +45,7 @@ def built(**facts: Any) -> Machine:
 def agrees(finding: Finding, verdict: str, says: str) -> None:
     assert finding.verdict == verdict, finding
     assert says in f"{finding.what}\n{finding.todo}", f"{says!r} is not in {finding}"
-    assert bool(finding.todo) == (verdict != "ok"), "a finding that is not ok says what to type"
+    assert bool(finding.todo) == (verdict != "ok")
 
 
 @pytest.mark.parametrize(
@@ -71,22 +73,12 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
         (machine(horovod={"error": "No module named 'psutil'"}), "horovod loads", "broken", "pip install psutil"),
         (machine(), "built in", "ok", "Gloo, MPI, NCCL"),
         (machine(horovod={**HOROVOD, "gloo": False}), "built in", "warning", "no elastic jobs"),
-        (
-            machine(torch={**TORCH, "gpus": [A100]}, horovod={**HOROVOD, "nccl": False}),
-            "built in",
-            "warning",
-            "Gloo, MPI: gradients of GPUs travel through the CPU",
-        ),
+        (machine(torch=ONE_GPU, horovod=NO_NCCL), "built in", "warning", "Gloo, MPI: gradients of GPUs travel through"),
         (machine(), "MPI", "ok", "Open MPI 4.1.8 (/env/mpirun)"),
         (machine(mpirun=None), "MPI", "warning", "no mpirun"),
-        (machine(mpirun=None, horovod={**HOROVOD, "mpi": False}), "MPI", "ok", "none"),
-        (machine(horovod={**HOROVOD, "mpi": False}), "MPI", "warning", "without MPI"),
-        (
-            machine(mpirun_version=MPIRUN_5),
-            "MPI",
-            "warning",
-            "Open MPI 5.0.7 (/env/mpirun), but Horovod was built with",
-        ),
+        (machine(mpirun=None, horovod=NO_MPI), "MPI", "ok", "none"),
+        (machine(horovod=NO_MPI), "MPI", "warning", "without MPI"),
+        (machine(mpirun_version=MPIRUN_5), "MPI", "warning", "Open MPI 5.0.7 (/env/mpirun), but Horovod was"),
         (machine(mpirun_version=HYDRA), "MPI", "warning", "MPICH 4.2.0 (/env/mpirun), but"),
         (machine(mpirun_version=Outcome(None, "")), "MPI", "broken", "no answer"),
         (machine(), "shared memory", "ok", "8 GB in /dev/shm"),
@@ -101,7 +93,6 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
     ],
 )
 def test_findings_about_a_machine(examined: Machine, name: str, verdict: str, says: str) -> None:
-    """What is missing, too old, hidden, too small or of another build is not ok; the finding says what it is."""
     found = {finding.name: finding for check in MACHINE_CHECKS if (finding := check(examined))}
     agrees(found[name], verdict, says)
 
@@ -109,6 +100,14 @@ def test_findings_about_a_machine(examined: Machine, name: str, verdict: str, sa
 def gpus(*counts: int) -> Finding:
     hosts = [{"name": f"h{n}", "slots": 2, "gpus": {"listed": ["A100"] * count}} for n, count in enumerate(counts, 1)]
     return cluster.check_gpus(hosts)
+
+
+def names_h1(host: dict[str, Any], *addresses: str) -> dict[str, Any]:
+    return {**host, "names": {"h1": [*addresses], "h2": ["10.0.0.2"]}}
+
+
+def connections(*answers: dict[str, Any]) -> Finding:
+    return cluster.check_connections(["h1", "h2"], [*answers])
 
 
 @pytest.mark.parametrize(
@@ -119,39 +118,25 @@ def gpus(*counts: int) -> Finding:
         (cluster.check_reached("h1", "Permission denied."), "broken", "`ssh h1 true` must work without a password"),
         (cluster.check_reached("h1", "Host key verification failed."), "broken", "`ssh-keygen -R h1`"),
         (cluster.check_names([HOST, HOST_2]), "ok", ""),
-        (
-            cluster.check_names([HOST_2, {**HOST, "names": {"h1": [], "h2": ["10.0.0.2"]}}]),
-            "broken",
-            "h1 is unknown on h1",
-        ),
-        (
-            cluster.check_names([HOST, {**HOST_2, "names": {"h1": ["10.9.9.9"], "h2": ["10.0.0.2"]}}]),
-            "broken",
-            "h1 is 10.9.9.9 on h2, no address of h1",
-        ),
-        (
-            cluster.check_names([HOST, {**HOST_2, "names": {"h1": ["127.0.1.1"], "h2": ["10.0.0.2"]}}]),
-            "broken",
-            "h1 is 127.0.1.1 on h2, no address of h1",
-        ),
+        (cluster.check_names([HOST_2, names_h1(HOST)]), "broken", "h1 is unknown on h1"),
+        (cluster.check_names([HOST, names_h1(HOST_2, "10.9.9.9")]), "broken", "h1 is 10.9.9.9 on h2, no address of h1"),
+        (cluster.check_names([HOST, names_h1(HOST_2, "127.0.1.1")]), "broken", "h1 is 127.0.1.1 on h2, no address of"),
         (gpus(0, 0), "ok", "none: training runs on the CPUs"),
         (gpus(2, 4), "ok", "h1 2, h2 4"),
         (gpus(2, 0), "broken", "h2 has 0 for 2 slots"),
-        (cluster.check_connections(["h1", "h2"], [{"failures": [None, None]}] * 2), "ok", "2 hosts"),
+        (connections({"failures": [None, None]}, {"failures": [None, None]}), "ok", "2 hosts"),
         (
-            cluster.check_connections(["h1", "h2"], [{"failures": [None, "timed out"]}, {"error": "gone"}]),
+            connections({"failures": [None, "timed out"]}, {"error": "gone"}),
             "broken",
             "h1 cannot connect to h2 (timed out); h2 cannot connect to h1 (gone); h2",
         ),
     ],
 )
 def test_findings_about_a_cluster(finding: Finding, verdict: str, says: str) -> None:
-    """A host that cannot be reached, is not the one that its name says, or lacks GPUs is named."""
     agrees(finding, verdict, says)
 
 
 def test_versions_that_differ_are_named_with_their_hosts() -> None:
-    """All hosts are compared with the first one."""
     other = {**HOST_2, "python": "3.10.2", "torch": None, "horovod": {**INSTALLED, "build": {"key": "xyz"}}}
     found = {finding.name: finding for finding in cluster.check_same([HOST, other])}
     agrees(found["python"], "broken", "3.11.7 on h1, but 3.10.2 on h2")
@@ -186,7 +171,6 @@ def test_an_allreduce_counts_only_with_all_ranks_and_the_right_sum(finding: Find
 
 
 def test_each_launcher_of_this_machine_is_tried() -> None:
-    """Gloo, MPI by both launchers, and NCCL if there are two GPUs; only Open MPI gets its flags."""
 
     def names(**others: Any) -> list[str]:
         return [trial.name for trial in trials(machine(**others))]
@@ -195,12 +179,11 @@ def test_each_launcher_of_this_machine_is_tried() -> None:
     assert names(mpirun=None) == ["horovodrun --gloo"]
     assert names(horovodrun=None) == ["mpirun"]
     assert names(horovod={"error": "undefined symbol"}) == []
-    two = {"torch": {**TORCH, "gpus": [A100] * 2}, "horovod": {**HOROVOD, "mpi": False}}
-    assert names(**two) == ["horovodrun --gloo", "NCCL on 2 GPUs"]
+    assert names(torch={**TORCH, "gpus": [A100] * 2}, horovod=NO_MPI) == ["horovodrun --gloo", "NCCL on 2 GPUs"]
     assert "--allow-run-as-root" in list(trials(machine()))[-1].launch
     assert list(trials(machine(mpirun_version=HYDRA)))[-1].launch == ("/env/mpirun", "-np", "2")
 
 
-def test_an_mpi_is_known_by_what_it_prints() -> None:
+def test_an_mpi_is_recognized_by_its_output() -> None:
     intel = "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307"
     assert [mpi_name(text) for text in (MPIRUN_5.output, intel, "?")] == ["Open MPI 5.0.7", "Intel MPI 2021.9", ""]

@@ -1,4 +1,4 @@
-"""The builder of Horovod, without a full build and without the network."""
+"""The builder of Horovod, without a build and without network."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_cuda_home_counts_if_its_major_version_is_torchs(tmp_path: Path, monkeyp
 
 
 def test_the_mpi_of_the_machine_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An mpicxx on the PATH is preferred to the environment's, since clusters tune theirs."""
+    """Clusters tune their MPI."""
     own, other = tmp_path / "env" / "bin", tmp_path / "machine"
     for folder in (own, other):
         write_program(folder, "mpicxx", "true")
@@ -139,17 +139,18 @@ DIFF = "--- a/one.txt\n+++ b/one.txt\n@@ -1,3 +1,3 @@\n first\n-second\n+2nd\n t
 FITS = "first\nsecond\nthird\n"
 
 
-def test_a_patch_changes_and_adds_files(tmp_path: Path) -> None:
-    folder, sources, tree = tmp_path / "patches", tmp_path / "sources", tmp_path / "tree"
-    for made in (folder, sources / "folder", tree):
-        made.mkdir(parents=True)
-    (folder / "C1-test.patch").write_text(f"Why: for the test.\nAdds: folder/new.txt\n{DIFF}")
-    (sources / "folder" / "new.txt").write_text("made\n")
-    (tree / "one.txt").write_text(f"zero\n{FITS}")
-    (patch,) = load_patches(folder, sources)
-    apply_patch(patch, tree)
-    assert (tree / "one.txt").read_text() == "zero\nfirst\n2nd\nthird\n"
-    assert (tree / "folder" / "new.txt").read_text() == "made\n"
+def test_a_patch_changes_and_adds_files() -> None:
+    for path, text in {
+        "patches/C1-test.patch": f"Why: for the test.\nAdds: folder/new.txt\n{DIFF}",
+        "sources/folder/new.txt": "made\n",
+        "tree/one.txt": f"zero\n{FITS}",
+    }.items():
+        Path(path).parent.mkdir(parents=True)
+        Path(path).write_text(text)
+    (patch,) = load_patches(Path("patches"), Path("sources"))
+    apply_patch(patch, Path("tree"))
+    assert Path("tree/one.txt").read_text() == "zero\nfirst\n2nd\nthird\n"
+    assert Path("tree/folder/new.txt").read_text() == "made\n"
 
 
 @pytest.mark.parametrize(
@@ -172,8 +173,8 @@ def test_a_patch_that_does_not_fit_stops_the_build(
     assert (tmp_path / "two.txt").read_text() == "of the release\n"
 
 
-def test_every_patch_counts_its_lines() -> None:
-    """`patch -p1` accepts every hunk, C10 comes after C9, and each new file belongs to one patch, none of them B."""
+def test_patches_are_well_formed() -> None:
+    """`patch -p1` accepts each hunk, C10 follows C9, and each new file belongs to one patch that is not B."""
     found = load_patches()
     names = [patch.name for patch in found]
     assert names == sorted(names, key=lambda name: (name[0], int(name[1:])))
@@ -181,8 +182,8 @@ def test_every_patch_counts_its_lines() -> None:
     for patch in found:
         heads = re.findall(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", patch.text, re.MULTILINE)
         hunks = [hunk for _, of_file in patches.parse_diff(patch.text) for hunk in of_file]
-        said = [[int(count or 1) for count in head] for head in heads]
-        assert said == [[len(side.splitlines()) for side in hunk] for hunk in hunks] != [], patch.file
-    paths = (path for path in SOURCE_DIR.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
-    sources = sorted(str(path.relative_to(SOURCE_DIR)) for path in paths if not path.name.startswith("."))
+        counts = [[int(count or 1) for count in head] for head in heads]
+        assert counts == [[len(side.splitlines()) for side in hunk] for hunk in hunks] != [], patch.file
+    paths = [path.relative_to(SOURCE_DIR) for path in SOURCE_DIR.rglob("*") if path.is_file()]
+    sources = sorted(str(path) for path in paths if "__pycache__" not in path.parts and path.name[0] != ".")
     assert sorted(source.path for patch in found for source in patch.adds) == sources

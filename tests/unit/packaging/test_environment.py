@@ -1,4 +1,4 @@
-"""The set-up of the environment: what it finds missing, what it installs by which digests, what it repeats."""
+"""The set-up: missing tools, digests of packages, and repeated steps."""
 
 from __future__ import annotations
 
@@ -17,26 +17,10 @@ from tests.support.programs import Program, write_program
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-TOOLS = (
-    *(
-        "awk",
-        "bash",
-        "cat",
-        "cut",
-        "df",
-        "dirname",
-        "du",
-        "env",
-        "find",
-        "flock",
-        "grep",
-        "head",
-        "make",
-        "mkdir",
-        "mv",
-    ),
-    *("realpath", "rm", "sed", "sleep", "stat", "tail", "touch", "true", "uname"),
-)
+TOOLS = "awk bash cat cut df dirname du env find flock grep head make mkdir mv realpath rm sed sleep stat tail touch"
+TOOLS += " true uname"
+ALL_STEPS = ["creating", "pinned", "horovod: built", "hvd_train"]
+LISTS = ("run", "build", "dev", "nvcc", "mpi")
 BACKEND = """
 import shutil
 def build_editable(folder, config_settings=None, metadata_directory=None):
@@ -45,7 +29,7 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
 
 
 def make_clone(folder: Path) -> Path:
-    """Make a clone with the real set-up; its package index has three small wheels, and its Horovod is a line."""
+    """Make a clone with the real set-up, three small wheels as package index, and a builder that only prints."""
     clone, wheels = folder / "a clone", folder / "wheels"
     wheels.mkdir(parents=True)
     for name in ("harmless", "project", "wheel"):
@@ -54,31 +38,30 @@ def make_clone(folder: Path) -> Path:
             about = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
             wheel.writestr(f"{name}-1.dist-info/WHEEL", about)
             wheel.writestr(f"{name}-1.dist-info/RECORD", "")
-    for made in ("packaging/patches", f"requirements/{PYTHON}"):
-        (clone / made).mkdir(parents=True)
+    digest = hashlib.sha256((wheels / "harmless-1-py3-none-any.whl").read_bytes()).hexdigest()
+    locks = [f"requirements/{folder}{name}.txt" for folder in ("", f"{PYTHON}/") for name in LISTS]
+    for file, text in {
+        **dict.fromkeys(locks, ""),
+        "requirements/constraints.txt": "cuda-toolkit==13.2.2\n",
+        "requirements/run.txt": "harmless\n",
+        f"requirements/{PYTHON}/run.txt": f"harmless==1 --hash=sha256:{digest}\n",
+        "packaging/build_horovod.py": "print('horovod: built')\n",
+        "packaging/patches/C1.patch": "",
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n',
+        "own.py": BACKEND,
+    }.items():
+        (clone / file).parent.mkdir(parents=True, exist_ok=True)
+        (clone / file).write_text(text)
     for file in ("Makefile", "packaging/environment.sh"):
         shutil.copy(REPOSITORY / file, clone / file)
-    for name in ("run", "build", "dev", "nvcc", "mpi"):
-        (clone / "requirements" / f"{name}.txt").touch()
-        (clone / "requirements" / PYTHON / f"{name}.txt").touch()
-    (clone / "requirements" / "constraints.txt").write_text("cuda-toolkit==13.2.2\n")
-    (clone / "requirements" / "run.txt").write_text("harmless\n")
-    digest = hashlib.sha256((wheels / "harmless-1-py3-none-any.whl").read_bytes()).hexdigest()
-    (clone / "requirements" / PYTHON / "run.txt").write_text(f"harmless==1 --hash=sha256:{digest}\n")
-    (clone / "packaging" / "build_horovod.py").write_text("print('horovod: built')\n")
-    (clone / "packaging" / "patches" / "C1.patch").touch()
-    (clone / "pyproject.toml").write_text(
-        '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
-    )
-    (clone / "own.py").write_text(BACKEND)
     return clone
 
 
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return variables for a machine with only the tools of the set-up, this Python and a g++ that finds Python.h."""
+    """Return the variables of a machine with only these tools, this Python and a g++ that finds Python.h."""
     folder = tmp_path_factory.mktemp("bin")
-    for tool in TOOLS:
+    for tool in TOOLS.split():
         (folder / tool).symlink_to(shutil.which(tool) or tool)
     for name in ("python3", PYTHON):
         (folder / name).symlink_to(Path(sys.executable).resolve())
@@ -100,24 +83,23 @@ def make(clone: Path, environ: dict[str, str], *arguments: str) -> subprocess.Co
 
 
 def steps(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """Return which steps of a set-up that succeeded were run."""
+    """Return the steps that a successful set-up ran."""
     assert done.returncode == 0, done.stderr
-    names = ("creating", "pinned", "horovod: built", "hvd_train")
-    return [name for name in names if name in done.stdout]
+    return [name for name in ALL_STEPS if name in done.stdout]
 
 
 @pytest.fixture(scope="module")
 def clone(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a clone that is set up, which all tests share since this takes seconds."""
+    """Return a clone that is set up. All tests share it, because this takes seconds."""
     clone = make_clone(tmp_path_factory.mktemp("clones"))
-    assert steps(make(clone, environ)) == ["creating", "pinned", "horovod: built", "hvd_train"]
+    assert steps(make(clone, environ)) == ALL_STEPS
     return clone
 
 
 def test_a_step_is_repeated_when_its_inputs_change(clone: Path, environ: dict[str, str]) -> None:
     assert make(clone, environ).stdout == ""
     for file, repeated in {
-        "requirements/run.txt": ["pinned", "horovod: built", "hvd_train"],
+        "requirements/run.txt": ALL_STEPS[1:],
         "packaging/patches/C1.patch": ["horovod: built"],
         "pyproject.toml": ["hvd_train"],
         "README.md": [],
@@ -129,7 +111,7 @@ def test_a_step_is_repeated_when_its_inputs_change(clone: Path, environ: dict[st
 
 
 def test_an_interrupted_set_up_continues(clone: Path, environ: dict[str, str]) -> None:
-    """A package that pip was installing is installed again: it has no RECORD yet."""
+    """A package that pip was installing has no RECORD yet; the set-up installs it again."""
     builder, lock = clone / "packaging" / "build_horovod.py", clone / "requirements" / PYTHON / "run.txt"
     works = builder.read_text()
     (record,) = clone.glob(".venv/lib/*/site-packages/harmless-1.dist-info/RECORD")
@@ -160,7 +142,7 @@ def test_two_set_ups_at_once_take_turns(clone: Path, environ: dict[str, str], tm
 
 
 def test_only_locked_files_are_installed(clone: Path, environ: dict[str, str], program: Program) -> None:
-    """A wheel of another digest and one without a digest are refused, unless the user or the processor has no locks."""
+    """The user can turn locks off, and processors without locks have none."""
     lock = clone / "requirements" / PYTHON / "run.txt"
     right = lock.read_text()
     (installed,) = clone.glob(".venv/lib/*/site-packages/harmless-1.dist-info")
@@ -186,9 +168,8 @@ def test_the_mpi_and_cuda_of_the_machine_are_used(
     def lists(cuda: str) -> set[str]:
         program("nvcc", f"echo Cuda compilation tools, release {cuda}.0, V{cuda}.0.88")
         assert "pinned" in steps(make(clone, {**environ, "CUDA_HOME": str(tmp_path)}))
-        line = [
-            line for line in (clone / "build" / "setup.log").read_text().splitlines() if "--require-hashes" in line
-        ][-1]
+        log = (clone / "build" / "setup.log").read_text()
+        line = [line for line in log.splitlines() if "--require-hashes" in line][-1]
         return {word.split("/")[-1] for word in line.split() if word.endswith(".txt")}
 
     always = {"run.txt", "build.txt", "dev.txt"}
@@ -201,7 +182,7 @@ def test_the_mpi_and_cuda_of_the_machine_are_used(
 
 
 def other_python(program: Program, version: str, answers: str = "") -> None:
-    """Put a python3 on the PATH that gives some answers of its own, and can make no environment."""
+    """Put a python3 on the PATH that has these answers and can make no environment."""
     program(
         "python3",
         f'case "$*" in {answers} *"<"*) exit {int(version < "3.10")};; *"%d.%d"*) echo {version};; '
@@ -213,10 +194,8 @@ def test_an_environment_that_does_not_run_is_made_again(
     clone: Path, environ: dict[str, str], program: Program, tmp_path: Path
 ) -> None:
     other_python(program, "3.12")
-    assert (
-        f"==> .venv is made again: it has Python {PYTHON[6:]}, and PYTHON is python3"
-        in make(clone, environ, "PYTHON=python3").stdout
-    )
+    message = f"==> .venv is made again: it has Python {PYTHON[6:]}, and PYTHON is python3"
+    assert message in make(clone, environ, "PYTHON=python3").stdout
     moved = tmp_path / "elsewhere"
     shutil.copytree(clone, moved, symlinks=True)
     assert "==> .venv is made again: it was made in another folder" in make(moved, environ).stdout
@@ -226,7 +205,7 @@ def test_an_environment_that_does_not_run_is_made_again(
 
 
 def lines(clone: Path, environ: dict[str, str]) -> list[str]:
-    """Return the lines of a set-up that the machine is not ready for."""
+    """Return the messages of a set-up that fails."""
     done = make(clone, environ)
     assert done.returncode == 2
     return [line for line in done.stderr.splitlines() if line.startswith("set-up: ")]
@@ -234,7 +213,7 @@ def lines(clone: Path, environ: dict[str, str]) -> list[str]:
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Path:
-    """Return a clone that has no environment yet."""
+    """Return a clone without an environment."""
     return make_clone(tmp_path)
 
 
@@ -244,13 +223,10 @@ def test_an_old_python_gets_a_message(fresh: Path, environ: dict[str, str], prog
     assert f"Python 3.09 is too old, 3.10 is the oldest supported: make env PYTHON={PYTHON}" in line
 
 
-def test_all_that_is_missing_is_reported_at_once(
-    fresh: Path, environ: dict[str, str], program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_missing_parts_are_reported_at_once(fresh: Path, environ: dict[str, str], program: Program) -> None:
     other_python(program, "3.12", "*ensurepip*) exit 1;; *get_path*) echo /nowhere;; *realpath*) echo /nowhere;;")
     program("df", "echo; echo disk 9 9 5000 9 /")
-    named = {**environ, "CXX": "g++-99 -O1"}
-    found = "\n".join(lines(fresh, named))
+    found = "\n".join(lines(fresh, {**environ, "CXX": "g++-99 -O1"}))
     for problem in (
         "Python's venv module is incomplete: apt install python3.12-venv",
         "no C++ compiler g++-99 (Horovod is compiled here): apt install g++",
@@ -272,7 +248,7 @@ def test_an_old_compiler_is_named(
 
 
 def test_headers_are_fetched_without_root(fresh: Path, environ: dict[str, str], program: Program) -> None:
-    """The second try has lists of packages of its own, since an image has none."""
+    """The second try fetches its own lists of packages, since an image has none."""
     program("g++", 'case "$1" in --version) echo g++;; -dump*) echo 12.2.0;; *) test "$CPATH";; esac')
     program("apt-get", 'test -n "$3" && touch "${6:-x}_1.deb"')
     program("dpkg", 'mkdir -p "$3/usr/include/python3.12"')

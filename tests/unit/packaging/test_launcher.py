@@ -1,4 +1,4 @@
-"""What the patches add to horovodrun: checked hosts and host keys, private environments, signed requests."""
+"""Patches of horovodrun: checked hosts and host keys, private environments, signed requests."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_refused_host_key_is_one_line_with_what_to_type() -> None:
     assert line.endswith("to compare and accept it: ssh -o StrictHostKeyChecking=ask h2 true")
 
 
-def test_the_line_takes_the_place_of_the_warning_of_ssh() -> None:
+def test_the_line_replaces_the_warning_of_ssh() -> None:
     def passed_on(text: str) -> str:
         stream = io.StringIO()
         filtered = host_keys.OneLine(stream, "h2")
@@ -112,12 +112,12 @@ def test_the_line_takes_the_place_of_the_warning_of_ssh() -> None:
         return stream.getvalue()
 
     assert passed_on(f"before\n{CHANGED}after\n") == f"[1]<stderr>:before\nhorovodrun: {LINE}\n[1]<stderr>:after\n"
-    goes_on = CHANGED.replace("Host key verification failed.\n", "") + "".join(f"step {n}\n" for n in range(40))
-    assert passed_on(goes_on) == "".join(f"[1]<stderr>:{line}" for line in goes_on.splitlines(keepends=True))
+    trains = CHANGED.replace("Host key verification failed.\n", "") + "".join(f"step {n}\n" for n in range(40))
+    assert passed_on(trains) == "".join(f"[1]<stderr>:{line}" for line in trains.splitlines(keepends=True))
 
 
 def test_an_operator_without_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kubeflow's kubexec.sh would start ranks without their environment; it serves if they need none."""
+    """Kubeflow's kubexec.sh would start ranks without their environment."""
     monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh")
     assert remote.get_remote_command("true", "h2") == "/etc/mpi/kubexec.sh h2 true"
     with pytest.raises(JobFailedError, match=r"kubexec\.sh gives commands no standard input") as caught:
@@ -157,7 +157,7 @@ def test_plain_mpirun_passes_on_the_same_variables() -> None:
     assert {*done.stdout.split(), "HVD_TRAIN_ENV"} == set(worker_environment.for_other_hosts(variables))
 
 
-def test_a_value_in_the_place_of_a_name_is_one_line() -> None:
+def test_a_value_instead_of_a_name_is_an_error() -> None:
     for text in ("AWS_KEY=hunter2", "A;hunter2"):
         with pytest.raises(JobFailedError, match="HVD_TRAIN_ENV takes names of variables") as caught:
             worker_environment.for_other_hosts({"HVD_TRAIN_ENV": f"GOOD,{text}"})
@@ -170,20 +170,20 @@ SHOW = "import os, sys; print(os.getcwd(), [os.environb.get(name) for name in (b
 SHOW += "repr(sys.stdin.read()))"
 
 
-def test_variables_arrive_whole_through_standard_input(tmp_path: Path) -> None:
-    """Whatever bytes they hold, in a folder with blanks, and none on the command line; half of them run nothing."""
-    folder = tmp_path / "it's a folder"
+def test_variables_arrive_whole_through_standard_input() -> None:
+    """No value is on the command line; incomplete input runs nothing."""
+    folder = Path("it's a folder").absolute()
     folder.mkdir()
     command = f"exec env X=1 {shlex.join([sys.executable, '-c', SHOW])}"
-    script, told = worker_environment.on_other_host(command, AWKWARD, str(folder))
+    script, given = worker_environment.on_other_host(command, AWKWARD, str(folder))
     assert not any(value and value in script for value in AWKWARD.values())
     values = [os.fsencode(value) for value in AWKWARD.values()]
     for shell in ("sh", "bash"):
-        done = subprocess.run([shell, "-c", script], input=told, capture_output=True, check=True)
+        done = subprocess.run([shell, "-c", script], input=given, capture_output=True, check=True)
         assert done.stdout.decode() == f"{folder} {values} ''\n"
-    script, told = worker_environment.on_other_host("exec touch started", {"HOROVOD_RANK": "1"}, str(folder))
-    for end in range(len(told) - 2):
-        subprocess.run(["sh", "-c", script], input=told[:end], capture_output=True, check=False)
+    script, given = worker_environment.on_other_host("exec touch started", {"HOROVOD_RANK": "1"}, str(folder))
+    for end in range(len(given) - 2):
+        subprocess.run(["sh", "-c", script], input=given[:end], capture_output=True, check=False)
     assert not list(folder.iterdir())
 
 
@@ -212,7 +212,6 @@ def test_only_the_job_reads_and_changes_its_function(port: int, monkeypatch: pyt
 
 
 def test_an_unsigned_answer_is_not_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that listens in the place of the store gets no code into a rank."""
     monkeypatch.setenv(signature.KEY, signature.make_key())
     body = base64.b64encode(pickle.dumps(MakesFile(tmp_path / "owned")))
     for signed in ("", f"{signature.SIGNATURE}: {'0' * 64}\r\n"):
@@ -243,8 +242,8 @@ def test_a_host_finds_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("_key_and_time")
-def test_an_impostor_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts often have an address in common where another user may listen; one that is silent delays nothing."""
+def test_an_impostor_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts often share an address where another user may listen."""
     for signed in ("", f"{signature.SIGNATURE}: {'0' * 64}\r\n"):
         with answering(f"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n{signed}\r\n{LOOPBACK}".encode()) as port:
             assert ways.reached(HERE, int(port)) == {}
@@ -256,14 +255,14 @@ def test_an_impostor_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_key_and_time")
 def test_the_search_survives_unauthenticated_clients(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """None of their code runs, half a message delays nothing, one line reports it, and they learn nothing."""
+    """Their code does not run, half a message delays nothing, and one line reports them."""
     with ways._listening() as port:
         attack((LOOPBACK, port), tmp_path / "owned")
         assert ways.reached(HERE, port) == {"theirs": ["lo"]}
         with socket.create_connection((LOOPBACK, port)) as connection:
             connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            told = b"".join(iter(lambda: connection.recv(1000), b""))
-    assert b" 403 " in told and LOOPBACK.encode() not in told
+            answer = b"".join(iter(lambda: connection.recv(1000), b""))
+    assert b" 403 " in answer and LOOPBACK.encode() not in answer
     assert not (tmp_path / "owned").exists()
     errors = capfd.readouterr().err
     assert errors.count("refused a request") == errors.count("\n") == 1

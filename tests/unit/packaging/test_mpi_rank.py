@@ -1,4 +1,4 @@
-"""The guard of an MPI rank: it reports the rank's end to horovodrun, and gives the rank time to commit."""
+"""The guard of an MPI rank: it reports the end of the rank, and gives it time to commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from horovod_build.patches import SOURCE_DIR
 
 MPI_RANK = SOURCE_DIR / "horovod" / "runner" / "mpi_rank.py"
-COMMITS = "trap 'echo told; sleep 0.2; echo committed; exit 143' TERM; echo trains; while :; do sleep 0.02; done"
+COMMITS = "trap 'echo signal; sleep 0.2; echo committed; exit 143' TERM; echo trains; while :; do sleep 0.02; done"
 STARTED = "<horovodrun: rank 3 started 0>"
 
 
@@ -55,27 +55,27 @@ def test_the_end_of_a_rank_is_reported() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_lets_the_rank_commit(number: signal.Signals) -> None:
-    """However often it comes, the rank gets one SIGTERM; its guard stays until mpirun ends it."""
+    """The rank gets one SIGTERM, however many signals its guard gets."""
     with guarded(COMMITS) as process:
         lines(process, STARTED, "trains")
         process.send_signal(number)
-        lines(process, "told")
+        lines(process, "signal")
         process.send_signal(number)
         lines(process, "committed", "<horovodrun: rank 3 ended 143>")
 
 
 def test_a_rank_commits_when_mpirun_has_killed_what_it_started() -> None:
-    """The guard is out of mpirun's reach, and the rank has its time."""
+    """mpirun does not reach the guard."""
     with guarded(COMMITS) as process:
         lines(process, STARTED, "trains")
         os.killpg(process.pid, signal.SIGKILL)
-        lines(process, "told", "committed", "<horovodrun: rank 3 ended 143>")
+        lines(process, "signal", "committed", "<horovodrun: rank 3 ended 143>")
         assert process.stdout is not None
         assert process.stdout.read() == ""  # the guard has ended, too
 
 
 def test_a_failed_rank_stays_until_the_others_have_ended() -> None:
-    """Its end is reported repeatedly, as mpirun may cut a line; a second signal of horovodrun ends the guard."""
+    """The guard repeats its report, as mpirun may cut a line; a second signal ends the guard."""
     with guarded("exit 2") as process:
         ended = "<horovodrun: rank 3 ended 2>"
         lines(process, STARTED, ended, ended)

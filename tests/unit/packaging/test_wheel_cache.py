@@ -1,4 +1,4 @@
-"""The folders of the builder: the cache of wheels, and the folder for temporary files."""
+"""The cache of wheels of the builder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_one_build_of_a_key_at_a_time(cache: WheelCache) -> None:
 
 
 def test_the_cache_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another user can neither have put a wheel there nor lead the build elsewhere."""
+    """Another user can neither plant a wheel nor redirect the build."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "hvd_train"
     assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o700

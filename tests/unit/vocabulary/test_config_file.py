@@ -1,4 +1,4 @@
-"""A written config is the config read back, and a file that is none is refused with its name."""
+"""Config files are read back as written, and wrong files are refused by name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from hvd_train.errors import UsageError
 AWKWARD = ["", "no", "1e3", "~", "null", ": #", "- x", "2026-01-02", "0x1f", "'\"", "a\n\tb ", "ß 猫 \x85", "\x00"]
 
 
-def test_a_written_config_is_read_back_as_it_was() -> None:
-    """YAML keeps numbers, lists, paths and any text, through the text and through the plain dict."""
+def test_a_written_config_is_read_back_unchanged() -> None:
     values: dict[str, Any] = {"seed": 2**63 - 1, "unfreeze": ("5:layer4.*", "10:*"), "decay_epochs": (1.0, 2.5)}
     values |= {"commit_seconds": None, "learning_rate": 1e-12, "momentum": 0.1 + 0.2, "nesterov": True}
     for text in AWKWARD:
@@ -41,7 +40,7 @@ def test_a_written_config_is_read_back_as_it_was() -> None:
         ("schedule: {epochs: 0}", "--epochs is 0"),
     ],
 )
-def test_a_file_that_is_no_config_is_refused_with_its_name(text: str, message: str) -> None:
+def test_a_file_that_is_no_config_is_refused_by_name(text: str, message: str) -> None:
     path = Path("mine.yaml")
     path.write_text(text)
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
@@ -58,11 +57,10 @@ def test_a_missing_or_binary_file_is_refused() -> None:
         config_file.load(Path("binary.yaml"))
 
 
-def test_numbers_as_people_write_them_in_yaml() -> None:
-    """5 stands for 5.0, and 1e-3 is a number, though YAML reads it as text."""
-    Path("run.yaml").write_text(
-        "optimizer: {learning_rate: 1e-3}\nschedule: {warmup_epochs: 5, decay_epochs: [1, 2]}\n"
-    )
+def test_numbers_in_yaml_are_converted() -> None:
+    """YAML reads 5 as an int and 1e-3 as text."""
+    text = "optimizer: {learning_rate: 1e-3}\nschedule: {warmup_epochs: 5, decay_epochs: [1, 2]}\n"
+    Path("run.yaml").write_text(text)
     made = config_file.load(Path("run.yaml"))
     assert made.optimizer.learning_rate == 0.001
     assert isinstance(made.schedule.warmup_epochs, float)
@@ -77,10 +75,10 @@ def test_numbers_as_people_write_them_in_yaml() -> None:
         ("data: 2026-99-99\n", "month must be in"),
         ("? [a]\n: b\n", "while constructing a mapping"),
     ],
-    ids=["aliases", "nesting", "a day that is none", "a list as a name"],
+    ids=["aliases", "nesting", "no such day", "a list as a name"],
 )
 def test_yaml_that_is_an_attack_is_one_line(text: str, reason: str) -> None:
-    """Aliases, by which a few bytes stand for gigabytes, endless nesting and values that cannot be."""
+    """Aliases, for example, let a few bytes expand to gigabytes."""
     Path("config.yaml").write_text(text)
     with pytest.raises(UsageError) as refused:
         config_file.load(Path("config.yaml"))

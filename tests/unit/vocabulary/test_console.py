@@ -1,4 +1,4 @@
-"""Lines about the program itself."""
+"""Messages of the program, on consoles that are gone, full or limited to ASCII."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,16 +30,19 @@ sys.stdout.flush()
 """
 
 
-def test_a_line_bears_the_programs_name_and_leaves_results_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a command prints can be piped on; what the program says about itself goes to standard error."""
+def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, **options)
+
+
+def test_messages_go_to_standard_error_with_the_name_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     say("no such run folder")
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "hvd-train: no such run folder\n")
 
 
 @pytest.mark.parametrize("gone", ["stdout", "both"])
-def test_a_console_that_is_gone_ends_nothing(gone: str) -> None:
-    """What is printed into a pipe that nobody reads vanishes, and what comes later too, of native code and children."""
+def test_a_program_outlives_its_console(gone: str) -> None:
+    """Output of Python, native code and children is discarded if no process reads the pipe."""
     reader, writer = os.pipe()
     os.close(reader)
     streams = {name: writer for name in ("stdout", "stderr") if gone in (name, "both")}
@@ -55,38 +59,26 @@ def test_a_console_that_is_gone_ends_nothing(gone: str) -> None:
 
 @pytest.mark.parametrize("prepare", ["rank_log.whole_lines()", "console.outlive()"])
 def test_a_name_that_the_console_cannot_show_is_escaped(prepare: str) -> None:
-    """As in a container without a locale, and for names of files that are not in UTF-8."""
+    """Such as in a container without a locale."""
     code = f"import sys; from hvd_train import console; from hvd_train.launch import rank_log; {prepare}; "
     code += r"console.show('gr\u00fcn \u732b \udcff'); console.say('gr\u00fcn'); print('\u732b')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    done = run([sys.executable, "-c", code], env=environment)
     assert (done.returncode, done.stderr) == (0, "hvd-train: gr\\xfcn\n")
     assert done.stdout == "gr\\xfcn \\u732b \\udcff\n\\u732b\n"
 
 
-def test_a_full_disk_takes_lines_and_nothing_else() -> None:
+def test_a_program_outlives_a_full_disk() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([sys.executable, "-c", PRINTS], stdout=full, stderr=full, timeout=250, check=False)
     assert done.returncode == 0
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_is_not_given_to_a_file(closed: str) -> None:
-    """Without care, the next file that is opened would get the lines of native code: a checkpoint, say."""
+def test_the_number_of_a_closed_stream_is_not_reused_for_a_file(closed: str) -> None:
+    """Otherwise the next file, such as a checkpoint, would get the output of native code."""
     code = PRINTS + "file = open('file', 'wb')\nos.write(1, b'native')\nos.write(2, b'native')\n"
-    done = subprocess.run(
-        ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    done = run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code])
     assert done.returncode == 0, done.stderr
     assert Path("file").read_bytes() == b""
 
@@ -94,8 +86,8 @@ def test_a_closed_stream_is_not_given_to_a_file(closed: str) -> None:
 HOSTILE = "a\x1b]0;title\x07\x1b[2J\x7f\x9b31m\u202egnp\u2066\r\nb\tc"
 
 
-def test_nothing_that_a_terminal_obeys_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Escapes, C1 controls and signs that turn the direction are replaced; letters of any language stay."""
+def test_control_characters_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    """So are C1 controls and changes of the text direction; letters of any language stay."""
     assert printable(HOSTILE) == "a\ufffd]0;title\ufffd\ufffd[2J\ufffd\ufffd31m\ufffdgnp\ufffd\ufffd\ufffdb\ufffdc"
     assert printable(HOSTILE, keep="\n\t").endswith("\ufffd\nb\tc")
     assert printable("grün 猫 שלום") == "grün 猫 שלום"

@@ -1,4 +1,4 @@
-"""Flags, whole numbers, and names that do not exist."""
+"""Flags, exit codes, code of the user, and the digest of the package."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from hvd_train.travel import TYPES
 
 @dataclass(frozen=True)
 class Options:
-    """What a command takes."""
+    """Options of a command."""
 
     num_rows: int = 3
     """How many rows."""
     title: str = "none"
-    """What stands above."""
+    """The heading."""
 
 
 def test_flags_become_the_fields_of_a_dataclass(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is not typed comes from the default; the text below a field is the help of its flag."""
     assert parse_flags(Options, ["--num-rows", "5"], "table") == Options(num_rows=5)
     assert parse_flags(Options, ["--num-rows=5"], "table", Options(title="mine")) == Options(5, "mine")
     with pytest.raises(SystemExit) as ended:
@@ -46,9 +45,7 @@ def test_flags_become_the_fields_of_a_dataclass(capsys: pytest.CaptureFixture[st
         (["left-over"], "unknown argument 'left-over'"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_flag_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError) as caught:
         parse_flags(Options, arguments, "table")
     assert message in str(caught.value)
@@ -56,8 +53,7 @@ def test_what_cannot_be_read_is_one_line(
     assert capsys.readouterr().err == ""
 
 
-def test_a_flag_is_taken_out_of_the_arguments_of_another_parser() -> None:
-    """A flag that was not typed has its default; one without a value, or out of bounds, is refused."""
+def test_a_flag_is_removed_from_the_arguments_of_another_parser() -> None:
     for typed in (["--np", "4"], ["--np=4"]):
         arguments = ["digits", *typed, "--epochs", "3"]
         assert take(arguments, "--np", "a number") == ("4", ["digits", "--epochs", "3"])
@@ -71,8 +67,8 @@ def test_a_flag_is_taken_out_of_the_arguments_of_another_parser() -> None:
             take_number(["--np", text], "--np", 2)
 
 
-def test_every_kind_of_error_has_an_exit_code_of_its_own_and_may_travel() -> None:
-    """Scripts can tell them apart, none of them looks like success, and an error of one rank is told on all."""
+def test_each_error_has_its_own_exit_code_and_can_be_sent() -> None:
+    """The other ranks raise it too."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HvdTrainError)]
     own = [kind.exit_code for kind in kinds if "exit_code" in vars(kind)]
     assert sorted(own) == [1, 2, 3, 4, 5, 6]
@@ -109,7 +105,7 @@ def test_own_code_that_cannot_be_imported_is_one_line(own: str, reference: str, 
 
 
 def test_code_that_a_file_names_is_not_trusted() -> None:
-    """Names of torchvision and timm are no code; a module and a function are, and the line says what to type."""
+    """Names of torchvision and timm are no code."""
     plugin.check_trusted("run", {"model": "resnet18", "data": "folder"})
     plugin.check_trusted("run", {"model": "timm:vit_tiny_patch16_224"})
     with pytest.raises(plugin.Untrusted, match=r"run names code \(data: mine:data\).*add --trust"):
@@ -117,7 +113,7 @@ def test_code_that_a_file_names_is_not_trusted() -> None:
 
 
 def test_the_digest_of_the_code_changes_with_any_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two checkouts of one version are told apart when a file is edited, added or moved."""
+    """It distinguishes two checkouts of one version."""
     package = tmp_path / "hvd_train"
     shutil.copytree(Path(_version.__file__).parent, package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     before = _version.digest_of_code()

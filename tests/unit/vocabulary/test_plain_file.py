@@ -1,4 +1,4 @@
-"""Files that somebody else may have planted."""
+"""Files that another user may have planted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 
 from hvd_train import plain_file
 
-pytestmark = pytest.mark.timeout(120)  # what is planted here would hang a reader for ever
+pytestmark = pytest.mark.timeout(120)  # a reader of these files could hang
 
 
-def test_a_file_that_is_written_in_place_has_one_name() -> None:
-    """Links of both kinds and pipes are refused at once; a plain file is opened with all that it holds."""
+def test_links_and_pipes_are_not_written_in_place() -> None:
     for name in ("outside", "other"):
         Path(name).write_text("precious")
     Path("soft").symlink_to("outside")
@@ -31,7 +30,7 @@ def test_a_file_that_is_written_in_place_has_one_name() -> None:
 
 @pytest.fixture
 def planted() -> None:
-    """Make a pipe that nobody writes into, links to it and to a device without an end, and a hole of a terabyte."""
+    """Make a pipe without a writer, links to it and to an endless device, and a hole of a terabyte."""
     os.mkfifo("pipe")
     Path("link").symlink_to("pipe")
     Path("endless").symlink_to("/dev/zero")
@@ -51,25 +50,25 @@ def planted() -> None:
     ],
 )
 @pytest.mark.usefixtures("planted")
-def test_what_cannot_be_read_whole_is_an_error_at_once(name: str, reason: str) -> None:
-    """It has the name of the file and the reason, and neither waits nor takes memory."""
+def test_a_file_that_cannot_be_read_whole_is_an_error(name: str, reason: str) -> None:
+    """The error comes at once and takes no memory."""
     with pytest.raises(OSError, match=reason) as caught:
         plain_file.read_bytes(name)
     assert (caught.value.filename, caught.value.strerror) == (name, reason)
 
 
-def test_a_file_is_read_by_any_name() -> None:
+def test_a_file_is_read_through_a_symlink() -> None:
     Path("file").write_text("grün", encoding="utf-8")
     Path("link").symlink_to("file")
     assert plain_file.read_text("link") == "grün"
     with pytest.raises(OSError, match="it is larger than 4 bytes"):
         plain_file.read_text("link", most_bytes=4)
-    Path("endless").symlink_to("/proc/self/pagemap")  # a plain file of no size that continues for gigabytes
+    Path("endless").symlink_to("/proc/self/pagemap")  # a regular file of size 0 with gigabytes
     assert plain_file.read_bytes("endless") == b""
 
 
-def test_a_line_without_end_is_none() -> None:
-    """A hole has no line end for a terabyte, and a reader of lines would hold all of it."""
+def test_an_endless_line_is_an_error() -> None:
+    """A hole is one line of a terabyte."""
     Path("file").write_bytes(b"one\ntwo\n")
     with plain_file.opened("file") as file:
         assert list(plain_file.lines(file)) == [b"one\n", b"two\n"]

@@ -1,4 +1,4 @@
-"""A whole config: fields found by name, what it refuses, and what may differ when a run resumes."""
+"""Configs: fields by name, refused values, and settings that may differ on resume."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def test_field_names_are_unique_across_groups_and_documented() -> None:
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
-def test_a_recipe_is_complete_and_bears_its_name(name: str) -> None:
-    """A recipe is a config that can be written and read; its docstring says the command."""
+def test_a_recipe_is_complete_and_documented(name: str) -> None:
     made = recipes.get(name)
     assert made.recipe == name
     assert from_dict(made.as_dict()) == made
@@ -37,7 +36,6 @@ def test_a_recipe_is_complete_and_bears_its_name(name: str) -> None:
 
 
 def test_replace_finds_a_field_in_any_group() -> None:
-    """Values of several groups change at once; the rest stays and the old config too; a typo names the nearest."""
     base = Config()
     changed = base.replace(epochs=3, learning_rate=0.5, seed=9)
     assert (changed.schedule.epochs, changed.optimizer.learning_rate, changed.seed) == (3, 0.5, 9)
@@ -47,8 +45,7 @@ def test_replace_finds_a_field_in_any_group() -> None:
         base.replace(learning_rat=1)
 
 
-def test_only_what_does_not_decide_the_result_may_differ_on_resume() -> None:
-    """Where, how often and on what device may differ; each setting that decides the model is named."""
+def test_only_settings_that_do_not_change_the_result_may_differ_on_resume() -> None:
     base = Config()
     free = base.replace(
         data_dir=Path("x"), workers=9, device="cuda", output_dir=Path("y"), resume="never", commit_steps=7,
@@ -93,17 +90,17 @@ def test_only_what_does_not_decide_the_result_may_differ_on_resume() -> None:
         *(({"profile": text}, f"--profile {text}: ") for text in ("", "0:3", "5:4", "1:51", "²", "1:")),
     ],
 )
-def test_values_that_cannot_be_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
+def test_impossible_values_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
     assert_refused(changes, message)
 
 
-def test_bounds_that_belong_to_a_value_are_allowed() -> None:
+def test_inclusive_bounds_are_allowed() -> None:
     made = Config().replace(warmup_epochs=10.0, random_erasing=1.0, target_accuracy=1.0, momentum=0.0)
     assert made.schedule.warmup_epochs == made.schedule.epochs
 
 
-def test_time_limits_and_profiled_steps_are_written_as_people_do() -> None:
-    """Hours, minutes and seconds, each when it is needed; the last step is profiled, too."""
+def test_time_limits_and_profiled_steps_are_parsed() -> None:
+    """The last step is profiled, too."""
     for text, seconds in (("2h30m", 9000), ("90m", 5400), ("45s", 45), ("1h0m5s", 3605)):
         assert Config().replace(max_time=text).run.max_seconds == seconds
     for text, steps in (("20", range(20, 21)), ("20:25", range(20, 26)), ("1:50", range(1, 51))):
