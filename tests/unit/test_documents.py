@@ -16,14 +16,13 @@ FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub makes of a page's headings: lower case, no punctuation, dashes for blanks."""
+    """Return GitHub's anchors of the headings: lower case, no punctuation, dashes for blanks."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_files_of_a_page_exist(page: Path) -> None:
-    """Each link leads to a file of the repository and one of its headings, and each `name.py` is a file."""
     whole = page.read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", whole)):
         if not re.match(r"\w+:", link):
@@ -37,15 +36,13 @@ def test_links_and_files_of_a_page_exist(page: Path) -> None:
         assert any(file.endswith(f"/{name}") for file in files), name
 
 
-def test_the_index_names_every_page() -> None:
-    """docs/index.md links to each other page of docs/."""
+def test_the_index_links_to_each_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     missing = [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name}" not in index]
     assert sorted(missing) == ["index.md"]
 
 
 def test_each_flag_in_the_readme_is_a_setting_of_train() -> None:
-    """Each flag in the table of the README is a setting of `train`, or an accepted alias."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     table = page[page.index("| flag | meaning |") :].partition("\n\n")[0]
     flags = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(re.findall(r"`([^`]*)`", table))))

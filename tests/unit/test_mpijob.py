@@ -1,4 +1,4 @@
-"""The MPIJob for Kubernetes: what its pods may do, and who reaches them."""
+"""The MPIJob for Kubernetes: rights of its pods, and access to them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ def documents() -> dict[str, Any]:
 
 
 def test_only_the_pods_of_the_job_reach_its_ports(documents: dict[str, Any]) -> None:
-    """The policy names them by the label that the operator gives to the pods of a job: its name."""
+    """The operator labels the pods of a job with its name."""
     job, policy = documents["MPIJob"], documents["NetworkPolicy"]["spec"]
     own = {"matchLabels": {LABEL: job["metadata"]["name"]}}
     assert policy == {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]}
 
 
 @pytest.mark.parametrize("role", ["Launcher", "Worker"])
-def test_a_pod_has_no_more_than_it_needs(role: str, documents: dict[str, Any]) -> None:
-    """No token of Kubernetes, no root, no capability, a read-only file system, and the image of this version."""
+def test_a_pod_has_minimal_rights(role: str, documents: dict[str, Any]) -> None:
     pod = documents["MPIJob"]["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["image"] == f"hvd_train:{__version__}"

@@ -1,4 +1,4 @@
-"""What `hvd_train` itself offers."""
+"""The public names of `hvd_train`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import hvd_train
 
 
 def test_public_names_are_exact() -> None:
-    """They are those of the README, documented, and the same for type checkers; another one is an AttributeError."""
+    """They are documented and the same for type checkers; any other name is an AttributeError."""
     assert sorted(hvd_train.__all__) == [
         "Config", "DataSet", "HvdTrainError", "Result", "Scores", "UsageError", "__version__", "evaluate", "recipes",
         "train",

@@ -1,4 +1,4 @@
-"""The order of rooms: a module imports only from its own room and from those below it, and never in a circle."""
+"""Rooms of the package: modules import only from their own room and lower rooms, without cycles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOROVOD = {"elastic.driver", "launch.client", "world.horovod_world"}
 
 
 def test_every_module_is_in_a_room() -> None:
-    """No module is forgotten, none of those that are named is missing, and every folder says what it is for."""
+    """Each named module exists, and each folder states its purpose."""
     assert [module for module in rooms.modules() if rooms.room_of(module) is None] == []
     named = {module for members in ROOMS.values() for module in members}
     assert named <= {module.split(".")[0] for module in rooms.modules()}
@@ -36,13 +36,13 @@ def test_every_module_is_in_a_room() -> None:
     assert all(rooms.purpose(room).endswith(".") for room in ROOMS)
 
 
-def test_no_import_climbs_or_goes_in_a_circle() -> None:
+def test_imports_lead_downward_without_cycles() -> None:
     assert rooms.upward() == []
     assert rooms.circle() == []
 
 
-def test_the_page_shows_the_rooms_that_the_code_has() -> None:
-    """The table in docs/architecture.md is what `python -m tests.support.rooms --write` makes of the code."""
+def test_the_table_of_rooms_is_current() -> None:
+    """`python -m tests.support.rooms --write` renews the table in docs/architecture.md."""
     assert rooms.page() == rooms.PAGE.read_text(encoding="utf-8")
 
 
@@ -59,7 +59,7 @@ def test_imports_of_other_libraries() -> None:
 
 
 def test_the_builder_needs_only_the_standard_library() -> None:
-    """It runs before anything is installed; its docstring names all its parts."""
+    """It runs before any package is installed; its docstring names its modules."""
     paths = {path.stem: path for path in (PACKAGE.parent / "packaging" / "horovod_build").glob("*.py")}
     table = (ast.get_docstring(ast.parse(paths.pop("__init__").read_text())) or "").splitlines()[2:]
     assert sorted(name for line in table for name in line.split("  ")[0].split(", ")) == sorted(paths)
@@ -76,8 +76,8 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_login_nodes_do_not_wait_for_torch() -> None:
-    """Neither the lower rooms, the doctor, the report and the commands nor help and wrong flags import it."""
+def test_light_commands_do_not_import_torch() -> None:
+    """Login nodes should not wait for torch."""
     light = [module for module in rooms.modules() if module.split(".")[0] in NO_TORCH_ROOMS and module not in HOROVOD]
     code = "".join(f"import hvd_train.{name}\n" for name in [*NO_TORCH, *light])
     commands = [["--help"], ["train", "--help"], ["train", "--epochs", "x"], ["report", "no"], ["watch", "no"]]
@@ -87,7 +87,7 @@ def test_login_nodes_do_not_wait_for_torch() -> None:
 
 
 @pytest.mark.slow
-def test_the_default_recipe_needs_nothing_slow_beside_torch() -> None:
-    """Neither scikit-learn nor torchvision nor torch's compiler: each takes about as long as torch."""
+def test_the_default_recipe_imports_nothing_slow_except_torch() -> None:
+    """scikit-learn, torchvision and torch's compiler each take about as long as torch."""
     code = "from hvd_train import cli\nassert cli.run(['train', '--epochs', '1', '--device', 'cpu']) == 0"
     assert not loaded_by(code) & {"sklearn", "torchvision", "torch._dynamo"}

@@ -1,4 +1,4 @@
-"""Nothing in the package makes objects of a pickle that came from elsewhere: who writes one has its reader run code."""
+"""The package never reads a pickle of another process: pickles can run code."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from tests.support.rooms import PACKAGE
 
-# What Horovod and mpi4py send between ranks as pickles (mpi4py's functions for buffers begin with a capital), and what
-# reads pickles by itself.
+# Functions of Horovod and mpi4py that send pickles (mpi4py's buffer functions begin with a capital), and modules that
+# read pickles.
 PICKLES = {
     *("broadcast_object", "broadcast_object_fn", "allgather_object", "broadcast_optimizer_state", "run_func"),
     *("TorchState", "ObjectState", "read_data_from_kvstore", "put_data_into_kvstore", "loads_base64", "dumps_base64"),
@@ -25,7 +25,7 @@ def is_pickle(name: str) -> bool:
 
 
 def unpickling(tree: ast.AST) -> Iterator[str]:
-    """Yield what in a module reads or sends a pickle."""
+    """Yield the names in a module that read or send a pickle."""
     safe = {
         id(node.func)
         for node in ast.walk(tree)
@@ -39,7 +39,7 @@ def unpickling(tree: ast.AST) -> Iterator[str]:
             yield from filter(is_pickle, [f"{module}{alias.name}" for alias in node.names])
 
 
-def test_no_module_unpickles_what_comes_from_elsewhere() -> None:
-    """Files and messages are JSON, or are read by torch's loader with `weights_only`, which runs no code."""
+def test_no_module_reads_a_foreign_pickle() -> None:
+    """Files and messages are JSON or loaded by torch with `weights_only`, which runs no code."""
     sources = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
     assert {path.name: found for path, tree in sources.items() if (found := list(unpickling(tree)))} == {}

@@ -1,4 +1,4 @@
-"""`hvd-train bench scaling`: one job for each number of workers, and the table."""
+"""`hvd-train bench scaling`: one training for each number of workers, and the table."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ from hvd_train.errors import UsageError
         (8, 1, 64, "strong", {4: (64, 8)}),
     ],
 )
-def test_the_batch_grows_with_the_workers_or_stays(
+def test_weak_scaling_multiplies_the_batch_and_strong_scaling_divides_it(
     batch: int | None, accumulation: int, total: int | None, mode: str, expected: dict[int, Any]
 ) -> None:
-    """Weak scaling multiplies the global batch by the workers; strong scaling divides it among them."""
     sizes = {"batch_size": batch, "accumulation_steps": accumulation, "global_batch_size": total}
     settings = recipes.get("digits").replace(**sizes)
     for workers, wanted in expected.items():
@@ -40,8 +39,8 @@ def test_the_batch_grows_with_the_workers_or_stays(
         assert (found.global_batch_size, found.batch_size) == wanted
 
 
-def test_a_plan_leaves_other_runs_alone() -> None:
-    """A run folder with other settings is refused; one with the same settings continues."""
+def test_a_run_folder_with_other_settings_is_refused() -> None:
+    """A run with the same settings resumes."""
     folder = Path("out")
     sizes = scaling.plan(recipes.digits(), [1, 2], "weak", folder)
     sizes[0].folder.mkdir(parents=True)
@@ -54,7 +53,7 @@ def test_a_plan_leaves_other_runs_alone() -> None:
 def test_the_table_is_written_after_each_size(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A size that fails is a row with the reason, printed without control characters, also if the next is stopped."""
+    """A size that fails is a row with the reason, printed without control characters."""
 
     def train(line: Sequence[str], size: Size) -> str | None:
         if size.workers == 2:
@@ -81,9 +80,9 @@ def line(program: str) -> list[str]:
     return [sys.executable, "-c", f"import os, signal, sys\nfrom pathlib import Path\n{program}"]
 
 
-def test_a_training_has_finished_or_there_is_a_reason() -> None:
-    """The reason is the last error since this start, or else the exit code."""
-    Path("np-2.log").write_text("hvd-train: an error of yesterday\n")
+def test_a_failed_training_has_a_reason() -> None:
+    """It is the last error since this start, otherwise the exit code."""
+    Path("np-2.log").write_text("hvd-train: an old error\n")
     for program, reason in (
         ("print('[1,0]<stderr>:hvd-train: no such data'); sys.exit(2)", "no such data"),
         ("raise ValueError('broken')", "ValueError: broken"),
@@ -95,20 +94,17 @@ def test_a_training_has_finished_or_there_is_a_reason() -> None:
 
 
 def test_a_signal_reaches_the_training() -> None:
-    """SIGTERM is passed on; the training ends in its own way, and then the bench stops."""
+    """Then the bench stops, too."""
     blocked = "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})"
-    program = (
-        f"{blocked}\nos.kill({os.getpid()}, signal.SIGTERM)\nsignal.sigwait({{signal.SIGTERM}})\nprint('committed')"
-    )
+    program = f"{blocked}\nos.kill({os.getpid()}, signal.SIGTERM)\nsignal.sigwait({{signal.SIGTERM}})\nprint('ended')"
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         scaling.train(line(program), size())
-    assert Path("np-2.log").read_text() == "committed\n"
+    assert Path("np-2.log").read_text() == "ended\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_efficiency_goes_by_the_smallest_size_that_ran() -> None:
-    """Efficiency is speed per worker over the base's; a size that failed has none and is no base."""
+def test_efficiency_is_relative_to_the_smallest_size_that_ran() -> None:
     rows = [{"workers": n, "images_per_second": speed} for n, speed in ((1, None), (2, 100.0), (4, 150.0), (8, None))]
     scaling.add_efficiency(rows)
     assert [row.get("efficiency") for row in rows] == [None, 1.0, 0.75, None]

@@ -1,4 +1,4 @@
-"""The front door: which command runs, what it prints and what the process ends with."""
+"""The command line: the chosen command, its output and its exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_train import cli
 from hvd_train.errors import RankLost
 
 
-def test_usage_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_and_version_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert (cli.run([]), cli.run(["--help"])) == (2, 0)
     assert "train [RECIPE]" in capsys.readouterr().out
     assert all(cli.command(name).USAGE in cli.overview() for name in cli.COMMANDS)
@@ -21,10 +21,9 @@ def test_usage_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "hvd-train: unknown command 'trian'; did you mean 'train'?\n"
 
 
-def test_an_error_is_one_line_and_its_own_exit_code(
+def test_an_error_is_one_line_and_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Scripts tell a lost rank from bad settings by the code; Ctrl-C has the code that shells give to it."""
 
     def lose_a_rank(arguments: list[str]) -> int:
         raise RankLost(f"no rank {arguments[0]}")
@@ -39,7 +38,7 @@ def test_an_error_is_one_line_and_its_own_exit_code(
     assert cli.run(["audit"]) == 128 + signal.SIGINT
 
 
-# Superscript two is a digit for `str.isdigit`; Arabic one is a number for `int`; 5,000 digits are too many for `int`.
+# `str.isdigit` accepts superscript two; `int` accepts Arabic one, but not 5,000 digits.
 @pytest.mark.parametrize(
     ("words", "flag", "text"),
     [
@@ -55,8 +54,7 @@ def test_an_error_is_one_line_and_its_own_exit_code(
     ],
     ids=lambda text: ascii(text[:20]),
 )
-def test_what_is_no_number_is_one_line(words: str, flag: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2 with the flag and what was typed, however it was typed; nothing is started."""
+def test_a_wrong_number_is_one_line(words: str, flag: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     for typed in ([f"{flag}={text}"], [flag, text]):
         assert cli.run([*words.split(), *typed]) == 2
         printed = capsys.readouterr()

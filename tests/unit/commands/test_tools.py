@@ -1,4 +1,4 @@
-"""The commands beside `train`: what each takes and prints, and what none of them lets act on the terminal."""
+"""The commands other than `train`: arguments, output, and control characters in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OBEYED = {"\x1b", "\x07", "\x9b", "\u202e"}
 
 
 def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixture[str]) -> None:
-    """Scores of a run and of its checkpoint are those of summary.json; a ledger that lacks a step has exit code 1."""
+    """An audit of a ledger without a step has exit code 1."""
     flags = ["--epochs", "1", "--device", "cpu", "--output-dir", "out", "--learning-rate", "0.01", "--ledger"]
     assert cli.run(["train", "digits", *flags]) == 0
     assert "next:  hvd-train evaluate out" in capsys.readouterr().out
@@ -56,8 +56,8 @@ def test_values_of_a_sweep_are_combined() -> None:
         assert {name: " ".join(words) for name, words in sweep.combinations(line.split())} == runs
 
 
-def test_a_sweep_without_a_launcher_trains_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table has the best first; one that fails is named with its reason, and does not end the others."""
+def test_a_sweep_without_a_launcher_trains_sequentially(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table has the best first; a failed training has a reason and does not end the others."""
     line = "sweep digits --epochs 1 --device cpu --lr 0.2,1e30,0.001 --output-dir out"
     assert cli.run(line.split()) == 1
     rows = json.loads(Path("out/sweep.json").read_text())
@@ -65,7 +65,7 @@ def test_a_sweep_without_a_launcher_trains_one_after_the_other(capsys: pytest.Ca
     assert rows[0]["top1"] > rows[1]["top1"]
     assert [row["failed"] is None for row in rows] == [True, True, False]
     assert "the loss is not finite" in rows[2]["failed"]
-    assert "epoch 1/1" not in capsys.readouterr().out, "what a training prints belongs into its own file"
+    assert "epoch 1/1" not in capsys.readouterr().out
     assert "epoch 1/1" in Path("out/000-lr=0.2.log").read_text()
     assert Path("out/002-lr=0.001/model-best.pt").exists()
 
@@ -94,7 +94,7 @@ def test_a_sweep_without_a_launcher_trains_one_after_the_other(capsys: pytest.Ca
         ("bench scaling --np 1 --output-dir theirs", "theirs/scaling.json"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_starts_nothing(
+def test_wrong_arguments_are_one_line_and_start_nothing(
     line: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("two").write_text("a.invalid slots=1\nb.invalid slots=1\n")
@@ -102,26 +102,26 @@ def test_what_cannot_be_done_is_one_line_and_starts_nothing(
     Path("theirs").mkdir()
     Path("theirs/scaling.json").write_text("{}")
     assert cli.run(line.split()) == 2
-    told = capsys.readouterr().err
-    assert reason in told
-    assert told.startswith("hvd-train: ")
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert reason in printed
+    assert printed.startswith("hvd-train: ")
+    assert printed.count("\n") == 1
     assert sorted(str(path) for path in Path().rglob("*")) == ["run", "theirs", "theirs/scaling.json", "two"]
 
 
-def test_the_doctor_and_horovods_own_elastic_driver_are_refused(
+def test_horovods_own_elastic_driver_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The doctor starts ranks itself; for the other commands the line says what to type instead."""
+    """The doctor starts ranks itself; the other commands have an elastic script."""
     for name, value in (("RANK", "0"), ("SIZE", "2"), ("ELASTIC", "1")):
         monkeypatch.setenv(f"HOROVOD_{name}", value)
     assert cli.run(["doctor"]) == 2
     assert "without a launcher" in capsys.readouterr().err
     for line in ("train digits", "evaluate run", "sweep digits", "bench throughput"):
         assert cli.run(line.split()) == 2
-        told = capsys.readouterr().err
-        assert "type `horovodrun_scripts/train_elastic.sh`" in told
-        assert told.count("\n") == 1
+        printed = capsys.readouterr().err
+        assert "type `horovodrun_scripts/train_elastic.sh`" in printed
+        assert printed.count("\n") == 1
 
 
 @pytest.mark.parametrize("line", ["train", "evaluate run", "sweep", "bench scaling --np 2", "bench throughput"])
@@ -137,8 +137,7 @@ def test_commands_and_programs_refuse_to_run_in_torchrun(
     assert list(Path().iterdir()) == []
 
 
-def test_a_host_file_is_checked_and_rewritten(capsys: pytest.CaptureFixture[str]) -> None:
-    """A good file is one line; without asking for names it is converted for another launcher."""
+def test_a_host_file_is_checked_and_converted(capsys: pytest.CaptureFixture[str]) -> None:
     Path("hosts").write_text("localhost:2\n127.0.0.1\n")
     assert cli.run(["hosts", "hosts"]) == 0
     assert capsys.readouterr().out == "2 hosts, 3 slots: localhost (2), 127.0.0.1 (1)\n"
@@ -147,11 +146,7 @@ def test_a_host_file_is_checked_and_rewritten(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "localhost\nlocalhost\nno-such-host.invalid\n"
 
 
-def test_a_link_in_a_run_is_not_followed_by_export(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Files go into the run, beside a checkpoint, or where the user says; a planted link is refused."""
-
+def test_export_refuses_a_symlink_in_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def export(target: Path, folder: Path, *, onnx: bool, trust: bool) -> list[Path]:
         assert (onnx, trust) == (False, False)
         return [folder / "weights.pt"]
@@ -163,8 +158,8 @@ def test_a_link_in_a_run_is_not_followed_by_export(
     Path("outside").mkdir()
     Path("run/export").symlink_to("../outside")
     assert cli.run(["export", "run"]) == 2
-    told = "hvd-train: run/export is a link, which is not followed: name a folder with --output\n"
-    assert capsys.readouterr() == ("", told)
+    line = "hvd-train: run/export is a link, which is not followed: name a folder with --output\n"
+    assert capsys.readouterr() == ("", line)
     assert cli.run(["export", "run", "--output", "run/export"]) == 0
 
 
@@ -178,8 +173,7 @@ def test_a_run_without_weights_has_a_page_with_its_curves(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("value", [None, {}, "x", -1, 10**400], ids=["none", "map", "text", "negative", "huge"])
-def test_values_of_any_type_in_a_run_are_shown_or_left_out(value: object) -> None:
-    """`watch` and `report` come to their end whatever stands in the records of a run."""
+def test_watch_and_report_accept_values_of_any_type(value: object) -> None:
     lines = whole_run(1)
     names = sorted({name for line in lines for name in line} - {"kind", "time"})
     wrong = [{**line, name: value} for line in lines for name in names if name in line]
@@ -191,7 +185,7 @@ def test_values_of_any_type_in_a_run_are_shown_or_left_out(value: object) -> Non
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("warning", 0), ("broken", 1)])
-def test_only_what_is_broken_makes_the_doctor_fail(
+def test_only_broken_findings_make_the_doctor_fail(
     verdict: Verdict, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda say, quick: [Finding("x", verdict, "y", "z")])
@@ -206,10 +200,10 @@ def fails(config: Config, **named: object) -> None:
     raise ValueError(HOSTILE)
 
 
-def test_nothing_that_others_say_acts_on_the_terminal(
+def test_control_characters_of_others_are_not_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Host files, answers of hosts, errors, class folders and runs are shown in signs that a terminal does not obey."""
+    """They may come from host files, hosts, errors, class folders and runs."""
     printed = []
 
     def shown(code: int, *arguments: str) -> None:

@@ -1,4 +1,4 @@
-"""`hvd-train train`: what it understands, and one line for what it does not."""
+"""`hvd-train train`: its flags, and one line for wrong ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from hvd_train.errors import UsageError
 from hvd_train.launch.launcher import SPENT
 
 
-def test_flags_may_be_spelt_as_people_do() -> None:
-    """The default recipe needs no name; aliases, underscores, a blank or an equals sign are all understood."""
+def test_flags_have_several_spellings() -> None:
     digits = recipes.get("digits")
     assert parse_train([]) == recipes.get(recipes.DEFAULT)
     assert parse_train(["digits"]) == digits
@@ -25,8 +24,7 @@ def test_flags_may_be_spelt_as_people_do() -> None:
         assert parse_train(["digits", *spelling.split()]) == digits.replace(learning_rate=0.5)
 
 
-def test_names_of_other_trainers() -> None:
-    """What people type there arrives in the field that means it here; a flag may take a list of words."""
+def test_flags_of_other_trainers_are_accepted() -> None:
     line = "imagenet-resnet50 -a resnet18 -b 16 -j 3 --learning_rate 0.2 --accumulation_steps 2 --gpu_ids 0,1 "
     made = parse_train([*line.split(), "--checkpoint", "old.ckpt", "--desired-acc", "0.75"])
     assert made == recipes.get("imagenet-resnet50").replace(
@@ -39,7 +37,7 @@ def test_names_of_other_trainers() -> None:
 
 
 @pytest.mark.parametrize("typed", ["--world_size 4", "--rank=4", "--nproc_per_node 4", "--local_rank=4"])
-def test_what_a_launcher_decides_is_answered_with_its_command(typed: str) -> None:
+def test_flags_that_the_launcher_decides_are_refused(typed: str) -> None:
     with pytest.raises(UsageError, match=r"the launcher says how many ranks.*horovodrun -np 4 hvd-train train"):
         parse_train(["digits", *typed.split()])
 
@@ -47,12 +45,11 @@ def test_what_a_launcher_decides_is_answered_with_its_command(typed: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "rate"), [("", 0.1), ("--model vgg16", 0.01), ("-a vgg16_bn", 0.1), ("-a vgg16 --lr 0.3", 0.3)]
 )
-def test_networks_without_batch_norm_start_lower(arguments: str, rate: float) -> None:
-    """This holds in `imagenet-resnet50`, unless the user says otherwise."""
+def test_networks_without_batch_norm_have_a_lower_learning_rate(arguments: str, rate: float) -> None:
     assert parse_train(["imagenet-resnet50", *arguments.split()]).optimizer.learning_rate == rate
 
 
-def test_a_batch_per_worker_takes_the_place_of_the_global_one() -> None:
+def test_a_batch_per_worker_replaces_the_global_batch() -> None:
     for arguments in (["--batch-size", "16"], ["-b=16"], ["--batch_size=16"]):
         batch = parse_train(["digits", *arguments]).batch
         assert (batch.batch_size, batch.global_batch_size) == (16, None)
@@ -61,7 +58,7 @@ def test_a_batch_per_worker_takes_the_place_of_the_global_one() -> None:
 
 
 def test_a_config_file_is_a_whole_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """`hvd-train config` writes one; flags change it, and a recipe beside it is refused."""
+    """Flags change it, and an additional recipe is refused."""
     assert cli.run(["config", "digits", "--lr", "0.5"]) == 0
     Path("run.yaml").write_text(capsys.readouterr().out)
     written = recipes.get("digits").replace(learning_rate=0.5)
@@ -95,12 +92,12 @@ def test_a_config_file_is_a_whole_run(capsys: pytest.CaptureFixture[str]) -> Non
 def test_bad_input_is_one_line_and_exit_code_2(
     line: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line is on stderr, without a traceback, and no run folder is left that a next run would find."""
+    """There is no traceback and no run folder."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.run(["train", *line.split()]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert re.fullmatch(rf"hvd-train: .*{re.escape(message)}.*\n", told.err), told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(rf"hvd-train: .*{re.escape(message)}.*\n", printed.err), printed.err
     assert not Path("runs").exists()
 
 
@@ -117,14 +114,16 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_the_exit_code_says_how_a_training_ended(
     finished: bool, stopped_by: int | None, saved: bool, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stop whose commit is not on disk has a code of its own: the same command would not go on from there."""
+    """A stop without a commit on disk is 74: the same command could not resume from there."""
     result = SimpleNamespace(finished=finished, stopped_by=stopped_by, saved=saved)
     monkeypatch.setattr("hvd_train.run.train", lambda _: result)
     assert cli.run(["train"]) == code
 
 
-def test_a_time_limit_is_that_of_the_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 75 with a commit when its time is over, however young this process is; the same command resumes."""
+def test_a_time_limit_counts_for_the_whole_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new process may have no time left."""
     command = ["train", "digits", "--max-time", "1h", "--epochs", "1", "--device", "cpu", "--output-dir", "run"]
     monkeypatch.setenv(SPENT, "3601")
     assert cli.run(command) == os.EX_TEMPFAIL

@@ -1,4 +1,4 @@
-"""Pictures of data (`hvd-train show-data`) and of misclassified images."""
+"""Images of `hvd-train show-data`, and misclassified images."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from hvd_train.run import train
 from tests.support import jpegs
 
 
-def test_the_first_images_in_their_order_and_the_classes_of_each_rank() -> None:
-    """The picture has the images of the first step; each sample belongs to one rank."""
+def test_the_picture_has_the_first_images_and_the_table_the_classes_of_each_rank() -> None:
     config = recipes.digits().replace(augment="none")
     shown = show(config, 3, Path("seen.png"))
     data = sources.open_data(config.data, config.seed).train
@@ -38,8 +37,8 @@ def test_the_first_images_in_their_order_and_the_classes_of_each_rank() -> None:
     assert counts.sum(axis=0).min() > 300
 
 
-def test_jpeg_files_with_every_random_change(capsys: pytest.CaptureFixture[str]) -> None:
-    """A symlink with the name of the picture is replaced, not followed; class names are written without controls."""
+def test_jpeg_files_with_each_augmentation(capsys: pytest.CaptureFixture[str]) -> None:
+    """A symlink with the name of the picture is replaced; control characters in class names are, too."""
     Path("outside").write_text("precious")
     Path("show-data.png").symlink_to("outside")
     jpegs.digits(Path("data"), range(3), most=8)
@@ -54,7 +53,7 @@ def test_jpeg_files_with_every_random_change(capsys: pytest.CaptureFixture[str])
     assert Path("outside").read_text() == "precious"
 
 
-def test_what_cannot_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, reason in (
         ("--output seen", "--output seen: unknown file extension ''"),
         ("--output no/folder.png", "--output no/folder.png:"),
@@ -64,8 +63,7 @@ def test_what_cannot_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
         assert reason in capsys.readouterr().err
 
 
-def test_every_validation_image_is_counted_once() -> None:
-    """The predictions add up to the score of the best epoch; the worst images come first."""
+def test_predictions_add_up_to_the_best_score() -> None:
     result = train(recipes.digits().replace(epochs=1, device="cpu", workers=0, output_dir=Path("run")))
     predictions = predict(Path("run"), "cpu", trust=True)
     right = sum(count for (truth, predicted), count in predictions.counts.items() if truth == predicted)

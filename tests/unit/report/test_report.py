@@ -1,4 +1,4 @@
-"""The report page: its content, broken runs, and hostile text."""
+"""The report: its content, broken runs, and hostile text."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_no_run_is_too_broken(name: str) -> None:
-    """Every section is there and names what is missing."""
+def test_any_broken_run_has_a_page(name: str) -> None:
+    """Each section is there and names missing values."""
     make, expected = BROKEN[name]
     text = composed(make(Path("a run")))
     headings = ("Summary", "Learning curves", "Throughput", "Where the time goes", "Configuration", "Environment")
@@ -56,7 +56,7 @@ def test_no_run_is_too_broken(name: str) -> None:
 
 @pytest.mark.usefixtures("_no_charts")
 def test_many_runs_share_a_page() -> None:
-    """Settings that differ have a column for each run, other settings are shown once."""
+    """Only settings that differ have a column for each run."""
     paths = [make(Path(f"runs/{name}")) for name, (make, _) in BROKEN.items()]
     paths += [write(Path(f"runs/good-{number}"), whole_run(), seed=number) for number in range(10)]
     text = composed(*paths)
@@ -72,7 +72,6 @@ def test_many_runs_share_a_page() -> None:
 
 
 def test_changes_of_the_world_and_the_time_split_are_shown() -> None:
-    """Charts mark each change of the world, and a table has its cost."""
     text = composed(write(Path("run"), elastic_run()))
     for part in ("Learning curves", "Throughput"):
         for label in ("3→2", "recovered", "resumed"):
@@ -87,8 +86,8 @@ def test_changes_of_the_world_and_the_time_split_are_shown() -> None:
         assert words in part
 
 
-def test_a_measured_scaling() -> None:
-    """The table is sorted by workers and has a dash for a missing value; a page without runs is possible."""
+def test_a_measured_scaling_is_shown() -> None:
+    """The table is sorted by workers; the page needs no runs."""
     row = {"learning_rate": 0.1, "global_batch_size": 64, "steps_per_epoch": 23, "epoch_seconds": 1.5, "val_loss": 0.04}
     rows = [
         {**row, "workers": 2, "images_per_second": 1500.0, "efficiency": 0.75, "test_loss": None, "top1": 0.98},
@@ -106,8 +105,8 @@ def test_a_measured_scaling() -> None:
 
 
 @pytest.mark.usefixtures("_no_charts")
-def test_predictions_and_their_absence() -> None:
-    """The section has a matrix or, for many classes, the pairs confused most; else the reason why it is empty."""
+def test_predictions_or_the_reason_for_their_absence_are_shown() -> None:
+    """Many classes have a list of confused pairs instead of a matrix."""
     path = write(Path("run"), whole_run())
     worst = MisclassifiedImage(b"\x89PNG", "one", "two", 0.75, 2.5, 17)
 
@@ -124,7 +123,7 @@ def test_predictions_and_their_absence() -> None:
 
 
 class Elements(HTMLParser):
-    """Tags, attributes and text of a page, as a browser reads them."""
+    """Tags, attributes and text of a page, as in a browser."""
 
     def __init__(self, markup: str) -> None:
         super().__init__()
@@ -139,13 +138,12 @@ class Elements(HTMLParser):
         self.text += data
 
 
-def test_no_text_of_a_run_acts_in_the_page() -> None:
-    """No text becomes a tag, an attribute or a template; the page loads nothing from outside."""
+def test_text_of_a_run_is_escaped() -> None:
+    """The page loads nothing from outside."""
     name = HOSTILE.replace("/", "")
     path = write(Path(name), [start(), step(1), event("note", 1, HOSTILE), event("world", 2, HOSTILE)], model=HOSTILE)
-    (path / "environment.json").write_text(
-        json.dumps({"command": HOSTILE, "device": HOSTILE, "versions": {"a": HOSTILE}})
-    )
+    facts = {"command": HOSTILE, "device": HOSTILE, "versions": {"a": HOSTILE}}
+    (path / "environment.json").write_text(json.dumps(facts))
     found = Predictions((HOSTILE, "b"), {(0, 1): 3}, (MisclassifiedImage(b"", HOSTILE, "b", 0.75, 2.5, 17),))
     elements = Elements(report.compose([read(path), read(write(Path("other"), []))], [], {path: found}, NOW))
     assert elements.text.count(HOSTILE) >= 6
@@ -161,7 +159,6 @@ def test_no_text_of_a_run_acts_in_the_page() -> None:
 
 @pytest.mark.usefixtures("_no_charts")
 def test_only_reports_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    """Any other file is kept, with one error line and exit code 2. A FIFO does not block."""
     write(Path("run"), whole_run())
     line = ["report", "run", "--no-predictions", "--output"]
     assert cli.run([*line, "page.html"]) == 0
@@ -195,13 +192,12 @@ def drawn(*lines: tuple[float | None, ...], log: bool = False) -> str:
 
 
 def pieces(text: str) -> int:
-    """Return into how many pieces gaps divide the first line of a chart."""
+    """Return the number of pieces of the first line of a chart."""
     path, *_ = re.findall(r'<path d="([^"]*)"[^>]*stroke: #0063a6; stroke-width: 1.5', text)
     return str(path).count("M")
 
 
-def test_what_is_missing_is_a_gap() -> None:
-    """None, NaN, infinity and the logarithm of zero leave a gap; a line without values is marked so."""
+def test_missing_values_are_gaps() -> None:
     assert pieces(drawn((1, 2, 3, 4, 5, 6, 7))) == 1
     assert pieces(drawn((1, 2, None, 3, 4, float("nan"), 5, 6, float("inf"), 7, 8))) == 4
     assert pieces(drawn((1, 2, 0, 3, 4), log=True)) == 2
@@ -213,7 +209,7 @@ def test_what_is_missing_is_a_gap() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_any_name_is_in_the_legend() -> None:
-    """Names with dollars, underscores, markup and control characters leave a valid SVG."""
+    """The SVG is always valid."""
     names = ["_a", "$x$", "<b>&", "\x1b\x00"]
     image = Chart(names[1], "x", [(name, (1, 2), (3, 4)) for name in names]).image("svg")
     texts = [element.text for element in ElementTree.fromstring(image).iter() if element.tag.endswith("text")]

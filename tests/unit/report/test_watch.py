@@ -1,4 +1,4 @@
-"""The terminal view of a run."""
+"""`hvd-train watch`: the terminal view of a run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def shown(path: Path, now: float = START + 30) -> str:
     return console.export_text()
 
 
-def test_a_finished_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """The picture has progress, scores, speed and the last message. Without a terminal it is printed once."""
+def test_a_finished_run_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal the view is printed once."""
     write(Path("run"), whole_run(), summary=True)
     assert cli.run(["watch", "run"]) == 0
     output = capsys.readouterr().out
@@ -37,8 +37,8 @@ def test_a_finished_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "none: no such run folder" in capsys.readouterr().err
 
 
-def test_a_running_run_says_when_it_will_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last lines have 100 samples a second, and 2,000 of 3,000 are left."""
+def test_the_view_estimates_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 100 samples/s, 2,000 are left."""
     write(Path("run"), [start(), *(step(number) for number in range(1, 11))])
     monkeypatch.setattr("hvd_train.run_files.run_folder.in_use", lambda path: True)
     assert "33%, epoch 1 of 3, step 10" in shown(Path("run"))
@@ -47,7 +47,7 @@ def test_a_running_run_says_when_it_will_end(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_gaps_and_changes_are_shown() -> None:
-    """Missing files and changes of the world have a line; brackets are no markup."""
+    """Brackets are no markup."""
     events = [event("world", 2, "world 3 -> 2 at step 2: a rank left"), event("note", 2, "[red]danger[/red]")]
     write(Path("[bold]run"), [start(), step(1), *events, step(2, loss=None)], torn="{")
     output = shown(Path("[bold]run"))
@@ -67,7 +67,7 @@ def _running(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_running")
-def test_it_follows_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_view_follows_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     written = iter([step(7), event("end", 8, "done: at last")])
 
     def read_and_train(path: Path) -> History:
@@ -84,11 +84,7 @@ def test_it_follows_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.usefixtures("_running")
-def test_a_signal_leaves_the_terminal_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Ctrl-C brings the cursor back."""
-
+def test_ctrl_c_shows_the_cursor_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def read_and_interrupt(path: Path) -> History:
         if "\x1b[?25l" in capsys.readouterr().out:
             signal.raise_signal(signal.SIGINT)
@@ -97,5 +93,4 @@ def test_a_signal_leaves_the_terminal_as_it_was(
     monkeypatch.setattr(watching, "read", read_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         watching.watch(Path("run"), once=False, interval_s=0.001)
-    output = capsys.readouterr().out
-    assert "\x1b[?25h" in output
+    assert "\x1b[?25h" in capsys.readouterr().out
