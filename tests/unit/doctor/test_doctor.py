@@ -14,7 +14,7 @@ import pytest
 
 from hvd_train.doctor import agent, children, cluster, questions
 from hvd_train.doctor.children import Outcome
-from hvd_train.doctor.questions import ANSWER, answer, first_error
+from hvd_train.doctor.questions import ANSWER, answer
 from hvd_train.launch.hosts import Host
 from tests.support.launching import wait_for
 
@@ -79,24 +79,17 @@ def test_no_process_outlives_the_doctor(ends: bool, tmp_path: Path, monkeypatch:
         (Outcome(0, f'noise\n[1,0]<stdout>:{ANSWER}{{"size": 2}}\n'), {"size": 2}),
         (Outcome(-11, f'{ANSWER}{{"a": 1}}\n'), {"a": 1, "error": "killed by SIGSEGV"}),
         (Outcome(1, "ValueError: why\n"), {"error": "ValueError: why"}),
+        (
+            Outcome(1, "Traceback (most recent call last):\n  File x\nOSError: no route\n"),
+            {"error": "OSError: no route"},
+        ),
+        (Outcome(1, "[1,1]<stderr>:horovod.HorovodError: broken\n"), {"error": "horovod.HorovodError: broken"}),
+        (Outcome(1, "-----\nHello\nmpirun was unable to find\n"), {"error": "mpirun was unable to find"}),
         (Outcome(5, ""), {"error": "exit code 5, without output"}),
     ],
 )
-def test_answers(outcome: Outcome, facts: dict[str, object]) -> None:
+def test_the_answer_of_a_child_is_parsed(outcome: Outcome, facts: dict[str, object]) -> None:
     assert answer(outcome) == facts
-
-
-@pytest.mark.parametrize(
-    ("output", "line"),
-    [
-        ("Traceback (most recent call last):\n  File x\nOSError: no route to host\n", "OSError: no route to host"),
-        ("[1,1]<stderr>:horovod.common.HorovodInternalError: broken\n", "horovod.common.HorovodInternalError: broken"),
-        ("-----\nHello\nmpirun was unable to find\n", "mpirun was unable to find"),
-        ("", ""),
-    ],
-)
-def test_first_error(output: str, line: str) -> None:
-    assert first_error(output) == line
 
 
 def test_the_facts_of_this_host() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,16 +23,10 @@ class Attempts:
     """Simulate the attempts of a job, the process of the current attempt, and the clock."""
 
     def __init__(self) -> None:
-        self.codes: list[int] = []
-        self.ran_s = 0.0
-        self.as_it_starts: Callable[[], object] = lambda: None
-        self.as_it_runs: Callable[[], object] = lambda: None
-        self.as_it_sleeps: Callable[[], object] = lambda: None
-        self.tenths = 50_000  # the time, in tenths of a second
+        self.codes, self.received, self.starts = list[int](), list[int](), list[float]()
         self.started: list[tuple[Sequence[str], Mapping[str, Any]]] = []
-        self.starts: list[float] = []
-        self.received: list[int] = []
-        self.runs = False
+        self.as_it_starts = self.as_it_runs = self.as_it_sleeps = lambda: None
+        self.ran_s, self.tenths, self.runs = 0.0, 50_000, False  # the clock counts tenths of a second
 
     def monotonic(self) -> float:
         return self.tenths / 10
@@ -40,17 +35,13 @@ class Attempts:
         self.as_it_sleeps()
         self.tenths += round(10 * seconds)
 
-    def popen(self, command: Sequence[str], **options: Any) -> Attempts:
+    @contextmanager
+    def popen(self, command: Sequence[str], **options: Any) -> Iterator[Attempts]:
         self.as_it_starts()
         self.started.append((command, options))
         self.starts.append(self.tenths / 10 - 5000)
         self.runs = True
-        return self
-
-    def __enter__(self) -> Attempts:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+        yield self
         assert not self.runs
 
     def wait(self) -> int:
@@ -69,7 +60,7 @@ class Attempts:
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
     made = Attempts()
-    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=made.monotonic, sleep=made.sleep))
+    monkeypatch.setattr(supervisor, "time", made)
     monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=made.popen))
     for name in (STARTED, OWNER, GOES_ON, GRACE):
         monkeypatch.setenv(name, "")  # restored at the end

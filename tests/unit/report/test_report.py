@@ -161,8 +161,11 @@ def test_text_of_a_run_is_escaped() -> None:
 def test_only_reports_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     write(Path("run"), whole_run())
     line = ["report", "run", "--no-predictions", "--output"]
+    assert cli.run(["report", "run", "--output", "page.html"]) == 0
+    assert capsys.readouterr().out == "report: page.html\n"
+    assert "no predictions: " in Path("page.html").read_text()
     assert cli.run([*line, "page.html"]) == 0
-    assert cli.run([*line, "page.html"]) == 0
+    assert "left out: --no-predictions" in Path("page.html").read_text()
     before = Path("run/config.yaml").read_text()
     Path("mine.html").write_text("<p>mine")
     Path("folder").mkdir()

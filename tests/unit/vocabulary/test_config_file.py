@@ -38,23 +38,24 @@ def test_a_written_config_is_read_back_unchanged() -> None:
         ("", "must hold settings"),
         ("a: [", "is not a YAML file"),
         ("schedule: {epochs: 0}", "--epochs is 0"),
+        ("\xff\xfe\x00\x81", "mine.yaml is not a YAML file"),
+        # A few bytes that expand to gigabytes, endless nesting and impossible values.
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "mine.yaml is not a YAML file: aliases are refused"),
+        ("[" * 100_000, "mine.yaml is not a YAML file: it nests too deep"),
+        ("data: 2026-99-99\n", "mine.yaml is not a YAML file: month must be in"),
+        ("? [a]\n: b\n", "mine.yaml is not a YAML file: while constructing a mapping"),
     ],
+    ids=lambda text: ascii(text[:30]),
 )
 def test_a_file_that_is_no_config_is_refused_by_name(text: str, message: str) -> None:
     path = Path("mine.yaml")
-    path.write_text(text)
+    path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
         config_file.load(path)
     assert "mine.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_or_binary_file_is_refused() -> None:
     with pytest.raises(UsageError, match=r"cannot read none.yaml: No such file"):
         config_file.load(Path("none.yaml"))
-    Path("binary.yaml").write_bytes(b"\xff\xfe\x00\x81")
-    with pytest.raises(UsageError, match=r"binary.yaml is not a YAML file"):
-        config_file.load(Path("binary.yaml"))
 
 
 def test_numbers_in_yaml_are_converted() -> None:
@@ -65,22 +66,3 @@ def test_numbers_in_yaml_are_converted() -> None:
     assert made.optimizer.learning_rate == 0.001
     assert isinstance(made.schedule.warmup_epochs, float)
     assert made.schedule.decay_epochs == (1.0, 2.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "aliases are refused"),
-        ("[" * 100_000, "it nests too deep"),
-        ("data: 2026-99-99\n", "month must be in"),
-        ("? [a]\n: b\n", "while constructing a mapping"),
-    ],
-    ids=["aliases", "nesting", "no such day", "a list as a name"],
-)
-def test_yaml_that_is_an_attack_is_one_line(text: str, reason: str) -> None:
-    """Aliases, for example, let a few bytes expand to gigabytes."""
-    Path("config.yaml").write_text(text)
-    with pytest.raises(UsageError) as refused:
-        config_file.load(Path("config.yaml"))
-    assert str(refused.value).startswith(f"config.yaml is not a YAML file: {reason}")
-    assert "\n" not in str(refused.value)
