@@ -38,12 +38,13 @@ def test_a_wrong_list_of_hosts_is_one_line_and_exit_code_2(
 ) -> None:
     monkeypatch.setenv("HOROVOD_RENDEZVOUS_KEY", "the launcher sets its own")
     monkeypatch.setattr(launch, "outlive", lambda: None)
+    form = '"h1" in the list of hosts is not of the form NAME:SLOTS'
     for controller, listed, message in (
-        ("--gloo", "h1:1,-G:1", OPTION),
-        ("--mpi", "-oProxyCommand=x:1", OPTION),
-        ("--gloo", "h1", '"h1" in the list of hosts is not of the form NAME:SLOTS'),
+        ("gloo", "h1:1,-G:1", OPTION),
+        ("mpi", "-ox=y:1", OPTION),
+        ("gloo", "h1", form),
     ):
-        monkeypatch.setattr("sys.argv", ["horovodrun", controller, "-np", "1", f"--hosts={listed}", "true"])
+        monkeypatch.setattr("sys.argv", ["horovodrun", f"--{controller}", "-np", "1", f"--hosts={listed}", "true"])
         with pytest.raises(SystemExit) as ended:
             launch.run_commandline()
         error = capsys.readouterr().err

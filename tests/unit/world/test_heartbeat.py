@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from contextlib import suppress
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,8 @@ from hvd_train.progress.clock import RunningClock
 from hvd_train.world import heartbeat
 from hvd_train.world.heartbeat import Heartbeat
 from hvd_train.world.world import DriverLost
+
+NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 
 @pytest.fixture
@@ -64,30 +68,29 @@ def test_an_evicted_worker_does_not_ask_for_the_rank_of_its_successor(driver: tu
 def requested_after(
     answers: list[str],
     monkeypatch: pytest.MonkeyPatch,
-    before: Mapping[int, Callable[[Heartbeat], object]] | None = None,
-    scopes: list[str] | None = None,
-    pauses: Mapping[int, float] | None = None,
+    before: Mapping[int, Callable[[Heartbeat], object]] = NOTHING,
+    pauses: Mapping[int, float] = NOTHING,
+    paths: list[str] | None = None,
 ) -> list[str]:
     """Return the request after each heartbeat, one a second; the driver gives these answers ("": none).
 
     `before` holds events before heartbeats by number (from 1), and `pauses` how long the process pauses there, in s.
-    Paths of requests to the driver are appended to `scopes`.
+    Paths of requests to the driver are appended to `paths`.
     """
     beat, found, now = heartbeat.Heartbeat(), list[str](), [1000.0]
 
     def get(environ: dict[str, str], path: str, timeout_s: float) -> str:
         assert 0 < timeout_s <= 2, "a silent driver must not block the heartbeat"
-        if scopes is not None:
-            scopes.append(path)
+        if paths is not None:
+            paths.append(path)
         if not answers[0]:
             raise OSError("no answer")
         return answers[0]
 
     def pause() -> None:
         found.append(beat.requested)
-        now[0] += 1.0 + (pauses or {}).get(len(found), 0.0)
-        if (happens := (before or {}).get(len(found))) is not None:
-            happens(beat)
+        now[0] += 1.0 + pauses.get(len(found), 0.0)
+        before.get(len(found), lambda _: None)(beat)
         answers.pop(0)
         if not answers:
             raise StopIteration
@@ -96,11 +99,10 @@ def requested_after(
     monkeypatch.setattr(beat, "now", RunningClock(heartbeat._PAUSED_S, lambda: now[0]))
     monkeypatch.setattr(beat, "_pause", pause)
     monkeypatch.setattr(os, "_exit", sys.exit)
-    try:
+    with suppress(StopIteration):
         beat._beat({WORKER: "1007"})
-    except StopIteration:
-        return found
-    raise AssertionError("the heartbeat has ended by itself")
+        raise AssertionError("the heartbeat has ended by itself")
+    return found
 
 
 def test_the_last_answer_is_what_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +124,7 @@ def test_a_worker_without_a_driver_stops_and_then_ends(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("got_signal", [False, True])
 def test_a_worker_that_was_paused_does_not_stop(monkeypatch: pytest.MonkeyPatch, *, got_signal: bool) -> None:
     """The driver may resume later than the worker."""
-    signal = {1: Heartbeat.signal_received} if got_signal else None
+    signal = {1: Heartbeat.signal_received} if got_signal else NOTHING
     for seconds in (20.0, 300.0):
         answers = [*["train"] * 3, *[""] * 8, *["train"] * 3]
         assert requested_after(answers, monkeypatch, signal, pauses={3: seconds, 12: 20.0}) == ["train"] * 14
@@ -153,21 +155,21 @@ def test_a_worker_may_finish_its_last_commit_without_a_driver(monkeypatch: pytes
 
 def test_the_driver_decides_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker leaves, or all stop; if no driver answers, all stop after 3 s."""
-    signal, scopes = {1: Heartbeat.signal_received}, list[str]()
-    assert requested_after(["train", "change", "stop"], monkeypatch, signal, scopes) == ["train", "change", "stop"]
-    assert scopes == ["heartbeat/1007", "leaving/1007", "leaving/1007"]
+    signal, paths = {1: Heartbeat.signal_received}, list[str]()
+    requests = requested_after(["train", "change", "stop"], monkeypatch, signal, paths=paths)
+    assert requests == ["train", "change", "stop"]
+    assert paths == ["heartbeat/1007", "leaving/1007", "leaving/1007"]
     assert requested_after(["train", *[""] * 5], monkeypatch, signal) == [*["train"] * 4, "stop", "stop"]
 
 
 def test_a_worker_retries_an_unreachable_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of 10 s includes silence before the first request."""
-    failures, now = [11], [1000.0]
+    answers, now, beat = [*[""] * 11, "ask", "ask"], [1000.0], Heartbeat()
 
-    def ask(environ: dict[str, str], path: str, *rest: object) -> str:
-        failures[0] -= 1
-        if failures[0] >= 0:
+    def ask(*_: object) -> str:
+        if not answers or not (answer := answers.pop(0)):
             raise OSError("no route to host")
-        return "ask"
+        return answer
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
@@ -175,16 +177,14 @@ def test_a_worker_retries_an_unreachable_driver(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(client, "get", ask)
     monkeypatch.setattr(client, "put", ask)
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(sleep=sleep))
-    beat = Heartbeat()
     monkeypatch.setattr(beat, "now", RunningClock(heartbeat._PAUSED_S, lambda: now[0]))
     beat._note("train")
     heartbeat.announce_rejoining({WORKER: "1007"}, beat, "connection refused")
-    assert now[0] == 1000.0 + heartbeat.GONE_S + 1
-    failures[0] = 100
+    assert (now[0], answers) == (1000.0 + heartbeat.GONE_S + 1, [])
     beat._note("train")
-    now[0] += 4
-    beat.now()
-    now[0] += 4
+    for _ in range(2):
+        sleep(4)
+        beat.now()
     begun = now[0]
     with pytest.raises(DriverLost, match=r"the driver has not answered for 10 s \(no route to host\)"):
         heartbeat.announce_rejoining({WORKER: "1007"}, beat)

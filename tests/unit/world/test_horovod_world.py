@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -51,14 +52,11 @@ def test_an_operation_that_breaks_is_a_lost_rank(
     world: FourRanks, monkeypatch: pytest.MonkeyPatch, operation: Callable[[FourRanks], object], found_at: str
 ) -> None:
     """The error may come when an operation begins or when it is awaited; the user reads its first line."""
-
-    def broken(*arguments: Any, **named: Any) -> int:
-        raise HorovodInternalError("connection closed\nby peer")
-
+    broken = Mock(side_effect=HorovodInternalError("connection closed\nby peer"))
     for name in ("broadcast", "allgather", "grouped_allreduce_async_", "synchronize"):
         monkeypatch.setattr(hvd, name, broken)
     for name in ("broadcast_async_", "allreduce_async_"):
-        monkeypatch.setattr(hvd, name, broken if found_at == "begin" else lambda *arguments, **named: 1)
+        monkeypatch.setattr(hvd, name, broken if found_at == "begin" else Mock())
     with pytest.raises(RankLost) as lost:
         operation(world)
     assert str(lost.value) == "connection closed"
@@ -132,16 +130,15 @@ def test_rank_0_under_srun_alone_serves_the_rendezvous(monkeypatch: pytest.Monke
 def test_the_roll_call_uses_the_mpi_of_horovod_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without mpi4py, or with a second MPI library, there is no roll call."""
     calls: list[Any] = []
-    fake = SimpleNamespace(COMM_WORLD="all ranks", THREAD_MULTIPLE=3, Is_finalized=lambda: False)
-    fake.Is_initialized = lambda: False
-    fake.Init_thread = lambda level: calls.append("init")
+    fake = Mock(COMM_WORLD="all ranks", **{"Is_finalized.return_value": False, "Is_initialized.return_value": False})
+    fake.Init_thread.side_effect = lambda level: calls.append("init")
     libraries = {"/opt/openmpi/lib/libmpi.so.40"}
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=fake))  # type: ignore[arg-type]
     monkeypatch.setattr(mpi, "_loaded_libraries", lambda: libraries)
     monkeypatch.setattr(mpi_roll_call, "call", lambda communicator, facts: calls.append((communicator, facts)))
     assert mpi.call_roll({"torch": "2.15"}) is fake
     assert calls == ["init", ("all ranks", {"torch": "2.15"})]
-    fake.Is_initialized = lambda: True  # by the user's own script
+    fake.Is_initialized.return_value = True  # by the user's own script
     assert mpi.call_roll({}) is None
     assert calls[2:] == [("all ranks", {})]
     libraries.add("/venv/lib/libmpich.so")
