@@ -19,9 +19,8 @@ HARMLESS = {"pickle.UnpicklingError", "hvd.allgather"}  # the latter takes a ten
 
 
 def is_pickle(name: str) -> bool:
-    return name not in HARMLESS and (
-        name.startswith(("pickle.", "torch.load")) or not PICKLES.isdisjoint(name.split("."))
-    )
+    reads = name.startswith(("pickle.", "torch.load")) or not PICKLES.isdisjoint(name.split("."))
+    return reads and name not in HARMLESS
 
 
 def unpickling(tree: ast.AST) -> Iterator[str]:

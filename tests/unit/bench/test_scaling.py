@@ -50,9 +50,7 @@ def test_a_run_folder_with_other_settings_is_refused() -> None:
         scaling.plan(recipes.digits().replace(seed=7), [1, 2], "weak", folder)
 
 
-def test_the_table_is_written_after_each_size(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_size_updates_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A size that fails is a row with the reason, printed without control characters."""
 
     def train(line: Sequence[str], size: Size) -> str | None:

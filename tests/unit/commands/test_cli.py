@@ -21,9 +21,7 @@ def test_usage_and_version_are_printed(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == "hvd-train: unknown command 'trian'; did you mean 'train'?\n"
 
 
-def test_an_error_is_one_line_and_an_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_a_line_and_a_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
 
     def lose_a_rank(arguments: list[str]) -> int:
         raise RankLost(f"no rank {arguments[0]}")

@@ -94,9 +94,7 @@ def test_a_sweep_without_a_launcher_trains_sequentially(capsys: pytest.CaptureFi
         ("bench scaling --np 1 --output-dir theirs", "theirs/scaling.json"),
     ],
 )
-def test_wrong_arguments_are_one_line_and_start_nothing(
-    line: str, reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments_are_one_line(line: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("two").write_text("a.invalid slots=1\nb.invalid slots=1\n")
     Path("run").mkdir()
     Path("theirs").mkdir()
@@ -109,7 +107,7 @@ def test_wrong_arguments_are_one_line_and_start_nothing(
     assert sorted(str(path) for path in Path().rglob("*")) == ["run", "theirs", "theirs/scaling.json", "two"]
 
 
-def test_horovods_own_elastic_driver_is_refused(
+def test_horovods_elastic_driver_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The doctor starts ranks itself; the other commands have an elastic script."""
@@ -125,9 +123,7 @@ def test_horovods_own_elastic_driver_is_refused(
 
 
 @pytest.mark.parametrize("line", ["train", "evaluate run", "sweep", "bench scaling --np 2", "bench throughput"])
-def test_commands_and_programs_refuse_to_run_in_torchrun(
-    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_torchrun_is_refused(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.run(line.split()) == 2
     assert f"type `horovodrun -np 2 hvd-train {line}`" in capsys.readouterr().err
@@ -191,7 +187,7 @@ def fails(config: Config, **named: object) -> None:
     raise ValueError(HOSTILE)
 
 
-def test_control_characters_of_others_are_not_printed(
+def test_control_characters_are_not_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They may come from host files, hosts, errors, class folders and runs."""

@@ -120,9 +120,7 @@ def test_the_exit_code_says_how_a_training_ended(
     assert cli.run(["train"]) == code
 
 
-def test_a_time_limit_counts_for_the_whole_job(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_max_time_counts_for_the_whole_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A new process may have no time left."""
     command = ["train", "digits", "--max-time", "1h", "--epochs", "1", "--device", "cpu", "--output-dir", "run"]
     monkeypatch.setenv(SPENT, "3601")

@@ -215,9 +215,7 @@ def test_after_a_signal_all_workers_stop(two: Job) -> None:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_after_a_signal_the_job_waits_for_commits_on_other_hosts(
-    hangs: bool, two: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_signal_the_job_waits_for_other_hosts(hangs: bool, two: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their ssh ends with the signal; workers there send heartbeats while they write, but not for ever."""
     limit(monkeypatch, "dispatcher._QUIET_S", NEVER_S)
     if hangs:

@@ -40,9 +40,7 @@ def workers(jobs: tuple[str, str]) -> Iterator[Workers]:
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_only_the_predecessor_is_killed_after_the_grace_period(
-    stopped: bool, jobs: tuple[str, str], workers: Workers
-) -> None:
+def test_only_a_predecessor_is_killed_after_some_time(stopped: bool, jobs: tuple[str, str], workers: Workers) -> None:
     old = workers[jobs[0], "1000"]
     if stopped:
         old.send_signal(signal.SIGSTOP)

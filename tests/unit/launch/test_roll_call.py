@@ -108,9 +108,7 @@ def test_each_host_may_have_its_own_paths() -> None:
     assert not {f"--{name.replace('_', '-')}" for name in run.OF_EACH_HOST} & run.same_everywhere(Config()).keys()
 
 
-def test_a_rank_of_mpi_reports_that_it_waits(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_mpi_rank_reports_that_it_waits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi_roll_call, "_FIRST_NOTICE_S", 0.01)
     printed = threading.Event()
     monkeypatch.setattr(mpi_roll_call, "say", lambda line: (print(line), printed.set()))

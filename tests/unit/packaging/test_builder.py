@@ -164,13 +164,13 @@ def test_a_patch_changes_and_adds_files() -> None:
     ids=["nowhere", "two places", "replaces a file", "makes a file"],
 )
 def test_a_patch_that_does_not_fit_stops_the_build(
-    diff: str, adds: tuple[Source, ...], content: str, error: str, tmp_path: Path
+    diff: str, adds: tuple[Source, ...], content: str, error: str
 ) -> None:
-    (tmp_path / "one.txt").write_text(content)
-    (tmp_path / "two.txt").write_text("of the release\n")
+    Path("one.txt").write_text(content)
+    Path("two.txt").write_text("of the release\n")
     with pytest.raises(BuildError, match=error):
-        apply_patch(Patch("T1", "T1.patch", "for the test", diff, adds), tmp_path)
-    assert (tmp_path / "two.txt").read_text() == "of the release\n"
+        apply_patch(Patch("T1", "T1.patch", "for the test", diff, adds), Path())
+    assert Path("two.txt").read_text() == "of the release\n"
 
 
 def test_patches_are_well_formed() -> None:

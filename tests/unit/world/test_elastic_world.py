@@ -49,9 +49,7 @@ def test_a_worker_keeps_its_slot_and_so_its_gpu(starts: Starts, monkeypatch: pyt
     assert world.run(lambda: world.place) == Place(2, 3, 1, 1, 2)
 
 
-def test_the_driver_compares_the_data_of_a_worker_before_it_joins(
-    starts: Starts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_driver_compares_data_before_a_worker_joins(starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = list[Mapping[str, str]]()
     monkeypatch.setattr(elastic_world.heartbeat, "wait_for_first_rank", lambda environ, facts: sent.append(facts))
     starts.append(Place())

@@ -75,7 +75,6 @@ print("done")
 @pytest.mark.timeout(300)
 def test_a_broken_step_leaves_nothing_behind() -> None:
     environment = {**os.environ, "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=250, check=False
-    )
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
