@@ -11,13 +11,8 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import addresses
 from hvd_train.launch.client import ADDRESS, PORT
 
-NETWORKS = {
-    "lo": ["127.0.0.1"],
-    "docker0": ["172.17.0.1"],
-    "eth0": ["192.168.1.5", "192.168.1.99"],
-    "ib0": ["10.1.0.5"],
-    "down": [],
-}
+NETWORKS = {"lo": ["127.0.0.1"], "docker0": ["172.17.0.1"], "eth0": ["192.168.1.5", "192.168.1.99"]}
+NETWORKS |= {"ib0": ["10.1.0.5"], "down": []}
 NAMES = {"localhost": "127.0.0.1", "login": "127.0.1.1", "login-ib": "10.1.0.5", "n2": "10.1.0.7", "n3": "192.168.1.7"}
 
 

@@ -36,14 +36,13 @@ def test_processes_of_torchrun_are_refused() -> None:
         {},
         {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"},
         {"WORLD_SIZE": "many"},
-        {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", **IN_TORCHRUN},
-        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", **IN_TORCHRUN},
-        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", **IN_TORCHRUN},
         {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "WORLD_SIZE": "16"},
         {"HOROVOD_ELASTIC": "1", WORKER: "1007"},
+        *({f"{name}_RANK": "1", f"{name}_SIZE": "2", **IN_TORCHRUN} for name in ("HOROVOD", "OMPI_COMM_WORLD")),
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", **IN_TORCHRUN},
     ],
 )
-def test_variables_of_torchrun_do_not_matter_to_our_launchers(environ: dict[str, str]) -> None:
+def test_our_launchers_ignore_variables_of_torchrun(environ: dict[str, str]) -> None:
     refuse_others(environ, ["hvd-train", "train"])
 
 

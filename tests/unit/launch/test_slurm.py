@@ -14,17 +14,9 @@ from horovod.runner.http.http_server import RendezvousServer
 from hvd_train.errors import UsageError
 from hvd_train.launch import client, launcher, slurm
 
-TASK_4 = {  # of 5, on the second of two nodes
-    "SLURM_JOB_ID": "1234",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "5",
-    "SLURM_STEP_TASKS_PER_NODE": "3,2",
-    "SLURM_STEP_NODELIST": "gpu[07-08]",
-    "SLURM_PROCID": "4",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURMD_NODENAME": "gpu08",
-}
+TASK_4 = {"SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "3,2"}
+TASK_4 |= {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_NODEID": "1", "SLURMD_NODENAME": "gpu08"}
+TASK_4 |= {"SLURM_PROCID": "4", "SLURM_LOCALID": "1"}  # of 5 tasks, on the second of two nodes
 
 
 def test_a_task_gets_its_ranks_and_the_rendezvous() -> None:

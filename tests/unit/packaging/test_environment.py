@@ -82,8 +82,9 @@ def make(clone: Path, environ: dict[str, str], *arguments: str) -> subprocess.Co
     return subprocess.run(command, cwd=clone, env=environ, capture_output=True, text=True, check=False)
 
 
-def steps(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """Return the steps that a successful set-up ran."""
+def steps(clone: Path, environ: dict[str, str], *arguments: str) -> list[str]:
+    """Set up the clone, and return the steps that ran."""
+    done = make(clone, environ, *arguments)
     assert done.returncode == 0, done.stderr
     return [name for name in ALL_STEPS if name in done.stdout]
 
@@ -92,7 +93,7 @@ def steps(done: subprocess.CompletedProcess[str]) -> list[str]:
 def clone(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a clone that is set up. All tests share it, because this takes seconds."""
     clone = make_clone(tmp_path_factory.mktemp("clones"))
-    assert steps(make(clone, environ)) == ALL_STEPS
+    assert steps(clone, environ) == ALL_STEPS
     return clone
 
 
@@ -105,9 +106,9 @@ def test_a_step_is_repeated_when_its_inputs_change(clone: Path, environ: dict[st
         "README.md": [],
     }.items():
         (clone / file).touch()
-        assert steps(make(clone, environ)) == repeated, file
+        assert steps(clone, environ) == repeated, file
     (clone / "packaging" / "patches" / "C1.patch").unlink()
-    assert steps(make(clone, environ)) == ["horovod: built"]
+    assert steps(clone, environ) == ["horovod: built"]
 
 
 def test_an_interrupted_set_up_continues(clone: Path, environ: dict[str, str]) -> None:
@@ -123,7 +124,7 @@ def test_an_interrupted_set_up_continues(clone: Path, environ: dict[str, str]) -
     assert "installing Horovod failed (see above); the same command continues from here" in failed.stderr
     assert record.exists()
     builder.write_text(works)
-    assert steps(make(clone, environ)) == ["horovod: built", "hvd_train"]
+    assert steps(clone, environ) == ["horovod: built", "hvd_train"]
 
 
 def test_two_set_ups_at_once_take_turns(clone: Path, environ: dict[str, str], tmp_path: Path) -> None:
@@ -155,10 +156,10 @@ def test_only_locked_files_are_installed(clone: Path, environ: dict[str, str], p
         refused = make(clone, environ)
         assert (refused.returncode, installed.exists()) == (2, False)
         assert "installing the packages failed" in refused.stderr and message in refused.stderr
-    assert "pinned" in steps(make(clone, {**environ, "HVD_TRAIN_HASHES": "no"}))
+    assert "pinned" in steps(clone, {**environ, "HVD_TRAIN_HASHES": "no"})
     assert installed.exists()
     program("uname", 'case "$1" in -m) echo aarch64;; *) echo Linux;; esac')
-    assert "pinned" in steps(make(clone, environ))
+    assert "pinned" in steps(clone, environ)
     lock.write_text(right)
 
 
@@ -167,7 +168,7 @@ def test_the_machines_mpi_and_cuda_are_used(
 ) -> None:
     def lists(cuda: str) -> set[str]:
         program("nvcc", f"echo Cuda compilation tools, release {cuda}.0, V{cuda}.0.88")
-        assert "pinned" in steps(make(clone, {**environ, "CUDA_HOME": str(tmp_path)}))
+        assert "pinned" in steps(clone, {**environ, "CUDA_HOME": str(tmp_path)})
         log = (clone / "build" / "setup.log").read_text()
         line = [line for line in log.splitlines() if "--require-hashes" in line][-1]
         return {word.split("/")[-1] for word in line.split() if word.endswith(".txt")}
@@ -199,7 +200,7 @@ def test_an_environment_that_does_not_run_is_made_again(clone: Path, environ: di
     assert "==> .venv is made again: it was made in another folder" in make(moved, environ).stdout
     (moved / ".venv" / "bin" / "python").unlink()
     assert "==> .venv is made again: its python does not run" in make(moved, environ).stdout
-    assert steps(make(clone, environ, f"PYTHON={PYTHON}")) == []
+    assert steps(clone, environ, f"PYTHON={PYTHON}") == []
 
 
 def lines(clone: Path, environ: dict[str, str]) -> list[str]:

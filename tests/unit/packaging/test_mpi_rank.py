@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from horovod_build.patches import SOURCE_DIR
 
-MPI_RANK = SOURCE_DIR / "horovod" / "runner" / "mpi_rank.py"
+GUARD = [sys.executable, "-I", "-S", str(SOURCE_DIR / "horovod" / "runner" / "mpi_rank.py")]
 COMMITS = "trap 'echo signal; sleep 0.2; echo committed; exit 143' TERM; echo trains; while :; do sleep 0.02; done"
 STARTED = "<horovodrun: rank 3 started 0>"
 
@@ -21,14 +21,9 @@ STARTED = "<horovodrun: rank 3 started 0>"
 @contextmanager
 def guarded(script: str) -> Iterator[subprocess.Popen[str]]:
     """Start a rank under its guard, as mpirun does; the output of both comes as one."""
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", str(MPI_RANK), "300", shlex.join(["sh", "-c", script])],
-        env={**os.environ, "PMI_RANK": "3"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    command = [*GUARD, "300", shlex.join(["sh", "-c", script])]
+    options = {"env": {**os.environ, "PMI_RANK": "3"}, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options) as process:
         try:
             yield process
         finally:
@@ -47,7 +42,7 @@ def test_the_end_of_a_rank_is_reported() -> None:
         assert process.wait(60) == 0
     with guarded("kill -9 $$") as process:
         lines(process, STARTED, "<horovodrun: rank 3 ended 137>")
-    command = [sys.executable, "-I", "-S", str(MPI_RANK), "5", "no-such-program digits"]
+    command = [*GUARD, "5", "no-such-program digits"]
     done = subprocess.run(command, env={"PMI_RANK": "3"}, capture_output=True, text=True, check=False)
     assert done.returncode == 127
     assert done.stderr == f"{STARTED}\nno-such-program: No such file or directory\n<horovodrun: rank 3 ended 127>\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from itertools import islice
 from pathlib import Path
 
@@ -58,16 +57,11 @@ def test_gaps_and_changes_are_shown() -> None:
     assert "metrics.jsonl is empty" in shown(write(Path("empty"), []))
 
 
-@pytest.fixture
-def _running(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_view_follows_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     write(Path("run"), [start(), step(1)])
     monkeypatch.setattr("hvd_train.run_files.run_folder.in_use", lambda path: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-
-
-@pytest.mark.usefixtures("_running")
-def test_the_view_follows_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     written = iter([step(7), event("end", 8, "done: at last")])
 
     def read_and_train(path: Path) -> History:
@@ -81,16 +75,3 @@ def test_the_view_follows_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, caps
     output = capsys.readouterr().out
     for words in ("step 1", "step 7", "done: at last", "finished"):
         assert words in output
-
-
-@pytest.mark.usefixtures("_running")
-def test_ctrl_c_shows_the_cursor_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def read_and_interrupt(path: Path) -> History:
-        if "\x1b[?25l" in capsys.readouterr().out:
-            signal.raise_signal(signal.SIGINT)
-        return read(path)
-
-    monkeypatch.setattr(watching, "read", read_and_interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        watching.watch(Path("run"), once=False, interval_s=0.001)
-    assert "\x1b[?25h" in capsys.readouterr().out

@@ -77,7 +77,7 @@ def test_only_settings_that_do_not_change_the_result_may_differ_on_resume() -> N
         ({"reduction": "adasum", "clip_norm": 1.0}, "--clip-norm does not go with --reduction adasum"),
         (
             {"batch_size": 8, "accumulation_steps": 3, "global_batch_size": 64},
-            "--global-batch-size 64 is not a multiple of --batch-size 8 x --accumulation-steps 3 = 24",
+            "64 is not a multiple of --batch-size 8 x",
         ),
         ({"batch_size": None, "global_batch_size": None}, "no batch size: give --batch-size"),
         ({"gpu_ids": (0, 0)}, "--gpu-ids names a GPU twice"),
