@@ -87,10 +87,11 @@ def test_key_changes_with_every_input(plan: Plan, tmp_path: Path, monkeypatch: p
 def test_torch_is_read_and_not_imported(
     version: str, hip: str | None, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('must not be imported')\n")
-    (tmp_path / "torch" / "version.py").write_text(f"__version__ = {version!r}\ncuda = None\nhip = {hip!r}\n")
-    found = importlib.util.spec_from_file_location("torch", tmp_path / "torch" / "__init__.py")
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('must not be imported')\n")
+    (folder / "version.py").write_text(f"__version__ = {version!r}\ncuda = None\nhip = {hip!r}\n")
+    found = importlib.util.spec_from_file_location("torch", folder / "__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: found if version else None)
     if error:
         with pytest.raises(BuildError, match=error):
@@ -100,14 +101,13 @@ def test_torch_is_read_and_not_imported(
 
 
 def test_cuda_home_counts_if_its_major_version_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder, release in (("right", "13.1"), ("wrong", "12.4")):
+    for folder, release in ((tmp_path / "right", "13.1"), (tmp_path / "wrong", "12.4")):
         script = f'case "$1" in --version) echo "Cuda compilation tools, release {release}, V{release}.1";; '
-        write_program(tmp_path / folder / "bin", "nvcc", script + "*) echo compute_80; echo compute_90;; esac")
-        for part in ("include", "lib"):
-            (tmp_path / folder / part).mkdir()
+        write_program(folder / "bin", "nvcc", script + "*) echo compute_80; echo compute_90;; esac")
         header = "#define NCCL_MAJOR 2\n#define NCCL_MINOR 30\n#define NCCL_PATCH 7\n"
-        (tmp_path / folder / "include" / "nccl.h").write_text(header)
-        (tmp_path / folder / "lib" / "libnccl.so.2").touch()
+        for file, text in (("include/nccl.h", header), ("lib/libnccl.so.2", "")):
+            (folder / file).parent.mkdir()
+            (folder / file).write_text(text)
     for name in ("HOROVOD_CUDA_HOME", "CUDA_PATH", "HOROVOD_BUILD_CUDA_CC_LIST", "HOROVOD_NCCL_HOME", "NCCL_HOME"):
         monkeypatch.delenv(name, raising=False)
     torch = Torch("2.15.0", "13.2", tmp_path / "site")

@@ -23,8 +23,9 @@ from horovod.runner.util import host_keys, remote, ways, worker_environment
 
 from hvd_train.doctor import cluster
 from tests.support.impostor import answering
+from tests.support.malicious import Malicious
 from tests.support.programs import write_program
-from tests.support.strangers import MakesFile, attack
+from tests.support.strangers import attack
 
 SCRIPT = Path(__file__).parents[3] / "horovodrun_scripts/_launch.sh"
 LOOPBACK = "127.0.0.1"
@@ -50,14 +51,13 @@ def test_a_wrong_list_of_hosts_is_one_line(monkeypatch: pytest.MonkeyPatch, caps
         assert message in error
 
 
-def test_a_wrong_host_file_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "hosts"
-    with pytest.raises(hosts.HostsError, match=r"cannot read the host file .*hosts: "):
-        hosts.parse_host_files(str(file))
-    for line in ("-G slots=1", "-G:1", "-oProxyCommand slots=2"):
-        file.write_text(f"h1 slots=1\n{line}\n")
+def test_a_wrong_host_file_is_named() -> None:
+    with pytest.raises(hosts.HostsError, match=r"cannot read the host file hosts: "):
+        hosts.parse_host_files("hosts")
+    for line in ("-G slots=1", "-G:1"):
+        Path("hosts").write_text(f"h1 slots=1\n{line}\n")
         with pytest.raises(hosts.HostsError, match=f'hosts, line 2: "{line}" is not of the form .*; {OPTION}$'):
-            hosts.parse_host_files(str(file))
+            hosts.parse_host_files("hosts")
 
 
 # Host keys (patch S2)
@@ -165,8 +165,7 @@ def test_a_value_instead_of_a_name_is_an_error() -> None:
 
 
 AWKWARD = {"A": "two\nlines\n", "B": 'it\'s "$HOME" `id` \\', "C": os.fsdecode(b"\xff\xfe"), "E": ""}
-SHOW = "import os, sys; print(os.getcwd(), [os.environb.get(name) for name in (b'A', b'B', b'C', b'E')], "
-SHOW += "repr(sys.stdin.read()))"
+SHOW = "import os, sys; print(os.getcwd(), [os.environb.get(b'%c' % n) for n in b'ABCE'], repr(sys.stdin.read()))"
 
 
 def test_variables_arrive_whole_through_standard_input() -> None:
@@ -210,14 +209,14 @@ def test_only_the_job_reads_and_changes_its_function(port: int, monkeypatch: pyt
         assert http_client.read_data_from_kvstore(LOOPBACK, port, "runfunc", "func") == "the function"
 
 
-def test_an_unsigned_answer_is_not_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsigned_answer_is_not_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(signature.KEY, signature.make_key())
-    body = base64.b64encode(pickle.dumps(MakesFile(tmp_path / "owned")))
+    body = base64.b64encode(pickle.dumps(Malicious()))
     for signed in ("", f"{signature.SIGNATURE}: {'0' * 64}\r\n"):
         answer = f"HTTP/1.0 200 OK\r\nContent-Length: {len(body)}\r\n{signed}\r\n".encode() + body
         with answering(answer) as port, pytest.raises(RuntimeError, match="not signed by this job"):
             http_client.read_data_from_kvstore(LOOPBACK, port, "runfunc", "func")
-    assert not (tmp_path / "owned").exists()
+    assert not Path("owned").exists()
 
 
 # The search for common interfaces (patch S4)
@@ -253,15 +252,15 @@ def test_an_impostor_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_key_and_time")
-def test_the_search_survives_unauthenticated_clients(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_search_survives_unauthenticated_clients(capfd: pytest.CaptureFixture[str]) -> None:
     """Their code does not run, half a message delays nothing, and one line reports them."""
     with ways._listening() as port:
-        attack((LOOPBACK, port), tmp_path / "owned")
+        attack((LOOPBACK, port), Path("owned").absolute())
         assert ways.reached(HERE, port) == {"theirs": ["lo"]}
         with socket.create_connection((LOOPBACK, port)) as connection:
             connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
             answer = b"".join(iter(lambda: connection.recv(1000), b""))
     assert b" 403 " in answer and LOOPBACK.encode() not in answer
-    assert not (tmp_path / "owned").exists()
+    assert not Path("owned").exists()
     errors = capfd.readouterr().err
     assert errors.count("refused a request") == errors.count("\n") == 1
