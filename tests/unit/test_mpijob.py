@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -11,24 +10,20 @@ import yaml
 from hvd_train import __version__
 
 MPIJOB = Path(__file__).parents[2] / "horovodrun_scripts/mpijob.yaml"
+DOCUMENTS = {document["kind"]: document for document in yaml.safe_load_all(MPIJOB.read_text())}
 LABEL = "training.kubeflow.org/job-name"
 
 
-@pytest.fixture
-def documents() -> dict[str, Any]:
-    return {document["kind"]: document for document in yaml.safe_load_all(MPIJOB.read_text())}
-
-
-def test_only_the_pods_of_the_job_reach_its_ports(documents: dict[str, Any]) -> None:
+def test_only_the_pods_of_the_job_reach_its_ports() -> None:
     """The operator labels the pods of a job with its name."""
-    job, policy = documents["MPIJob"], documents["NetworkPolicy"]["spec"]
+    job, policy = DOCUMENTS["MPIJob"], DOCUMENTS["NetworkPolicy"]["spec"]
     own = {"matchLabels": {LABEL: job["metadata"]["name"]}}
     assert policy == {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]}
 
 
 @pytest.mark.parametrize("role", ["Launcher", "Worker"])
-def test_a_pod_has_minimal_rights(role: str, documents: dict[str, Any]) -> None:
-    pod = documents["MPIJob"]["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
+def test_a_pod_has_minimal_rights(role: str) -> None:
+    pod = DOCUMENTS["MPIJob"]["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["image"] == f"hvd_train:{__version__}"
     assert pod["automountServiceAccountToken"] is False

@@ -70,12 +70,9 @@ def test_each_size_updates_the_table(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "\x1b" not in printed
 
 
-def size() -> Size:
-    return Size(2, recipes.digits(), Path("np-2"))
-
-
-def line(program: str) -> list[str]:
-    return [sys.executable, "-c", f"import os, signal, sys\nfrom pathlib import Path\n{program}"]
+def train(program: str) -> str | None:
+    line = [sys.executable, "-c", f"import os, signal, sys\nfrom pathlib import Path\n{program}"]
+    return scaling.train(line, Size(2, recipes.digits(), Path("np-2")))
 
 
 def test_a_failed_training_has_a_reason() -> None:
@@ -86,8 +83,8 @@ def test_a_failed_training_has_a_reason() -> None:
         ("raise ValueError('broken')", "ValueError: broken"),
         ("sys.exit(5)", "exit code 5"),
     ):
-        assert scaling.train(line(program), size()) == f"{reason} (all it printed: np-2.log)"
-    assert scaling.train(line("Path('np-2').mkdir(); Path('np-2/summary.json').write_text('{}')"), size()) is None
+        assert train(program) == f"{reason} (all it printed: np-2.log)"
+    assert train("Path('np-2').mkdir(); Path('np-2/summary.json').write_text('{}')") is None
     assert "digits" in Path("np-2.yaml").read_text()
 
 
@@ -97,7 +94,7 @@ def test_a_signal_reaches_the_training() -> None:
     program = f"{blocked}\nos.kill({os.getpid()}, signal.SIGTERM)\nsignal.sigwait({{signal.SIGTERM}})\nprint('ended')"
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
-        scaling.train(line(program), size())
+        train(program)
     assert Path("np-2.log").read_text() == "ended\n"
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -120,8 +120,8 @@ def test_the_server_listens_on_the_loopback_until_another_host_needs_it(environ:
     for _ in range(2):
         assert Driver.listen_at(["127.0.0.2", "127.0.0.1"]) == ["127.0.0.2", "127.0.0.1"]
     assert listens_at() == {"127.0.0.1", "127.0.0.2"}
-    client.put({**environ, client.ADDRESS: "127.0.0.2"}, "global/1", "where rank 1 is", 60)
-    assert client.get(environ, "global/1", 60) == "where rank 1 is"
+    client.put({**environ, client.ADDRESS: "127.0.0.2"}, "global/1", "an address", 60)
+    assert client.get(environ, "global/1", 60) == "an address"
     with socket.create_server(("127.0.0.3", int(environ[client.PORT]))):
         assert Driver.listen_at(["127.0.0.3", "127.0.0.4"]) == ["127.0.0.4"]
 

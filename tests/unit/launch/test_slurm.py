@@ -104,6 +104,6 @@ def test_no_other_account_can_read_or_plant_the_key(task: dict[str, str], tmp_pa
     file.write("another key")
     assert (file.read(), (tmp_path / "elsewhere").read_text()) == ("another key", "planted")
     shutil.rmtree(tmp_path / "hvd_train")
-    (tmp_path / "hvd_train").write_text("a file where a folder should be")
+    (tmp_path / "hvd_train").write_text("a file instead of a folder")
     with pytest.raises(UsageError, match=r"cannot write .*7\.1\.key.*export HOROVOD_RENDEZVOUS_KEY=.* before srun"):
         slurm.KeyFile(task).write("a key")

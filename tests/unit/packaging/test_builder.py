@@ -46,33 +46,29 @@ def test_missing_build_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert machine.find_cmake() == tmp_path / "cmake"
 
 
-@pytest.fixture
-def plan(tmp_path: Path) -> Plan:
-    torch = Torch("2.15.0+cu132", "13.2", tmp_path)
-    mpi = Mpi("Open MPI", "4.1.8", Path("/env/bin/mpicxx"), Path("/env"))
+def test_key_changes_with_every_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(Path("/cuda"), "13.2", (80, 90), "2.30.7", Path("/libnccl.so.2"), Path("/include"), True)
     added = (Source("horovod/new.cc", "int x;\n"),)
     patches = (Patch("B1", "B1-x.patch", "compiles", "diff"), Patch("C1", "C1-y.patch", "fixes", "diff", added))
-    return Plan("0.28.1", "0" * 64, patches, torch, Compiler("g++", "g++", "12.2.0"), mpi, cuda)
-
-
-def test_key_changes_with_every_input(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_mpi = replace(plan.mpi, prefix=None)
+    mpi = Mpi("Open MPI", "4.1.8", Path("/env/bin/mpicxx"), Path("/env"))
+    torch, compiler = Torch("2.15.0+cu132", "13.2", tmp_path), Compiler("g++", "g++", "12.2.0")
+    plan = Plan("0.28.1", "0" * 64, patches, torch, compiler, mpi, cuda)
+    own_mpi = replace(mpi, prefix=None)
     changes = [
         {"horovod": "0.29.0"},
         {"sha256": "1" * 64},
-        {"patches": (plan.patches[0], replace(plan.patches[1], text="another diff"))},
-        {"patches": (plan.patches[0], replace(plan.patches[1], adds=(Source("horovod/new.cc", "int y;\n"),)))},
-        {"torch": replace(plan.torch, version="2.15.1")},
-        {"compiler": replace(plan.compiler, version="13.1.0")},
-        {"mpi": replace(plan.mpi, version="5.0.11")},
+        {"patches": (patches[0], replace(patches[1], text="another diff"))},
+        {"patches": (patches[0], replace(patches[1], adds=(Source("horovod/new.cc", "int y;\n"),)))},
+        {"torch": replace(torch, version="2.15.1")},
+        {"compiler": replace(compiler, version="13.1.0")},
+        {"mpi": replace(mpi, version="5.0.11")},
         {"mpi": replace(own_mpi, mpicxx=Path("/opt/a/bin/mpicxx"))},
         {"mpi": replace(own_mpi, mpicxx=Path("/opt/b/bin/mpicxx"))},
-        {"cuda": replace(plan.cuda, archs=(90,))},
-        {"cuda": replace(plan.cuda, nccl_version="2.27.0")},
+        {"cuda": replace(cuda, archs=(90,))},
+        {"cuda": replace(cuda, nccl_version="2.27.0")},
     ]
     keys = {plan.key, *(replace(plan, **change).key for change in changes)}
-    moved = replace(plan, torch=replace(plan.torch, site=tmp_path / "other"), mpi=replace(plan.mpi, prefix=Path("/b")))
+    moved = replace(plan, torch=replace(torch, site=tmp_path / "other"), mpi=replace(mpi, prefix=Path("/b")))
     assert moved.key == plan.key
     monkeypatch.setenv("CXXFLAGS", "-march=native")
     assert len(keys | {plan.key}) == len(changes) + 2

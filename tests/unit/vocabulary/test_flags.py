@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,33 +74,22 @@ def test_each_error_has_its_own_exit_code_and_can_be_sent() -> None:
     assert {*kinds} <= {*TYPES}
 
 
-@pytest.fixture
-def own() -> Iterator[str]:
+def test_own_code_is_found_in_the_current_folder() -> None:
+    """An error of its import is one line."""
+    assert [plugin.is_reference(name) for name in ("my_networks:linear", "resnet18")] == [True, False]
     Path("my_networks.py").write_text("def linear(classes):\n    return classes + 1\nvalue = 3\n")
-    yield "my_networks"
-    sys.modules.pop("my_networks", None)
-
-
-def test_own_code_is_found_in_the_current_folder(own: str) -> None:
-    assert plugin.is_reference(f"{own}:linear")
-    assert not plugin.is_reference("resnet18")
-    assert plugin.load("model", f"{own}:linear")(10) == 11
-
-
-@pytest.mark.parametrize(
-    ("reference", "message"),
-    [
-        ("my_networks:lineer", "unknown function in my_networks for --model 'lineer'; did you mean 'linear'"),
-        ("my_networks:value", "unknown function in my_networks for --model 'value'"),
-        ("no_such_module:f", "--model no_such_module:f: cannot import no_such_module: No module named"),
-        ("broken_networks:f", "cannot import broken_networks: invalid syntax"),
-    ],
-)
-def test_own_code_that_cannot_be_imported_is_one_line(own: str, reference: str, message: str) -> None:
     Path("broken_networks.py").write_text("def f(:\n")
-    with pytest.raises(UsageError, match=message) as caught:
-        plugin.load("model", reference)
-    assert "\n" not in str(caught.value)
+    assert plugin.load("model", "my_networks:linear")(10) == 11
+    for reference, message in {
+        "my_networks:lineer": "unknown function in my_networks for --model 'lineer'; did you mean 'linear'",
+        "my_networks:value": "unknown function in my_networks for --model 'value'",
+        "no_such_module:f": "--model no_such_module:f: cannot import no_such_module: No module named",
+        "broken_networks:f": "cannot import broken_networks: invalid syntax",
+    }.items():
+        with pytest.raises(UsageError, match=message) as caught:
+            plugin.load("model", reference)
+        assert "\n" not in str(caught.value)
+    sys.modules.pop("my_networks")
 
 
 def test_code_that_a_file_names_is_not_trusted() -> None:

@@ -28,33 +28,19 @@ def test_links_and_pipes_are_not_written_in_place() -> None:
     assert {Path(name).read_text() for name in ("outside", "other")} == {"precious"}
 
 
-@pytest.fixture
-def planted() -> None:
-    """Make a pipe without a writer, links to it and to an endless device, and a hole of a terabyte."""
+def test_a_file_that_cannot_be_read_whole_is_an_error() -> None:
+    """The error comes at once and takes no memory."""
     os.mkfifo("pipe")
     Path("link").symlink_to("pipe")
     Path("endless").symlink_to("/dev/zero")
     Path("hole").touch()
     os.truncate("hole", 2**40)
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("pipe", "it is no file, but a pipe or a device"),
-        ("link", "it is no file, but a pipe or a device"),
-        ("endless", "it is no file, but a pipe or a device"),
-        ("hole", "it is larger than 1,073,741,824 bytes"),
-        (".", "Is a directory"),
-        ("nothing", "No such file or directory"),
-    ],
-)
-@pytest.mark.usefixtures("planted")
-def test_a_file_that_cannot_be_read_whole_is_an_error(name: str, reason: str) -> None:
-    """The error comes at once and takes no memory."""
-    with pytest.raises(OSError, match=reason) as caught:
-        plain_file.read_bytes(name)
-    assert (caught.value.filename, caught.value.strerror) == (name, reason)
+    reasons = dict.fromkeys(("pipe", "link", "endless"), "it is no file, but a pipe or a device")
+    reasons |= {"hole": "it is larger than 1,073,741,824 bytes", ".": "Is a directory"}
+    for name, reason in {**reasons, "nothing": "No such file or directory"}.items():
+        with pytest.raises(OSError, match=reason) as caught:
+            plain_file.read_bytes(name)
+        assert (caught.value.filename, caught.value.strerror) == (name, reason)
 
 
 def test_a_file_is_read_through_a_symlink() -> None:
