@@ -6,9 +6,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,13 +52,7 @@ def test_a_run_folder_with_other_settings_is_refused() -> None:
 
 def test_each_size_updates_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A size that fails is a row with the reason, printed without control characters."""
-
-    def train(line: Sequence[str], size: Size) -> str | None:
-        if size.workers == 2:
-            raise KeyboardInterrupt
-        return "no \x1b[2J room"
-
-    monkeypatch.setattr(scaling, "train", train)
+    monkeypatch.setattr(scaling, "train", Mock(side_effect=["no \x1b[2J room", KeyboardInterrupt]))
     sizes = scaling.plan(recipes.digits(), [1, 2], "strong", Path("out"))
     with pytest.raises(KeyboardInterrupt):
         scaling.run(sizes, Path("out"), {"bench": "scaling"}, host_file=None, controller="gloo")

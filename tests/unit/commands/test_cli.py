@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,17 +23,9 @@ def test_usage_and_version_are_printed(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_an_error_is_a_line_and_a_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-
-    def lose_a_rank(arguments: list[str]) -> int:
-        raise RankLost(f"no rank {arguments[0]}")
-
-    def interrupt(arguments: list[str]) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("hvd_train.commands.audit.run", lose_a_rank)
+    monkeypatch.setattr("hvd_train.commands.audit.run", Mock(side_effect=[RankLost("no rank 7"), KeyboardInterrupt]))
     assert cli.run(["audit", "7"]) == RankLost.exit_code == 3
     assert capsys.readouterr().err == "hvd-train: no rank 7\n"
-    monkeypatch.setattr("hvd_train.commands.audit.run", interrupt)
     assert cli.run(["audit"]) == 128 + signal.SIGINT
 
 

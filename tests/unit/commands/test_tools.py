@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from hvd_train import Config, cli, train
+from hvd_train import cli, train
 from hvd_train.commands import doctor, sweep
 from hvd_train.doctor.machine import Finding, Verdict
 from hvd_train.errors import UsageError
@@ -143,10 +144,7 @@ def test_a_host_file_is_checked_and_converted(capsys: pytest.CaptureFixture[str]
 
 
 def test_export_refuses_a_symlink_in_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def export(target: Path, folder: Path, *, onnx: bool, trust: bool) -> list[Path]:
-        assert (onnx, trust) == (False, False)
-        return [folder / "weights.pt"]
-
+    export = Mock(side_effect=lambda target, folder, **_: [folder / "weights.pt"])
     monkeypatch.setattr("hvd_train.export.export", export)
     Path("run").mkdir()
     assert cli.run(["export", "run"]) == cli.run(["export", "step-7.ckpt"]) == 0
@@ -157,6 +155,7 @@ def test_export_refuses_a_symlink_in_a_run(monkeypatch: pytest.MonkeyPatch, caps
     line = "hvd-train: run/export is a link, which is not followed: name a folder with --output\n"
     assert capsys.readouterr() == ("", line)
     assert cli.run(["export", "run", "--output", "run/export"]) == 0
+    assert [call.kwargs for call in export.call_args_list] == [{"onnx": False, "trust": False}] * 3
 
 
 def test_watch_and_report_accept_values_of_any_type() -> None:
@@ -183,10 +182,6 @@ def test_only_broken_findings_make_the_doctor_fail(
     assert "-> z" in capsys.readouterr().out
 
 
-def fails(config: Config, **named: object) -> None:
-    raise ValueError(HOSTILE)
-
-
 def test_control_characters_are_not_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,7 +200,7 @@ def test_control_characters_are_not_printed(
     monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda say, quick: [say(HOSTILE), finding][1:])
     shown(1, "doctor")
     shown(1, "doctor", "--json")
-    monkeypatch.setattr("hvd_train.run.train", fails)
+    monkeypatch.setattr("hvd_train.run.train", Mock(side_effect=ValueError(HOSTILE)))
     shown(1, "sweep", "digits", "--output-dir", "out")
     scores = Scores(loss=1.0, top1=0.5, top5=1.0, count=2, classes=(f"{HOSTILE}\nb",), per_class=(0.5,))
     monkeypatch.setattr("hvd_train.run.evaluate", lambda *_, **__: scores)

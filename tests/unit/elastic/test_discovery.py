@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
+from unittest.mock import Mock
 
 import pytest
 
@@ -38,16 +39,8 @@ def test_a_command_that_hangs_times_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_after_a_failure_the_last_list_is_used(capsys: pytest.CaptureFixture[str]) -> None:
-    lists: list[Mapping[str, int] | str] = [{"a": 1}, "no such file", "no such file", {"a": 1, "b": 2}]
-    found: list[Mapping[str, int]] = []
-
-    def find() -> Mapping[str, int]:
-        hosts = lists.pop(0)
-        if isinstance(hosts, str):
-            raise ValueError(hosts)
-        return hosts
-
-    discovery = Discovery(find, found.append)
+    error, found = ValueError("no such file"), list[Mapping[str, int]]()
+    discovery = Discovery(Mock(side_effect=[{"a": 1}, error, error, {"a": 1, "b": 2}]), found.append)
     for _ in range(4):
         discovery.look()
     assert found == [{"a": 1}, {"a": 1, "b": 2}]

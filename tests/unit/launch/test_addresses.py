@@ -19,8 +19,8 @@ NAMES = {"localhost": "127.0.0.1", "login": "127.0.1.1", "login-ib": "10.1.0.5",
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     def entries(found: list[str]) -> list[SimpleNamespace]:
-        other = SimpleNamespace(family=socket.AF_PACKET, address="02:00")
-        return [other, *(SimpleNamespace(family=socket.AF_INET, address=address) for address in found)]
+        families = [(socket.AF_PACKET, "02:00"), *((socket.AF_INET, address) for address in found)]
+        return [SimpleNamespace(family=family, address=address) for family, address in families]
 
     def gethostbyname(name: str) -> str:
         if name in NAMES:
@@ -33,8 +33,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
                 return sender
         raise OSError("network is unreachable")
 
-    by_interface = {name: entries(found) for name, found in NETWORKS.items()}
-    monkeypatch.setattr(addresses.psutil, "net_if_addrs", lambda: by_interface)
+    monkeypatch.setattr(addresses.psutil, "net_if_addrs", lambda: {name: entries(NETWORKS[name]) for name in NETWORKS})
     monkeypatch.setattr(addresses.socket, "gethostbyname", gethostbyname)
     monkeypatch.setattr(addresses, "_sender_to", sender_to)
 
