@@ -42,11 +42,9 @@ def test_each_end_of_a_child_is_an_answer() -> None:
     outcome = run(sys.executable, "-c", "import sys; print('out', flush=True); print('err', file=sys.stderr); exit(3)")
     assert (outcome.code, outcome.output.split()) == (3, ["out", "err"])
     outcome = run("/nowhere/horovodrun")
-    assert outcome.code == 127
-    assert "/nowhere/horovodrun" in answer(outcome)["error"]
+    assert outcome.code == 127 and "/nowhere/horovodrun" in answer(outcome)["error"]
     outcome = run(sys.executable, "-c", "import signal; signal.pause()", timeout_s=0.0)
-    assert outcome.code is None
-    assert answer(outcome)["error"] == "no end in 0 s"
+    assert (outcome.code, answer(outcome)["error"]) == (None, "no end in 0 s")
     program = questions.TORCH.replace("import torch\n", "import no_such_package\n", 1)
     found = answer(run(sys.executable, "-c", program))
     assert found == {"error": "ModuleNotFoundError: No module named 'no_such_package'"}
@@ -95,8 +93,7 @@ def test_the_answer_of_a_child_is_parsed(outcome: Outcome, facts: dict[str, obje
 def test_the_facts_of_this_host() -> None:
     found = agent.facts(["localhost", "no-such-host.invalid"])
     assert "127.0.0.1" in found["addresses"]
-    assert found["names"]["localhost"] == ["127.0.0.1"]
-    assert found["names"]["no-such-host.invalid"] == []
+    assert (found["names"]["localhost"], found["names"]["no-such-host.invalid"]) == (["127.0.0.1"], [])
     assert socket.gethostname() in found["names"]
 
 

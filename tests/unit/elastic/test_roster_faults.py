@@ -120,8 +120,7 @@ def test_a_worker_that_gets_a_signal_leaves_and_the_others_continue() -> None:
     assert not play.evicted
     play.ask(signalled)
     expected = "it got a signal, so its host may be about to go; its slot stays empty for 5 minutes, "
-    assert play.evicted == {signalled: f"{expected}unless the list changes for this host"}
-    assert play.killed == []
+    assert (play.evicted, play.killed) == ({signalled: f"{expected}unless the list changes for this host"}, [])
     play.end(signalled, 143)
     play.ask(one, three)
     assert (play.world, play.finish) == ([one, three], None)
@@ -160,8 +159,7 @@ def test_with_too_few_left_after_a_signal_the_others_wait_for_a_new_host() -> No
     play.signal(signalled)
     assert play.roster.wants_change()
     play.ask(one, signalled)
-    assert list(play.evicted) == [signalled]
-    assert play.world == [one, signalled]
+    assert (play.world, list(play.evicted)) == ([one, signalled], [signalled])
     play.end(signalled, 143)
     play.find({"a": 1, "c": 1})
     play.ask(play.started[-1])

@@ -15,28 +15,26 @@ from horovod_build.errors import BuildError
 
 @pytest.fixture
 def cache(tmp_path: Path) -> WheelCache:
-    cache = WheelCache(tmp_path / "wheels")
-    wheel = tmp_path / "horovod-0.28.1-py3-none-any.whl"
+    cache, wheel = WheelCache(tmp_path / "wheels"), tmp_path / "horovod-0.28.1-py3-none-any.whl"
     wheel.write_bytes(b"wheel" * 1000)
     cache.publish("key", wheel, {"torch": "2.15"})
     return cache
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "no wheel", "no record"])
-def test_a_damaged_wheel_counts_as_absent_and_is_replaced(cache: WheelCache, damage: str, tmp_path: Path) -> None:
-    fresh = tmp_path / "horovod-0.28.1-py3-none-any.whl"
-    wheel = cache.wheel("key")
-    assert wheel.read_bytes() == fresh.read_bytes()
-    record = wheel.with_name("wheel.json")
-    if damage == "truncate":
-        wheel.write_bytes(wheel.read_bytes()[:100])
-    elif damage == "flip":
-        wheel.write_bytes(b"W" + wheel.read_bytes()[1:])
+def test_a_damaged_wheel_counts_as_absent_and_is_replaced(cache: WheelCache, damage: str) -> None:
+    fresh, wheel = Path("horovod-0.28.1-py3-none-any.whl"), cache.wheel("key")
+    content = fresh.read_bytes()
+    assert wheel.read_bytes() == content
+    if damage == "no record":
+        wheel.with_name("wheel.json").unlink()
+    elif damage == "no wheel":
+        wheel.unlink()
     else:
-        (wheel if damage == "no wheel" else record).unlink()
+        wheel.write_bytes({"truncate": content[:100], "flip": b"W" + content[1:]}[damage])
     assert cache.wheel("key") is None
     cache.publish("key", fresh, {})
-    assert cache.wheel("key").read_bytes() == fresh.read_bytes()
+    assert cache.wheel("key").read_bytes() == content
     assert [path.name for path in cache.folder.iterdir()] == ["key"]
 
 
