@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -115,8 +115,7 @@ def test_the_exit_code_says_how_a_training_ended(
     finished: bool, stopped_by: int | None, saved: bool, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stop without a commit on disk is 74: the same command could not resume from there."""
-    result = SimpleNamespace(finished=finished, stopped_by=stopped_by, saved=saved)
-    monkeypatch.setattr("hvd_train.run.train", lambda _: result)
+    monkeypatch.setattr("hvd_train.run.train", lambda _: Mock(finished=finished, stopped_by=stopped_by, saved=saved))
     assert cli.run(["train"]) == code
 
 

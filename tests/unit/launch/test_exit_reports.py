@@ -88,12 +88,12 @@ def test_the_command_line_leaves_errors_to_the_driver(
 
 def test_an_error_is_printed_by_one_rank(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_SIZE", "2")
-    for rank, ended, said in ((0, False, "hvd-train: "), (1, True, None), (1, False, "hvd-train: rank 1 on ")):
+    for rank, ended, begins in ((0, False, "hvd-train: "), (1, True, None), (1, False, "hvd-train: rank 1 on ")):
         monkeypatch.setenv("HOROVOD_RANK", str(rank))
         monkeypatch.setattr(error_report, "_ended_by_launcher", lambda error, ended=ended: ended)
         assert cli.run(["nonsense"]) == 2
         printed = capsys.readouterr().err
-        assert printed.startswith(said) if said else printed == ""
+        assert printed.startswith(begins) if begins else printed == ""
     error = UsageError("bad image")
     error.raised_by = 1
     error_report.report_once(error)

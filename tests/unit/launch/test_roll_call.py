@@ -41,24 +41,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(facts_of_ranks: Sequence[Mapping[str, str]]) -> tuple[list[str], dict[int, str]]:
-    said, shared, size = dict[int, str](), board(), len(facts_of_ranks)
+    printed, shared, size = dict[int, str](), board(), len(facts_of_ranks)
 
     def one(rank: int) -> str:
         try:
-            roll_call.call(shared, rank, size, facts_of_ranks[rank], {}, lambda text: said.__setitem__(rank, text))
+            roll_call.call(shared, rank, size, facts_of_ranks[rank], {}, lambda text: printed.__setitem__(rank, text))
         except HvdTrainError as error:
             return f"{type(error).__name__}: {error}"
         return ""
 
     with ThreadPoolExecutor(size) as ranks:
-        return list(ranks.map(one, range(size))), said
+        return list(ranks.map(one, range(size))), printed
 
 
 def test_other_versions_or_settings_stop_all_ranks() -> None:
     assert call([{"torch": "2.15.0"}] * 3) == (["", "", ""], {})
-    results, said = call([{"torch": "2.15.0"}, {"torch": "2.14.0"}, {"torch": "2.15.0"}])
+    results, printed = call([{"torch": "2.15.0"}, {"torch": "2.14.0"}, {"torch": "2.15.0"}])
     assert len(set(results)) == 1
-    assert list(said) == [0]
+    assert list(printed) == [0]
     assert results[0].startswith("UsageError: the ranks differ in torch: 2.15.0 on ")
     assert "(ranks 0, 2); 2.14.0 on " in results[0]
     assert results[0].endswith("(rank 1); set up the same on all")
@@ -68,12 +68,12 @@ def test_other_versions_or_settings_stop_all_ranks() -> None:
 
 
 def test_a_missing_rank_is_named(clock: None) -> None:
-    store, said = board(here_0_1="{}", started_3="h7"), list[str]()
+    store, printed = board(here_0_1="{}", started_3="h7"), list[str]()
     environ = {roll_call.HOSTS: "h1:2,h2:1", roll_call.PATIENCE: "40"}
     missing = "rank 2 on h2 (process not started yet), rank 3 on h7"
     with pytest.raises(RankLost, match=f"^{re.escape(missing)} did not come within 41 s: look at") as lost:
-        roll_call.call(store, 0, 4, {}, environ, said.append)
-    assert said == [f"waiting for {missing} (16 s)", f"waiting for {missing} (31 s)", str(lost.value)]
+        roll_call.call(store, 0, 4, {}, environ, printed.append)
+    assert printed == [f"waiting for {missing} (16 s)", f"waiting for {missing} (31 s)", str(lost.value)]
     with pytest.raises(RankLost, match=f"^{re.escape(missing)} did not come"):
         roll_call.call(store, 1, 4, {}, environ)
     hosts = [roll_call.host_of(rank, "a:2,b:1") for rank in range(4)]
@@ -81,11 +81,11 @@ def test_a_missing_rank_is_named(clock: None) -> None:
 
 
 def test_a_missing_rank_0_is_an_error_on_all_others(clock: None) -> None:
-    said = list[int]()
+    printed = list[int]()
     for rank in (1, 2):
         with pytest.raises(RankLost, match=r"^rank 0 \(process not started yet\) did not come within 601 s"):
-            roll_call.call(board(), rank, 3, {}, {}, lambda _, rank=rank: said.append(rank))
-    assert set(said) == {1}
+            roll_call.call(board(), rank, 3, {}, {}, lambda _, rank=rank: printed.append(rank))
+    assert set(printed) == {1}
 
 
 def test_a_launcher_that_is_gone_is_one_line() -> None:
