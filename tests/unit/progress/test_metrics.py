@@ -1,4 +1,4 @@
-"""Sums of losses and hits, where the time of a step goes, how fast a training is, and when a time has come."""
+"""Sums of losses and hits, the time of each phase, the speed of a training, and timers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_train.progress.metrics import Totals
 
 
 def test_the_first_five_answers_are_counted() -> None:
-    """Sums hold the loss, then the hits at each of five places; a sixth answer counts nowhere."""
+    """The sums are the loss and the hits at each of the first five places."""
     logits = torch.tensor([[6.0, 5, 4, 3, 2, 1, 0]] * 7, dtype=torch.float64)
     targets = torch.tensor([0, 0, 0, 1, 4, 5, 6])
     sums = metrics.sums_of(torch.tensor(2.5, dtype=torch.float64), logits, targets)
@@ -37,7 +37,7 @@ class Clock:
 
 
 def test_each_phase_has_its_mean_seconds_per_step() -> None:
-    """Marks of one phase in a step add up; evaluations count nowhere; each call begins anew."""
+    """Marks of one phase in a step add up; evaluations do not count; each call starts from zero."""
     clock = Clock()
     split = Split(clock)
     assert split.take() is None
@@ -56,7 +56,7 @@ def test_each_phase_has_its_mean_seconds_per_step() -> None:
 
 
 def test_speed_counts_training_alone() -> None:
-    """Neither the first five steps, nor an evaluation, nor the time in which ranks meet count."""
+    """The first five steps, evaluations and rendezvous do not count."""
     clock = Clock()
     watch = Stopwatch(clock)
     assert watch.images_per_second == 0.0
@@ -82,7 +82,7 @@ def test_speed_counts_training_alone() -> None:
 
 
 def test_a_running_clock_leaves_pauses_out() -> None:
-    """After a pause it stands still until other processes of the job run again, too."""
+    """After a pause the clock waits until other processes of the job run again."""
     clock, pauses = Clock(), list[float]()
     running = RunningClock(2.0, clock, lambda seconds, at: pauses.append(seconds))
     begun = running()

@@ -26,7 +26,6 @@ def test_a_signal_is_noted_and_not_acted_on(number: signal.Signals) -> None:
 
 
 def test_a_second_signal_ends_the_process_as_usual() -> None:
-    """Ctrl-C twice interrupts, and SIGTERM twice ends with the exit code that launchers expect."""
     with pytest.raises(KeyboardInterrupt), StopSignal() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.received == signal.SIGINT
@@ -43,7 +42,7 @@ def test_a_second_signal_ends_the_process_as_usual() -> None:
 
 
 def test_an_error_says_whether_the_process_was_asked_to_end() -> None:
-    """A signal that comes after the error, while the training is closed, counts too: the launcher sends no second."""
+    """A signal that comes after the error counts too: the launcher sends no second one."""
     errors = [RankLost("gone"), RankLost("gone, and the launcher knew")]
     for error in errors:
         with pytest.raises(RankLost), StopSignal():
@@ -56,7 +55,7 @@ def test_an_error_says_whether_the_process_was_asked_to_end() -> None:
 
 
 def test_hangups_never_end_the_process() -> None:
-    """A lost terminal sends several, also while a commit is written after another signal."""
+    """A lost terminal may send several, also during the last commit."""
     before = signal.getsignal(signal.SIGHUP)
     for first in (signal.SIGHUP, signal.SIGTERM):
         with StopSignal() as stop:
@@ -69,7 +68,7 @@ def test_hangups_never_end_the_process() -> None:
 
 @pytest.mark.parametrize("why", ["nohup", "elastic"])
 def test_a_hangup_is_ignored_under_nohup_and_in_elastic_workers(why: str) -> None:
-    """The ssh of an elastic worker may be lost while its job continues; other signals count."""
+    """The ssh of an elastic worker may be lost while its job continues."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if why == "nohup" else signal.getsignal(signal.SIGHUP)
     try:
         with StopSignal(hangup=why == "nohup") as stop:

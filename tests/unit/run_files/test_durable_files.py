@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and files that grow by whole entries: killed, powered off, full disk, planted."""
+"""Files that are whole or absent, and files that grow by whole entries."""
 
 from __future__ import annotations
 
@@ -24,23 +24,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    durable.write(PATH, b"old")
-    durable.write_text(PATH, "grün")
-
-    def fails(descriptor: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fails)
-        with pytest.raises(OSError, match="Input/output error"):
-            durable.write(PATH, b"new")
-    assert PATH.read_text(encoding="utf-8") == "grün"
-    assert list(Path().iterdir()) == [PATH]
-
-
 def test_all_data_are_on_disk_before_the_name_and_the_name_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In another order, or with data in a buffer of Python, a power cut can leave an empty file."""
+    """Otherwise a power cut can leave an empty file."""
     calls = []
     fsync, replace = os.fsync, os.replace
 
@@ -83,19 +68,19 @@ def test_entries_are_appended_to_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     assert forced == [True, False]
     file.close()
     Path("link").symlink_to(PATH)
-    told: list[str] = []
-    planted = AppendedFile(Path("link"), told.append)
+    lines: list[str] = []
+    planted = AppendedFile(Path("link"), lines.append)
     planted.write(b"two\n")
     planted.close()
     assert PATH.read_text() == "before\none\n"
-    assert "cannot write link: it is a symlink, which is not followed" in told[0]
+    assert "cannot write link: it is a symlink, which is not followed" in lines[0]
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_what_does_not_fit_is_written_later_in_order_and_told_once() -> None:
-    """An entry of which a part fits is taken back: a reader never sees a part of a line."""
-    told: list[str] = []
-    file, write = AppendedFile(PATH, told.append), os.write
+def test_what_does_not_fit_is_written_later_in_order_and_reported_once() -> None:
+    """A reader never sees a part of a line."""
+    lines: list[str] = []
+    file, write = AppendedFile(PATH, lines.append), os.write
     file.write(b"one\n")
     with no_room():
         file.write(b"two\n")
@@ -107,20 +92,20 @@ def test_what_does_not_fit_is_written_later_in_order_and_told_once() -> None:
     file.write(b"four\n")
     file.close()
     assert PATH.read_text() == "one\ntwo\nthree\nfour\n"
-    assert told == ["cannot write file: No space left on device; what belongs there is kept until it fits"]
+    assert lines == ["cannot write file: No space left on device; what belongs there is kept until it fits"]
 
 
 @pytest.mark.usefixtures("_impatient")
 def test_memory_has_an_end_and_the_oldest_entries_go_first() -> None:
-    told: list[str] = []
-    file = AppendedFile(PATH, told.append, most_bytes=10)
+    lines: list[str] = []
+    file = AppendedFile(PATH, lines.append, most_bytes=10)
     with no_room():
         for entry in (b"1234\n", b"2234\n", b"3234\n"):
             file.write(entry)
     file.write(b"4234\n")
     file.close()
     assert PATH.read_text() == "3234\n4234\n"
-    assert told[1:] == [
+    assert lines[1:] == [
         "file: too much is waiting for the disk, the oldest of it is lost",
         "file lacks 2 entries, which could not be written",
     ]
@@ -137,7 +122,7 @@ def test_lines_come_backwards_with_their_offsets(content: bytes, block: int) -> 
 
 
 def test_a_line_without_end_is_refused() -> None:
-    """A sparse file of a terabyte takes no memory: another user may have planted it in the run folder."""
+    """A planted sparse file of a terabyte takes no memory."""
     with PATH.open("w+b") as file:
         file.truncate(1 << 40)
         with pytest.raises(UsageError, match="file has a line of more than 16 MB"):

@@ -104,9 +104,8 @@ def test_progress_of_records() -> None:
     run = of(start(), step(8), event("world", 9), step(10), epoch(1), step(11, 21), event("world", 30))
     assert [record["samples_done"] for record in (*run.steps, *run.epochs)] == [800, 1000, 1100, 1000]
     assert [record["epochs_done"] for record in run.events] == [0.0, 0.9, 1.1]
-    assert [record["epochs_done"] for record in read(write(Path("lost"), [step(1), event("world", 2)])).events] == [
-        None
-    ]
+    lost = read(write(Path("lost"), [step(1), event("world", 2)]))
+    assert [record["epochs_done"] for record in lost.events] == [None]
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -1,11 +1,11 @@
-"""What the journal writes and shows, and what it removes when a run resumes from an earlier step."""
+"""The journal: what it writes and shows, and what it removes when a run resumes."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,7 @@ def lines() -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in Path("metrics.jsonl").read_text().splitlines()]
 
 
-def places() -> list[tuple[str, int]]:
-    return [(line["kind"], line["step"]) for line in lines()]
-
-
-def told() -> list[Any]:
+def written() -> list[Any]:
     return [line.get("message", line.get("step")) for line in lines()]
 
 
@@ -49,25 +45,27 @@ def shown(tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in EventAccumulator("tensorboard").Reload().Scalars(tag)]
 
 
-def resumed(resumed_step: int, epochs_done: int, *steps: int, notes: bool = False, epochs: Sequence[int] = ()) -> None:
-    journal = RunJournal(RunFolder(Path()), resumed_step, epochs_done, live=False)
-    for step in steps:
-        journal.step(step_record(step))
-        if notes:
-            journal.event("note", f"after {step}")
-    for epoch in epochs:
-        journal.epoch(epoch_record(epoch, 10 * epoch))
-    journal.close()
+@contextmanager
+def journal(step: int = 0, epochs_done: int = 0, **options: bool) -> Iterator[RunJournal]:
+    with closing(RunJournal(RunFolder(Path()), step, epochs_done, **{"live": False, **options})) as opened:
+        yield opened
+
+
+def resumed(resumed_step: int, epochs_done: int, *steps: int, notes: bool = False) -> None:
+    with journal(resumed_step, epochs_done) as opened:
+        for step in steps:
+            opened.step(step_record(step))
+            if notes:
+                opened.event("note", f"after {step}")
 
 
 def test_each_record_is_one_line_of_json() -> None:
-    journal = RunJournal(RunFolder(Path()), 0, 0, live=False)
-    journal.step(step_record(1, loss=float("nan")))
-    journal.step(step_record(2, loss=float("inf")))
-    journal.epoch(epoch_record(1, 2))
-    journal.epoch(replace(epoch_record(2, 3), val_loss=None, val_top1=None, val_top5=None))
-    journal.event("note", "hello", world_size=3)
-    journal.close()
+    with journal() as opened:
+        opened.step(step_record(1, loss=float("nan")))
+        opened.step(step_record(2, loss=float("inf")))
+        opened.epoch(epoch_record(1, 2))
+        opened.epoch(replace(epoch_record(2, 3), val_loss=None, val_top1=None, val_top5=None))
+        opened.event("note", "hello", world_size=3)
     assert [line["kind"] for line in lines()] == ["step", "step", "epoch", "epoch", "event"]
     assert [line.get("loss") for line in lines()] == [None, None, 0.5, 0.5, None]
     assert [line["val_top1"] for line in lines()[2:4]] == [0.75, None]
@@ -76,23 +74,21 @@ def test_each_record_is_one_line_of_json() -> None:
 
 
 def test_tensorboard_shows_the_numbers_under_their_names() -> None:
-    journal = RunJournal(RunFolder(Path()), 0, 0, live=False)
-    journal.step(StepRecord(1, 4, 40, 0.5, 0.25, 0.75, 0.125, None, 1024.0, 3, 100.0, {"forward": 0.5}))
-    journal.epoch(epoch_record(1, 4))
+    with journal() as opened:
+        opened.step(StepRecord(1, 4, 40, 0.5, 0.25, 0.75, 0.125, None, 1024.0, 3, 100.0, {"forward": 0.5}))
+        opened.epoch(epoch_record(1, 4))
     values = {"train/loss": 0.5, "train/top1": 0.25, "train/top5": 0.75, "train/learning_rate": 0.125}
     values |= {"train/loss_scale": 1024.0, "train/skipped_steps": 3.0, "train/images_per_second": 100.0}
     values |= {"val/loss": 0.25, "val/top1": 0.75, "val/top5": 1.0, "seconds/forward": 0.5}
     assert {name: shown(name) for name in values} == {name: [(4, value)] for name, value in values.items()}
     assert set(EventAccumulator("tensorboard").Reload().Tags()["scalars"]) == set(values)
-    journal.close()
 
 
 def test_a_change_of_world_says_who_when_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     members = [Member("h1", 1), Member("h2", 2), Member("h3", 3)]
     change = Change(tuple(members[:2]), (members[0], members[2]), "a rank was lost", 1.0, step=7, steps_lost=3)
-    journal = RunJournal(RunFolder(Path()), 0, 0, live=False)
-    journal.world(change, 8, 1.25)
-    journal.close()
+    with journal() as opened:
+        opened.world(change, 8, 1.25)
     (line,) = lines()
     assert (line["name"], line["step"], line["seconds"], line["steps_lost"]) == ("world", 8, 1.25, 3)
     assert (line["why"], line["previous_size"], line["world_size"]) == ("a rank was lost", 2, 2)
@@ -104,47 +100,45 @@ def test_a_change_of_world_says_who_when_and_why(capsys: pytest.CaptureFixture[s
 
 def test_steps_after_the_one_resumed_did_not_happen() -> None:
     resumed(0, 0, 1, 2, 3, 4, notes=True)
-    journal = RunJournal(RunFolder(Path()), 4, 0, live=False)
-    for step in (2, 4):
-        journal.event("skipped", f"skipped {step}", step=step)
-    journal.close()
-    journal = RunJournal(RunFolder(Path()), 2, 0, live=False)
-    journal.step(step_record(3, loss=3.5))
-    journal.close()
-    assert told() == [1, "after 1", 2, "after 2", "after 3", "after 4", "skipped 2", 3]
+    with journal(4) as opened:
+        for step in (2, 4):
+            opened.event("skipped", f"skipped {step}", step=step)
+    with journal(2) as opened:
+        opened.step(step_record(3, loss=3.5))
+    assert written() == [1, "after 1", 2, "after 2", "after 3", "after 4", "skipped 2", 3]
     assert shown("train/loss") == [(1, 0.5), (2, 0.5), (3, 3.5)]
 
 
-@pytest.mark.parametrize(("epochs_done", "kept"), [(0, [("step", 10)]), (1, [("step", 10), ("epoch", 10)])])
-def test_an_epoch_that_is_ended_again_is_written_once(epochs_done: int, kept: list[tuple[str, int]]) -> None:
-    """The last step of an epoch may be committed before its end is: a run that resumes there ends the epoch again."""
-    resumed(0, 0, 10, epochs=[1])
+@pytest.mark.parametrize(("epochs_done", "kept"), [(0, ["step"]), (1, ["step", "epoch"])])
+def test_an_epoch_that_is_ended_again_is_written_once(epochs_done: int, kept: list[str]) -> None:
+    """A run that resumes at the last step of an epoch ends the epoch again."""
+    with journal() as opened:
+        opened.step(step_record(10))
+        opened.epoch(epoch_record(1, 10))
     resumed(10, epochs_done)
-    assert places() == kept
+    assert [line["kind"] for line in lines()] == kept
 
 
 def test_a_torn_last_line_is_taken_out() -> None:
     resumed(0, 0, 1, 2, 3)
     with Path("metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "st\xe9')
-    journal = RunJournal(RunFolder(Path()), 2, 0, live=False)
-    journal.catch_up([], step_record(2), None)
-    journal.step(step_record(3))
-    journal.close()
-    assert told() == [1, 2, 3]
+    with journal(2) as opened:
+        opened.catch_up([], step_record(2), None)
+        opened.step(step_record(3))
+    assert written() == [1, 2, 3]
 
 
 def test_what_a_full_disk_does_not_take_is_written_when_it_fits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
-    journal = RunJournal(RunFolder(Path()), 0, 0, live=False, ledger=True)
-    for step in range(1, 10):
-        with no_room() if 3 <= step <= 6 else nullcontext():
-            journal.took(Entry(0, (step, step), 1, (step - 1, step), step))
-            journal.step(step_record(step))
-            journal.event("note", f"step {step}")
-    journal.close()
+    with journal(ledger=True) as opened:
+        for step in range(1, 10):
+            with no_room() if 3 <= step <= 6 else nullcontext():
+                opened.took(Entry(0, (step, step), 1, (step - 1, step), step))
+                opened.step(step_record(step))
+                opened.event("note", f"step {step}")
     assert [line["step"] for line in lines() if line["kind"] == "step"] == list(range(1, 10))
     assert [entry.steps[0] for entry in read(Path("ledger.jsonl"))] == list(range(1, 10))
     assert [step for step, _ in shown("train/loss")] == list(range(1, 10))
@@ -154,7 +148,7 @@ def test_what_a_full_disk_does_not_take_is_written_when_it_fits(
 
 
 def test_a_process_that_is_killed_while_it_cuts_the_records_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept is written first; what is left behind it goes when the file is opened again."""
+    """The kept records are written first; the next start removes what is left behind them."""
     resumed(0, 0, 1, 2, 3, 4, 5, notes=True)
 
     def dies(*_: Any) -> None:
@@ -165,9 +159,9 @@ def test_a_process_that_is_killed_while_it_cuts_the_records_loses_none(monkeypat
         with pytest.raises(KeyboardInterrupt):
             RunJournal(RunFolder(Path()), 2, 0, live=False)
     resumed(2, 0, 3)
-    assert told()[:3] == [1, "after 1", 2]
-    assert {f"after {number}" for number in range(1, 6)} <= set(told())
-    assert [number for number in told() if isinstance(number, int)] == [1, 2, 3]
+    assert written()[:3] == [1, "after 1", 2]
+    assert {f"after {number}" for number in range(1, 6)} <= set(written())
+    assert [number for number in written() if isinstance(number, int)] == [1, 2, 3]
 
 
 HALFWAY = Moment(epoch=1, cursor=500, step=15, loss=0.5, top1=0.25, images_per_second=10.0)
@@ -178,12 +172,11 @@ def test_progress_and_epochs_are_lines_with_the_time_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
-    journal = RunJournal(RunFolder(Path()), 0, 0, live=False)
-    journal.begin(5, 1000)
-    journal.progress(HALFWAY)
-    journal.epoch(epoch_record(2, 20))
-    journal.epoch(PLAIN)
-    journal.close()
+    with journal() as opened:
+        opened.begin(5, 1000)
+        opened.progress(HALFWAY)
+        opened.epoch(epoch_record(2, 20))
+        opened.epoch(PLAIN)
     assert capsys.readouterr().out.splitlines() == [
         "epoch 2/5  step 15  50%  loss 0.5000  top-1 25.00%  10 images/s  5:50 left",
         "epoch 2/5  loss 0.5000  top-1  10.00%  val loss 0.2500  val top-1  75.00%       100 images/s  0:30 left",
@@ -193,12 +186,11 @@ def test_progress_and_epochs_are_lines_with_the_time_left(
 
 @pytest.mark.parametrize("live", [False, True])
 def test_messages_are_text_and_do_not_act_on_the_terminal(live: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    journal = RunJournal(RunFolder(Path()), 0, 0, live=live)
-    journal.begin(5, 1000)
-    journal.progress(HALFWAY)
-    journal.event("note", "a [bold] \x1b]0;title\x07 \u202e message")
-    journal.epoch(PLAIN)
-    journal.close()
+    with journal(live=live) as opened:
+        opened.begin(5, 1000)
+        opened.progress(HALFWAY)
+        opened.event("note", "a [bold] \x1b]0;title\x07 \u202e message")
+        opened.epoch(PLAIN)
     output = capsys.readouterr().out
     assert "a [bold] \ufffd]0;title\ufffd \ufffd message" in output
     assert not {"\x07", "\u202e"} & set(output)

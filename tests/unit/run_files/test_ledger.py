@@ -1,10 +1,10 @@
-"""What a ledger holds of the steps of an epoch however a process ended, and what an audit of it finds."""
+"""The ledger of a run, whichever way its processes ended, and its audit."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hvd_train.errors import UsageError
 from hvd_train.progress.fingerprint import fingerprint
 from hvd_train.progress.order import order_of
-from hvd_train.run_files.ledger import Entry, audit, audit_entries, extended, parse, read
+from hvd_train.run_files.ledger import Audit, Entry, audit, audit_entries, extended, parse, read
 from hvd_train.run_files.ledger_file import LedgerFile
 from hvd_train.run_files.run_folder import RunFolder
 
@@ -30,7 +30,7 @@ START = {"kind": "event", "name": "start", "num_samples": 100, "repeated_augment
 def steps_of(
     epoch: int, num_samples: int = 100, batch: int = 10, *, step: int = 1, world_size: int = 2, times: int = 1
 ) -> Iterator[Entry]:
-    """The steps of an epoch that take what they should, one entry for each; the first one has number `step`."""
+    """Yield one entry for each step of an epoch; the first has number `step`."""
     order = order_of(SEED, epoch, num_samples, times)[:]
     for number, start in enumerate(range(0, num_samples, batch), step):
         stop = min(start + batch, num_samples)
@@ -95,7 +95,6 @@ def test_steps_are_joined_and_none_is_lost(num_samples: int, batch: int, sizes: 
 
 
 def test_steps_that_do_not_follow_on_each_other_are_not_joined() -> None:
-    """One line for both would say that what lies between them was taken, too; a new epoch begins alone."""
     first, second, *_ = steps_of(0, 10_000, 10)
     assert len(extended([first], second, 10_000)) == 1
     for changes in ({"steps": (3, 3)}, {"positions": (11, 20)}, {"positions": (9, 20)}):
@@ -114,11 +113,8 @@ def test_an_epoch_of_imagenet_takes_20_kb_and_can_be_audited() -> None:
 
 
 def test_an_exact_run() -> None:
-    report = audit_entries(exact(2), 100, seed=SEED)
-    assert report.faults == ()
-    assert str(report) == (
-        "exact: every one of 100 samples counted once in each of 2 finished epochs (20 steps, world sizes 2)"
-    )
+    expected = "exact: every one of 100 samples counted once in each of 2 finished epochs (20 steps, world sizes 2)"
+    assert str(audit_entries(exact(2), 100, seed=SEED)) == expected
     under_way = audit_entries(exact(2)[:-1], 100, seed=SEED)
     assert (under_way.faults, under_way.epochs) == ((), 1)
 
@@ -141,7 +137,7 @@ def test_what_is_wrong_is_named(entries: list[Entry], fault: str) -> None:
     assert str(report).startswith("NOT exact: ")
 
 
-def test_samples_that_are_not_those_of_the_order_are_found() -> None:
+def test_samples_that_differ_from_the_order_are_found() -> None:
     for place in (0, 13, 29):
         entry = exact()[place]
         for entries in (exact(), exact()[: place + 1]):
@@ -151,9 +147,6 @@ def test_samples_that_are_not_those_of_the_order_are_found() -> None:
                 f"step {place + 1}: not the samples that stand at positions {first} to {stop - 1} "
                 f"of epoch {entry.epoch}",
             )
-    faults = audit_entries(changed(9, positions=(90, 98)), 100, seed=SEED).faults
-    at = "positions 90 to 97 of epoch 0"
-    assert faults == (f"step 10: not the samples that stand at {at}", "epoch 0: 2 samples never")
     entries = joined(list(steps_of(0, 1000, 5)), 1000)
     entries[1] = replace(entries[1], fingerprint=1)
     faults = audit_entries(entries, 1000, seed=SEED).faults
@@ -186,7 +179,7 @@ def change(epoch: int, step: int, before: int, after: int) -> Entry:
 
 
 def test_an_epoch_that_a_change_of_the_data_has_ended_may_lack_samples(tmp_path: Path) -> None:
-    """Only that epoch may; a change between two epochs ends none, and later ones are judged by the new set."""
+    """Only that epoch may; later epochs are judged by the new set."""
     early = [*exact(1), *list(steps_of(1, step=11))[:4], change(1, 14, 100, 95), change(1, 14, 95, 90)]
     later = [*steps_of(2, 90, step=15), change(2, 23, 90, 110), *steps_of(3, 110, step=24)]
     write(tmp_path, {**START, "num_samples": 110}, entries=[*early, *later])
@@ -206,14 +199,14 @@ def test_a_change_of_the_data_cuts_a_round_of_repeated_augmentation() -> None:
 
 
 def test_the_last_start_of_the_run_counts_and_other_lines_are_passed_over(tmp_path: Path) -> None:
-    """A run that was begun again in its folder may have another training set."""
+    """A run that was started again in its folder may have another training set."""
     note = {"kind": "event", "name": "note", "message": "start", "num_samples": 7}
     noise = ('"start" torn', '["start", "num_samples"]', {"kind": "event", "name": "start"}, note)
     write(tmp_path, *noise, {**START, "num_samples": 90, "seed": 1}, START, *noise)
     assert (audit(tmp_path).faults, audit(tmp_path).num_samples) == ((), 100)
 
 
-def test_without_a_ledger_the_user_is_told_how_to_have_one(tmp_path: Path) -> None:
+def test_an_audit_without_a_ledger_says_how_to_have_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="train with --ledger"):
         audit(tmp_path)
     entry = exact()[0]
@@ -256,9 +249,7 @@ def test_a_run_of_any_content_is_refused_in_one_line(tmp_path: Path) -> None:
             audit(tmp_path)
     for claimed in ({"num_samples": 10**18}, {"repeated_augmentation": 10**12}):
         write(tmp_path, {**START, **claimed})
-        with pytest.raises(
-            UsageError, match=r"metrics.jsonl has [10,]+ samples, an audit counts at most 10,000,000,000"
-        ):
+        with pytest.raises(UsageError, match=r"metrics.jsonl has [10,]+ samples, an audit counts at most 10,0"):
             audit(tmp_path)
     for name in ("metrics.jsonl", "ledger.jsonl"):
         write(tmp_path, START)
@@ -286,8 +277,14 @@ STEPS = [*steps_of(0, 1000, 2), *steps_of(1, 1000, 2, step=501)]
 """Two epochs of 500 steps, of which five are joined at a time."""
 
 
+def assert_two_exact_epochs(entries: Iterable[Entry]) -> Audit:
+    report = audit_entries(entries, 1000, seed=SEED)
+    assert (report.faults, report.epochs, report.steps) == ((), 2, 1000)
+    return report
+
+
 class Run:
-    """A training that may end anywhere: its state has the entries of the epoch, its file may lack some of them."""
+    """A training that may end anywhere: its file may lack entries of its state."""
 
     def __init__(self, folder: Path, recent: list[Entry], step: int) -> None:
         self.recent, self.step = recent, step
@@ -313,19 +310,17 @@ class Run:
 def test_the_next_rank_0_writes_what_a_lost_one_did_not(
     done: int, lines: int, world_size: int, torn: int, tmp_path: Path
 ) -> None:
-    """Whatever the file lacks of the epoch, torn last line included, comes from the state; nothing comes twice."""
+    """What the file lacks comes from the state, and nothing comes twice."""
     run = Run(tmp_path, [], 0).trains_to(done)
     whole = (tmp_path / "ledger.jsonl").read_bytes().splitlines(keepends=True)
     left = whole[: len(whole) - lines]
     (tmp_path / "ledger.jsonl").write_bytes(b"".join(left) + (whole[-1][:torn] if torn else b""))
     Run(tmp_path, run.recent, done).trains_to(1000, world_size).file.sync()
-    report = audit_entries(read(tmp_path / "ledger.jsonl"), 1000, seed=SEED)
-    assert (report.faults, report.epochs, report.steps) == ((), 2, 1000)
+    assert_two_exact_epochs(read(tmp_path / "ledger.jsonl"))
 
 
 @pytest.mark.parametrize(("done", "happened"), [(500, True), (500, False), (503, True), (620, True)])
 def test_a_change_of_the_data_is_in_the_ledger_once_if_it_happened(done: int, happened: bool, tmp_path: Path) -> None:
-    """The state that a run resumes from may be of a moment before the change, of the same step or of a later one."""
     run = Run(tmp_path, [], 0).trains_to(500)
     before = run.recent
     run.recent = [*before, change(0, 500, 1000, 1000)]
@@ -335,8 +330,7 @@ def test_a_change_of_the_data_is_in_the_ledger_once_if_it_happened(done: int, ha
     resumed.file.sync()
     entries = list(read(tmp_path / "ledger.jsonl"))
     assert sum(entry.data_changed is not None for entry in entries) == happened
-    report = audit_entries(entries, 1000, seed=SEED)
-    assert (report.faults, report.epochs, report.steps) == ((), 2, 1000)
+    assert_two_exact_epochs(entries)
 
 
 @pytest.mark.parametrize("back", [0, 1, 11, 111, 612])
@@ -345,8 +339,7 @@ def test_steps_beyond_the_state_did_not_happen(back: int, tmp_path: Path) -> Non
     recent = earlier.recent
     earlier.trains_to(612).file.complete()
     Run(tmp_path, recent, 612 - back).trains_to(1000, world_size=3).file.sync()
-    report = audit_entries(read(tmp_path / "ledger.jsonl"), 1000, seed=SEED)
-    assert (report.faults, report.epochs, report.steps) == ((), 2, 1000)
+    report = assert_two_exact_epochs(read(tmp_path / "ledger.jsonl"))
     assert report.world_sizes == ((2, 3) if back < 612 else (3,))
 
 
