@@ -1,4 +1,4 @@
-"""Image files, and class folders of them as data sets."""
+"""Image files, and class folders as data sets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import shutil
 import struct
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,6 @@ def test_a_jpeg_has_the_pixels_of_pillow(way: str) -> None:
 
 
 def test_a_damaged_jpeg_is_refused_or_has_the_pixels_of_pillow() -> None:
-    """Files with changed bytes, and files that were cut off."""
     chance, sound = random.Random(1), encoded(noise(48, 40), quality=80)
     same = 0
     for _ in range(300):
@@ -79,13 +79,6 @@ def test_other_formats_come_as_pillow_shows_them(mode: str, kind: str) -> None:
     assert torch.equal(decode(data), whole(data))
 
 
-def test_sixteen_bits_become_the_upper_eight() -> None:
-    """Pillow's conversion alone would make all but the darkest values white."""
-    values = np.arange(0, 65536, 256, dtype=np.uint16).reshape(16, 16)
-    part = decode(encoded(Image.fromarray(values), "png"))
-    assert torch.equal(part[1].flatten(), torch.arange(256, dtype=torch.uint8))
-
-
 GREY = np.arange(0, 65536, 256, dtype=np.uint16).reshape(16, 16)
 
 
@@ -99,23 +92,17 @@ def twelve_bits() -> bytes:
     return data.replace(struct.pack("<HHIH", 258, 3, 1, 16), struct.pack("<HHIH", 258, 3, 1, 12))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        encoded(Image.fromarray(GREY), "tiff"),
-        encoded(Image.fromarray(GREY), "ppm"),
-        b"P5 16 16 4095\n" + (GREY >> 4).astype(">u2").tobytes(),
-        twelve_bits(),
-    ],
-)
-def test_sixteen_bits_are_scaled_in_every_format(data: bytes) -> None:
-    part = decode(data)
-    assert (part[1].flatten().int() - torch.arange(256)).abs().max() <= 1
+def test_sixteen_bits_are_scaled_in_every_format() -> None:
+    """Pillow's conversion alone would make all but the darkest values white."""
+    png, *others = (encoded(Image.fromarray(GREY), kind) for kind in ("png", "tiff", "ppm"))
+    assert torch.equal(decode(png)[1].flatten(), torch.arange(256, dtype=torch.uint8))
+    for data in (*others, b"P5 16 16 4095\n" + (GREY >> 4).astype(">u2").tobytes(), twelve_bits()):
+        assert (decode(data)[1].flatten().int() - torch.arange(256)).abs().max() <= 1
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_grey_values_without_a_known_range_are_refused(dtype: Any) -> None:
-    """Pillow would cut them off at 0 and 255: all white or all black."""
+    """Pillow would clip them to 0 and 255."""
     image = Image.fromarray(GREY.astype(dtype))
     with pytest.raises(UNREADABLE, match=f"mode {image.mode}, .*no known range"):
         decode(encoded(image, "tiff"))
@@ -141,7 +128,7 @@ def test_a_turned_image_is_set_upright() -> None:
 
 
 def test_other_formats_are_refused_and_run_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only six formats are tried, by the content of the file; PostScript under another name starts no Ghostscript."""
+    """The content decides about the format; PostScript starts no Ghostscript."""
     (tmp_path / "gs").write_text("#!/bin/sh\ntouch started\n")
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -168,7 +155,7 @@ def test_a_small_file_that_claims_many_pixels_takes_no_memory(kind: str) -> None
 
 
 def test_the_limit_is_the_largest_image_that_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a warning, also above Pillow's own limit, which stays as it was for other code."""
+    """Pillow's own limit neither warns nor changes for other code."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     for kind in BOMBS:
         data = encoded(noise(30, 20), kind)
@@ -187,7 +174,7 @@ def test_the_limit_is_the_largest_image_that_is_decoded(monkeypatch: pytest.Monk
 def test_decoding_takes_memory_in_proportion_to_the_pixels(mode: str, kind: str, options: dict[str, Any]) -> None:
     side = 2000
     data = encoded(Image.new(mode, (side, side)), kind, **options)
-    decode(encoded(Image.new(mode, (8, 8)), kind, **options))  # what is loaded once
+    decode(encoded(Image.new(mode, (8, 8)), kind, **options))  # loads libraries
     assert peak_growth(lambda: decode(data)) < 25.5 * side * side
 
 
@@ -207,19 +194,19 @@ def folder() -> Path:
 
 
 def test_class_folders_become_a_data_set(folder: Path) -> None:
-    """Classes are in the order of their names; files of any shape and mode become images of the requested size."""
+    """Classes are sorted by name; files of any shape and mode get the requested size."""
     Image.new("L", (25, 25), 77).save(folder / "train" / "cat" / "grey.png")
     Image.new("RGBA", (25, 25), (9, 9, 9, 0)).save(folder / "train" / "dog" / "clear.png")
     data = open_folder(folder, DataConfig(image_size=16))
     assert data.classes == ("cat", "dog")
     assert (len(data.train), len(data.val or ())) == (8, 4)
     for index in range(8):
-        image, label = data.train[index]  # type: ignore[index]
+        image, label = data.train[index]
         assert (image.shape, image.dtype, label) == ((3, 16, 16), torch.uint8, index // 4)
-    first = data.val[0][0]  # type: ignore[index]
+    first = data.val[0][0]
     assert abs(first.float().mean(dim=(1, 2)) - torch.tensor([0.0, 255.0, 128.0])).max() < 3
     plain = open_folder(folder, DataConfig(image_size=16, augment="none"))
-    assert torch.equal(plain.train[0][0], plain.train[0][0]), "--augment none"  # type: ignore[index]
+    assert torch.equal(plain.train[0][0], plain.train[0][0]), "--augment none"
 
 
 CHANGES = {
@@ -240,7 +227,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_the_files_is_named(folder: Path, change: str) -> None:
-    """Names of files are enough to tell ranks apart; sizes are compared with those of the run."""
+    """Ranks compare the names of files; a resumed run also compares their sizes."""
 
     def opened() -> DataSet:
         return open_folder(folder, DataConfig(image_size=16))
@@ -248,7 +235,7 @@ def test_a_change_of_the_files_is_named(folder: Path, change: str) -> None:
     act, expected = CHANGES[change]
     before, facts = identity.of(opened(), sizes=True), identity.facts(opened())
     assert identity.differences(identity.of(opened(), sizes=True), before) == {}
-    act(folder / "train", folder / "val")  # type: ignore[no-untyped-call]
+    act(folder / "train", folder / "val")
     found = identity.differences(identity.of(opened(), sizes=True), json.loads(json.dumps(before)))
     assert list(found) == list(expected)
     assert all(re.search(pattern, found[part]) for part, pattern in expected.items())
@@ -256,28 +243,22 @@ def test_a_change_of_the_files_is_named(folder: Path, change: str) -> None:
 
 
 def test_an_unreadable_image_is_named(folder: Path) -> None:
-    """The error is one line with the file, whether the training process or a loader process reads it."""
+    """The error is one line, from the training process and from a loader process."""
     bad = folder / "train" / "cat" / "1.jpg"
     bad.write_bytes(bad.read_bytes()[:100])
     data = open_folder(folder, DataConfig(image_size=16))
     for workers in (0, 1):
-        loader = MapLoader(data.train, PLAIN, CPU, seed=0, num_workers=workers)  # type: ignore[arg-type]
-        try:
-            reason = ""
-            try:
+        with closing(MapLoader(data.train, PLAIN, CPU, seed=0, num_workers=workers)) as loader:
+            with pytest.raises(UsageError) as error:
                 list(loader.load(0, assignments(EpochOrder(0, 0, 6), 0, BatchLayout(2, 2), 0, 1)))
-            except UsageError as error:
-                reason = str(error)
-            assert re.fullmatch(r"cannot read the image .*cat/1\.jpg: .*", reason)  # one line
-        finally:
-            loader.close()
+            assert re.fullmatch(r"cannot read the image .*cat/1\.jpg: .*", str(error.value))
     bad.unlink()
     os.mkfifo(bad)
-    with pytest.raises(UsageError, match=rf"cannot read the image {bad}: "):  # and nothing waits for it
-        data.train[1]  # type: ignore[index]
+    with pytest.raises(UsageError, match=rf"cannot read the image {bad}: "):
+        data.train[1]
 
 
-def test_files_of_file_managers_are_no_images(folder: Path) -> None:
+def test_hidden_files_are_skipped(folder: Path) -> None:
     for name in (".cache/1.jpg", "__MACOSX/._1.jpg", "cat/._0.jpg", "cat/.thumbnails/0.jpg"):
         for split in ("train", "val"):
             (folder / split / name).parent.mkdir(exist_ok=True)
@@ -290,7 +271,7 @@ def test_an_image_of_too_many_pixels_is_named(folder: Path) -> None:
     bomb = folder / "val" / "cat" / "1.jpg"
     bomb.write_bytes(BOMBS["jpeg"](12_000))
     with pytest.raises(UsageError, match=rf"the image {bomb}: .* more pixels than --max-image-pixels 90000000 allows"):
-        open_folder(folder, DataConfig(image_size=16)).val[1]  # type: ignore[index]
+        open_folder(folder, DataConfig(image_size=16)).val[1]
     shutil.copytree(folder / "train", folder / "test")
     for split in ("train", "val", "test"):
         with pytest.raises(UsageError, match="--max-image-pixels 1199 allows"):
@@ -310,17 +291,16 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_folder_that_cannot_be_used_is_refused(folder: Path, fault: str) -> None:
     damage, message = FAULTS[fault]
-    damage(folder)  # type: ignore[no-untyped-call]
+    damage(folder)
     with pytest.raises(UsageError, match=message) as caught:
         sources.open_data(DataConfig(data="folder", data_dir=folder), seed=0)
     assert "\n" not in str(caught.value)
 
 
-def test_crops_are_those_of_torchvision() -> None:
-    """The same random numbers give the same image to the bit."""
+def test_crops_equal_those_of_torchvision() -> None:
     usual = v2.Compose([v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip()])
     ours = RandomCrop(24)
-    for width, height in ((500, 375), (33, 47), (300, 20), (9, 120)):  # no part of the last two fits: the middle
+    for width, height in ((500, 375), (33, 47), (300, 20), (9, 120)):
         image = whole(encoded(noise(width, height), quality=90))
         for seed in range(25):
             torch.manual_seed(seed)
@@ -343,7 +323,7 @@ def test_of_a_thin_image_only_the_middle_is_resized(kind: str) -> None:
     for size in ((20_000, 1), (1, 20_000)):
         data = encoded(noise(*size), kind)
         for view in (CenterCrop(256, 224), RandomCrop(224)):
-            assert peak_growth(lambda data=data, view=view: view(decode(data))) < 20e6  # type: ignore[misc]
+            assert peak_growth(lambda data=data, view=view: view(decode(data))) < 20e6
 
 
 def test_a_data_set_is_never_in_memory() -> None:

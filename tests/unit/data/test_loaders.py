@@ -1,7 +1,8 @@
-"""Batches of data sets in memory, and of data sets that are read item by item, with and without loader processes."""
+"""Batches of data sets in memory, and of data sets that are read item by item."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -17,11 +18,10 @@ from hvd_train.errors import UsageError
 from hvd_train.progress.order import BatchLayout, EpochOrder, RepeatedOrder, assignments
 from tests.support.batches import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
 
-CUT = BatchLayout(8, 3)
+LAYOUT = BatchLayout(8, 3)
 
 
 def test_a_set_in_memory_repeats_its_rows() -> None:
-    """Sample numbers beyond the rows of the set start again at the first row; no loader process is started."""
     data = Arrays(torch.arange(3.0).view(3, 1, 1, 1), torch.arange(3), num_samples=7)
     loader = open_loader(data, PLAIN, CPU, 0, 4)
     assert isinstance(loader, ArrayLoader)
@@ -31,8 +31,7 @@ def test_a_set_in_memory_repeats_its_rows() -> None:
 
 
 def test_images_are_scaled_resized_normalised_and_coloured_in_this_order() -> None:
-    """Bytes are scaled to 0..1, then resized, then normalised, then repeated as three channels."""
-    data = DataSet((), None, ("a",), channels=1, mean=(0.5,), std=(0.25,))  # type: ignore[arg-type]
+    data = DataSet((), None, ("a",), channels=1, mean=(0.5,), std=(0.25,))
     prepare = Prepare(data, CPU, image_size=4, augment=None, colour=True, channels_last=True)
     assert torch.equal(prepare(torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), None), torch.full((2, 3, 4, 4), 2.0))
     stored = torch.randint(0, 256, (20, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -44,7 +43,7 @@ def test_images_are_scaled_resized_normalised_and_coloured_in_this_order() -> No
 
 
 def test_augmentation_of_a_set_in_memory_belongs_to_the_sample() -> None:
-    """A sample of an epoch is changed in the same way in small steps, in large steps, and on two ranks."""
+    """It depends on neither the batch layout nor the number of ranks."""
     data = replace(PLAIN_DATA, augment=Augment(2, lambda images, drawn: images + drawn.sum(1).view(-1, 1, 1, 1)))
     prepare = Prepare(data, CPU, image_size=None, augment=data.augment, colour=False)
     loader = ArrayLoader(Arrays(torch.arange(300.0).view(-1, 1, 1, 1), torch.zeros(300), 300), prepare, CPU, seed=0)
@@ -65,27 +64,24 @@ def test_augmentation_of_a_set_in_memory_belongs_to_the_sample() -> None:
     assert not set(changed(BatchLayout(4, 2), 1, epoch=2).items()) & set(whole.items())
 
 
-def epochs_of(loader: MapLoader, rank: int = 0, size: int = 1, layout: BatchLayout = CUT) -> list[Batch]:
+def epochs_of(loader: MapLoader, rank: int = 0, size: int = 1, layout: BatchLayout = LAYOUT) -> list[Batch]:
     work = ((e, assignments(EpochOrder(1, e, 30), 0, layout, rank, size)) for e in range(2))
     return [batch for epoch, part in work for batch in loader.load(epoch, part)]
 
 
 def test_loader_processes_change_nothing() -> None:
-    """Batches with random transforms are the same with 0 and with 2 processes, also resumed or left in mid epoch."""
+    """Also if an epoch is resumed or left in the middle."""
     alone, others = (MapLoader(RandomItems(), PLAIN, CPU, seed=5, num_workers=number) for number in (0, 2))
     order = EpochOrder(1, 0, 30)
     others.start()
-    try:
+    with closing(alone), closing(others):
         first, second = flat(epochs_of(alone)), flat(epochs_of(others))
         for loader in (alone, others):
-            rest = flat(list(loader.load(0, assignments(order, 16, BatchLayout(8, 3), 0, 1))))
+            rest = flat(list(loader.load(0, assignments(order, 16, LAYOUT, 0, 1))))
             assert torch.equal(rest, first[16:30]), "resumed at a cursor"
-            next(iter(loader.load(0, assignments(order, 0, BatchLayout(8, 3), 0, 1))))
+            next(iter(loader.load(0, assignments(order, 0, LAYOUT, 0, 1))))
             whole = flat(list(loader.load(0, assignments(order, 0, BatchLayout(8, 8), 0, 1))))
             assert torch.equal(whole, first[:30]), "after an epoch that was left"
-    finally:
-        others.close()
-        alone.close()
     assert torch.equal(first, second)
     by_sample = [half[half[:, 0].argsort()] for half in first.split(30)]
     assert by_sample[0][:, 0].tolist() == list(range(30))
@@ -93,7 +89,7 @@ def test_loader_processes_change_nothing() -> None:
 
 
 def test_random_transforms_belong_to_the_sample() -> None:
-    """An item draws the same numbers in an epoch whatever the batch and the number of ranks."""
+    """The batch layout and the number of ranks do not matter."""
     loader = MapLoader(RandomItems(), PLAIN, CPU, seed=5, num_workers=0)
     whole = flat(epochs_of(loader)[:4])
     parts = flat([b for rank in range(3) for b in epochs_of(loader, rank, 3, BatchLayout(10, 2))[:3]])
@@ -122,7 +118,7 @@ class Items:
 
 
 def test_a_batch_does_not_depend_on_how_its_images_lie_in_memory() -> None:
-    """Decoders leave the colours of a pixel side by side; the model gets the same numbers in the same layout."""
+    """Decoders interleave colours; the model gets one memory layout."""
     planes = [torch.rand(3, 5, 6) for _ in range(2)]
     by_pixel = [image.permute(1, 2, 0).contiguous().permute(2, 0, 1) for image in planes]
     found = []
@@ -130,15 +126,13 @@ def test_a_batch_does_not_depend_on_how_its_images_lie_in_memory() -> None:
         loader = MapLoader(Items(first, second), PLAIN, CPU, seed=0, num_workers=0)
         (batch,) = loader.load(0, assignments(EpochOrder(0, 0, 2), 0, BatchLayout(2, 2), 0, 1))
         found.append(batch.micro_batches[0].inputs)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    assert all(torch.equal(found[0], other) for other in found)
     assert len({each.stride() for each in found}) == 1
 
 
 def test_a_data_set_that_cannot_be_sent_to_processes_is_an_error_of_use() -> None:
-    """It is found when training starts its processes; without processes nothing is sent."""
     data = Items(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2))
-    data.closure = lambda: None  # type: ignore[attr-defined]
+    data.closure = lambda: None
     MapLoader(data, PLAIN, CPU, seed=0, num_workers=0).start()
     with pytest.raises(UsageError, match=r"cannot be sent the data set \(.*; type --workers 0$"):
         MapLoader(data, PLAIN, CPU, seed=0, num_workers=2).start()

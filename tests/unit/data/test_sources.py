@@ -1,4 +1,4 @@
-"""Data sets by name, and those of the user."""
+"""Data sets by name, and data sets of the user."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from tests.support.batches import RandomItems
 
 
 def test_the_digits_are_scikit_learns() -> None:
-    """Images and labels are those of `load_digits`, and any seed leaves the same 360 images to evaluate on."""
+    """Any seed leaves the same 360 images for validation."""
     data, other = (sources.open_data(DataConfig(data="digits"), seed=seed) for seed in (0, 1))
     raw: Any = load_digits()
     shuffled = np.random.default_rng(1998).permutation(len(raw.target))
     for part, rows in ((data.val, shuffled[:360]), (data.train, shuffled[360:]), (other.val, shuffled[:360])):
-        assert isinstance(part, Arrays)
         expected = (raw.images[rows] * (255 / 16)).round().astype(np.uint8)
         assert torch.equal(part.images, torch.from_numpy(expected).unsqueeze(1))
         assert torch.equal(part.labels, torch.from_numpy(raw.target[rows]))
@@ -40,7 +39,6 @@ def test_the_digits_are_scikit_learns() -> None:
 
 
 def test_own_tensors_are_kept_in_memory() -> None:
-    """A pair of TensorDatasets is kept in memory, with class names that follow from the labels."""
     images, labels = torch.rand(6, 3, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2], dtype=torch.int32)
     data = sources.open_data(DataConfig(), 0, own=lambda config: (TensorDataset(images, labels), None))
     assert isinstance(data.train, Arrays)
@@ -62,7 +60,7 @@ def test_own_tensors_are_kept_in_memory() -> None:
 )
 def test_own_data_of_another_form_are_refused(result: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        sources.open_data(DataConfig(), 0, own=lambda config: result)  # type: ignore[arg-type, return-value]
+        sources.open_data(DataConfig(), 0, own=lambda config: result)
 
 
 IMAGE = torch.zeros(3, 4, 4)
@@ -70,7 +68,7 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 
 
 class Items(list[Any]):
-    """Items of a data set with two classes."""
+    """A data set with two classes."""
 
     classes = ("a", "b")
 
@@ -81,7 +79,7 @@ def opened(*parts: Any) -> DataSet:
 
 @pytest.mark.parametrize("kind", INTEGERS)
 def test_own_labels_may_be_integers_of_any_type(kind: str) -> None:
-    """As a number, a scalar or the one element of an array or tensor, and in a TensorDataset as a row or a column."""
+    """As a number, a scalar, or an array or tensor with one element."""
     of_numpy, of_torch = np.array([0, 1], dtype=kind), torch.tensor([0, 1]).to(getattr(torch, kind))
     for labels in (of_numpy, of_numpy.tolist(), of_torch, of_torch[:, None], of_numpy[:, None], of_torch.tolist()):
         data = opened(Items((IMAGE, label) for label in labels), Items([(IMAGE, labels[1])])).train
@@ -90,7 +88,6 @@ def test_own_labels_may_be_integers_of_any_type(kind: str) -> None:
         assert {type(label) for label in found} == {int}
     for tensor in (of_torch, of_torch[:, None]):
         arrays = opened(TensorDataset(IMAGE.expand(2, -1, -1, -1), tensor), None).train
-        assert isinstance(arrays, Arrays)
         assert arrays.labels.tolist() == [0, 1]
 
 
@@ -106,14 +103,11 @@ WRONG_ITEMS: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("wrong", [*((IMAGE, label) for label in WRONG_LABELS), *WRONG_ITEMS])
 def test_own_items_of_another_form_are_named(wrong: object) -> None:
-    """Item 0 and what attributes say at once, in either set; other items when they are read."""
+    """Item 0 and attributes are checked at once, other items when they are read."""
     good = (IMAGE, 1)
     for which, parts in (("training", (Items([wrong]), None)), ("validation", (Items([good]), Items([wrong])))):
-        with pytest.raises(
-            UsageError, match=rf"item 0 of the {which} set of --data mine:data is .*from 0 to 1"
-        ) as told:
+        with pytest.raises(UsageError, match=rf"item 0 of the {which} set of --data mine:data is .*from 0 to 1.*\Z"):
             opened(*parts)
-        assert "\n" not in str(told.value)
     items = Items([good, good, wrong])
     with pytest.raises(UsageError, match="item 2 of the training set"):
         opened(items, None).train[2]
@@ -133,13 +127,13 @@ def test_own_images_have_one_type_and_size(image: torch.Tensor) -> None:
 
 def test_attributes_of_an_own_data_set_may_differ_from_its_labels() -> None:
     items = Items([(IMAGE, 0), (IMAGE, 1)])
-    items.targets = ["cat", "dog"]  # type: ignore[attr-defined]
+    items.targets = ["cat", "dog"]
     assert opened(items, None).train[1][1] == 1
 
 
 @pytest.mark.parametrize("labels", [[0.0, 1.0], [[0, 1], [1, 0]], [0, -1], [1, 2**40]])
 def test_own_labels_in_memory_are_checked_as_a_whole(labels: list[Any]) -> None:
-    """Labels that only the validation set has are wrong as well."""
+    """Labels that only the validation set has are wrong too."""
     images, good = torch.rand(2, 3), torch.tensor([0, 1])
     with pytest.raises(UsageError, match="of the training set of --data mine:data is"):
         opened(TensorDataset(images, torch.tensor(labels)), None)
@@ -149,14 +143,13 @@ def test_own_labels_in_memory_are_checked_as_a_whole(labels: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_images_and_labels_of_cifar_are_those_of_the_files(
+def test_cifar_has_the_images_and_labels_of_its_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Images are planes of 32 x 32 pixels; the labels of CIFAR-100 are the fine ones; a damaged file is refused."""
+    """CIFAR-100 has its fine labels; a damaged file is refused."""
     cifar.unpack(cifar.publish(name, tmp_path / "web", monkeypatch), tmp_path)
     data = sources.open_data(DataConfig(data=name, data_dir=tmp_path), seed=0)
     assert isinstance(data.train, Arrays)
-    assert isinstance(data.val, Arrays)
     assert (len(data.train), len(data.val)) == (cifar.NUM_TRAIN, cifar.NUM_TEST)
     assert data.classes == tuple(f"class {number}" for number in range(cifar.CLASSES[name]))
     cls = {"cifar10": CIFAR10, "cifar100": CIFAR100}[name]
@@ -174,7 +167,6 @@ def test_images_and_labels_of_cifar_are_those_of_the_files(
 
 
 def test_one_of_many_ranks_downloads_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of a host share the folder: one downloads, the others wait and read what it has downloaded."""
     archive = cifar.publish("cifar10", tmp_path / "web", monkeypatch)
     alone, shared = (
         DataConfig(data="cifar10", data_dir=tmp_path / folder, download=True) for folder in ("alone", "shared")

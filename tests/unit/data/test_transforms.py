@@ -1,4 +1,4 @@
-"""Random changes of images: of whole batches, of single images, and mixes within a micro-batch."""
+"""Random changes of batches and of images, and mixes within a micro-batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from hvd_train.data import sources
 from hvd_train.data.augment import affine_jitter, crop_and_flip
-from hvd_train.data.dataset import Arrays
 from hvd_train.data.transforms import Items, Mix
 from hvd_train.errors import UsageError
 from hvd_train.progress import order
@@ -29,7 +28,7 @@ def cropped(image: Tensor, uniforms: Tensor, padding: int) -> Tensor:
     return part if uniforms[2] < 0.5 else part.flip(2)
 
 
-def test_crop_and_flip_is_the_plain_one_image_by_image() -> None:
+def test_crop_and_flip_of_a_batch_changes_each_image_alone() -> None:
     images = torch.arange(66 * 3 * 6 * 5.0).view(66, 3, 6, 5)
     drawn = torch.from_numpy(order.uniforms(1, 2, np.arange(64), 3))
     uniforms = torch.cat([drawn, torch.zeros(1, 3), torch.full((1, 3), 1 - 2**-24)])
@@ -39,7 +38,6 @@ def test_crop_and_flip_is_the_plain_one_image_by_image() -> None:
 
 @pytest.mark.numeric
 def test_an_affine_change_turns_shifts_and_zooms() -> None:
-    """Nothing in the middle of the range; a shift of a quarter of eight pixels is two pixels."""
     images = torch.cos(torch.arange(3 * 64.0).view(3, 1, 8, 8))
     result = affine_jitter(degrees=10, shift=0.1, scale=0.1).apply(images, torch.full((3, 4), 0.5))
     torch.testing.assert_close(result, images, atol=1e-5, rtol=0)
@@ -63,17 +61,15 @@ def test_augmentation_does_not_depend_on_loader_processes(workers: int) -> None:
 
 
 def test_images_in_memory_are_changed_one_by_one_and_only_in_training() -> None:
-    """The usual changes of the data set are not applied a second time to the batch."""
+    """The usual changes of the data set are not applied a second time."""
     data = sources.open_data(DataConfig(data="digits", augment="rand"), seed=0)
     assert isinstance(data.train, Items)
-    assert isinstance(data.val, Arrays)
     assert data.augment is None
     image, label = data.train[5]
     assert (image.dtype, image.shape, label) == (torch.uint8, (1, 8, 8), int(data.train.arrays.labels[5]))
 
 
 def test_a_policy_for_items_of_the_user_is_refused() -> None:
-    """`--augment trivial` is refused, not ignored, for a data set that has changes of its own."""
     with pytest.raises(UsageError, match=r"do not go with --data tests\.support\.runs:mapped_digits"):
         sources.open_data(DataConfig(data="tests.support.runs:mapped_digits", augment="trivial"), seed=0)
 

@@ -1,4 +1,4 @@
-"""`--sync-batch-norm`: batch norm over the samples of all ranks is batch norm of the joined batch."""
+"""`--sync-batch-norm`: batch norm over all ranks is batch norm of the joined batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARES = {2: (7, 5), 3: (6, 0, 6)}  # one rank has no sample
 
 
 def images(count: int = 12) -> Tensor:
-    """Return images far from centred, where sums of squares would lose digits."""
+    """Return images far from zero, so that sums of squares would lose digits."""
     return 50 + torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(1))
 
 
@@ -42,13 +42,12 @@ def passed(module: nn.Module, part: Tensor, slope: Tensor) -> dict[str, Tensor]:
     part = part.clone().requires_grad_()
     output = module(part)
     (output * slope).sum().backward()
-    assert part.grad is not None
     gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     return {"output": output.detach(), "images": part.grad, **gradients, **dict(module.named_buffers())}
 
 
 @pytest.mark.parametrize("ranks", SHARES)
-def test_outputs_gradients_and_statistics_are_those_of_one_rank(ranks: int) -> None:
+def test_outputs_gradients_and_statistics_equal_one_rank(ranks: int) -> None:
     slope = torch.randn(12, 3, 4, 4, generator=torch.Generator().manual_seed(2))
     expected = passed(layer(), images(), slope)
 
@@ -68,7 +67,7 @@ def test_outputs_gradients_and_statistics_are_those_of_one_rank(ranks: int) -> N
 
 
 def values(*shape: int) -> Tensor:
-    """Return numbers of a magnitude below 1, with a variance that differs from feature to feature."""
+    """Return numbers below 1, each feature with its own variance."""
     made = torch.sin(torch.arange(float(torch.Size(shape).numel())).view(shape) * 1.7)
     return made * torch.linspace(0.2, 1, shape[1]).view(1, -1, *[1] * (len(shape) - 2))
 
@@ -84,7 +83,7 @@ def values(*shape: int) -> Tensor:
         (lambda: nn.BatchNorm1d(3, momentum=None), (5, 3)),
     ],
 )
-def test_on_one_rank_it_is_torchs_own(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+def test_on_one_rank_it_equals_torchs_layer(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     given, found = values(*shape), []
     for dtype in (torch.float32, torch.float64):
         module = make()
@@ -98,21 +97,19 @@ def test_on_one_rank_it_is_torchs_own(make: Callable[[], nn.Module], shape: tupl
         found.append(passed(module, given.to(dtype) + 1 / 8, slope))
     mine, expected = found
     assert mine.keys() == expected.keys()
-    # Each number comes of some four sums of at most `count` terms below 4, divided up to three times by a standard
-    # deviation of at least 0.02 and its square: 1 / 0.02 bounds one division.
+    # About four sums of at most `count` terms below 4; divisions by a standard deviation of at least 0.02.
     tolerance = 4 * given.numel() // shape[1] * 4 * 2**-24 / 0.02
     for name, of_torch in expected.items():
         torch.testing.assert_close(mine[name].double(), of_torch.double(), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
-def test_it_answers_in_the_number_format_it_was_asked_in(weights: torch.dtype) -> None:
-    """It computes in float32; inputs, weights, statistics and gradients of 16 bits keep their type."""
+def test_inputs_and_weights_keep_their_dtype(weights: torch.dtype) -> None:
+    """The layer computes in float32, also for 16-bit inputs."""
     module = synchronised(nn.BatchNorm1d(3).to(weights), LocalWorld())
     given = values(4, 3).bfloat16().requires_grad_()
     output = module(given)
     output.float().square().sum().backward()
-    assert given.grad is not None
     assert (output.dtype, given.grad.dtype) == (torch.bfloat16, torch.bfloat16)
     for tensor in (*module.parameters(), *(p.grad for p in module.parameters())):
         assert tensor.dtype == weights
@@ -121,7 +118,7 @@ def test_it_answers_in_the_number_format_it_was_asked_in(weights: torch.dtype) -
 
 
 def test_nothing_is_divided_by_a_variance_of_zero() -> None:
-    """One sample alone, as the last batch may be; and values so alike that rounding makes their variance negative."""
+    """A single sample, and values so alike that rounding makes their variance negative."""
     module = synchronised(nn.BatchNorm1d(3), LocalWorld())
     alone = torch.tensor([[1.0, 2.0, -4.0]])
     assert module(alone).tolist() == [[0.0, 0.0, 0.0]]
@@ -135,7 +132,7 @@ def test_nothing_is_divided_by_a_variance_of_zero() -> None:
     assert float(module.running_var.min()) >= 0.9 - 2**-23
 
 
-def test_in_evaluation_it_is_the_plain_one() -> None:
+def test_in_evaluation_it_equals_torchs_layer() -> None:
     plain = layer().eval()
     module = synchronised(copy.deepcopy(plain), LocalWorld())
     assert torch.equal(module(images()), plain(images()))
@@ -144,7 +141,7 @@ def test_in_evaluation_it_is_the_plain_one() -> None:
 
 
 class Reshapes(nn.Module):
-    """A network with batch norm whose forward pass ends on an empty batch, in more than one place."""
+    """A network that reshapes, and uses a layer of batch norm twice; an empty batch must pass."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -153,18 +150,16 @@ class Reshapes(nn.Module):
         self.linear = nn.Linear(36, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits. The first layer of batch norm is used twice."""
         hidden = self.norm(self.norm(self.first(images)).tanh())
         hidden = F.interpolate(self.another(self.second(hidden)).tanh(), size=5, mode="bilinear")
         hidden = hidden.reshape(len(hidden), 3, -1).view(len(hidden), 9, 5, 5)
         hidden = F.adaptive_avg_pool2d(hidden, 2).flatten(1)
-        logits: Tensor = self.linear(self.last(hidden.view(hidden.size(0), -1)))
-        return logits
+        return self.linear(self.last(hidden.view(hidden.size(0), -1)))
 
 
 @pytest.mark.parametrize(("ranks", "make"), [(2, runs.batch_norm), (2, Reshapes), (3, Reshapes)])
-def test_a_training_on_ranks_is_that_of_one_with_the_joined_batch(ranks: int, make: Builder) -> None:
-    """Two slots a step, and one in the last of each epoch: of two ranks one lacks a slot then, of three one always."""
+def test_a_training_on_ranks_equals_one_with_the_joined_batch(ranks: int, make: Builder) -> None:
+    """Some rank lacks a micro-batch in some or all steps."""
     whole = small_config(batch_size=20, epochs=2, output_dir=Path("one"))
     _, expected = trained(LocalWorld(), whole, make)
     config = small_config(batch_size=10, epochs=2, sync_batch_norm=True, output_dir=Path("ranks"))
@@ -176,8 +171,8 @@ def test_a_training_on_ranks_is_that_of_one_with_the_joined_batch(ranks: int, ma
     assert largest_difference(apart, expected) > 1e-3, "it would be the same without"
 
 
-def test_a_rank_may_lack_a_slot_in_the_second_of_two_passes() -> None:
-    """Five slots of 4 on three ranks are a pass over 12 samples and one over 8: two slots of one rank."""
+def test_a_rank_may_lack_a_micro_batch_in_the_second_of_two_passes() -> None:
+    """Five micro-batches of 4 on three ranks are a pass over 12 samples and one over 8."""
     _, expected = trained(LocalWorld(), small_config(batch_size=12, epochs=2, output_dir=Path("one")), Reshapes)
     config = small_config(epochs=2, sync_batch_norm=True)
     results = run_ranks(3, lambda world: trained(world, config, Reshapes))

@@ -1,4 +1,4 @@
-"""Compiling ahead (`--compile`) changes nothing but speed."""
+"""`--compile`: it changes the speed alone."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.support import runs
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile without generating code, which takes ten times as long and decides nothing here."""
+    """Compile without generating code, which would take ten times as long."""
     plain: Callable[..., Any] = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda model: plain(model, backend="aot_eager"))
     torch.compiler.reset()
 
 
-def test_nothing_but_speed_changes(quick: None) -> None:
+def test_compiling_leaves_the_model_as_it_was(quick: None) -> None:
     model, example = nn.Sequential(runs.batch_norm(10), nn.Dropout(0.5)), torch.randn(2, 1, 8, 8)
     model[0][1].eval()
     model[0][0].weight.requires_grad_(False)

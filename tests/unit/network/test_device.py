@@ -29,24 +29,21 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # what `choose_device` changes is put back
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # undo what `choose_device` sets
 
 
-def test_each_rank_of_a_host_has_a_gpu_of_its_own(gpus: None) -> None:
+def test_each_rank_has_its_own_gpu_unless_nccl_shares_them(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     places = [Place(3, 4, local_rank, 2) for local_rank in range(2)]
     assert [device.choose_device(Config(), place).index for place in places] == [0, 1]
     named = Config().replace(gpu_ids=(1, 0))
     assert [device.choose_device(named, place).index for place in places] == [1, 0]
     assert device.choose_device(Config().replace(device="cpu"), places[0]).type == "cpu"
-
-
-def test_ranks_share_gpus_if_nccl_allows_it(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     devices = [device.choose_device(Config(), Place(rank, 3, rank, 3)) for rank in range(3)]
     assert [one.index for one in devices] == [0, 1, 0]
 
 
-def test_gpus_that_are_not_there_are_an_error_of_use(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpus_are_an_error_of_use(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="3 ranks on this host but 2 GPUs"):
         device.choose_device(Config(), Place(0, 3, 0, 3))
     with pytest.raises(UsageError, match="--gpu-ids: there is no GPU 2 on this host; they are 0 to 1"):

@@ -26,8 +26,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def bias_in(name: str) -> list[float]:
-    biases: list[float] = torch.load(RUN / name, weights_only=True)["bias"].tolist()
-    return biases
+    return torch.load(RUN / name, weights_only=True)["bias"].tolist()
 
 
 def files() -> list[str]:
@@ -44,7 +43,6 @@ def test_the_newest_checkpoints_are_kept() -> None:
     path_of(RUN, 5).write_bytes(b"torn")
     commit(4, keep=1)
     snapshot = newest_good(RUN, lambda message: None)
-    assert snapshot is not None
     assert snapshot["progress"]["step"] == 4
 
 
@@ -179,7 +177,6 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_checkpoint_before() -> None:
     partial = RUN / "checkpoints/step-0000000002.ckpt.partial"
     assert partial.stat().st_size == 700
     snapshot = newest_good(RUN, pytest.fail)
-    assert snapshot is not None
     assert snapshot["progress"]["step"] == 1
     assert commit(3) == []
     assert not partial.exists()

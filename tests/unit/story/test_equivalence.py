@@ -58,14 +58,13 @@ def test_a_resumed_run_keeps_its_batch_layout(batch: dict[str, int | None], layo
     config = small_config(epochs=2, **batch)
 
     def stopped(world: ThreadWorld) -> int:
-        world.requested = lambda *, told_to_end=False: "stop"  # type: ignore[method-assign]
+        world.requested = lambda *, told_to_end=False: "stop"
         return trained(world, config)[0].steps
 
     assert run_ranks(2, stopped) == [1, 1]
     assert run_ranks(3, stopped) == [2, 2, 2]
     assert run_ranks(1, lambda world: trained(world, config)[0].finished) == [True]
     last = newest_good(Path("run"), pytest.fail)
-    assert last is not None
     assert BatchLayout(**last["layout"]) == layout
 
 
@@ -187,7 +186,6 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
 def test_evaluation_is_the_same_for_every_world_size(count: int) -> None:
     """Evaluation gives the same number for every world size."""
     few = runs.few_digits(small_config().data)
-    assert isinstance(few.val, Arrays)
     val = Arrays(few.val.images, few.val.labels, count)
     data = DataSet(few.train, val, few.classes, 1, 8, few.mean, few.std)
     device = torch.device("cpu")

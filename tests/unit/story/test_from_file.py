@@ -34,7 +34,6 @@ def resumed(file: Path, *, steps: int | None = 1, **settings: Any) -> tuple[Snap
     world = LocalWorld() if steps is None else StoppingWorld(steps)
     trained(world, small_config(output_dir=SECOND, resume=str(file), **settings))
     snapshot = checkpoint.newest_good(SECOND, pytest.fail)
-    assert snapshot is not None
     lines = map(json.loads, (SECOND / "metrics.jsonl").read_text().splitlines())
     return snapshot, "\n".join(line["message"] for line in lines if line.get("name") == "note")
 

@@ -95,7 +95,6 @@ def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
         assert f"steps in a row were skipped; in the last one, step {last}, the loss is not finite" in str(told.value)
         assert f"(rank 0: samples {samples[0]}; rank 1: samples {samples[10]})" in str(told.value)
         newest = checkpoint.newest_good(Path("run"), pytest.fail)
-        assert newest is not None
         assert newest["progress"]["step"] == last
         assert all(bool(value.isfinite().all()) for value in newest["model"].values())
 
@@ -153,8 +152,7 @@ class Ticking(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         self.now += 1.0 if self.training else 1000.0 * (self.now > 0)  # it is tried out before the first step
-        logits: Tensor = self.body(images)
-        return logits
+        return self.body(images)
 
 
 @pytest.fixture
@@ -221,7 +219,7 @@ def test_an_equal_evaluation_is_not_better() -> None:
         ("top1", 9.0, 0.6, True), ("top1", 0.1, 0.5, False), ("loss", 0.9, 0.1, True), ("loss", 1.0, 0.9, False),
         ("loss", math.nan, 0.9, False),
     ):  # fmt: skip
-        schedule = ScheduleConfig(best_by=by)  # type: ignore[arg-type]
+        schedule = ScheduleConfig(best_by=by)
         assert goals.better(schedule, Evaluation(2, loss, top1, 1.0), Evaluation(1, 1.0, 0.5, 1.0)) == better
         assert goals.better(schedule, Evaluation(2, 5.0, 0.9, 1.0), Evaluation(1, math.nan, 0.5, 1.0))
 

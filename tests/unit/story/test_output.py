@@ -137,7 +137,6 @@ def test_a_new_rank_0_goes_on_in_the_folder_of_the_job(clock: Clock, state: Trai
     config = small_config(output_dir=None, recipe="few", resume="never", ledger=True)
     former, latter = opened(config, state), Output(config)
     folder = former.path
-    assert folder is not None
     claim = latter.claim(state, folder, first_layout, from_disk=False)
     assert (claim.folder.path, claim.folder.earlier, claim.folder.held(), clock.sleeps) == (folder, True, True, 0)
     assert not former.commit_last(state)

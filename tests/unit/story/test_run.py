@@ -114,7 +114,6 @@ def test_a_training_is_that_of_plain_torch(name: str) -> None:
 def reference(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, clip_norm: float | None) -> Weights:
     """The loop that a textbook has."""
     few = runs.few_digits(small_config().data)
-    assert isinstance(few.train, Arrays)
     images = (few.train.images.float() / 255 - few.mean[0]) / few.std[0]
     step = 0
     for epoch in range(EPOCHS):
@@ -154,7 +153,6 @@ def digits(**changes: Any) -> Callable[[DataConfig], DataSet]:
 
 
 def without_first(count: int, part: Arrays | MapDataset | None) -> Arrays:
-    assert isinstance(part, Arrays)
     return Arrays(part.images[count:], part.labels[count:], len(part) - count)
 
 

@@ -42,8 +42,7 @@ class InDoublePrecision(nn.Module):
         self.body = own_generator(runs.convnet(10)).double()
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.body(images.double())
-        return logits
+        return self.body(images.double())
 
 
 def images(count: int) -> tuple[Tensor, Tensor]:

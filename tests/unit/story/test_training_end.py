@@ -219,7 +219,7 @@ def test_ranks_that_come_apart_end_the_job_and_rank_0_saves_its_weights() -> Non
     def body(world: ThreadWorld) -> None:
         def come_apart(module: nn.Module, *_: object) -> None:
             if world.place.rank == 1 and module.training:
-                module.weight.data[0, 0] += 1  # type: ignore[index, operator]
+                module.weight.data[0, 0] += 1
 
         def make(num_classes: int) -> nn.Module:
             built[world.place.rank] = model = runs.convnet(num_classes)
