@@ -1,4 +1,4 @@
-"""Fixtures that several test files of the story share."""
+"""Fixtures of the story."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def state() -> Iterator[TrainState]:
 
 @pytest.fixture
 def may_write(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Return an event that the disk waits for before it writes a checkpoint."""
+    """Return an event that must be set before a checkpoint is written."""
     event, write = threading.Event(), checkpoint.write_into
 
     def slow(file: BinaryIO, snapshot: Snapshot) -> None:

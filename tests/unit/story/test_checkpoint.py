@@ -1,4 +1,4 @@
-"""Checkpoint files: a file is whole, or it is named and skipped."""
+"""Checkpoint files and the store that commits them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import hashlib
 import io
 import json
 import os
+import threading
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -16,18 +19,23 @@ from hypothesis import strategies as st
 from hvd_train import checkpoint
 from hvd_train.checkpoint import MAGIC, BadCheckpoint, DiskStore, committed, newest_good, path_of, read
 from hvd_train.errors import UsageError
+from hvd_train.network import optim
 from hvd_train.progress.order import BatchLayout
+from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
+from hvd_train.settings.optimizer import OptimizerConfig
 from hvd_train.state import Progress, TrainState
+from tests.support.full_disk import no_room
 from tests.support.launching import wait_for
 from tests.support.malicious import Malicious
+from tests.support.runs import small_config
 from tests.support.worlds import own_generator
 
 RUN = Path("run")
 
 
 def state_at(step: int) -> TrainState:
-    """Return a small state whose biases are the number of its steps."""
+    """Return a small state after this number of steps, which is the value of its biases."""
     model = own_generator(torch.nn.Linear(3, 2))
     with torch.no_grad():
         model.bias.fill_(float(step))
@@ -37,19 +45,19 @@ def state_at(step: int) -> TrainState:
     )
 
 
-def store(told: list[str] | None = None, keep: int = 3) -> DiskStore:
+def store(lines: list[str] | None = None, keep: int = 3) -> DiskStore:
     RUN.mkdir(exist_ok=True)
-    return DiskStore(RunFolder(RUN), keep, {"recipe": "test"}, (told if told is not None else []).append)
+    return DiskStore(RunFolder(RUN), keep, {"recipe": "test"}, ([] if lines is None else lines).append)
 
 
 def commit(*steps: int, keep: int = 3) -> list[str]:
-    """Commit these steps in one life of a run, and return what the user was told."""
-    told: list[str] = []
-    disk = store(told, keep)
+    """Commit these steps in one start of a run, and return the printed lines."""
+    lines: list[str] = []
+    disk = store(lines, keep)
     for step in steps:
         commit_next(disk, step)
     disk.close()
-    return told
+    return lines
 
 
 def commit_next(disk: DiskStore, step: int) -> None:
@@ -60,8 +68,16 @@ def steps_on_disk() -> list[int]:
     return [int(path.stem.removeprefix("step-")) for path in committed(RUN)]
 
 
+def newest_step(show: Callable[[str], None] = lambda line: None) -> int:
+    return newest_good(RUN, show)["progress"]["step"]
+
+
+def bias_in(name: str) -> list[float]:
+    return torch.load(RUN / name, weights_only=True)["bias"].tolist()
+
+
 def test_a_checkpoint_is_read_back_bit_for_bit() -> None:
-    """Weights, optimizer, progress and config; `head -2` shows the format and the progress."""
+    """`head -2` shows the format and the progress."""
     assert commit(5) == []
     snapshot = read(path_of(RUN, 5))
     assert snapshot["progress"]["step"] == 5
@@ -83,7 +99,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @given(data=st.data())
 def test_a_damaged_file_is_found(whole: bytes, data: st.DataObject) -> None:
-    """A missing end and any flipped bit, unless it is in the words for `head` and changes nothing that is loaded."""
+    """A missing end and any flipped bit, unless it changes only the header's text."""
     path, header_end = Path("damaged.ckpt"), whole.index(b"\n", len(MAGIC))
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
     with pytest.raises(BadCheckpoint, match=r"damaged\.ckpt"):
@@ -113,7 +129,6 @@ def test_a_damaged_file_is_found(whole: bytes, data: st.DataObject) -> None:
     ],
 )
 def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(content: bytes, message: str) -> None:
-    """A foreign file, a broken header and a missing end each have their own words."""
     path = Path("x.ckpt")
     path.write_bytes(content)
     with pytest.raises(UsageError, match=rf"^x\.ckpt.*{message}$"):
@@ -134,19 +149,18 @@ def test_a_hole_a_pipe_and_a_missing_file_are_refused() -> None:
 
 
 def test_a_checkpoint_that_lacks_a_value_is_skipped() -> None:
-    """Its checksum is right, so another version wrote it: the one before it is used."""
+    """Its checksum is right, so another version wrote it."""
     commit(5)
     snapshot = read(path_of(RUN, 5))
     del snapshot["buffers"]
     checkpoint.write(path_of(RUN, 6), snapshot)
     with pytest.raises(UsageError, match=r"0006\.ckpt is no checkpoint of this version: it has no buffers$"):
         checkpoint.read_named(path_of(RUN, 6))
-    newest = newest_good(RUN, lambda message: None)
-    assert newest["progress"]["step"] == 5
+    assert newest_step() == 5
 
 
 def test_a_checkpoint_with_code_in_it_is_not_run() -> None:
-    """Though its checksum is valid: it is refused in one line, and the one before it is used."""
+    """Though its checksum is valid; the checkpoint before it is used."""
     commit(5)
     buffer = io.BytesIO()
     torch.save({"model": Malicious()}, buffer)
@@ -155,23 +169,145 @@ def test_a_checkpoint_with_code_in_it_is_not_run() -> None:
     path_of(RUN, 6).write_bytes(MAGIC + json.dumps(header).encode() + b"\n" + payload)
     with pytest.raises(BadCheckpoint, match="not loaded"):
         read(path_of(RUN, 6))
-    told: list[str] = []
-    snapshot = newest_good(RUN, told.append)
-    assert (snapshot["progress"]["step"], len(told)) == (5, 1)
+    lines: list[str] = []
+    assert (newest_step(lines.append), len(lines)) == (5, 1)
     torch.save({"weight": Malicious()}, RUN / checkpoint.BEST)
-    assert checkpoint.read_weights(RUN / checkpoint.BEST) is None, "the test at the end goes without it"
+    assert checkpoint.read_weights(RUN / checkpoint.BEST) is None
     assert not Path("owned").exists()
 
 
 def test_the_newest_whole_checkpoint_is_used() -> None:
-    """Damaged ones in front of it are named and kept; without a whole one a run starts at the beginning."""
+    """Damaged newer ones are named and kept; without a whole one a run starts at the beginning."""
     commit(1, 2, 3)
     path_of(RUN, 3).write_bytes(path_of(RUN, 3).read_bytes()[:-10])
     path_of(RUN, 2).write_bytes(b"")
-    told: list[str] = []
-    snapshot = newest_good(RUN, told.append)
-    assert snapshot["progress"]["step"] == 1
-    assert [path_of(RUN, step).name in line for step, line in zip((3, 2), told, strict=True)] == [True, True]
+    lines: list[str] = []
+    assert newest_step(lines.append) == 1
+    assert [path_of(RUN, step).name in line for step, line in zip((3, 2), lines, strict=True)] == [True, True]
     assert steps_on_disk() == [3, 2, 1]
     path_of(RUN, 1).write_bytes(b"")
     assert newest_good(RUN, lambda message: None) is None
+
+
+def test_the_newest_checkpoints_are_kept() -> None:
+    """Foreign files stay, a damaged file does not push out a good one, and half a file of a killed process goes."""
+    (RUN / "checkpoints").mkdir(parents=True)
+    for name in ("mine.ckpt", "step-0000000002.ckpt.partial"):
+        (RUN / "checkpoints" / name).write_text("not yours")
+    commit(1, 2, 3, 4, 5, keep=2)
+    assert steps_on_disk() == [5, 4]
+    assert sorted(path.name[:6] for path in (RUN / "checkpoints").iterdir()) == ["mine.c", "step-0", "step-0"]
+    path_of(RUN, 5).write_bytes(b"torn")
+    commit(4, keep=1)
+    assert newest_step() == 4
+
+
+def test_commits_are_written_one_at_a_time_in_their_order(may_write: threading.Event) -> None:
+    """A busy disk postpones a commit, but not the last one; closing the store loses none."""
+    disk = store()
+    assert disk.commit(state_at(1))
+    assert not disk.commit(state_at(2))
+    last = disk.commit_last(state_at(3))
+    assert not last.done()
+    assert not disk.commit(state_at(4))
+    may_write.set()
+    assert last.result()
+    assert steps_on_disk() == [3, 1]
+    assert disk.commit(state_at(5))
+    disk.close()
+    assert steps_on_disk() == [5, 3, 1]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_later_steps_are_not_in_a_commit(last: bool) -> None:
+    """Training continues while the file is written."""
+    disk, state = store(), state_at(5)
+    continued, trains = threading.Event(), threading.current_thread()
+
+    def late(*_: object) -> None:
+        assert threading.current_thread() is trains or continued.wait(60)
+
+    state.model.register_state_dict_pre_hook(late)
+    disk.commit_last(state, final_weights=True) if last else disk.commit(state)
+    with torch.no_grad():
+        state.model.get_parameter("bias").fill_(6.0)
+    state.progress = state.progress.after_step(4)
+    continued.set()
+    disk.close()
+    assert steps_on_disk() == [5]
+    assert read(path_of(RUN, 5))["model"]["bias"].tolist() == [5.0, 5.0]
+    if last:
+        assert bias_in("model-final.pt") == [5.0, 5.0]
+
+
+def test_weights_for_use_are_a_plain_state_dict() -> None:
+    disk, state = store(), state_at(5)
+    disk.save_weights("model-best.pt", state_at(1))
+    torch.nn.Linear(3, 2).load_state_dict(torch.load(RUN / "model-best.pt", weights_only=True))
+    state.average = optim.moving_average(OptimizerConfig(ema_decay=0.5), state.model, ())
+    with torch.no_grad():
+        state.model.get_parameter("bias").fill_(6.0)
+    disk.save_weights("model-best.pt", state)
+    assert disk.commit_last(state, final_weights=True).result()
+    disk.close()
+    assert bias_in("model-best.pt") == bias_in("model-final.pt") == [5.0, 5.0]
+    assert read(path_of(RUN, 5))["model"]["bias"].tolist() == [6.0, 6.0]
+
+
+def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
+    """One line names the newest file, one says that the disk has space again; a last commit always has a line."""
+    lines: list[str] = []
+    commit(1)
+    disk = store(lines, keep=1)
+    with no_room():
+        commit_next(disk, 2)
+        commit_next(disk, 3)
+        assert not disk.commit_last(state_at(3), final_weights=True).result()
+        assert [path.name for path in RUN.rglob("*") if path.is_file()] == ["step-0000000001.ckpt"]
+    assert torch.serialization.get_crc32_options()
+    commit_next(disk, 4)
+    commit_next(disk, 5)
+    disk.close()
+    assert steps_on_disk() == [5]
+    folder, why = "cannot write run/checkpoints/step-000000000", "No space left on device"
+    assert lines == [
+        f"{folder}2.ckpt: {why}; training continues, the newest good checkpoint is step-0000000001.ckpt",
+        f"{folder}3.ckpt: {why}; the newest good checkpoint is step-0000000001.ckpt",
+        f"cannot write run/model-final.pt: {why}",
+        "disk has space again: wrote the checkpoint of step 4",
+    ]
+
+
+def test_best_weights_that_do_not_fit_are_written_with_a_later_commit() -> None:
+    """The later training steps do not change them; the user gets one line."""
+    lines: list[str] = []
+    disk, state = store(lines), state_at(1)
+    with no_room():
+        disk.save_weights("model-best.pt", state)
+        with torch.no_grad():
+            state.model.get_parameter("bias").fill_(6.0)
+        commit_next(disk, 2)
+        wait_for("both errors", lambda: len(lines) == 2)
+    commit_next(disk, 3)
+    disk.close()
+    assert steps_on_disk() == [3]
+    assert bias_in("model-best.pt") == [1.0, 1.0]
+    assert [line for line in lines if "model-best.pt" in line] == [
+        "cannot write run/model-best.pt: No space left on device; it is kept in memory until it fits"
+    ]
+
+
+def test_a_process_that_was_stopped_does_not_replace_a_newer_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it continues, another process has taken the folder over and written the same step."""
+    fsync = os.fsync
+    disk = DiskStore(run_folder.claim(small_config(output_dir=RUN), datetime.now()), 3, {}, [].append)
+
+    def stopped_meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        run_folder.take_over(RUN)
+        path_of(RUN, 1).write_text("the other's")
+
+    monkeypatch.setattr(os, "fsync", stopped_meanwhile)
+    assert not disk.commit_last(state_at(1)).result()
+    disk.close()
+    assert path_of(RUN, 1).read_text() == "the other's"

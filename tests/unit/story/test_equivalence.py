@@ -1,4 +1,4 @@
-"""The invariants that define correctness, on one rank and on ranks that are threads."""
+"""The invariants of training, on one rank and on ranks that are threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,15 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hvd_train.checkpoint import newest_good
-from hvd_train.data.dataset import Arrays, DataSet
-from hvd_train.data.loader import ArrayLoader
-from hvd_train.data.prepare import Prepare
 from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
-from hvd_train.validate import Scores, evaluate
 from hvd_train.world.world import LocalWorld, PendingSum
 from tests.support import runs
 from tests.support.runs import equal, largest_difference, small_config, trained
-from tests.support.worlds import Killed, StoppingWorld, ThreadWorld, own_generator, run_ranks
+from tests.support.worlds import Killed, StoppingWorld, ThreadWorld, run_ranks
 
 pytestmark = pytest.mark.numeric
 
@@ -32,8 +27,7 @@ TOLERANCE = 1e-5
 
 
 @pytest.mark.parametrize(("make", "size"), [(runs.convnet, 3), (runs.batch_norm, 2), (runs.remembers, 3)])
-def test_ranks_take_the_step_of_one_rank(make: Callable[[int], nn.Module], size: int) -> None:
-    """N ranks take the same step as one rank with the same global batch."""
+def test_ranks_take_the_same_steps_as_one_rank(make: Callable[[int], nn.Module], size: int) -> None:
     config = small_config(clip_norm=5.0, label_smoothing=0.1)
     alone, expected = trained(LocalWorld(), config.replace(output_dir=Path("alone")), make)
     assert alone.steps == 50
@@ -54,7 +48,7 @@ def test_ranks_take_the_step_of_one_rank(make: Callable[[int], nn.Module], size:
     ids=str,
 )
 def test_a_resumed_run_keeps_its_batch_layout(batch: dict[str, int | None], layout: BatchLayout) -> None:
-    """On other numbers of ranks too, on which the same settings would make another global batch, or one too large."""
+    """Also on other numbers of ranks, for which the same settings would make another layout."""
     config = small_config(epochs=2, **batch)
 
     def stopped(world: ThreadWorld) -> int:
@@ -64,8 +58,7 @@ def test_a_resumed_run_keeps_its_batch_layout(batch: dict[str, int | None], layo
     assert run_ranks(2, stopped) == [1, 1]
     assert run_ranks(3, stopped) == [2, 2, 2]
     assert run_ranks(1, lambda world: trained(world, config)[0].finished) == [True]
-    last = newest_good(Path("run"), pytest.fail)
-    assert BatchLayout(**last["layout"]) == layout
+    assert BatchLayout(**newest_good(Path("run"), pytest.fail)["layout"]) == layout
 
 
 SGD = {"optimizer": "sgd", "nesterov": True}
@@ -89,7 +82,6 @@ KINDS = {
     ],
 )
 def test_resume_is_bit_identical(kind: str, stops: tuple[int, ...]) -> None:
-    """A run stopped anywhere and resumed is bit-identical to one never stopped."""
     settings, make, data = KINDS[kind]
     config = small_config(epochs=3, **settings)
     undisturbed, expected = trained(LocalWorld(), config.replace(output_dir=Path("undisturbed")), make, data)
@@ -110,7 +102,7 @@ def test_resume_is_bit_identical(kind: str, stops: tuple[int, ...]) -> None:
 
 
 class CrashingWorld(LocalWorld):
-    """The world of one in which this process dies in step number `step`."""
+    """A world of one rank, which dies in step number `step`."""
 
     def __init__(self, step: int) -> None:
         super().__init__()
@@ -126,7 +118,7 @@ class CrashingWorld(LocalWorld):
 
 @pytest.mark.parametrize("crash", [11, 20])
 def test_resume_after_a_crash_is_bit_identical(crash: int) -> None:
-    """A run that died between two commits and continues from the last one is bit-identical, and so is its journal."""
+    """Weights and journal of a run that died between two commits are those of a run without faults."""
     config = small_config(epochs=3, commit_steps=5)
     _, expected = trained(LocalWorld(), config.replace(output_dir=Path("undisturbed")))
     with contextlib.suppress(Killed):
@@ -138,7 +130,7 @@ def test_resume_after_a_crash_is_bit_identical(crash: int) -> None:
 
 
 def written(folder: Path) -> list[dict[str, object]]:
-    """The steps and epochs in metrics.jsonl, without what depends on the clock."""
+    """Return the steps and epochs in metrics.jsonl, without times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     clock = ("time", "images_per_second", "split")
     return [{k: v for k, v in line.items() if k not in clock} for line in lines if line["kind"] != "event"]
@@ -146,10 +138,7 @@ def written(folder: Path) -> list[dict[str, object]]:
 
 @given(data=st.data())
 def test_each_sample_counts_once(data: st.DataObject) -> None:
-    """Under any sequence of resizes each sample of an epoch counts exactly once, and not alone in a slot (batch norm).
-
-    With the same global batch the slots are those of one rank.
-    """
+    """Through any resizes each sample of an epoch counts once, and not alone in a micro-batch (batch norm)."""
     num_samples = data.draw(st.integers(1, 120), label="samples")
     layout = BatchLayout(data.draw(st.integers(1, num_samples), label="global batch"), data.draw(st.integers(1, 50)))
     per_worker = data.draw(st.booleans(), label="per worker")
@@ -173,35 +162,10 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
             sizes.append([len(slot.indices) for slot in slots])
             taken += [int(index) for slot in slots for index in slot.indices]
             cursor += parts[0].size
-        assert cursor > before, f"no step takes the samples from {before} on"
+        assert cursor > before, f"no step takes the samples since {before}"
     if not per_worker:
         steps_of_one = assignments(epoch_order, 0, layout, 0, 1)
         assert sizes == [[len(slot.indices) for slot in step.micro_batches] for step in steps_of_one]
         assert len(sizes) == len(layout.batches(range(num_samples)))
     assert taken == epoch_order[:].tolist()
     assert sorted(taken) == list(range(num_samples))
-
-
-@pytest.mark.parametrize("count", [1, 64])
-def test_evaluation_is_the_same_for_every_world_size(count: int) -> None:
-    """Evaluation gives the same number for every world size."""
-    few = runs.few_digits(small_config().data)
-    val = Arrays(few.val.images, few.val.labels, count)
-    data = DataSet(few.train, val, few.classes, 1, 8, few.mean, few.std)
-    device = torch.device("cpu")
-
-    def scores(world: LocalWorld | ThreadWorld) -> Scores:
-        prepare = Prepare(data, device, image_size=None, augment=None, colour=False)
-        loader = ArrayLoader(val, prepare, device, seed=0)
-        model = own_generator(runs.batch_norm(10))
-        return evaluate(
-            model, loader, world, micro_batch=5, classes=data.classes, device=device, autocast=contextlib.nullcontext()
-        )
-
-    alone = scores(LocalWorld())
-    for size in (1, 2, 3, 4):
-        for each in run_ranks(size, scores):
-            assert (each.count, each.top1, each.top5) == (alone.count, alone.top1, alone.top5)
-            assert each.loss == pytest.approx(alone.loss, rel=1e-12)
-            np.testing.assert_equal(each.per_class, alone.per_class)
-    assert alone.count == count

@@ -1,4 +1,4 @@
-"""Trainings against loops of plain torch that take each global batch in one pass."""
+"""Trainings against loops of plain torch, and runs whose data or weights are others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hvd_train.settings.data import DataConfig
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.malicious import Malicious
-from tests.support.runs import Weights, equal, largest_difference, small_config, trained
+from tests.support.runs import Weights, largest_difference, small_config, trained
 from tests.support.worlds import StoppingWorld, own_generator, run_ranks
 
 TOLERANCE = 1e-5
@@ -44,7 +44,7 @@ def smoothed(model: nn.Module, images: Tensor, targets: Tensor, step: int) -> Te
 
 
 def mixed(kind: Callable[..., nn.Module]) -> Loss:
-    """torchvision's mix of the whole batch, with the random numbers of the step's only slot."""
+    """Mix the whole batch with torchvision and the random numbers of the step's only micro-batch."""
 
     def loss(model: nn.Module, images: Tensor, targets: Tensor, step: int) -> Tensor:
         torch.manual_seed(key(0, 3, step, 0))
@@ -95,8 +95,8 @@ CASES: dict[str, tuple[dict[str, Any], Optimizer, Loss]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_training_is_that_of_plain_torch(name: str) -> None:
-    """Weights after two epochs, taken in passes of 4 images here and of 20 there, to 1e-5."""
+def test_a_training_equals_plain_torch(name: str) -> None:
+    """Equal weights after two epochs to 1e-5, in passes of 4 images here and of 20 there."""
     settings, optimizer, loss = CASES[name]
     config = small_config(
         epochs=EPOCHS, augment="none", schedule="constant", warmup_epochs=0.0, **settings, output_dir=Path("run")
@@ -112,7 +112,6 @@ def test_a_training_is_that_of_plain_torch(name: str) -> None:
 
 
 def reference(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, clip_norm: float | None) -> Weights:
-    """The loop that a textbook has."""
     few = runs.few_digits(small_config().data)
     images = (few.train.images.float() / 255 - few.mean[0]) / few.std[0]
     step = 0
@@ -128,27 +127,8 @@ def reference(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, cl
     return copy.deepcopy(dict(model.state_dict()))
 
 
-EVERYTHING: dict[str, Any] = {
-    "augment": "trivial", "random_erasing": 0.5, "mixup": 0.2, "cutmix": 1.0, "repeated_augmentation": 2,
-    "label_smoothing": 0.1, "ema_decay": 0.9, "decay_of": "weights", "clip_norm": 1.0, "epochs": 2,
-    "precision": "bf16", "freeze": "0.weight", "unfreeze": ("1:*",),
-    "sync_batch_norm": True, "channels_last": "on",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("after", [3, 14])
-def test_everything_at_once_stopped_and_resumed(after: int) -> None:
-    """A run with every feature on that is stopped in mid-epoch and resumed is bit-identical to one never stopped."""
-    config = small_config(**EVERYTHING)
-    _, expected = trained(LocalWorld(), config.replace(output_dir=Path("whole")), runs.batch_norm)
-    result, _ = trained(StoppingWorld(after), config, runs.batch_norm)
-    assert not result.finished
-    _, weights = trained(LocalWorld(), config, runs.batch_norm)
-    assert equal(weights, expected)
-
-
 def digits(**changes: Any) -> Callable[[DataConfig], DataSet]:
-    """A function that returns the digits, or others: all such functions have the same name in a config."""
+    """Return a function for changed digits: all such functions have the same name in a config."""
     return lambda config: replace(runs.few_digits(config), **changes)
 
 
@@ -162,7 +142,7 @@ FEWER = digits(train=without_first(1, FEW.train))
 
 @pytest.mark.parametrize("named", [False, True])
 def test_changed_data_are_refused_or_begin_the_next_epoch(named: bool) -> None:
-    """The epoch under way ends, and an audit knows after how many of its samples."""
+    """An audit knows after how many samples the interrupted epoch ended."""
     config = small_config(ledger=True, epochs=3)
     trained(StoppingWorld(14), config, data=digits())
     again = config.replace(resume=str(next(Path("run/checkpoints").iterdir())), output_dir=Path("other"))
@@ -191,7 +171,7 @@ def test_other_classes_are_named_by_all_that_read_the_run() -> None:
         evaluate(Path("run"), model=runs.convnet, data=runs.few_digits)
 
 
-def test_another_validation_set_is_said_and_begins_a_new_best(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_validation_set_is_reported_and_starts_a_new_best(capsys: pytest.CaptureFixture[str]) -> None:
     changed = digits(val=without_first(30, FEW.val))
     config = small_config(epochs=2, ledger=True)
     trained(StoppingWorld(14), config, data=digits())
@@ -210,8 +190,8 @@ def test_ranks_with_different_data_are_refused() -> None:
     assert not Path("run").exists()
 
 
-def test_the_file_to_begin_from_need_not_outlive_the_first_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that names a file which is not there is refused; a worker of a job that has read it is not."""
+def test_the_file_of_resume_need_not_outlive_the_first_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing file is refused, but not for workers of a job that has read it."""
     config = small_config(resume="gone.ckpt")
     with pytest.raises(UsageError, match=r"--resume gone\.ckpt: no such file"):
         check(config)
@@ -220,10 +200,10 @@ def test_the_file_to_begin_from_need_not_outlive_the_first_commit(monkeypatch: p
 
 
 def test_weights_that_would_run_code_are_not_read() -> None:
-    """A run folder of somebody else is evaluated, exported and reported: its weights are numbers, or one line."""
+    """Other users' run folders can be evaluated, exported and reported."""
     trained(LocalWorld(), small_config(epochs=1))
     torch.save({"0.weight": Malicious()}, "run/model-best.pt")
-    with pytest.raises(UsageError, match=r"cannot read the weights run/model-best\.pt: .*more than tensors") as told:
+    with pytest.raises(UsageError, match=r"cannot read the weights run/model-best\.pt: .*more than tensors") as error:
         read_target(Path("run"))
-    assert "weights_only" not in str(told.value)
+    assert "weights_only" not in str(error.value)
     assert not Path("owned").exists()

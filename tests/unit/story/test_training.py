@@ -1,4 +1,4 @@
-"""What elastic training guarantees through any fault and any list of hosts; workers are threads, faults are data."""
+"""The guarantees of elastic training, with threads as workers and faults as data."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import functools
 import itertools
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.optim import Optimizer
+from typing_extensions import override
 
+from hvd_train import checkpoint, transfer
 from hvd_train.checkpoint import DiskStore
 from hvd_train.elastic.worker import Stage
+from hvd_train.errors import RankLost, ReplicasDiffer
 from hvd_train.launch import launcher
 from hvd_train.run_files import ledger
 from hvd_train.run_files.ledger import audit
+from hvd_train.state import Snapshot, TrainState
 from hvd_train.world.world import Request
 from tests.support import runs
 from tests.support.elastic import (
@@ -50,7 +57,7 @@ PLAIN = functools.cache(undisturbed)
 
 
 class Complete(ElasticThreadWorld):
-    """Takes no step while a listed slot has no member: no newcomer is too late."""
+    """Takes no step while a listed slot has no member."""
 
     def requested(self, *, told_to_end: bool = False) -> Request:
         end = time.monotonic() + 60
@@ -83,7 +90,7 @@ class Complete(ElasticThreadWorld):
     ids=str,
 )
 def test_deaths(events: list[Event]) -> None:
-    """If any rank dies in any step, no finished step is lost and the weights are the undisturbed ones."""
+    """If any rank dies in any step, no finished step is lost and the weights do not change."""
     job, folder = play(events, ONE, TWO, THREE)
     check(job, folder, PLAIN())
     assert job.sizes[:2] == [3, 2] or len(events) > 1
@@ -100,7 +107,7 @@ def test_deaths(events: list[Event]) -> None:
     ids=["all buffers", "all buffers, a step behind", "batch norm", "adamw"],
 )
 def test_survivors_and_newcomers_have_the_whole_state(events: list[Event], make: Any, changes: dict[str, Any]) -> None:
-    """Running statistics, spectral norm, random states, counters, unsaved buffers, momentum and moments."""
+    """Running statistics, random states, counters, unsaved buffers, momentum and moments."""
     job, folder = play(events, ONE, TWO, THREE, make=make, kind=Complete, **changes)
     check(job, folder, undisturbed(make, **changes))
 
@@ -109,7 +116,7 @@ def test_survivors_and_newcomers_have_the_whole_state(events: list[Event], make:
     ("rank", "step", "eval_epochs"), [(0, 1, 1), (0, 7, 1), (0, 10, 1), (0, 10, 2), (0, 20, 1), (1, 7, 1), (1, 10, 1)]
 )
 def test_a_rank_that_is_a_step_behind(rank: int, step: int, eval_epochs: int) -> None:
-    """The step of the others counts, and rank 0 writes it down although it missed it."""
+    """The step of the others counts, and rank 0 logs it although it missed it."""
     job, folder = play([Unheard(step, rank)], ONE, TWO, THREE, eval_epochs=eval_epochs)
     check(job, folder, PLAIN())
 
@@ -123,18 +130,12 @@ def test_rank_0_misses_an_evaluation(turn: int) -> None:
 
 
 def test_loader_processes_survive() -> None:
-    """Images that were read ahead for the broken step are not mistaken for images of the next step."""
+    """Images that were read ahead for the broken step are not used for the next step."""
     job, folder = play([Kill(7, rank=1)], ONE, TWO, data=runs.mapped_digits, workers=1)
     check(job, folder, undisturbed(data=runs.mapped_digits))
 
 
-def test_all_die() -> None:
-    job, folder = play([Kill(8, rank=0), Kill(8, rank=1)], ONE, TWO, commit_steps=5)
-    assert audit(folder).faults == ()
-    assert largest_difference(job.results[0][1], PLAIN()) <= TOLERANCE
-
-
-def test_all_die_before_the_first_commit_of_a_run_that_began_with_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_die_before_the_first_commit_of_a_run_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(launcher.OWNER, "job")
     trained(StoppingWorld(5), small_config(epochs=2, output_dir=Path("first")))
     (file,) = Path("first/checkpoints").iterdir()
@@ -156,7 +157,7 @@ def test_all_die_before_the_first_commit_of_a_run_that_began_with_a_file(monkeyp
     ids=str,
 )
 def test_steps_that_share_a_line_of_the_ledger(events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In long epochs a line stands for many steps; none is missing when rank 0 dies before the line is written."""
+    """In long epochs a line holds many steps; none is missing if ranks die before it is written."""
     monkeypatch.setattr(ledger, "_LINES_PER_EPOCH", 2)
     job, folder = play(events, ONE, TWO, commit_steps=3)
     check(job, folder, PLAIN())
@@ -177,7 +178,7 @@ def test_steps_that_share_a_line_of_the_ledger(events: list[Event], monkeypatch:
     ids=str,
 )
 def test_hosts_come_and_go(events: list[Event], hosts: tuple[tuple[str, int], ...], sizes: set[int]) -> None:
-    """No sample is lost or seen twice, also when the host of rank 0 is taken from the list or its worker signalled."""
+    """Also if rank 0's host leaves the list or its worker gets a signal."""
     kind = ElasticThreadWorld if isinstance(events[0], Tell) else Complete
     job, folder = play(events, *hosts, kind=kind)
     check(job, folder, PLAIN())
@@ -185,7 +186,7 @@ def test_hosts_come_and_go(events: list[Event], hosts: tuple[tuple[str, int], ..
 
 
 def test_below_the_fewest_and_back() -> None:
-    """With fewer workers than --min-np the survivors wait for another (horovod issue #3494 deadlocks there)."""
+    """Below --min-np the survivors wait for another worker (horovod issue #3494 deadlocks there)."""
     job, folder = play([Kill(6, rank=1)], ONE, TWO, fewest=2)
     check(job, folder, PLAIN())
     assert job.sizes == [2, 2]
@@ -193,7 +194,7 @@ def test_below_the_fewest_and_back() -> None:
 
 @pytest.mark.parametrize("global_batch", [20, None])
 def test_a_newcomer_takes_the_batch_layout_of_the_run(global_batch: int | None) -> None:
-    """It is not refused because the same settings would make another layout on that many workers."""
+    """The same settings would make another layout for its number of workers."""
     batch = {"global_batch_size": global_batch, "batch_size": 5, "accumulation_steps": 2}
     job, folder = play([Hosts(5, (ONE, TWO, THREE))], ONE, TWO, kind=Complete, **batch)
     check(job, folder, undisturbed(global_batch_size=20, batch_size=5))
@@ -216,8 +217,8 @@ def test_per_worker_batches_follow_the_world() -> None:
 @pytest.mark.parametrize(
     ("event", "why"), [(Hosts(4, (TWO,)), "hosts came or went"), (Kill(4, rank=0), "a rank was lost")], ids=str
 )
-def test_a_new_rank_0_writes_where_the_one_before_did(event: Event, why: str) -> None:
-    """One job has one run folder, without --output-dir too; each change of world stands in metrics.jsonl."""
+def test_a_new_rank_0_writes_into_the_same_folder(event: Event, why: str) -> None:
+    """Also without --output-dir; metrics.jsonl has each change of world."""
     config = small_config(epochs=1, output_dir=None, recipe="few", resume="never", ledger=True)
     job = run_elastic(lambda world: trained(world, config), dict([ONE, TWO]), [event], first=2, most=2)
     (folder,) = Path("runs").iterdir()
@@ -245,8 +246,6 @@ EVENTS = st.one_of(
 
 @pytest.mark.parametrize("plays", [6, pytest.param(40, marks=pytest.mark.slow)])
 def test_any_history(plays: int) -> None:
-    """Any sequence of deaths and host lists keeps the promises."""
-
     @settings(max_examples=plays, deadline=None)
     @given(events=st.lists(EVENTS, max_size=4))
     def any_history(events: list[Event]) -> None:
@@ -256,3 +255,137 @@ def test_any_history(plays: int) -> None:
         assert largest_difference(job.results[0][1], PLAIN()) <= TOLERANCE
 
     any_history()
+
+
+# Exchanges of a rendezvous: a part of the state has been sent; ranks have loaded it and are about to compare.
+HALF_WAY, LOADED = 7, 13
+
+
+@pytest.mark.parametrize(("rank", "exchange"), [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1), (1, 3), (1, 5)])
+def test_a_death_in_a_rendezvous(rank: int, exchange: int) -> None:
+    job, folder = play([Kill(7, rank=2), KillMeeting(2, rank, exchange)], ONE, TWO, THREE)
+    check(job, folder, PLAIN())
+
+
+def test_survivors_with_equal_states_send_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds = set[int]()
+    original = transfer.synchronize
+
+    def counted(state: TrainState, world: ElasticThreadWorld, root: int) -> None:
+        worlds.add(len(world._job.sizes))
+        original(state, world, root)
+
+    monkeypatch.setattr(transfer, "synchronize", counted)
+    job, _ = play([Kill(7, rank=0)], ONE, TWO, THREE)
+    assert job.sizes[:2] == [3, 2]
+    assert 1 in worlds
+    assert 2 not in worlds
+
+
+@pytest.mark.parametrize(("rank", "exchange"), [(1, 1), (1, 4), (0, 4), (0, HALF_WAY), (0, LOADED)])
+def test_a_death_in_the_first_rendezvous(rank: int, exchange: int) -> None:
+    """A rank that was receiving the first state still has its own."""
+    job, folder = play([KillMeeting(1, rank, exchange)], ONE, TWO, fewest=2)
+    check(job, folder, PLAIN())
+    assert not job.events
+
+
+def test_a_rank_that_is_ahead_dies_while_it_sends_its_state() -> None:
+    """Ranks behind it still have their own state and take the step again."""
+
+    class OnlyRank0Reduces(ElasticThreadWorld):
+        @override
+        @contextmanager
+        def reduced(self, optimizer: Optimizer) -> Iterator[None]:
+            with super().reduced(optimizer):
+                if self._job.sizes == [3] and self.place.rank > 0 and self._steps == 7:
+                    raise RankLost("unheard")
+                yield
+
+    job, folder = play([KillMeeting(2, 0, HALF_WAY)], ONE, TWO, THREE, kind=OnlyRank0Reduces)
+    check(job, folder, PLAIN())
+    assert not job.events
+    assert events_of(folder)[0]["step"] == 7  # the first after the fault
+
+
+@pytest.mark.parametrize(("exchange", "commit_steps"), [(4, 1), (HALF_WAY, 1), (LOADED, None)])
+def test_a_newcomer_that_outlives_the_sender_loses_no_step(exchange: int, commit_steps: int | None) -> None:
+    """It resumes from the last commit, or from the state that it has loaded."""
+    events = [Hosts(5, (ONE, TWO)), KillMeeting(2, 0, exchange)]
+    job, folder = play(events, ONE, commit_steps=commit_steps, commit_seconds=1000, kind=Complete)
+    check(job, folder, PLAIN())
+    assert not job.events
+
+
+def test_a_newcomer_that_outlives_the_sender_starts_again_if_there_is_no_commit() -> None:
+    """The received part of a state is not used."""
+    events = [Hosts(3, (ONE, TWO)), KillMeeting(2, 0, HALF_WAY)]
+    job, folder = play(events, ONE, commit_steps=None, commit_seconds=1000, kind=Complete)
+    assert not job.events
+    report = audit(folder)
+    assert (report.faults, report.epochs, report.steps) == ((), 2, STEPS), report
+    assert largest_difference(job.results[0][1], PLAIN()) <= TOLERANCE
+
+
+def test_a_newcomer_knows_the_folder_of_the_job_before_it_has_its_state() -> None:
+    """If the others die then, it resumes from their commit, also without --output-dir."""
+    config = small_config(epochs=2, output_dir=None, recipe="few", resume="never", ledger=True, commit_steps=1)
+    events = [Hosts(5, (ONE, TWO)), KillMeeting(2, 0, 4)]
+    job = run_elastic(lambda world: trained(world, config), dict([ONE]), events, first=1, most=2, kind=Complete)
+    assert not job.events
+    (folder,) = Path("runs").iterdir()
+    report = audit(folder)
+    assert (report.faults, report.epochs, report.steps) == ((), 2, 20)
+
+
+class HalfASum(ElasticThreadWorld):
+    """A world whose rank 1 gets other weights in the eighth step, without an error."""
+
+    @override
+    @contextmanager
+    def reduced(self, optimizer: Optimizer) -> Iterator[None]:
+        with super().reduced(optimizer):
+            yield
+        if len(self._job.sizes) == 1 and self.place.rank == 1 and self._steps == 8:
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.data += 0.01
+
+
+def test_survivors_that_differ_before_the_first_commit_end_the_job() -> None:
+    config = small_config(epochs=1)
+    with pytest.raises(ReplicasDiffer, match="the survivors of a fault hold different weights, and there is no check"):
+        run_elastic(lambda world: trained(world, config), {"h1": 3}, [Kill(9, rank=2)], first=3, most=3, kind=HalfASum)
+    assert checkpoint.committed(Path("run")) == []
+
+
+@pytest.mark.parametrize("events", [[Kill(9, rank=3)], [Kill(9, rank=3), KillMeeting(2, 2, HALF_WAY)]], ids=str)
+def test_survivors_that_differ_go_back_to_the_last_commit(events: list[Event]) -> None:
+    """Also if another fault interrupts the reload."""
+    job, folder = play(events, ONE, TWO, THREE, ("h4", 1), kind=HalfASum, commit_steps=6)
+    assert not job.events
+    assert audit(folder).faults == ()
+    assert [event["steps_lost"] for event in events_of(folder)][:1] == [2]
+    assert largest_difference(job.results[0][1], PLAIN()) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("hosts", "event"),
+    [([ONE], Hosts(7, (ONE, TWO))), ([ONE, TWO], Kill(7, rank=0)), ([ONE, TWO], Unheard(7, rank=0))],
+    ids=["newcomer", "newcomer, new rank 0", "rank 0, a step behind"],
+)
+def test_a_rank_that_differs_after_loading_ends_the_job(
+    hosts: list[tuple[str, int]], event: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are neither trained nor committed."""
+    load = TrainState.load
+
+    def load_otherwise(state: TrainState, snapshot: Snapshot) -> None:
+        load(state, snapshot)
+        if state.progress.step:
+            state.model.get_parameter("4.bias").data += 1
+
+    monkeypatch.setattr(TrainState, "load", load_otherwise)
+    limits = {"first": len(hosts), "fewest": len(hosts), "most": 2}
+    with pytest.raises(ReplicasDiffer, match=r"ranks 1 hold .*: rank 1 in 4\.bias$"):
+        run_elastic(lambda world: trained(world, small_config()), dict(hosts), [event], kind=Complete, **limits)
+    assert checkpoint.committed(Path("run")) == []

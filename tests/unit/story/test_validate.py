@@ -1,4 +1,4 @@
-"""Exact scores and the sums they are made of."""
+"""Scores of an evaluation."""
 
 from __future__ import annotations
 
@@ -6,40 +6,44 @@ import json
 import math
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.dataset import Arrays
 from hvd_train.data.loader import ArrayLoader
-from hvd_train.data.prepare import Prepare
 from hvd_train.validate import Scores, evaluate
-from hvd_train.world.world import LocalWorld
+from hvd_train.world.world import LocalWorld, World
+from tests.support import runs
+from tests.support.batches import CPU, PLAIN
+from tests.support.runs import small_config
+from tests.support.worlds import own_generator, run_ranks
 
 pytestmark = pytest.mark.numeric
 
-CPU = torch.device("cpu")
-
 
 class Table(nn.Module):
-    """Returns the image itself as logits: [n, 1, 1, classes]."""
+    """Return the image itself as logits: [n, 1, 1, classes]."""
 
     def forward(self, images: Tensor) -> Tensor:
         assert not self.training
         return images.flatten(1)
 
 
+def scores_of(model: nn.Module, data: Arrays, classes: tuple[str, ...], world: World, micro: int) -> Scores:
+    loader = ArrayLoader(data, PLAIN, CPU, seed=0)
+    return evaluate(model, loader, world, micro_batch=micro, classes=classes, device=CPU, autocast=nullcontext())
+
+
 def scores(model: nn.Module, images: Tensor, labels: list[int], micro: int = 2) -> Scores:
-    classes = tuple("abcdefgh"[: images.shape[1]])
     data = Arrays(images.view(len(labels), 1, 1, -1), torch.tensor(labels), len(labels))
-    whole = DataSet(data, data, classes, channels=1)
-    loader = ArrayLoader(data, Prepare(whole, CPU, image_size=None, augment=None, colour=False), CPU, seed=0)
-    return evaluate(model, loader, LocalWorld(), micro_batch=micro, classes=classes, device=CPU, autocast=nullcontext())
+    return scores_of(model, data, tuple("abcdefgh"[: images.shape[1]]), LocalWorld(), micro)
 
 
 @pytest.mark.parametrize("micro", [1, 2, 100])
-def test_scores_are_those_worked_out_by_hand(micro: int) -> None:
-    """Five samples of three classes: two of three a are right, b is wrong, c is right; d has no sample."""
+def test_scores_equal_values_worked_out_by_hand(micro: int) -> None:
+    """Two of three a are right, b is wrong, c is right; d has no sample."""
     logits = torch.zeros(5, 4)
     for row, column in enumerate([0, 0, 1, 2, 2]):
         logits[row, column] = math.log(7.0)  # 7 of 10 for one class, 1 of 10 for each of the others
@@ -53,16 +57,33 @@ def test_scores_are_those_worked_out_by_hand(micro: int) -> None:
     assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["per_class"]["d"] is None
 
 
+@pytest.mark.parametrize("count", [1, 64])
+def test_an_evaluation_is_the_same_for_every_world_size(count: int) -> None:
+    few = runs.few_digits(small_config().data)
+    val = Arrays(few.val.images.float() / 255, few.val.labels, count)
+
+    def on_rank(world: World) -> Scores:
+        return scores_of(own_generator(runs.batch_norm(10)), val, few.classes, world, micro=5)
+
+    alone = on_rank(LocalWorld())
+    assert alone.count == count
+    for size in (1, 2, 3, 4):
+        for each in run_ranks(size, on_rank):
+            assert (each.count, each.top1, each.top5) == (alone.count, alone.top1, alone.top5)
+            assert each.loss == pytest.approx(alone.loss, rel=1e-12)
+            np.testing.assert_equal(each.per_class, alone.per_class)
+
+
 def test_evaluation_leaves_each_layer_in_its_mode() -> None:
-    """A frozen batch norm must not begin to learn statistics because of an evaluation."""
+    """A frozen batch norm must not start to learn statistics."""
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(2), nn.Dropout()).train()
     model[1].eval()
     scores(model, torch.rand(3, 2), [0, 1, 0])
     assert [module.training for module in model.modules()] == [True, True, False, True]
 
 
-def test_small_losses_count_beside_a_large_one() -> None:
-    """One loss of 2^24 and a hundred of log 2: in float32 each of the small ones would be rounded away."""
+def test_small_losses_count_next_to_a_large_one() -> None:
+    """Next to a loss of 2^24, float32 would round each loss of log 2 away."""
     large, count = 2.0**24, 100
     logits = torch.zeros(1 + count, 2)
     logits[0, 1] = large
