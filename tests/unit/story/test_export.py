@@ -1,4 +1,4 @@
-"""Exports: a trained model for use without this package."""
+"""Exported models, for use without this package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def trained_run() -> Path:
 
 @pytest.mark.slow
 def test_the_exported_program_runs_without_this_package(trained_run: Path) -> None:
-    """It scores the same, on any number of images, with the normalisation that model.json names."""
+    """It has the same score, for any number of images, with the normalization of model.json."""
     written = export(trained_run, Path("out"), onnx=False)
     assert [path.name for path in written] == ["weights.pt", "model.pt2", "model.json"]
     program = (
@@ -49,7 +49,7 @@ def test_the_exported_program_runs_without_this_package(trained_run: Path) -> No
 def test_an_export_has_the_best_weights(
     trained_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a plain state_dict. What cannot be exported is refused in one line, and so is a program that differs."""
+    """Impossible exports are refused in one line, and so is a program that differs."""
     export(trained_run, Path("out"), onnx=False)
     assert equal(*(torch.load(path, weights_only=True) for path in ("out/weights.pt", "run/model-best.pt")))
     assert json.loads(Path("out/model.json").read_text())["input"] == ["batch", 1, 8, 8]

@@ -1,4 +1,4 @@
-"""`--resume FILE` with other settings than the checkpoint's run had: what is typed holds, or is refused in one line."""
+"""`--resume FILE` with other settings: they hold, or one line refuses them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FIRST, SECOND = Path("first"), Path("second")
 
 
 def file_of(after: int = 15, **settings: Any) -> Path:
-    """The checkpoint of a run that stops after some steps: 15 are in the middle of the second epoch."""
+    """Return the checkpoint of a run that stops after some steps; an epoch has ten."""
     trained(StoppingWorld(after), small_config(output_dir=FIRST, **settings))
     (file,) = FIRST.glob("checkpoints/*")
     return file
 
 
 def resumed(file: Path, *, steps: int | None = 1, **settings: Any) -> tuple[Snapshot, str]:
-    """The last commit of a run that resumes from the file, and its notes."""
+    """Return the last commit of a run that resumes from the file, and its notes."""
     world = LocalWorld() if steps is None else StoppingWorld(steps)
     trained(world, small_config(output_dir=SECOND, resume=str(file), **settings))
     snapshot = checkpoint.newest_good(SECOND, pytest.fail)
@@ -38,7 +38,7 @@ def resumed(file: Path, *, steps: int | None = 1, **settings: Any) -> tuple[Snap
     return snapshot, "\n".join(line["message"] for line in lines if line.get("name") == "note")
 
 
-def test_the_optimizer_has_the_settings_that_are_typed() -> None:
+def test_the_optimizer_has_the_new_settings() -> None:
     typed = {"weight_decay": 0.25, "momentum": 0.5, "nesterov": True, "decay_of": "weights"}
     snapshot, notes = resumed(file_of(), **typed)
     groups = snapshot["optimizer"]["param_groups"]
@@ -49,7 +49,7 @@ def test_the_optimizer_has_the_settings_that_are_typed() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])
 def test_each_parameter_keeps_its_state_in_other_groups(optimizer: str) -> None:
-    """Groups that change nothing give the weights of a run that was never stopped."""
+    """Groups that change nothing give the weights of an undisturbed run."""
     settings = {"optimizer": optimizer, "weight_decay": 0.0, "epochs": 2}
     _, expected = trained(LocalWorld(), small_config(output_dir=Path("whole"), **settings))
     snapshot, _ = resumed(file_of(**settings), steps=None, **settings, decay_of="weights")
@@ -68,7 +68,7 @@ def test_another_optimizer_starts_with_fresh_state() -> None:
 
 
 def test_a_new_moving_average_starts_from_the_weights() -> None:
-    """Also of a model with batch norm; an average that is no longer asked for is dropped."""
+    """Also with batch norm; without --ema-decay the average is dropped."""
     file = file_of()
     before = checkpoint.read(file)["model"]
     snapshot, notes = resumed(file, ema_decay=0.75)
@@ -81,7 +81,7 @@ def test_a_new_moving_average_starts_from_the_weights() -> None:
     assert (snapshot["average"], "ema_decay: None, not 0.75" in notes) == (None, True)
 
 
-def test_another_batch_size_holds_from_here_and_no_sample_comes_twice() -> None:
+def test_another_batch_size_holds_and_no_sample_comes_twice() -> None:
     snapshot, _ = resumed(file_of(ledger=True), steps=None, ledger=True, epochs=2, global_batch_size=14, batch_size=7)
     assert BatchLayout(**snapshot["layout"]) == BatchLayout(14, 7)
     audit = ledger.audit(SECOND)
@@ -90,7 +90,7 @@ def test_another_batch_size_holds_from_here_and_no_sample_comes_twice() -> None:
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_settings_of_the_checkpoint_keep_its_batch_layout(kept: bool) -> None:
-    """Without a ledger of the earlier run, the samples before the file are not held against this one."""
+    """An audit accepts a run whose earlier part kept no ledger."""
     per_worker = {"global_batch_size": None, "batch_size": 5, "accumulation_steps": 2}
     snapshot, notes = resumed(file_of(ledger=kept, **per_worker), steps=12, ledger=True, **per_worker)
     assert (BatchLayout(**snapshot["layout"]), "other settings" in notes) == (BatchLayout(10, 5), False)
@@ -108,14 +108,14 @@ def test_settings_of_the_checkpoint_keep_its_batch_layout(kept: bool) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_change_is_refused_before_a_folder_is_made(settings: dict[str, Any], answer: str) -> None:
+def test_fixed_settings_are_refused_before_a_folder_is_made(settings: dict[str, Any], answer: str) -> None:
     with pytest.raises(UsageError, match=answer):
         resumed(file_of(), **settings)
     assert not SECOND.exists()
 
 
 def test_evaluate_says_which_weights_it_takes() -> None:
-    """A run that resumes from a file keeps its own best: the file does not hold the weights of an earlier one."""
+    """A run from a file keeps its own best: the file has no earlier best weights."""
     file = file_of(after=50)
     trained(LocalWorld(), small_config(output_dir=FIRST))
     best = json.loads((FIRST / "summary.json").read_text())["best_epoch"]

@@ -1,4 +1,4 @@
-"""What becomes of the last step if both rank 0 and the driver of the job are gone."""
+"""The commit of survivors if rank 0 and the driver of the job are gone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUN, CONFIG = Path("run"), small_config(ledger=True)
 
 @pytest.fixture
 def state() -> Iterator[TrainState]:
-    """Return the state of a survivor after seven steps; rank 0 has committed and written down the first five."""
+    """Return the state of a survivor after seven steps, of which rank 0 has committed five."""
     world = LocalWorld()
     parts, optimizer = warm_parts(CONFIG, world, convnet, few_digits)
     state = fresh_state(CONFIG, world, parts, optimizer)
@@ -46,14 +46,14 @@ def state() -> Iterator[TrainState]:
 
 
 def step_done(state: TrainState) -> Entry:
-    """Count one more step, and return the entry of the ledger that it is part of."""
+    """Count one more step, and return its entry of the ledger."""
     state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
     step, cursor = state.progress.step, state.progress.cursor
     return state.took(Entry(0, (step, step), 3, (cursor - 20, cursor), fingerprint=step), num_samples=190)
 
 
 def commit(state: TrainState) -> str:
-    """Return what a survivor says has become of its state."""
+    """Return a survivor's message about its state."""
     output = Output(CONFIG)
     try:
         return commit_for_all(output, CONFIG, state, RUN)
@@ -62,8 +62,7 @@ def commit(state: TrainState) -> str:
 
 
 def newest() -> int:
-    snapshot = checkpoint.newest_good(RUN, pytest.fail)
-    return int(snapshot["progress"]["step"])
+    return checkpoint.newest_good(RUN, pytest.fail)["progress"]["step"]
 
 
 def held() -> RunFolder:
@@ -71,19 +70,19 @@ def held() -> RunFolder:
 
 
 def test_the_first_survivor_commits(state: TrainState) -> None:
-    """One line says which step is in which file; the ledger has the steps that rank 0 had not written."""
+    """The ledger gets the steps that rank 0 had not written."""
     assert commit(state) == "committed in run/checkpoints/step-0000000007.ckpt; the same command resumes from there"
     assert commit(state) == "committed by another rank; the same command resumes from there"
     assert newest() == 7
     events = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
-    (told,) = [event["message"] for event in events if event.get("name") == "rescued"]
-    assert told.startswith("rank 0 is gone: step 7 is committed in run/checkpoints/step-0000000007.ckpt by ")
+    (line,) = [event["message"] for event in events if event.get("name") == "rescued"]
+    assert line.startswith("rank 0 is gone: step 7 is committed in run/checkpoints/step-0000000007.ckpt by ")
     assert json.loads((RUN / "ledger.jsonl").read_text().splitlines()[-1])["steps"][1] == 7
 
 
 @pytest.mark.parametrize("ahead_comes", ["first", "last"])
 def test_the_survivor_that_has_done_most_steps_wins(ahead_comes: str, state: TrainState) -> None:
-    """Survivors may come in any order; a damaged file of a later step does not count."""
+    """In any order; a damaged file of a later step does not count."""
     checkpoint.path_of(RUN, 9).write_bytes(b"rotten")
     if ahead_comes == "last":
         commit(state)
@@ -93,22 +92,22 @@ def test_the_survivor_that_has_done_most_steps_wins(ahead_comes: str, state: Tra
 
 
 def test_a_folder_that_another_process_has_is_not_taken(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be the living part of the job: the step is kept beside the commits, with the command that commits it."""
+    """The step is kept next to the commits, with the command that commits it."""
     monkeypatch.setattr(last_commit, "_PATIENCE_S", 0.0)
     other = held()
     before = (RUN / "ledger.jsonl").read_text()
-    told = commit(state)
-    assert told.startswith("in run/checkpoints/step-0000000007-of-")
+    line = commit(state)
+    assert line.startswith("in run/checkpoints/step-0000000007-of-")
     assert (newest(), other.held(), (RUN / "ledger.jsonl").read_text()) == (5, True, before)
-    aside, path = told.partition("`mv ")[2].partition("`")[0].split()
+    aside, path = line.partition("`mv ")[2].partition("`")[0].split()
     other.release()
     Path(aside).rename(path)
     assert newest() == 7
-    assert checkpoint.read(Path(path))["config"] == CONFIG.as_dict(), "what a run that resumes compares its own with"
+    assert checkpoint.read(Path(path))["config"] == CONFIG.as_dict()
 
 
 def test_a_lock_that_outlives_its_host_is_waited_for(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file server frees it after a while; if the process that has the folder commits the step, that is enough."""
+    """A file server frees it after a while; a commit of the same step by its owner is enough."""
     other, later = held(), checkpoint.read(checkpoint.path_of(RUN, 5))
     with monkeypatch.context() as patch:
         patch.setattr(last_commit.time, "sleep", lambda _: other.release())
@@ -124,12 +123,12 @@ def test_a_lock_that_outlives_its_host_is_waited_for(state: TrainState, monkeypa
 def test_a_step_that_cannot_be_kept_is_reported(
     taken: bool, state: TrainState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the folder is free or not, a full disk is not called a commit, and neither is a folder that is gone."""
+    """A full disk or a missing folder is not called a commit."""
     monkeypatch.setattr(last_commit, "_PATIENCE_S", 0.0)
     other = held() if taken else None
     monkeypatch.setattr(checkpoint, "write_into", full)
-    told = commit(state)
-    assert told.startswith("NOT committed: another process has the run folder, and run/" if taken else "NOT committed")
+    line = commit(state)
+    assert line.startswith("NOT committed: another process has the run folder, and run/" if taken else "NOT committed")
     assert "rescued" not in (RUN / "metrics.jsonl").read_text()
     if other is not None:
         other.release()

@@ -1,4 +1,4 @@
-"""What the loop does at which step, when it ends, what it does about bad losses and samples, and its parts."""
+"""The training loop: logs, commits, time limits, bad losses and early stopping."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def linear(num_classes: int) -> nn.Module:
 
 
 class Poisoned(nn.Module):
-    """A network whose first loss in each slot is not finite in some steps, counted from 1."""
+    """A network whose first loss in each micro-batch is not finite in some steps, counted from 1."""
 
     def __init__(self, bad: Callable[[int], bool], slots: int) -> None:
         super().__init__()
@@ -61,11 +61,11 @@ class Poisoned(nn.Module):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_step_that_is_not_finite_changes_nothing(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights, statistics, optimizer and moving average are those of the step before; it is counted and reported."""
+    """Weights, statistics, optimizer and moving average stay; the step is counted and reported."""
     monkeypatch.setattr(DiskStore, "commit", lambda store, state: store.commit_last(state).result())
     config = small_config(epochs=1, ema_decay=0.9, optimizer=optimizer, commit_steps=1, keep_checkpoints=100)
     result, _ = trained(LocalWorld(), config.replace(batch_size=20), lambda _: Poisoned(lambda step: step in (4, 6), 1))
-    assert result.finished, "only bad steps in a row end a run"
+    assert result.finished
     states = []
     for step in (3, 4, 5):
         snapshot = checkpoint.read(checkpoint.path_of(Path("run"), step))
@@ -74,26 +74,22 @@ def test_a_step_that_is_not_finite_changes_nothing(optimizer: str, monkeypatch: 
     assert all(map(torch.equal, states[0], states[1]))
     assert not all(map(torch.equal, states[1], states[2]))
     assert [record["skipped_steps"] for record in records("step")] == [0, 0, 0, 1, 1, 2, 2, 2, 2, 2]
-    told = [(record["message"], record["step"]) for record in records("event") if record["name"] == "skipped"]
-    assert told[0] == ("step 4 is skipped: its loss is not finite", 4)
-    assert math.isfinite(records("epoch")[0]["loss"]), "one step has spoiled the mean of the epoch"
+    event = next(record for record in records("event") if record["name"] == "skipped")
+    assert (event["message"], event["step"]) == ("step 4 is skipped: its loss is not finite", 4)
+    assert math.isfinite(records("epoch")[0]["loss"])
 
 
 def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
-    """The error names step, ranks and samples; the last good weights are committed. The same command ends at once."""
+    """The error names step, ranks and samples; the last good weights are committed."""
     config = small_config(epochs=1, max_skipped_steps=3, ledger=True, batch_size=10)
     for last in (8, 9):
-        with pytest.raises(Diverged) as told:
-            run_ranks(
-                2,
-                lambda world, last=last: trained(
-                    world, config, lambda _: own_generator(Poisoned(lambda step: step >= 6 or last == 9, 1))
-                ),
-            )
+        make = lambda _, last=last: own_generator(Poisoned(lambda step: step >= 6 or last == 9, 1))  # noqa: E731
+        with pytest.raises(Diverged) as error:
+            run_ranks(2, lambda world, make=make: trained(world, config, make))
         lines = [json.loads(line) for line in Path("run/ledger.jsonl").read_text().splitlines()]
         samples = order_of(config.seed, 0, NUM_SAMPLES, 1)[slice(*lines[last - 1]["positions"])]
-        assert f"steps in a row were skipped; in the last one, step {last}, the loss is not finite" in str(told.value)
-        assert f"(rank 0: samples {samples[0]}; rank 1: samples {samples[10]})" in str(told.value)
+        assert f"steps in a row were skipped; in the last one, step {last}, the loss is not finite" in str(error.value)
+        assert f"(rank 0: samples {samples[0]}; rank 1: samples {samples[10]})" in str(error.value)
         newest = checkpoint.newest_good(Path("run"), pytest.fail)
         assert newest["progress"]["step"] == last
         assert all(bool(value.isfinite().all()) for value in newest["model"].values())
@@ -118,7 +114,7 @@ def test_the_ledger_shows_a_loader_that_delivers_another_sample(epochs: int, mon
 
 @pytest.fixture
 def committed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the steps that are committed; the disk is too busy for a commit of step 8."""
+    """Return the committed steps; the disk is too busy for a commit of step 8."""
     steps = list[int]()
 
     def at_once(store: DiskStore, state: TrainState) -> bool:
@@ -130,7 +126,7 @@ def committed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_learning_rate_records_and_commits_follow_the_samples(committed: list[int]) -> None:
-    """The rate is that of the middle of each batch; records and commits come every so many steps of the whole run."""
+    """The rate is that of the middle of each batch; intervals count the steps of the whole run."""
     config = small_config(epochs=2, warmup_epochs=2.0, learning_rate=0.5, log_steps=3, commit_steps=4)
     trained(LocalWorld(), config, linear)
     steps = records("step")
@@ -144,14 +140,14 @@ def test_learning_rate_records_and_commits_follow_the_samples(committed: list[in
 
 
 class Ticking(nn.Module):
-    """A network that keeps the time: a pass of training takes a second, one of an evaluation a thousand."""
+    """A network with a clock: a training pass takes one second, an evaluation pass a thousand."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body, self.now = linear(10), 0.0
 
     def forward(self, images: Tensor) -> Tensor:
-        self.now += 1.0 if self.training else 1000.0 * (self.now > 0)  # it is tried out before the first step
+        self.now += 1.0 if self.training else 1000.0 * (self.now > 0)  # the first pass is a check
         return self.body(images)
 
 
@@ -168,19 +164,19 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
 
 
 def test_a_commit_is_due_some_seconds_after_the_one_before(ticking: Ticking, committed: list[int]) -> None:
-    """One that the disk was too busy for is tried again at the next step."""
+    """If the disk is too busy, the next step tries again."""
     trained(LocalWorld(), small_config(epochs=1, batch_size=20, commit_seconds=3.0), lambda _: ticking)
     assert committed == [4, 8, 9]
 
 
-def test_a_time_limit_stops_after_the_step_in_which_it_is_over(ticking: Ticking) -> None:
+def test_a_time_limit_stops_after_the_current_step(ticking: Ticking) -> None:
     result, _ = trained(LocalWorld(), small_config(batch_size=20, max_time="3s"), lambda _: ticking)
     assert (result.finished, result.stopped_by, result.saved, result.steps) == (False, None, True, 4)
     assert [path.name for path in checkpoint.committed(Path("run"))] == ["step-0000000004.ckpt"]
 
 
 def test_the_record_of_an_epoch_has_its_means_and_its_scores() -> None:
-    """Its losses count by samples; the last epoch is evaluated, whatever --eval-epochs says."""
+    """Losses are weighted by samples; the last epoch is always evaluated."""
     result, _ = trained(LocalWorld(), small_config(epochs=3, eval_epochs=2), linear)
     epochs = records("epoch")
     losses = np.array([record["loss"] for record in records("step")]).reshape(3, 10)
@@ -193,7 +189,7 @@ def test_the_record_of_an_epoch_has_its_means_and_its_scores() -> None:
 
 
 def test_the_moving_average_is_what_is_evaluated() -> None:
-    """One that hardly moves keeps the scores of the first weights."""
+    """An average that hardly moves keeps the scores of the first weights."""
     trained(LocalWorld(), small_config(epochs=3, ema_decay=0.999999), linear)
     first, *others = [record["val_loss"] for record in records("epoch")]
     assert others == pytest.approx([first] * 2, rel=1e-3)
@@ -201,20 +197,8 @@ def test_the_moving_average_is_what_is_evaluated() -> None:
     assert losses[2] < 0.9 * losses[0], "this cannot tell the average from the model"
 
 
-def test_the_best_weights_are_those_of_the_best_epoch() -> None:
-    config = small_config(best_by="loss", learning_rate=0.5, schedule="constant", epochs=4)
-    result, weights = trained(LocalWorld(), config)
-    losses = [record["val_loss"] for record in records("epoch")]
-    best = losses.index(min(losses)) + 1
-    assert best < 4, "this cannot tell the best epoch from the last"
-    assert result.best_epoch == best
-    stored = torch.load(Path("run") / checkpoint.BEST, weights_only=True)
-    assert not equal(stored, weights)
-    assert equal(stored, trained(LocalWorld(), config.replace(epochs=best, output_dir=Path("again")))[1])
-
-
 def test_an_equal_evaluation_is_not_better() -> None:
-    """By top-1 or by loss; a loss that is not a number is never better, and any other is better than it."""
+    """By top-1 or by loss; NaN is never better, and any number is better than NaN."""
     for by, loss, top1, better in (
         ("top1", 9.0, 0.6, True), ("top1", 0.1, 0.5, False), ("loss", 0.9, 0.1, True), ("loss", 1.0, 0.9, False),
         ("loss", math.nan, 0.9, False),
@@ -225,7 +209,7 @@ def test_an_equal_evaluation_is_not_better() -> None:
 
 
 def test_the_target_accuracy_ends_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """As a success that says why; the same command has nothing more to do. It needs a validation set."""
+    """The same command has nothing more to do; a target needs a validation set."""
     config = small_config(epochs=30, target_accuracy=0.6)
     result, weights = trained(LocalWorld(), config)
     assert result.finished
@@ -240,7 +224,6 @@ def test_the_target_accuracy_ends_a_run(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_patience_ends_a_run() -> None:
-    """With a learning rate of nothing the first evaluation stays the best."""
     result, _ = trained(LocalWorld(), small_config(epochs=30, patience=3, learning_rate=1e-12))
     assert (result.finished, result.epochs, result.best_epoch) == (True, 4, 1)
     assert result.why == "nothing better since epoch 1"

@@ -1,7 +1,8 @@
-"""The report of a process at a rendezvous, and the faults that end a job because they repeat."""
+"""The report of a process at a rendezvous, and repeated faults."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.support.runs import small_config
 
 
 def test_a_step_that_fails_five_times_in_a_row_ends_the_job(state: TrainState) -> None:
-    """A step that is done in between starts the count again, and so does a death, which explains the fault."""
+    """A finished step or the death of a process restarts the count."""
     membership, lost = Membership(), RankLost("connection reset")
     for step in (7, 7, 7, 7, 8, 7, 7, 7, 7):
         membership.count_fault(lost, step)
@@ -39,7 +40,7 @@ def test_a_step_that_fails_five_times_in_a_row_ends_the_job(state: TrainState) -
 def test_the_next_job_waits_for_members_of_an_elastic_job(
     elastic: bool, state: TrainState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may still commit what they have. A job whose launcher ends all ranks together is not waited for."""
+    """They may still commit; a static job ends its ranks together."""
     config = small_config(output_dir=tmp_path / "run")
     run_folder.claim(config, datetime.now()).release()
     if elastic:
@@ -48,10 +49,7 @@ def test_the_next_job_waits_for_members_of_an_elastic_job(
     member.run_dir = tmp_path / "run"
     for step in range(2):
         member.join([member.report(state)], step)
-    if elastic:
-        with pytest.raises(run_folder.Busy):
-            run_folder.claim(config, datetime.now(), wait=True)
-    else:
+    with pytest.raises(run_folder.Busy) if elastic else nullcontext():
         run_folder.claim(config, datetime.now(), wait=True).release()
     member.close()
     run_folder.claim(config, datetime.now(), wait=True).release()

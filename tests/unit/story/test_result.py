@@ -1,4 +1,4 @@
-"""The lines and numbers in which a run says how it began and how it ended."""
+"""The first and last lines of a run, and its summary."""
 
 from __future__ import annotations
 
@@ -30,28 +30,20 @@ DONE = Result(
 @pytest.mark.parametrize(
     ("layout", "size", "said"),
     [
-        (
-            BatchLayout(128, 32),
-            3,
-            "in 4 micro-batches of 32; 4 micro-batches do not divide over 3 ranks: some idle in part of each step",
-        ),
-        (BatchLayout(5, 2), 2, "5 images a step in 2 micro-batches of up to 3"),
-        (
-            BatchLayout(64, 32),
-            3,
-            "in 2 micro-batches of 32; 1 rank of 3 idle (a new run may have smaller micro-batches: --batch-size)",
-        ),
+        ((128, 32), 3, "of 32; 4 micro-batches do not divide over 3 ranks: some idle in part of each step"),
+        ((5, 2), 2, "5 images a step in 2 micro-batches of up to 3"),
+        ((64, 32), 3, "of 32; 1 rank of 3 idle (a new run may have smaller micro-batches: --batch-size)"),
     ],
 )
-def test_the_first_line_describes_a_step_and_idle_ranks(layout: BatchLayout, size: int, said: str) -> None:
+def test_the_first_line_describes_a_step_and_idle_ranks(layout: tuple[int, int], size: int, said: str) -> None:
     parts = SimpleNamespace(train_loader=SimpleNamespace(num_samples=1437), device=torch.device("cpu"))
-    state = TrainState(torch.nn.Linear(2, 2), Mock(), Mock(), layout)
+    state = TrainState(torch.nn.Linear(2, 2), Mock(), Mock(), BatchLayout(*layout))
     job = Mock(config=DIGITS, state=state, world=Mock(place=Place(size=size)), parts=parts)
     assert describe(job).endswith(said)
 
 
-def test_a_finished_run_says_what_to_type_next() -> None:
-    """Scores, speed, files and the command that evaluates them, quoted and with --trust for the user's own code."""
+def test_a_finished_run_prints_the_next_command() -> None:
+    """The command is quoted, and has --trust for the user's own code."""
     assert ending(DONE, DIGITS).splitlines() == [
         "done: top-1 99.10% (best 99.70%, epoch 11), 2,306 images/s on 2 ranks, 18 s",
         "files: runs/my run",
@@ -65,7 +57,7 @@ def test_a_finished_run_says_what_to_type_next() -> None:
         assert ending(DONE, DIGITS.replace(**own)).endswith("\nnext:  hvd-train evaluate 'runs/my run' --trust")
 
 
-def test_a_stopped_run_says_what_stopped_it_and_whether_it_is_committed() -> None:
+def test_a_stopped_run_names_the_signal_and_the_commit() -> None:
     stopped = replace(DONE, finished=False, stopped_by=signal.SIGTERM)
     assert ending(stopped, DIGITS) == "stopped by SIGTERM at step 460, committed; the same command resumes from there"
     assert ending(replace(stopped, saved=False), DIGITS) == "stopped by SIGTERM at step 460, NOT committed (see above)"

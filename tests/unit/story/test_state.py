@@ -1,4 +1,4 @@
-"""The state as one value: copy, load, digest, and equal on all ranks."""
+"""The training state: snapshot, load, digest, and equality of ranks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
 
 
-def state_after(steps: int, *, seed: int = 0, optimizer: str = "adamw") -> TrainState:
+def state_after(steps: int, *, seed: int = 0) -> TrainState:
     model = own_generator(runs.batch_norm(10), seed)
-    kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    state = TrainState(model, kinds[optimizer](model.parameters(), lr=0.01), scaler(), BatchLayout(20, 4))
+    state = TrainState(model, torch.optim.AdamW(model.parameters(), lr=0.01), scaler(), BatchLayout(20, 4))
     for number in range(steps):
         step(state, number)
     return state
@@ -43,7 +42,7 @@ def step(state: TrainState, number: int) -> None:
 
 
 def complete() -> TrainState:
-    """A state with everything that one can have: moments, a moving average, a loss scale, odd buffers."""
+    """Return a state with moments, a moving average, a loss scale and odd buffers."""
     model = nn.Sequential(runs.Remembers(), nn.Flatten(), own_generator(nn.Linear(64, 10)))
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     scaler.scale(torch.ones(()))
@@ -81,7 +80,7 @@ CHANGES: dict[str, Callable[[TrainState], object]] = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_states_that_differ_in_anything_have_different_digests(what: str) -> None:
-    """Survivors with equal digests continue as one, so a digest must leave out nothing."""
+    """Survivors with equal digests continue as one."""
     state = complete()
     digest, parts = state.digest(), state.digests()
     assert (complete().digest(), complete().digests()) == (digest, parts)
@@ -91,7 +90,7 @@ def test_states_that_differ_in_anything_have_different_digests(what: str) -> Non
 
 
 def test_later_steps_change_nothing_of_a_snapshot() -> None:
-    """It is written while training continues, and can be loaded more than once with the same future."""
+    """It can be loaded more than once, with the same future."""
     state = complete()
     snapshot, same = state.snapshot(), complete()
     for change in CHANGES.values():
@@ -114,7 +113,7 @@ def test_later_steps_change_nothing_of_a_snapshot() -> None:
 
 @pytest.mark.parametrize(("there", "here"), [(True, False), (False, True)])
 def test_a_loss_scale_may_begin_or_end_with_a_checkpoint(there: bool, here: bool) -> None:
-    """A run resumed with another precision takes the weights, and a scale of its own if it needs one."""
+    """A run that resumes with another precision has its own loss scale."""
     first, second = complete(), complete()
     for state, enabled in ((first, there), (second, here)):
         state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=enabled)
@@ -125,16 +124,15 @@ def test_a_loss_scale_may_begin_or_end_with_a_checkpoint(there: bool, here: bool
 
 
 def test_skipped_steps_in_a_row_are_counted_across_epochs() -> None:
-    """A run whose every step is skipped gives up, however short its epochs are."""
-    progress = Progress().after_step(20, skipped=True).after_step(20, skipped=True)
-    progress = progress.next_epoch().after_step(20, skipped=True)
+    progress = Progress().after_step(20, skipped=True).after_step(20, skipped=True).next_epoch()
+    progress = progress.after_step(20, skipped=True)
     assert (progress.skipped, progress.skipped_in_row) == (3, 3)
     progress = progress.after_step(20)
     assert (progress.skipped, progress.skipped_in_row, progress.step) == (3, 0, 4)
 
 
 def test_ranks_that_deviate_are_named() -> None:
-    """The error has all of their numbers, and what differs in three of them."""
+    """The error names all of them, and the difference of three."""
 
     def body(world: ThreadWorld) -> str:
         state = state_after(1)
@@ -150,9 +148,9 @@ def test_ranks_that_deviate_are_named() -> None:
             confirm_equal(state, world)
         return str(caught.value)
 
-    (told,) = set(run_ranks(6, body))
-    assert told.startswith("ranks 1, 3, 4, 5 hold other weights than rank 0 at step 1;")
-    assert told.endswith("They differ: rank 1 in exp_avg of 5.bias; rank 3 in 6.unsaved; rank 4 in layout")
+    (line,) = set(run_ranks(6, body))
+    assert line.startswith("ranks 1, 3, 4, 5 hold other weights than rank 0 at step 1;")
+    assert line.endswith("They differ: rank 1 in exp_avg of 5.bias; rank 3 in 6.unsaved; rank 4 in layout")
 
 
 def test_a_snapshot_of_another_model_or_optimizer_is_refused_and_changes_nothing() -> None:
@@ -170,7 +168,7 @@ def test_a_snapshot_of_another_model_or_optimizer_is_refused_and_changes_nothing
 
 
 def test_a_snapshot_fits_another_memory_format() -> None:
-    """A run with --channels-last resumes without it, or the reverse, as if nothing had happened."""
+    """A run may resume with or without --channels-last."""
 
     def fresh(memory_format: torch.memory_format) -> TrainState:
         model = own_generator(torch.nn.Conv2d(3, 4, 3)).to(memory_format=memory_format)

@@ -1,4 +1,4 @@
-"""Synchronize the state: bit for bit, and all of it or nothing."""
+"""Synchronization of the state: bit for bit, and all of it or nothing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from tests.unit.story.test_state import complete, state_after, step
 
 
 class SmallPieces(ThreadWorld):
-    """Threads that send a state in many pieces."""
-
     most_bytes = 500
 
 
 @pytest.mark.parametrize("root", [0, 1, 2])
 def test_all_ranks_load_the_state_of_one(root: int) -> None:
-    """They have its weights, optimizer and progress, bit for bit, and continue alike."""
+    """They have its bits, and take the same next step."""
 
     def body(world: ThreadWorld) -> tuple[str, int, str]:
         rank = world.place.rank
@@ -43,11 +41,11 @@ def test_all_ranks_load_the_state_of_one(root: int) -> None:
     step(expected, 9)
     assert after == expected.digest()
     synchronize(expected, LocalWorld(), 0)
-    assert after == expected.digest(), "a single rank has nothing to load"
+    assert after == expected.digest()
 
 
-def test_a_rank_keeps_its_own_order_in_memory() -> None:
-    """Tensors in channels_last, tensors with gaps and buffers in no state_dict arrive all the same."""
+def test_a_rank_keeps_its_own_memory_format() -> None:
+    """Tensors with gaps and buffers in no state_dict arrive too."""
 
     def body(world: ThreadWorld) -> tuple[str, bool]:
         number, order = 1.0 + world.place.rank, (torch.channels_last, torch.contiguous_format)[world.place.rank]
@@ -67,7 +65,7 @@ def test_a_rank_keeps_its_own_order_in_memory() -> None:
 
 @pytest.mark.parametrize("turn", [0, 7])
 def test_a_rank_keeps_its_state_if_the_sender_dies(turn: int) -> None:
-    """Every bit is as before, on a rank that was behind and on one that had the same state."""
+    """Also if it had the same state as the sender."""
 
     class Dying(SmallPieces):
         def _exchange(self, name: str, value: object) -> list[object]:
@@ -86,7 +84,7 @@ def test_a_rank_keeps_its_state_if_the_sender_dies(turn: int) -> None:
 
 
 class LosesTheLast(ThreadWorld):
-    """A network that reports success, and leaves out the last tensor on rank 2."""
+    """A network that reports success, but leaves out the last tensor on rank 2."""
 
     @override
     def broadcast_tensors(
@@ -98,7 +96,7 @@ class LosesTheLast(ThreadWorld):
 
 
 def test_a_damaged_state_is_not_loaded() -> None:
-    """Horovod may report an error as success. All ranks end, each with its own state, and name the damaged rank."""
+    """Horovod may report an error as success."""
 
     def body(world: ThreadWorld) -> bool:
         rank = world.place.rank
