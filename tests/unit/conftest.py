@@ -1,4 +1,4 @@
-"""Fixtures of tests without a launcher: one core per rank, and the same examples of Hypothesis every time."""
+"""Fixtures of tests without a launcher: one core per rank, reproducible Hypothesis."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.programs import Program, write_program
 
+QUIET = [HealthCheck.too_slow]
 settings.register_profile(
-    "room",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    max_examples=60,
-    suppress_health_check=[HealthCheck.too_slow],
+    "unit", deadline=None, derandomize=True, database=None, max_examples=60, suppress_health_check=QUIET
 )
-settings.load_profile("room")
+settings.load_profile("unit")
 
 
 @pytest.fixture(autouse=True)
 def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each rank one core and torch one thread: the models here need no more."""
+    """Give each rank one core and torch one thread."""
     torch.set_num_threads(1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
 

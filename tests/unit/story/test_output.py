@@ -1,4 +1,4 @@
-"""The run folder on rank 0: which process has it, what is written into it, and what a full disk costs."""
+"""The run folder on rank 0: its owner, its files, and a full disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +14,7 @@ from hvd_train import checkpoint
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
-from hvd_train.output import Output
+from hvd_train.output import Claim, Output
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import run_folder
@@ -30,18 +30,18 @@ STEP = StepRecord(1, 1, 20, 0.5, 0.1, 0.2, 0.01, None, None, 0, 100.0, None)
 BUSY = "another process is training in run"
 
 
-def first_layout() -> BatchLayout:
-    return BatchLayout(20, 4)
+def claim(config: Config, state: TrainState) -> Claim:
+    return Output(config).claim(state, None, lambda: BatchLayout(20, 4), from_disk=True)
 
 
 def opened(config: Config, state: TrainState) -> Output:
     output = Output(config)
-    output.open(output.claim(state, None, first_layout, from_disk=True), state, Place())
+    output.open(claim(config, state), state, Place())
     return output
 
 
-def told(name: str) -> list[str]:
-    lines: list[dict[str, Any]] = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
+def messages(name: str) -> list[str]:
+    lines = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
     return [line["message"] for line in lines if line["kind"] == "event" and line["name"] == name]
 
 
@@ -50,7 +50,7 @@ def full(*_: object) -> None:
 
 
 class Clock:
-    """The time for a process that waits: each sleep takes ten seconds, and something may happen meanwhile."""
+    """A clock whose sleeps take ten seconds, during which something may happen."""
 
     def __init__(self) -> None:
         self.now, self.sleeps = 1000.0, 0
@@ -76,97 +76,72 @@ def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
 
 
-def test_a_rank_that_is_not_the_first_writes_nothing(state: TrainState) -> None:
-    output = Output(small_config())
-    output.open(None, state, Place(rank=1, size=2))
-    output.journal.event("note", "unheard")
-    output.store.save_weights(checkpoint.BEST, state)
-    assert output.write_summary({"top1": 1.0}), "it has nothing to lose"
-    assert (output.path, output.store.commit(state), output.commit_last(state)) == (None, True, False)
-    output.close()
-    assert not RUN.exists()
-
-
-def test_a_second_command_is_refused_at_once(clock: Clock, state: TrainState) -> None:
-    living = opened(small_config(), state)
-    with pytest.raises(UsageError, match=BUSY):
-        Output(small_config()).claim(state, None, first_layout, from_disk=True)
-    assert clock.sleeps == 0
-    assert living.commit_last(state)
-    living.close()
-    opened(small_config(), state).close()
-
-
 @pytest.mark.usefixtures("elastic")
 def test_an_elastic_job_waits_for_the_end_of_another_process(
     clock: Clock, state: TrainState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says so once, continues as soon as the folder is free, and never takes the folder of another job."""
+    """It prints one line, continues once the folder is free, and never takes another job's folder."""
     living = opened(small_config(), state)
     monkeypatch.setenv(launcher.OWNER, "another job")
-    with pytest.raises(UsageError, match=BUSY):
-        Output(small_config()).claim(state, None, first_layout, from_disk=True)
-    assert clock.sleeps == 5
+    for elastic, sleeps in (("0", 0), ("1", 5)):
+        monkeypatch.setenv("HOROVOD_ELASTIC", elastic)
+        with pytest.raises(UsageError, match=BUSY):
+            claim(small_config(), state)
+        assert clock.sleeps == sleeps
     assert living.commit_last(state)
     assert capsys.readouterr().err == f"hvd-train: {BUSY}: waiting 45 s at most for its end\n"
     clock.meanwhile = living.close
-    claim = Output(small_config()).claim(state, None, first_layout, from_disk=True)
-    assert (claim.folder.earlier, clock.sleeps) == (True, 6)
-    claim.folder.release()
+    found = claim(small_config(), state)
+    assert (found.folder.earlier, clock.sleeps) == (True, 6)
+    found.folder.release()
 
 
 @pytest.mark.usefixtures("elastic", "clock")
 def test_a_job_takes_its_own_folder_over(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --output-dir too, when the wait for its former workers is over; another job starts a run of its own."""
+    """Also without --output-dir, after the wait for its former workers; another job starts a new run."""
     config = small_config(output_dir=None, recipe="few")
     former = opened(config, state)
     assert former.commit_last(state)
-    claim = Output(config).claim(state, None, first_layout, from_disk=True)
-    assert (claim.folder.path, claim.loaded) == (former.path, True)
+    found = claim(config, state)
+    assert (found.folder.path, found.loaded) == (former.path, True)
     assert not former.commit_last(state)
     monkeypatch.setenv(launcher.OWNER, "another job")
-    others = Output(config).claim(state, None, first_layout, from_disk=True)
-    assert others.folder.path != former.path
-    assert not others.folder.earlier
+    other = claim(config, state).folder
+    assert (other.path != former.path, other.earlier) == (True, False)
     former.close()
 
 
 @pytest.mark.usefixtures("elastic")
-def test_a_new_rank_0_goes_on_in_the_folder_of_the_job(clock: Clock, state: TrainState) -> None:
-    """At once, though the lock is still held; later workers of the job find the folder, whatever --resume says."""
+def test_a_new_rank_0_continues_in_the_folder_of_the_job(clock: Clock, state: TrainState) -> None:
+    """At once, though the lock is held; later workers find the folder with any --resume."""
     config = small_config(output_dir=None, recipe="few", resume="never", ledger=True)
     former, latter = opened(config, state), Output(config)
     folder = former.path
-    claim = latter.claim(state, folder, first_layout, from_disk=False)
-    assert (claim.folder.path, claim.folder.earlier, claim.folder.held(), clock.sleeps) == (folder, True, True, 0)
+    found = latter.claim(state, folder, Mock(), from_disk=False)
+    assert (found.folder.path, found.folder.earlier, found.folder.held(), clock.sleeps) == (folder, True, True, 0)
     assert not former.commit_last(state)
-    latter.open(claim, state, Place())
+    latter.open(found, state, Place())
     assert latter.commit_last(state)
     former.close()
     latter.close()
-    again = Output(config).claim(state, None, first_layout, from_disk=True)
+    again = claim(config, state)
     assert (again.folder.path, again.loaded) == (folder, True)
     assert [path.name for path in Path("runs").iterdir()] == [folder.name]
     again.folder.release()
 
 
-@pytest.mark.parametrize("resume", ["auto", "never"])
-def test_a_batch_that_does_not_fit_leaves_all_as_it_was(state: TrainState, resume: str) -> None:
-
-    def refused() -> BatchLayout:
-        raise UsageError("too large")
-
-    for earlier in ([], [RUN]):
-        if earlier:
-            opened(small_config(), state).close()
-        where = small_config(resume="never") if earlier else small_config(resume=resume)
-        with pytest.raises(UsageError, match="too large"):
-            Output(where).claim(state, None, refused, from_disk=True)
-        assert list(Path().iterdir()) == earlier
+@pytest.mark.parametrize("earlier", [[], [RUN]], ids=["no run", "a run"])
+def test_a_batch_that_does_not_fit_changes_no_file(state: TrainState, earlier: list[Path]) -> None:
+    for _ in earlier:
+        opened(small_config(), state).close()
+    with pytest.raises(UsageError, match="too large"):
+        layout = Mock(side_effect=UsageError("too large"))
+        Output(small_config(resume="never")).claim(state, None, layout, from_disk=True)
+    assert list(Path().iterdir()) == earlier
 
 
-def test_a_run_goes_on_from_its_newest_whole_checkpoint(state: TrainState) -> None:
-    """Unless another rank has a newer state; a damaged file and a run that was moved aside are named."""
+def test_a_run_resumes_from_its_newest_whole_checkpoint(state: TrainState) -> None:
+    """Unless a rank has a newer state; a damaged file and a moved run are named."""
     config = small_config(keep_checkpoints=2, label_smoothing=0.25)
     output = opened(config, state)
     for _ in range(3):
@@ -175,36 +150,35 @@ def test_a_run_goes_on_from_its_newest_whole_checkpoint(state: TrainState) -> No
     output.close()
     assert steps_on_disk() == [9, 8]
     newest, _ = checkpoint.committed(RUN)
-    assert checkpoint.read(newest)["config"] == config.as_dict(), "what evaluate and export need"
+    assert checkpoint.read(newest)["config"] == config.as_dict()
     newest.write_bytes(newest.read_bytes()[:100])
-    again = Output(config)
-    claim = again.claim(state, None, first_layout, from_disk=False)
-    assert (claim.loaded, state.progress.step) == (False, 10)
-    claim.folder.release()
+    found = Output(config).claim(state, None, Mock(), from_disk=False)
+    assert (found.loaded, state.progress.step) == (False, 10)
+    found.folder.release()
     opened(config, state).close()
     assert state.progress.step == 8
-    (note,) = told("note")
+    (note,) = messages("note")
     assert str(newest) in note
     opened(small_config(resume="never"), state).close()
-    assert told("note") == ["the earlier run in run is now in run.old"]
+    assert messages("note") == ["the earlier run in run is now in run.old"]
 
 
-def test_steps_that_are_taken_again_are_counted(state: TrainState) -> None:
-    """From the last commit, or from the start; nothing is said of a run that continues where it had come to."""
+def test_repeated_steps_are_counted(state: TrainState) -> None:
+    """Since the last commit or the start; a run that repeats none has no line."""
     output = opened(small_config(), state)
     for step in (7, 20):
         output.journal.step(replace(STEP, step=step))
     output.close()
     opened(small_config(), state).close()
-    (line,) = told("lost")
+    (line,) = messages("lost")
     lost = 20 - state.progress.step
     assert line.startswith(f"at least {lost} steps lost")
     opened(small_config(), state).close()
-    assert told("lost") == [line]
+    assert messages("lost") == [line]
 
 
-def test_a_rank_that_is_no_longer_the_first_gives_the_folder_up(state: TrainState) -> None:
-    """The next rank 0 finds what this one had taken to write; what this one takes from then on is not written."""
+def test_a_rank_that_is_no_longer_rank_0_releases_the_folder(state: TrainState) -> None:
+    """The next rank 0 finds all earlier records; later ones of this rank are not written."""
     former = opened(small_config(ledger=True), state)
     former.journal.took(Entry(0, (1, 7), 2, (0, 140), 1))
     assert former.store.commit(state)
@@ -222,7 +196,6 @@ def test_a_rank_that_is_no_longer_the_first_gives_the_folder_up(state: TrainStat
 
 
 def test_a_stopped_rank_0_whose_folder_was_taken_over_writes_nothing(state: TrainState) -> None:
-    """The job has gone on without it: neither commits nor weights, ledger, summary or environment are its own."""
     output = opened(small_config(ledger=True), state)
     output.journal.took(Entry(0, (1, 7), 1, (0, 140), 1))
     before = sorted(RUN.rglob("*"))
@@ -234,14 +207,12 @@ def test_a_stopped_rank_0_whose_folder_was_taken_over_writes_nothing(state: Trai
     output.write_surroundings(["node1"], None)
     output.close()
     assert sorted(RUN.rglob("*")) == before
-    path = RUN / "ledger.jsonl"
-    assert not path.exists() or path.read_text() == ""
 
 
 def test_a_full_disk_is_reported_and_costs_nothing_that_fits_later(
     state: TrainState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the console and in metrics.jsonl; the exit code rests on what the last commit and the summary answer."""
+    """On the console and in metrics.jsonl; the return values decide about the exit code."""
     output = opened(small_config(), state)
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "writing", full)
@@ -251,13 +222,10 @@ def test_a_full_disk_is_reported_and_costs_nothing_that_fits_later(
     assert output.write_summary({"top1": 0.5, "why": "done"})
     assert output.commit_last(state)
     output.close()
-    lines = {
-        "summary": "cannot write run/summary.json: No space left on device",
-        "note": "cannot write environment.json: No space left on device",
-    }
-    printed = capsys.readouterr().out
-    for name, line in lines.items():
-        assert (told(name), printed.count(line)) == ([line], 1)
-    assert "No space left on device" in told("checkpoint")[0]
+    printed, why = capsys.readouterr().out, "No space left on device"
+    for name, file in (("summary", "run/summary.json"), ("note", "environment.json")):
+        line = f"cannot write {file}: {why}"
+        assert (messages(name), printed.count(line)) == ([line], 1)
+    assert why in messages("checkpoint")[0]
     assert steps_on_disk() == [7]
     assert (RUN / "summary.json").read_text() == '{\n  "top1": 0.5,\n  "why": "done"\n}\n'

@@ -1,4 +1,4 @@
-"""How a training begins and ends: what is on disk then, and what the user, the ranks and the driver are told."""
+"""The start and the end of a training: its files, and the reports to user, ranks and driver."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.unit.story.test_loop import records
 from tests.unit.story.test_output import full as full_disk
 
 T = TypeVar("T")
-Word = tuple[type[Exception], str, int]
+Report = tuple[type[Exception], str, int]
 
 
 def newest() -> dict[str, Any]:
@@ -55,7 +55,7 @@ def with_a_test_set(config: DataConfig) -> DataSet:
 
 
 def signal_ranks(monkeypatch: pytest.MonkeyPatch, is_due: Callable[[str], bool]) -> list[StopSignal]:
-    """Send SIGTERM to the ranks whose threads have such names, before the first step."""
+    """Send SIGTERM before the first step to the ranks whose thread names match."""
     signals = list[StopSignal]()
 
     class Signalled(StopSignal):
@@ -69,49 +69,49 @@ def signal_ranks(monkeypatch: pytest.MonkeyPatch, is_due: Callable[[str], bool])
     return signals
 
 
-def kill_writer(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, due: Callable[..., bool]) -> list[Killed]:
+def kill_writer(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, due: Callable[..., bool]) -> list[Killed]:
     """Kill the first rank that calls this writer when it is due; the list is empty afterwards."""
-    write, deaths = getattr(where, name), [Killed("while it writes")]
+    write, deaths = getattr(owner, name), [Killed("while it writes")]
 
     def dies_once(*given: Any) -> Any:
         if deaths and due(*given):
             raise deaths.pop()
         return write(*given)
 
-    monkeypatch.setattr(where, name, dies_once)
+    monkeypatch.setattr(owner, name, dies_once)
     return deaths
 
 
 class Leaves(LocalWorld):
-    """A world that this process has to leave by an error or an exit: before the ranks have met, or after."""
+    """A world that this process leaves by an error or an exit, before or after the first rendezvous."""
 
-    def __init__(self, error: BaseException, *, has_met: bool = False) -> None:
+    def __init__(self, error: BaseException, *, connected: bool = False) -> None:
         super().__init__()
-        self._error, self._has_met = error, has_met
+        self._error, self._connected = error, connected
 
     @override
     def run(self, body: Callable[[], T], sync: Callable[[], None] = already_in_sync) -> T:
-        if self._has_met:
+        if self._connected:
             sync()
             os.kill(os.getpid(), signal.SIGTERM)
         raise self._error
 
 
 @pytest.fixture
-def words(monkeypatch: pytest.MonkeyPatch) -> list[Word]:
-    """What the driver of the job hears: kind of error, what was being done, steps done."""
-    heard: list[Word] = []
+def reports(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
+    """Return the reports to the driver: kind of error, what was being done, finished steps."""
+    sent: list[Report] = []
 
-    def tell(environ: Mapping[str, str], error: Exception, during: str = "building", step: int = 0) -> bool:
-        heard.append((type(error), during, step))
+    def send(environ: Mapping[str, str], error: Exception, during: str = "building", step: int = 0) -> bool:
+        sent.append((type(error), during, step))
         return False
 
-    monkeypatch.setattr(last_word, "tell", tell)
-    return heard
+    monkeypatch.setattr(last_word, "tell", send)
+    return sent
 
 
 def test_records_of_the_start_and_the_end() -> None:
-    """The facts that an audit needs, the hosts of all ranks, and at last where the files are."""
+    """The facts that an audit needs, the hosts of all ranks, and the folder of the files."""
     run_ranks(2, lambda world: trained(world, small_config(epochs=2, seed=3, repeated_augmentation=2)))
     events = records("event")
     (start,) = (event for event in events if event["name"] == "start")
@@ -127,12 +127,12 @@ def test_records_of_the_start_and_the_end() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_best_weights_are_tested_at_the_end(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Here on the validation set, so that the best scores must come out again; the last weights stay in memory."""
+    """On the validation set, so that the best scores must come out again."""
     config = small_config(best_by="loss", learning_rate=0.5, schedule="constant", epochs=4)
     results = run_ranks(ranks, lambda world: trained(world, config, data=with_a_test_set))
     epochs = records("epoch")
     best = min(epochs, key=lambda record: record["val_loss"])
-    assert best is not epochs[-1], "this cannot tell the best weights from the last"
+    assert best is not epochs[-1]
     for result, weights in results:
         assert result.best_epoch == best["epoch"]
         assert result.test_loss == pytest.approx(best["val_loss"], abs=1e-6)
@@ -143,7 +143,7 @@ def test_the_best_weights_are_tested_at_the_end(ranks: int, capsys: pytest.Captu
 
 
 def test_all_ranks_know_which_signal_stopped_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their exit codes are alike. The weights are not the final ones, so they are not tested."""
+    """The weights are not the final ones, so they are not tested."""
     signal_ranks(monkeypatch, lambda name: name == "rank-1")
     results = run_ranks(2, lambda world: trained(world, small_config(), data=with_a_test_set)[0])
     assert [(result.finished, result.stopped_by, result.saved) for result in results] == [(False, 15, True)] * 2
@@ -164,27 +164,27 @@ def test_a_signal_after_the_last_step_has_stopped_nothing(monkeypatch: pytest.Mo
     assert (result.finished, result.stopped_by, result.saved) == (True, None, True)
 
 
-def test_a_rank_that_leaves_by_a_signal_commits_and_has_its_exit_code() -> None:
+def test_a_rank_that_a_signal_ends_commits_and_has_its_exit_code() -> None:
     with pytest.raises(SystemExit) as left:
-        trained(Leaves(SystemExit(0), has_met=True), small_config())
+        trained(Leaves(SystemExit(0), connected=True), small_config())
     assert left.value.code == 128 + signal.SIGTERM
     assert len(checkpoint.committed(Path("run"))) == 1
 
 
 @pytest.mark.parametrize(
-    ("victim", "disk", "told"),
+    ("victim", "disk", "line"),
     [
         (0, "", r"step \d is done, and for rank 0 to commit"),
         (1, "", r"step \d is committed"),
         (1, "full", r"step \d is NOT committed \(see above\); the same command resumes"),
     ],
 )
-def test_a_lost_rank_ends_a_static_job(victim: int, disk: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_rank_ends_a_static_job(victim: int, disk: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if disk:
         monkeypatch.setattr(checkpoint, "write_into", full_disk)
 
     def body(world: ThreadWorld) -> None:
-        with pytest.raises(RankLost, match=told):
+        with pytest.raises(RankLost, match=line):
             trained(world, small_config())
 
     run_ranks(2, body, [Fault(victim, step=3)])
@@ -213,7 +213,7 @@ def test_a_survivor_of_rank_0_commits_if_the_driver_is_lost_too(monkeypatch: pyt
     assert any(event.get("message", "").endswith(f"step {int(commit.stem[-1])}") for event in records("event"))
 
 
-def test_ranks_that_come_apart_end_the_job_and_rank_0_saves_its_weights() -> None:
+def test_ranks_that_differ_end_the_job_and_rank_0_saves_its_weights() -> None:
     built: dict[int, nn.Module] = {}
 
     def body(world: ThreadWorld) -> None:
@@ -272,7 +272,7 @@ def test_all_ranks_know_that_the_final_files_are_not_on_disk(what: str, monkeypa
 
 
 def test_the_best_weights_survive_the_rank_that_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It dies after an evaluation, before model-best.pt is there; another rank writes the same weights."""
+    """It dies after an evaluation, and another rank writes the same weights."""
     deaths = kill_writer(monkeypatch, DiskStore, "save_weights", lambda store, name, state: name == checkpoint.BEST)
     job, folder = play([], ONE, TWO)
     check(job, folder, undisturbed())
@@ -284,7 +284,7 @@ def test_the_best_weights_survive_the_rank_that_writes_them(monkeypatch: pytest.
 def test_a_rank_that_dies_while_it_writes_the_last_files_is_replaced(
     file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No rank leaves before they are on disk, so another one writes them, from its live weights."""
+    """No rank leaves before they are on disk."""
     deaths = kill_writer(monkeypatch, RunFolder, "writing", lambda folder, name: name == file)
     job, folder = play([], ONE, TWO, THREE, most=3)
     check(job, folder, undisturbed())
@@ -312,9 +312,7 @@ def test_a_rank_that_dies_while_it_commits_a_stop_is_replaced(monkeypatch: pytes
     assert audit(folder).faults == ()
 
 
-class Unreadable(runs.Jittered):
-    """Its last samples cannot be read."""
-
+class LastUnreadable(runs.Jittered):
     @override
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         if index >= 185:
@@ -322,38 +320,38 @@ class Unreadable(runs.Jittered):
         return super().__getitem__(index)
 
 
-def test_the_steps_before_an_error_of_the_data_are_committed(words: list[Word]) -> None:
-    """The user fixes the file and resumes; the driver is told which rank had the error, and in which step."""
+def test_the_steps_before_an_error_of_the_data_are_committed(reports: list[Report]) -> None:
+    """The report names the rank and the step of the error."""
     bad = np.flatnonzero(order_of(0, 0, 190, 1)[0:190] >= 185)
     whole = int(bad[0]) // 20
-    data = Unreadable(190, jitter=False), runs.Jittered(20, jitter=False)
-    with pytest.raises(UsageError, match="cannot read sample 1") as told:
+    data = LastUnreadable(190, jitter=False), runs.Jittered(20, jitter=False)
+    with pytest.raises(UsageError, match="cannot read sample 1") as error:
         trained(LocalWorld(), small_config(epochs=1), data=lambda _: data)
     assert newest()["progress"]["step"] == whole
-    assert told.value.raised_by == 0
-    assert words == [(UsageError, "training", whole)]
+    assert error.value.raised_by == 0
+    assert reports == [(UsageError, "training", whole)]
 
 
 def test_a_killed_loader_process_ends_the_training_with_a_commit() -> None:
-    """It is one error of use, which names the signal; another start continues from the last whole step."""
+    """One error names the signal."""
     config = small_config(workers=1, epochs=1)
     with pytest.raises(UsageError, match=r"SIGKILL.* --workers"):
         trained(LocalWorld(), config, data=runs.killed_digits)
     assert newest()["progress"]["step"] > 0
 
 
-def test_an_error_before_the_first_step_leaves_nothing(words: list[Word]) -> None:
-    """No folder is made for settings that cannot be trained with, or for a process that never meets the others."""
-    with pytest.raises(UsageError, match="larger than the training set") as told:
+def test_an_error_before_the_first_step_leaves_nothing(reports: list[Report]) -> None:
+    """Unusable settings, or a process that never connects, make no run folder."""
+    with pytest.raises(UsageError, match="larger than the training set") as error:
         trained(LocalWorld(), small_config(global_batch_size=1000))
-    assert told.value.raised_by is None, "it is of all ranks"
+    assert error.value.raised_by is None
     wide = TensorDataset(torch.zeros(5, 1, 8, 12), torch.zeros(5, dtype=torch.long))
     with pytest.raises(UsageError, match="cannot take images of 1 x 8 x 12"):
         trained(LocalWorld(), small_config(), data=lambda _: (runs.Jittered(190, jitter=False), wide))
     with pytest.raises(UsageError, match="no network"):
         trained(Leaves(UsageError("no network")), small_config())
-    assert words == [(UsageError, "meeting", 0), (UsageError, "building", 0)]
-    with pytest.raises(RankLost, match=r"^no route to host$"):  # which claims no step
+    assert reports == [(UsageError, "meeting", 0), (UsageError, "building", 0)]
+    with pytest.raises(RankLost, match=r"^no route to host$"):
         trained(Leaves(RankLost("no route to host")), small_config())
     with pytest.raises(SystemExit) as left:
         trained(Leaves(SystemExit(7)), small_config())
@@ -361,10 +359,8 @@ def test_an_error_before_the_first_step_leaves_nothing(words: list[Word]) -> Non
     assert not Path("run").exists()
 
 
-def test_a_step_that_never_succeeds_ends_the_job_with_all_other_steps_committed(words: list[Word]) -> None:
+def test_a_step_that_never_succeeds_ends_the_job_with_earlier_steps_committed(reports: list[Report]) -> None:
     class Breaks(ElasticThreadWorld):
-        """No rank gets through the reductions of the third step."""
-
         @override
         @contextmanager
         def reduced(self, optimizer: Optimizer) -> Iterator[None]:
@@ -376,4 +372,4 @@ def test_a_step_that_never_succeeds_ends_the_job_with_all_other_steps_committed(
     with pytest.raises(FaultRepeats, match="step 3 has failed 5 times in a row; the last time: switch on fire"):
         run_elastic(lambda world: trained(world, small_config(epochs=1)), {"h1": 1}, first=1, most=1, kind=Breaks)
     assert newest()["progress"]["step"] == 2
-    assert words == [(FaultRepeats, "training", 2)]
+    assert reports == [(FaultRepeats, "training", 2)]
