@@ -143,9 +143,7 @@ def test_own_labels_in_memory_are_checked_as_a_whole(labels: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_cifar_has_the_images_and_labels_of_its_files(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cifar_has_its_images_and_labels(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CIFAR-100 has its fine labels; a damaged file is refused."""
     cifar.unpack(cifar.publish(name, tmp_path / "web", monkeypatch), tmp_path)
     data = sources.open_data(DataConfig(data=name, data_dir=tmp_path), seed=0)

@@ -162,9 +162,7 @@ def test_safetensors_are_loaded_and_damaged_ones_refused() -> None:
         ("mnasnet0_5", "$", ""),
     ],
 )
-def test_files_with_older_names_are_loaded_as_by_torchvision(
-    name: str, new: str, old: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_with_older_names_are_loaded(name: str, new: str, old: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a file or by name, with and without a prefix."""
     source, target = small(name), small(name)
     state = {re.sub(new, old, key): value for key, value in source.state_dict().items() if "num_batches" not in key}

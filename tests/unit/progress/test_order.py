@@ -135,9 +135,7 @@ def test_batch_settings_decide_the_layout(settings: dict[str, int], size: int, l
         (1, BatchLayout(4, 2), [[1]]),
     ],
 )
-def test_a_remainder_of_one_sample_joins_what_is_before_it(
-    samples: int, layout: BatchLayout, sizes: list[list[int]]
-) -> None:
+def test_a_last_single_sample_joins_others(samples: int, layout: BatchLayout, sizes: list[list[int]]) -> None:
     """Batch norm cannot train on one sample; if each micro-batch has one, nothing changes."""
     steps = list(assignments(InSequence(samples), 0, layout, 0, 1))
     assert [[len(slot.indices) for slot in step.micro_batches] for step in steps] == sizes

@@ -129,9 +129,7 @@ def test_a_torn_last_line_is_taken_out() -> None:
     assert written() == [1, 2, 3]
 
 
-def test_what_a_full_disk_does_not_take_is_written_when_it_fits(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_postpones_records(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
     with journal(ledger=True) as opened:
         for step in range(1, 10):
@@ -147,7 +145,7 @@ def test_what_a_full_disk_does_not_take_is_written_when_it_fits(
     assert all("No space left on device" in line for line in said)
 
 
-def test_a_process_that_is_killed_while_it_cuts_the_records_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_killed_while_it_removes_records_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kept records are written first; the next start removes what is left behind them."""
     resumed(0, 0, 1, 2, 3, 4, 5, notes=True)
 
@@ -168,9 +166,7 @@ HALFWAY = Moment(epoch=1, cursor=500, step=15, loss=0.5, top1=0.25, images_per_s
 PLAIN = EpochRecord(5, 50, 0.5, 0.1, 0.2, None, None, None, 1234.0)
 
 
-def test_progress_and_epochs_are_lines_with_the_time_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
     with journal() as opened:
         opened.begin(5, 1000)

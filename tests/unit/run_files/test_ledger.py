@@ -307,9 +307,7 @@ class Run:
     ("done", "lines", "world_size", "torn"),
     [(613, 0, 1, 0), (613, 20, 2, 30), (615, 1, 1, 30), (615, 20, 2, 0), (1000, 1, 2, 0), (1000, 20, 1, 30)],
 )
-def test_the_next_rank_0_writes_what_a_lost_one_did_not(
-    done: int, lines: int, world_size: int, torn: int, tmp_path: Path
-) -> None:
+def test_the_next_rank_0_fills_the_ledger(done: int, lines: int, world_size: int, torn: int, tmp_path: Path) -> None:
     """What the file lacks comes from the state, and nothing comes twice."""
     run = Run(tmp_path, [], 0).trains_to(done)
     whole = (tmp_path / "ledger.jsonl").read_bytes().splitlines(keepends=True)

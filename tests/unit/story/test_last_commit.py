@@ -120,9 +120,7 @@ def test_a_lock_that_outlives_its_host_is_waited_for(state: TrainState, monkeypa
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_a_step_that_cannot_be_kept_is_reported(
-    taken: bool, state: TrainState, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_is_not_kept_is_reported(taken: bool, state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk or a missing folder is not called a commit."""
     monkeypatch.setattr(last_commit, "_PATIENCE_S", 0.0)
     other = held() if taken else None

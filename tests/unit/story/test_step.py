@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,12 +12,11 @@ from torch import Tensor, nn
 
 from hvd_train import Config
 from hvd_train.data.batches import Batch, MicroBatch
-from hvd_train.errors import RankLost
 from hvd_train.progress.fingerprint import fingerprint
 from hvd_train.progress.order import BatchLayout
 from hvd_train.state import Progress, TrainState, to_host
 from hvd_train.step import Step, StepResult, Votes
-from hvd_train.world.world import LocalWorld, PendingSum, Reduction, World
+from hvd_train.world.world import LocalWorld, Reduction, World
 from tests.support import runs
 from tests.support.runs import equal
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks
@@ -44,60 +42,48 @@ class InDoublePrecision(nn.Module):
         return self.body(images.double())
 
 
-def images(count: int) -> tuple[Tensor, Tensor]:
-    return torch.cos(torch.arange(count * 64.0).view(count, 1, 8, 8)), torch.arange(count) % 10
+INPUTS, TARGETS = torch.cos(torch.arange(8 * 64.0).view(8, 1, 8, 8)), torch.arange(8)
 
 
-def batch(count: int, micro: int, rank: int = 0, size: int = 1) -> Batch:
-    inputs, targets = images(count)
-    slots = list(zip(inputs.split(micro), targets.split(micro), strict=True))
-    mine = tuple(MicroBatch(n, *slots[n], np.arange(len(slots[n][1]))) for n in range(rank, len(slots), size))
-    return Batch(count, len(slots), mine)
+def batch(micro: int, rank: int = 0, size: int = 1) -> Batch:
+    parts = list(zip(INPUTS.split(micro), TARGETS.split(micro), strict=True))
+    mine = tuple(MicroBatch(n, *parts[n], np.arange(len(parts[n][1]))) for n in range(rank, len(parts), size))
+    return Batch(8, len(parts), mine)
 
 
-def state_of(world: World, model: nn.Module, *, scale: float | None = None, fp16_wire: bool = False) -> TrainState:
+def state_of(model: nn.Module, scale: float | None = None, world: World | None = None) -> TrainState:
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     scaler.scale(torch.ones(()))
-    optimizer = world.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction(fp16_wire=fp16_wire))
+    optimizer = (world or LocalWorld()).wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, Reduction())
     return TrainState(model, optimizer, scaler, BatchLayout(8, 4))
 
 
-def take(config: Config, world: World, state: TrainState, part: Batch, *, norm: bool = False) -> StepResult:
-    return Step(config, world, state.model, CPU).take(state, part, Votes(), want_norm=norm)
-
-
-def by_hand(count: int, clip: float | None = None) -> tuple[nn.Module, float]:
-    model = InDoublePrecision()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    inputs, targets = images(count)
-    F.cross_entropy(model(inputs), targets).backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))
-    optimizer.step()
-    return model, float(norm)
+def take(config: Config, state: TrainState, part: Batch, *, norm: bool = False) -> StepResult:
+    return Step(config, LocalWorld(), state.model, CPU).take(state, part, Votes(), want_norm=norm)
 
 
 @pytest.mark.parametrize(
     ("micro", "clip", "scale"),
     [(8, None, None), (3, None, None), (1, 1000.0, None), (3, 0.1, None), (8, 0.1, 1024.0), (8, 0.1, 65536.0)],
 )
-def test_a_step_is_the_one_torch_takes(micro: int, clip: float | None, scale: float | None) -> None:
+def test_a_step_equals_that_of_torch(micro: int, clip: float | None, scale: float | None) -> None:
     """Accumulated, clipped, scaled, and with an unused weight; the sums are of the weights before it."""
-    model = InDoublePrecision()
+    model, by_hand = InDoublePrecision(), InDoublePrecision()
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    logits = by_hand(INPUTS)
+    F.cross_entropy(logits, TARGETS).backward()
+    norm = nn.utils.clip_grad_norm_(by_hand.parameters(), clip or float("inf"))
+    optimizer.step()
     model.unused = nn.Parameter(torch.ones(3))
-    state = state_of(LocalWorld(), model, scale=scale)
-    inputs, targets = images(8)
-    with torch.no_grad():
-        logits = model(inputs)
-    result = take(Config().replace(clip_norm=clip), LocalWorld(), state, batch(8, micro), norm=True)
-    expected, norm = by_hand(8, clip)
+    result = take(Config().replace(clip_norm=clip), state_of(model, scale), batch(micro), norm=True)
     allowed = CLIPPED if clip == 0.1 else ROUNDINGS
-    for name, tensor in expected.state_dict().items():
+    for name, tensor in by_hand.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], tensor, rtol=0, atol=allowed)
-    assert result.gradient_norm == pytest.approx(norm, rel=ROUNDINGS)
+    assert result.gradient_norm == pytest.approx(float(norm), rel=ROUNDINGS)
     assert torch.equal(model.unused, torch.ones(3))
     assert result.totals.count == 8
-    assert result.totals.loss == pytest.approx(F.cross_entropy(logits, targets, reduction="sum").item(), rel=1e-5)
-    assert result.totals.top1 == (logits.argmax(1) == targets).sum().item()
+    assert result.totals.loss == pytest.approx(F.cross_entropy(logits, TARGETS, reduction="sum").item(), rel=1e-5)
+    assert result.totals.top1 == (logits.argmax(1) == TARGETS).sum().item()
 
 
 class LargeLayer(nn.Module):
@@ -116,27 +102,10 @@ class LargeLayer(nn.Module):
 
 def test_the_norm_of_a_large_gradient_is_accurate() -> None:
     """One float32 sum of squares would lose all ones next to 2^24: 0.8% of the norm."""
-    model = LargeLayer()
-    state = state_of(LocalWorld(), model)
-    part = Batch(4, 1, (MicroBatch(0, images(4)[0], torch.ones(4, dtype=torch.long), np.arange(4)),))
-    result = take(Config(), LocalWorld(), state, part, norm=True)
+    part = Batch(4, 1, (MicroBatch(0, INPUTS[:4], torch.ones(4, dtype=torch.long), np.arange(4)),))
+    result = take(Config(), state_of(LargeLayer()), part, norm=True)
     ones, large = 64 * 2**18, 64 * 2.0**24
     assert result.gradient_norm == pytest.approx(0.5 * (large + ones) ** 0.5, rel=2**18 / large)
-
-
-@pytest.mark.parametrize("wire", [False, True])
-def test_ranks_without_a_slot_take_the_same_step(wire: bool) -> None:
-
-    def body(world: ThreadWorld) -> dict[str, Tensor]:
-        model = InDoublePrecision()
-        state = state_of(world, model, scale=1024.0 if wire else None, fp16_wire=wire)
-        take(Config(), world, state, batch(8, 4, world.place.rank, 3))
-        return dict(model.state_dict())
-
-    first, *others = run_ranks(3, body)
-    assert all(equal(first, other) for other in others)
-    for name, tensor in by_hand(8)[0].state_dict().items():
-        torch.testing.assert_close(first[name], tensor, rtol=0, atol=1e-3 if wire else ROUNDINGS)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -144,11 +113,11 @@ def test_mixed_precision_keeps_weights_in_fp32(precision: str, dtype: torch.dtyp
     model, exact = (own_generator(runs.batch_norm(10)) for _ in range(2))
     seen = []
     model[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    state = state_of(LocalWorld(), model, scale=128.0 if precision == "fp16" else None)
-    result = take(Config().replace(precision=precision), LocalWorld(), state, batch(8, 4))
+    state = state_of(model, scale=128.0 if precision == "fp16" else None)
+    result = take(Config().replace(precision=precision), state, batch(4))
     assert set(seen) == {dtype}
     assert all(p.dtype == torch.float32 and p.isfinite().all() for p in model.parameters())
-    plain = take(Config(), LocalWorld(), state_of(LocalWorld(), exact), batch(8, 4))
+    plain = take(Config(), state_of(exact), batch(4))
     assert result.totals.loss == pytest.approx(plain.totals.loss, rel=0.02)
 
 
@@ -159,8 +128,8 @@ def test_votes_and_samples_of_all_ranks_come_with_the_gradients(vote: Votes) -> 
     def body(world: ThreadWorld, *, ledger: bool) -> tuple[Votes, int | None]:
         model = own_generator(runs.batch_norm(10))
         mine = vote if world.place.rank == 1 else Votes()
-        step, part = Step(Config().replace(ledger=ledger), world, model, CPU), batch(8, 4, world.place.rank, 3)
-        result = step.take(state_of(world, model), part, mine, want_norm=False)
+        step, part = Step(Config().replace(ledger=ledger), world, model, CPU), batch(4, world.place.rank, 3)
+        result = step.take(state_of(model, world=world), part, mine, want_norm=False)
         return result.agreed, result.fingerprint
 
     expected = fingerprint(np.array([0, 1, 2, 3] * 2))
@@ -168,15 +137,15 @@ def test_votes_and_samples_of_all_ranks_come_with_the_gradients(vote: Votes) -> 
     assert run_ranks(3, lambda world: body(world, ledger=False)) == [(vote, None)] * 3
 
 
-def test_random_numbers_depend_on_seed_step_and_slot() -> None:
+def test_random_numbers_depend_on_seed_step_and_micro_batch() -> None:
     """They are the same if the step is repeated, and differ between micro-batches, steps and seeds."""
 
     def draws(seed: int, step: int) -> list[float]:
         model, numbers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), list[float]()
         model.register_forward_hook(lambda *_: numbers.append(float(torch.rand(()))))
-        state = state_of(LocalWorld(), model)
+        state = state_of(model)
         state.progress = Progress(step=step)
-        take(Config().replace(seed=seed), LocalWorld(), state, batch(8, 2))
+        take(Config().replace(seed=seed), state, batch(2))
         return numbers
 
     first = draws(0, 0)
@@ -185,38 +154,15 @@ def test_random_numbers_depend_on_seed_step_and_slot() -> None:
     assert len({*first, *draws(0, 1), *draws(1, 0)}) == 12
 
 
-def test_a_lost_rank_leaves_the_state_of_the_step_before() -> None:
-    """No weight, statistic or loss scale has changed, and the next step succeeds."""
-
-    class LosesOne(LocalWorld):
-        lost = True
-
-        def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
-            if name != "step" or self.lost:
-                return super().start_sum(tensor, name)
-            self.lost = True
-            return Mock(side_effect=RankLost("gone"))
-
-    world, model = LosesOne(), own_generator(runs.batch_norm(10))
-    state = state_of(world, model, scale=1024.0)
-    take(Config(), world, state, batch(8, 4))
-    before, world.lost = state.digest(), False
-    with pytest.raises(RankLost, match="gone"):
-        take(Config(), world, state, batch(8, 4))
-    assert state.digest() == before
-    assert not take(Config(), world, state, batch(8, 4)).skipped
-    assert state.digest() != before
-
-
 def test_adasum_gets_the_mean_gradient_of_each_rank() -> None:
     """Not a fraction of the mean over the global batch."""
-    half = dataclasses.replace(batch(8, 4), micro_batches=batch(8, 4).micro_batches[:1])
+    half = dataclasses.replace(batch(4), micro_batches=batch(4).micro_batches[:1])
     model = InDoublePrecision()
     inputs, targets = half.micro_batches[0].inputs, half.micro_batches[0].targets
     F.cross_entropy(model(inputs), targets).backward()
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    state = state_of(LocalWorld(), InDoublePrecision())
-    found = take(Config().replace(reduction="adasum"), LocalWorld(), state, half, norm=True)
+    state = state_of(InDoublePrecision())
+    found = take(Config().replace(reduction="adasum"), state, half, norm=True)
     assert found.gradient_norm == pytest.approx(float(norm), rel=ROUNDINGS)
 
 
@@ -237,9 +183,9 @@ def test_a_loss_that_is_not_finite_skips_the_step_and_names_the_samples() -> Non
     before = to_host(model.state_dict())
     targets = torch.tensor([0, 0, 0, 1]), torch.tensor([1, 0, 1, 0])
     samples = np.array([70, 61, 52, 43]), np.array([34, 25, 16, 7])
-    slots = zip(batch(8, 4).micro_batches, targets, samples, strict=True)
+    slots = zip(batch(4).micro_batches, targets, samples, strict=True)
     part = Batch(8, 2, tuple(dataclasses.replace(slot, targets=t, samples=s) for slot, t, s in slots))
-    result = take(Config(), LocalWorld(), state_of(LocalWorld(), model), part)
+    result = take(Config(), state_of(model), part)
     assert result.skipped
     assert result.not_finite == (43, 34, 16)
     assert equal(to_host(model.state_dict()), before)

@@ -79,13 +79,9 @@ class Complete(ElasticThreadWorld):
 @pytest.mark.parametrize(
     "events",
     [
-        [Kill(7, rank=1)],
-        [Kill(7, rank=0)],
-        [Kill(1, rank=0)],
-        [Kill(10, rank=2)],
+        *([Kill(step, rank)] for step, rank in ((7, 1), (7, 0), (1, 0), (10, 2), (20, 0))),
         [Kill(11, rank=0), Kill(11, rank=1)],
         [Kill(3, rank=0), Kill(4, rank=0), Kill(5, rank=0)],
-        [Kill(20, rank=0)],
     ],
     ids=str,
 )
@@ -373,9 +369,7 @@ def test_survivors_that_differ_go_back_to_the_last_commit(events: list[Event]) -
     [([ONE], Hosts(7, (ONE, TWO))), ([ONE, TWO], Kill(7, rank=0)), ([ONE, TWO], Unheard(7, rank=0))],
     ids=["newcomer", "newcomer, new rank 0", "rank 0, a step behind"],
 )
-def test_a_rank_that_differs_after_loading_ends_the_job(
-    hosts: list[tuple[str, int]], event: Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_load_ends_the_job(hosts: list[tuple[str, int]], event: Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its weights are neither trained nor committed."""
     load = TrainState.load
 

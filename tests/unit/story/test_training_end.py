@@ -281,9 +281,7 @@ def test_the_best_weights_survive_the_rank_that_writes_them(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("file", [f"checkpoints/step-{STEPS:010}.ckpt", checkpoint.FINAL])
-def test_a_rank_that_dies_while_it_writes_the_last_files_is_replaced(
-    file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_dies_in_the_last_write_is_replaced(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No rank leaves before they are on disk."""
     deaths = kill_writer(monkeypatch, RunFolder, "writing", lambda folder, name: name == file)
     job, folder = play([], ONE, TWO, THREE, most=3)
