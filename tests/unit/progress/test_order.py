@@ -51,17 +51,6 @@ def test_orders_and_random_numbers_never_change() -> None:
     ]
 
 
-def test_positions_are_roughly_uniform() -> None:
-    """Over many epochs each sample has each position equally often (chi-square, 99.9%)."""
-    num_samples, epochs = 12, 3000
-    counts = np.zeros((num_samples, num_samples))
-    for epoch in range(epochs):
-        counts[np.arange(num_samples), EpochOrder(1, epoch, num_samples)[:]] += 1
-    expected = epochs / num_samples
-    chi_square = ((counts - expected) ** 2 / expected).sum()
-    assert chi_square < 174  # 11 * 11 degrees of freedom
-
-
 @given(num_samples=st.integers(1, 40_000), data=st.data())
 def test_a_slice_is_part_of_the_whole(num_samples: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, num_samples))
@@ -99,17 +88,6 @@ def test_random_numbers_belong_to_the_sample(seed: int, epoch: int, rows: list[i
     for position, row in enumerate(rows):
         alone = uniforms(seed, epoch, np.array([row], dtype=np.int64), 3)
         assert np.array_equal(alone[0], numbers[position])
-
-
-def test_random_numbers_are_uniform_and_independent() -> None:
-    """Mean, variance and correlations are those expected of independent numbers."""
-    rows = np.arange(20_000, dtype=np.int64)
-    first, second = uniforms(0, 0, rows, 2).T
-    later = uniforms(0, 1, rows, 1)[:, 0]
-    assert abs(first.mean() - 0.5) < 0.01
-    assert abs(first.var() - 1 / 12) < 0.003
-    for other in (second, later, np.roll(first, 1)):
-        assert abs(np.corrcoef(first, other)[0, 1]) < 0.03
 
 
 @pytest.mark.parametrize(

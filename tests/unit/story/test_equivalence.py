@@ -101,19 +101,14 @@ def test_resume_is_bit_identical(kind: str, stops: tuple[int, ...]) -> None:
         assert equal(*(torch.load(Path(folder) / name, weights_only=True) for folder in ("stopped", "undisturbed")))
 
 
-class CrashingWorld(LocalWorld):
-    """A world of one rank, which dies in step number `step`."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self._left = step
+class CrashingWorld(StoppingWorld):
+    """A world of one rank, which dies in step number `after`."""
 
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
-        if name == "step":
-            self._left -= 1
-            if self._left == 0:
-                raise Killed
-        return super().start_sum(tensor, name)
+        pending = super().start_sum(tensor, name)
+        if self._left == 0:
+            raise Killed
+        return pending
 
 
 @pytest.mark.parametrize("crash", [11, 20])

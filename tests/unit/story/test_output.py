@@ -111,25 +111,6 @@ def test_a_job_takes_its_own_folder_over(state: TrainState, monkeypatch: pytest.
     former.close()
 
 
-@pytest.mark.usefixtures("elastic")
-def test_a_new_rank_0_continues_in_the_folder_of_the_job(clock: Clock, state: TrainState) -> None:
-    """At once, though the lock is held; later workers find the folder with any --resume."""
-    config = small_config(output_dir=None, recipe="few", resume="never", ledger=True)
-    former, latter = opened(config, state), Output(config)
-    folder = former.path
-    found = latter.claim(state, folder, Mock(), from_disk=False)
-    assert (found.folder.path, found.folder.earlier, found.folder.held(), clock.sleeps) == (folder, True, True, 0)
-    assert not former.commit_last(state)
-    latter.open(found, state, Place())
-    assert latter.commit_last(state)
-    former.close()
-    latter.close()
-    again = claim(config, state)
-    assert (again.folder.path, again.loaded) == (folder, True)
-    assert [path.name for path in Path("runs").iterdir()] == [folder.name]
-    again.folder.release()
-
-
 @pytest.mark.parametrize("earlier", [[], [RUN]], ids=["no run", "a run"])
 def test_a_batch_that_does_not_fit_changes_no_file(state: TrainState, earlier: list[Path]) -> None:
     for _ in earlier:
