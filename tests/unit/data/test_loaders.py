@@ -60,7 +60,7 @@ def test_augmentation_of_a_set_in_memory_belongs_to_the_sample() -> None:
     assert len(whole) == 300
     assert len({value - sample for sample, value in whole.items()}) > 200
     assert changed(BatchLayout(4, 2), 1) == whole
-    assert changed(BatchLayout(3, 3), 2) == whole  # one rank has no slot in any step
+    assert changed(BatchLayout(3, 3), 2) == whole  # one rank has no micro-batch
     assert not set(changed(BatchLayout(4, 2), 1, epoch=2).items()) & set(whole.items())
 
 

@@ -177,7 +177,7 @@ def test_a_rank_may_lack_a_micro_batch_in_the_second_of_two_passes() -> None:
     config = small_config(epochs=2, sync_batch_norm=True)
     results = run_ranks(3, lambda world: trained(world, config, Reshapes))
     assert all(equal(weights, results[0][1]) for _, weights in results)
-    statistics = ("running_mean", "running_var", "num_batches_tracked")  # these move by slots, not by passes
+    statistics = ("running_mean", "running_var", "num_batches_tracked")  # these move once per micro-batch
     names = [name for name in expected if not name.endswith(statistics)]
     first, second = ({name: found[name] for name in names} for found in (results[0][1], expected))
     assert largest_difference(first, second) <= 1e-5

@@ -19,14 +19,14 @@ from tests.support.worlds import ThreadWorld, run_ranks
 pytestmark = pytest.mark.numeric
 
 CPU = torch.device("cpu")
-SLOTS = [torch.sin(torch.arange(12.0).view(4, 3) * (n + 1)) for n in range(5)]
+INPUTS = [torch.sin(torch.arange(12.0).view(4, 3) * (n + 1)) for n in range(5)]
 
 
-def take(world: World, held: StepBuffers, model: nn.Module, slots: list[Tensor], *, undo: bool = False) -> None:
+def take(world: World, held: StepBuffers, model: nn.Module, micros: list[Tensor], *, undo: bool = False) -> None:
     held.begin()
-    for number, slot in list(enumerate(slots))[world.place.rank :: world.place.size]:
+    for number, micro in list(enumerate(micros))[world.place.rank :: world.place.size]:
         held.put_back()
-        model(slot).square().sum().backward()
+        model(micro).square().sum().backward()
         held.end_micro_batch(number)
     total = world.sum(torch.cat([torch.tensor([float(held.others_changed)]), *held.changes]), "changes")
     if undo:
@@ -34,7 +34,7 @@ def take(world: World, held: StepBuffers, model: nn.Module, slots: list[Tensor],
         return
     if total[0] > 0:
         held.broadcast_others(world)
-    held.finish(total[1:], len(slots))
+    held.finish(total[1:], len(micros))
 
 
 def started() -> nn.BatchNorm1d:
@@ -48,11 +48,11 @@ def started() -> nn.BatchNorm1d:
 def test_running_statistics_move_by_the_mean_over_micro_batches(size: int) -> None:
     def body(world: ThreadWorld) -> dict[str, Tensor]:
         layer = started()
-        take(world, StepBuffers(layer, CPU), layer, SLOTS)
+        take(world, StepBuffers(layer, CPU), layer, INPUTS)
         return layer.state_dict()
 
-    mean = torch.stack([slot.mean(0) for slot in SLOTS]).mean(0)
-    var = torch.stack([slot.var(0) for slot in SLOTS]).mean(0)
+    mean = torch.stack([micro.mean(0) for micro in INPUTS]).mean(0)
+    var = torch.stack([micro.var(0) for micro in INPUTS]).mean(0)
     for state in run_ranks(size, body):
         torch.testing.assert_close(state["running_mean"], 0.9 * started().running_mean + 0.1 * mean)
         torch.testing.assert_close(state["running_var"], 0.9 * started().running_var + 0.1 * var)
@@ -98,7 +98,7 @@ BUFFERS: dict[str, tuple[Tensor, Callable[[Noted, Tensor], object]]] = {
     "a mean, assigned": (torch.tensor([1.0, -0.0, 1e-40]), assigns),
     "written by way of data": (torch.zeros(2), writes_unseen),
     "float64": (torch.tensor([1 / 3], dtype=torch.float64), writes),
-    "changed by another micro-batch alone": (torch.zeros(3), lambda m, x: torch.equal(x, SLOTS[1]) and m.held.add_(1)),
+    "changed by another micro-batch alone": (torch.zeros(3), lambda m, x: torch.equal(x, INPUTS[1]) and m.held.add_(1)),
     "a counter beyond 2^53": (torch.tensor(2**60 + 1), writes),
     "a flag": (torch.tensor(False), lambda module, values: module.held.logical_not_()),
     "the state of a generator": (torch.Generator().manual_seed(3).get_state(), draws),
@@ -116,7 +116,7 @@ def test_a_buffer_has_the_value_of_micro_batch_0(name: str) -> None:
         values = []
         for step in range(3):
             begun = model.held.detach().clone()
-            take(world, held, model, [slot + step for slot in SLOTS])
+            take(world, held, model, [micro + step for micro in INPUTS])
             assert all(same(value, begun) for value in model.before)
             model.before.clear()
             values.append(model.held.detach().clone())
@@ -125,7 +125,7 @@ def test_a_buffer_has_the_value_of_micro_batch_0(name: str) -> None:
     alone = Noted(start, change)
     expected = []
     for step in range(3):
-        alone(SLOTS[0] + step)
+        alone(INPUTS[0] + step)
         alone.held = alone.held.detach()
         expected.append(alone.held.clone())
     for size in (1, 2, 3):
@@ -148,11 +148,11 @@ def test_a_broken_step_is_undone(steps: int, change: Callable[[Noted, Tensor], N
     held = StepBuffers(model, CPU)
     held.put_back()
     for _ in range(steps):
-        take(LocalWorld(), held, model, SLOTS)
+        take(LocalWorld(), held, model, INPUTS)
     held.put_back()
     assert model[1].num_batches_tracked == steps
     before, values = model[0].held, {name: value.clone() for name, value in model.state_dict().items()}
-    take(LocalWorld(), held, model, SLOTS, undo=True)
+    take(LocalWorld(), held, model, INPUTS, undo=True)
     assert model[0].held is before
     assert runs.equal(dict(model.state_dict()), values)
 
@@ -162,18 +162,18 @@ def test_buffers_are_averaged_by_name(size: int) -> None:
     """`--average-buffers`: floats move as batch norm's statistics do; counts are rounded."""
 
     def counts(module: Noted, values: Tensor) -> None:
-        module.held += 2 if torch.equal(values, SLOTS[0]) else 3
+        module.held += 2 if torch.equal(values, INPUTS[0]) else 3
 
     def body(world: ThreadWorld) -> list[Tensor]:
         kinds = [(torch.ones(3), assigns), (torch.tensor(5), writes), (torch.tensor([5, 7]), counts)]
         model = nn.Sequential(*(Noted(start, change) for start, change in kinds))
-        take(world, StepBuffers(model, CPU, ("[02].h*",)), model, SLOTS)
+        take(world, StepBuffers(model, CPU, ("[02].h*",)), model, INPUTS)
         return [each.held for each in model]
 
-    mean = torch.stack([slot.mean(0) for slot in SLOTS]).mean(0)
-    for floats, of_slot_0, integers in run_ranks(size, body):
+    mean = torch.stack([micro.mean(0) for micro in INPUTS]).mean(0)
+    for floats, of_first, integers in run_ranks(size, body):
         torch.testing.assert_close(floats, 0.9 + mean)
-        assert of_slot_0 == 5 + int(SLOTS[0].sum() * 100)
+        assert of_first == 5 + int(INPUTS[0].sum() * 100)
         assert integers.tolist() == [8, 10], "14 / 5 is nearly 3"
 
 

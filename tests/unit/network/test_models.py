@@ -70,9 +70,9 @@ def test_own_models_by_name(own: str) -> None:
 
 def test_a_model_that_cannot_take_the_images_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 9), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(10)).train()
-    with pytest.raises(UsageError, match=r"model m cannot take images of 3 x 8 x 8: .*--image-size") as told:
+    with pytest.raises(UsageError, match=r"model m cannot take images of 3 x 8 x 8: .*--image-size") as error:
         models.check_fits(model, "m", torch.zeros(2, 3, 8, 8), 10)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     assert model.training
 
 

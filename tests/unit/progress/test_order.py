@@ -66,11 +66,11 @@ def test_a_thousand_ranks_share_a_huge_epoch_in_little_memory(cursor: int) -> No
     layout = BatchLayout(32 * RANKS, 32)
     tracemalloc.start()
     ranks = [assignments(EpochOrder(0, 0, HUGE), cursor, layout, rank, RANKS) for rank in range(RANKS)]
-    slots = [slot for work in ranks for slot in next(work).micro_batches]
+    micros = [micro for work in ranks for micro in next(work).micro_batches]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 64e6
-    taken = [sample for slot in sorted(slots, key=lambda slot: slot.number) for sample in slot.indices.tolist()]
+    taken = [sample for micro in sorted(micros, key=lambda micro: micro.number) for sample in micro.indices.tolist()]
     assert taken == EpochOrder(0, 0, HUGE)[cursor : cursor + layout.global_batch].tolist()
     assert len(set(taken)) == len(taken) == min(layout.global_batch, HUGE - cursor)
 
@@ -116,21 +116,21 @@ def test_batch_settings_decide_the_layout(settings: dict[str, int], size: int, l
 def test_a_last_single_sample_joins_others(samples: int, layout: BatchLayout, sizes: list[list[int]]) -> None:
     """Batch norm cannot train on one sample; if each micro-batch has one, nothing changes."""
     steps = list(assignments(InSequence(samples), 0, layout, 0, 1))
-    assert [[len(slot.indices) for slot in step.micro_batches] for step in steps] == sizes
+    assert [[len(micro.indices) for micro in step.micro_batches] for step in steps] == sizes
     assert [(step.size, step.num_micro_batches) for step in steps] == [(sum(step), len(step)) for step in sizes]
     assert set(micro_batch_sizes(layout, samples)) == {size for step in sizes for size in step}
 
 
 @pytest.mark.parametrize(
-    ("global_batch", "slots"),
+    ("global_batch", "sizes"),
     [(1, [1]), (37, [19, 18]), (383, [48] * 7 + [47]), (384, [24] * 16), (1000, [32] * 31 + [8])],
 )
-def test_a_global_batch_alone_has_the_same_layout_on_any_number_of_ranks(global_batch: int, slots: list[int]) -> None:
+def test_a_global_batch_alone_has_the_same_layout_on_any_number_of_ranks(global_batch: int, sizes: list[int]) -> None:
     batch = BatchConfig(global_batch_size=global_batch)
     layout = choose_layout(batch, 1, 10_000)
     assert {choose_layout(batch, size, 10_000) for size in (2, 3, 4, 64)} == {layout}
     (step,) = assignments(InSequence(global_batch), 0, layout, 0, 1)
-    assert [len(slot.indices) for slot in step.micro_batches] == slots
+    assert [len(micro.indices) for micro in step.micro_batches] == sizes
 
 
 def test_batches_that_cannot_be_are_refused() -> None:

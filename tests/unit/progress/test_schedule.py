@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -20,23 +21,21 @@ def test_the_peak_follows_the_global_batch(scaling: str, batch: int, expected: f
     assert peak_learning_rate(optimizer, batch) == pytest.approx(expected, rel=1e-12)
 
 
-WARM_COSINE = ScheduleConfig(epochs=25, schedule="cosine", warmup_epochs=5)
-STEPS = ScheduleConfig(epochs=90, schedule="step", decay_epochs=(30, 60, 80), decay_factor=0.1)
-CONSTANT = ScheduleConfig(epochs=10, schedule="constant", warmup_epochs=2)
-ONLY_WARM_UP = ScheduleConfig(epochs=3, schedule="cosine", warmup_epochs=3)
+COSINE = {0: 0, 0.5: 0.1, 2.5: 0.5, 5: 1, 10: 0.5 + math.sqrt(2) / 4, 15: 0.5, 25: 0, 26: 0}
+SCHEDULES: dict[str, tuple[dict[str, Any], dict[float, float]]] = {
+    "warm-up and cosine": ({"epochs": 25, "schedule": "cosine", "warmup_epochs": 5}, COSINE),
+    "step": (
+        {"epochs": 90, "schedule": "step", "decay_epochs": (30, 60, 80), "decay_factor": 0.1},
+        {0: 1, 29.99: 1, 30: 0.1, 59.9: 0.1, 60: 0.01, 80: 0.001},
+    ),
+    "constant": ({"epochs": 10, "schedule": "constant", "warmup_epochs": 2}, {1: 0.5, 2: 1.0, 9.9: 1.0}),
+    "only warm-up": ({"epochs": 3, "schedule": "cosine", "warmup_epochs": 3}, {2.99: 2.99 / 3, 3: 0}),
+}
 
 
-@pytest.mark.parametrize(
-    ("schedule", "factors"),
-    [
-        (WARM_COSINE, {0: 0, 0.5: 0.1, 2.5: 0.5, 5: 1, 10: 0.5 + math.sqrt(2) / 4, 15: 0.5, 25: 0, 26: 0}),
-        (STEPS, {0: 1, 29.99: 1, 30: 0.1, 59.9: 0.1, 60: 0.01, 80: 0.001}),
-        (CONSTANT, {1: 0.5, 2: 1.0, 9.9: 1.0}),
-        (ONLY_WARM_UP, {2.99: 2.99 / 3, 3: 0}),
-    ],
-    ids=["warm-up and cosine", "step", "constant", "warm-up of the whole run"],
-)
-def test_the_rate_is_a_function_of_the_epochs_done(schedule: ScheduleConfig, factors: dict[float, float]) -> None:
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_rate_is_a_function_of_the_epochs_done(name: str) -> None:
     """It rises linearly in the warm-up, then follows the schedule to its end."""
+    settings, factors = SCHEDULES[name]
     for done, factor in factors.items():
-        assert learning_rate_factor(schedule, done) == pytest.approx(factor, rel=1e-12, abs=1e-12), done
+        assert learning_rate_factor(ScheduleConfig(**settings), done) == pytest.approx(factor, rel=1e-12, abs=1e-12)

@@ -18,8 +18,6 @@ from hvd_train.run_files.history import History, read, speeds
 from hvd_train.run_files.run_folder import RunFolder, claim
 from tests.support.run_folders import epoch, event, start, step, whole_run, write
 
-FILES = ["config.yaml", "metrics.jsonl", "summary.json", "environment.json"]
-
 
 def of(*lines: dict[str, object], torn: str = "") -> History:
     return read(write(Path("run"), list(lines), torn=torn))
@@ -108,7 +106,7 @@ def test_progress_of_records() -> None:
     assert [record["epochs_done"] for record in lost.events] == [None]
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "environment.json"])
 def test_planted_files_are_gaps(name: str) -> None:
     run = write(Path("run"), whole_run(), summary=True)
     for content in ("[" * 100_000, "[1, 2]", '"text"', "null", '{"kind": ["step"], "time": 1}'):

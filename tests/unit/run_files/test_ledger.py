@@ -53,11 +53,6 @@ def changed(place: int, **changes: Any) -> list[Entry]:
     return [*entries[:place], replace(entries[place], **changes), *entries[place + 1 :]]
 
 
-def wrong_samples(entry: Entry, old: int, new: int) -> int:
-    samples = order_of(SEED, entry.epoch, 100, 1)[slice(*entry.positions)]
-    return fingerprint(np.where(samples == samples[old], new, samples))
-
-
 def write(folder: Path, *metrics: object, entries: list[Entry] | None = None) -> None:
     text = [line if isinstance(line, str) else json.dumps(line) for line in metrics]
     (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in text))
@@ -140,8 +135,10 @@ def test_what_is_wrong_is_named(entries: list[Entry], fault: str) -> None:
 def test_samples_that_differ_from_the_order_are_found() -> None:
     for place in (0, 13, 29):
         entry = exact()[place]
+        samples = order_of(SEED, entry.epoch, 100, 1)[slice(*entry.positions)]
+        wrong = fingerprint(np.where(samples == samples[3], 100, samples))
         for entries in (exact(), exact()[: place + 1]):
-            entries[place] = replace(entry, fingerprint=wrong_samples(entry, 3, 100))
+            entries[place] = replace(entry, fingerprint=wrong)
             first, stop = entry.positions
             assert audit_entries(entries, 100, seed=SEED).faults == (
                 f"step {place + 1}: not the samples that stand at positions {first} to {stop - 1} "

@@ -202,8 +202,10 @@ def test_the_newest_checkpoints_are_kept() -> None:
     assert newest_step() == 4
 
 
-def test_commits_are_written_one_at_a_time_in_their_order(may_write: threading.Event) -> None:
+def test_commits_are_written_one_at_a_time_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy disk postpones a commit, but not the last one; closing the store loses none."""
+    may_write, write = threading.Event(), checkpoint.write_into
+    monkeypatch.setattr(checkpoint, "write_into", lambda *given: may_write.wait(60) and write(*given))
     disk = store()
     assert disk.commit(state_at(1))
     assert not disk.commit(state_at(2))

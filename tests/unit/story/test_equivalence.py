@@ -113,7 +113,7 @@ class CrashingWorld(StoppingWorld):
 
 @pytest.mark.parametrize("crash", [11, 20])
 def test_resume_after_a_crash_is_bit_identical(crash: int) -> None:
-    """Weights and journal of a run that died between two commits are those of a run without faults."""
+    """Weights and journal equal a run without faults; the process died between two commits."""
     config = small_config(epochs=3, commit_steps=5)
     _, expected = trained(LocalWorld(), config.replace(output_dir=Path("undisturbed")))
     with contextlib.suppress(Killed):
@@ -149,18 +149,18 @@ def test_each_sample_counts_once(data: st.DataObject) -> None:
         ranks = [islice(assignments(epoch_order, cursor, layout, rank, size), steps) for rank in range(size)]
         before = cursor
         for parts in zip(*ranks, strict=True):
-            slots = [slot for part in parts for slot in part.micro_batches]
-            assert sorted(slot.number for slot in slots) == list(range(parts[0].num_micro_batches))
-            assert {part.size for part in parts} == {sum(len(slot.indices) for slot in slots)}
-            assert all(fewest <= len(slot.indices) < layout.micro_batch + fewest for slot in slots)
-            slots.sort(key=lambda slot: slot.number)
-            sizes.append([len(slot.indices) for slot in slots])
-            taken += [int(index) for slot in slots for index in slot.indices]
+            micros = [micro for part in parts for micro in part.micro_batches]
+            assert sorted(micro.number for micro in micros) == list(range(parts[0].num_micro_batches))
+            assert {part.size for part in parts} == {sum(len(micro.indices) for micro in micros)}
+            assert all(fewest <= len(micro.indices) < layout.micro_batch + fewest for micro in micros)
+            micros.sort(key=lambda micro: micro.number)
+            sizes.append([len(micro.indices) for micro in micros])
+            taken += [int(index) for micro in micros for index in micro.indices]
             cursor += parts[0].size
         assert cursor > before, f"no step takes the samples since {before}"
     if not per_worker:
         steps_of_one = assignments(epoch_order, 0, layout, 0, 1)
-        assert sizes == [[len(slot.indices) for slot in step.micro_batches] for step in steps_of_one]
+        assert sizes == [[len(micro.indices) for micro in step.micro_batches] for step in steps_of_one]
         assert len(sizes) == len(layout.batches(range(num_samples)))
     assert taken == epoch_order[:].tolist()
     assert sorted(taken) == list(range(num_samples))

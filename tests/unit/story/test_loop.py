@@ -44,16 +44,16 @@ def linear(num_classes: int) -> nn.Module:
 
 
 class Poisoned(nn.Module):
-    """A network whose first loss in each micro-batch is not finite in some steps, counted from 1."""
+    """A network whose first loss is not finite in some steps (one micro-batch each), counted from 1."""
 
-    def __init__(self, bad: Callable[[int], bool], slots: int) -> None:
+    def __init__(self, bad: Callable[[int], bool]) -> None:
         super().__init__()
-        self.body, self.calls, self.bad, self.micro_batches = runs.batch_norm(10), 0, bad, slots
+        self.body, self.calls, self.bad = runs.batch_norm(10), 0, bad
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.body(images)
         poison = torch.zeros(len(logits), 1)
-        if self.training and self.bad(self.calls // self.micro_batches + 1):
+        if self.training and self.bad(self.calls + 1):
             poison[0] = math.inf
         self.calls += self.training
         return logits + poison * logits.sign()
@@ -64,7 +64,7 @@ def test_a_step_that_is_not_finite_changes_nothing(optimizer: str, monkeypatch: 
     """Weights, statistics, optimizer and moving average stay; the step is counted and reported."""
     monkeypatch.setattr(DiskStore, "commit", lambda store, state: store.commit_last(state).result())
     config = small_config(epochs=1, ema_decay=0.9, optimizer=optimizer, commit_steps=1, keep_checkpoints=100)
-    result, _ = trained(LocalWorld(), config.replace(batch_size=20), lambda _: Poisoned(lambda step: step in (4, 6), 1))
+    result, _ = trained(LocalWorld(), config.replace(batch_size=20), lambda _: Poisoned(lambda step: step in (4, 6)))
     assert result.finished
     states = []
     for step in (3, 4, 5):
@@ -83,7 +83,7 @@ def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
     """The error names step, ranks and samples; the last good weights are committed."""
     config = small_config(epochs=1, max_skipped_steps=3, ledger=True, batch_size=10)
     for last in (8, 9):
-        make = lambda _, last=last: own_generator(Poisoned(lambda step: step >= 6 or last == 9, 1))  # noqa: E731
+        make = lambda _, last=last: own_generator(Poisoned(lambda step: step >= 6 or last == 9))  # noqa: E731
         with pytest.raises(Diverged) as error:
             run_ranks(2, lambda world, make=make: trained(world, config, make))
         lines = [json.loads(line) for line in Path("run/ledger.jsonl").read_text().splitlines()]
@@ -126,7 +126,7 @@ def committed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_learning_rate_records_and_commits_follow_the_samples(committed: list[int]) -> None:
-    """The rate is that of the middle of each batch; intervals count the steps of the whole run."""
+    """The rate belongs to the middle of each batch; intervals count the steps of the whole run."""
     config = small_config(epochs=2, warmup_epochs=2.0, learning_rate=0.5, log_steps=3, commit_steps=4)
     trained(LocalWorld(), config, linear)
     steps = records("step")
@@ -194,7 +194,7 @@ def test_the_moving_average_is_what_is_evaluated() -> None:
     first, *others = [record["val_loss"] for record in records("epoch")]
     assert others == pytest.approx([first] * 2, rel=1e-3)
     losses = [record["loss"] for record in records("epoch")]
-    assert losses[2] < 0.9 * losses[0], "this cannot tell the average from the model"
+    assert losses[2] < 0.9 * losses[0]
 
 
 def test_an_equal_evaluation_is_not_better() -> None:

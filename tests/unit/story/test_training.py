@@ -82,11 +82,13 @@ class Complete(ElasticThreadWorld):
         *([Kill(step, rank)] for step, rank in ((7, 1), (7, 0), (1, 0), (10, 2), (20, 0))),
         [Kill(11, rank=0), Kill(11, rank=1)],
         [Kill(3, rank=0), Kill(4, rank=0), Kill(5, rank=0)],
+        *([Kill(7, rank=2), KillMeeting(2, 0, exchange)] for exchange in (1, 2, 3, 4, 5)),
+        *([Kill(7, rank=2), KillMeeting(2, 1, exchange)] for exchange in (1, 3, 5)),
     ],
     ids=str,
 )
 def test_deaths(events: list[Event]) -> None:
-    """If any rank dies in any step, no finished step is lost and the weights do not change."""
+    """If ranks die in any step or rendezvous, no finished step is lost and the weights do not change."""
     job, folder = play(events, ONE, TWO, THREE)
     check(job, folder, PLAIN())
     assert job.sizes[:2] == [3, 2] or len(events) > 1
@@ -197,11 +199,9 @@ def test_a_newcomer_takes_the_batch_layout_of_the_run(global_batch: int | None) 
     assert 3 in job.sizes
 
 
-PER_WORKER = {"on_resize": "per-worker", "lr_scaling": "linear", "global_batch_size": None, "ledger": True}
-
-
 def test_per_worker_batches_follow_the_world() -> None:
-    config = small_config(epochs=2, batch_size=10, **PER_WORKER)
+    batch = {"on_resize": "per-worker", "lr_scaling": "linear", "global_batch_size": None, "batch_size": 10}
+    config = small_config(epochs=2, ledger=True, **batch)
     run_elastic(lambda world: trained(world, config), dict([ONE, TWO]), [Kill(4, rank=1)], first=2, most=2)
     assert audit(Path("run")).faults == ()
     lines = [json.loads(line) for line in Path("run/ledger.jsonl").read_text().splitlines()]
@@ -220,7 +220,7 @@ def test_a_new_rank_0_writes_into_the_same_folder(event: Event, why: str) -> Non
     (folder,) = Path("runs").iterdir()
     report = audit(folder)
     assert (report.faults, report.epochs, report.steps) == ((), 1, 10)
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     names = [record["name"] for record in records if record["kind"] == "event"]
     assert names.count("start") == 1
     assert names.index("start") < names.index("world")
@@ -255,12 +255,6 @@ def test_any_history(plays: int) -> None:
 
 # Exchanges of a rendezvous: a part of the state has been sent; ranks have loaded it and are about to compare.
 HALF_WAY, LOADED = 7, 13
-
-
-@pytest.mark.parametrize(("rank", "exchange"), [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1), (1, 3), (1, 5)])
-def test_a_death_in_a_rendezvous(rank: int, exchange: int) -> None:
-    job, folder = play([Kill(7, rank=2), KillMeeting(2, rank, exchange)], ONE, TWO, THREE)
-    check(job, folder, PLAIN())
 
 
 def test_survivors_with_equal_states_send_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
