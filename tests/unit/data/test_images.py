@@ -297,7 +297,7 @@ def test_a_folder_that_cannot_be_used_is_refused(folder: Path, fault: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_crops_equal_those_of_torchvision() -> None:
+def test_crops_equal_torchvision() -> None:
     usual = v2.Compose([v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip()])
     ours = RandomCrop(24)
     for width, height in ((500, 375), (33, 47), (300, 20), (9, 120)):

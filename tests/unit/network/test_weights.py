@@ -190,7 +190,7 @@ def test_weights_of_features_alone_leave_the_classifier_new(monkeypatch: pytest.
     assert all(bool(value.isfinite().all()) for _, value in model.state_dict().items())
 
 
-def test_images_are_normalised_as_for_any_weights_of_torchvision() -> None:
+def test_images_are_normalised_as_by_torchvision() -> None:
     """Also grey images, which become three channels."""
     image = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
     rows = Arrays(image, torch.zeros(2, dtype=torch.int64), 2)
@@ -213,7 +213,7 @@ NORMALISE_AGAIN = [
 
 
 @pytest.mark.parametrize("name", [*NORMALISE_AGAIN, "squeezenet1_1"])
-def test_logits_equal_those_of_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_equal_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = get_model_weights(name)["DEFAULT"]
     source = get_model(name, weights=None, **({"init_weights": False} if name in NORMALISE_AGAIN else {}))
     for parameter in source.parameters():

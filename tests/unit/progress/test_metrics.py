@@ -59,26 +59,22 @@ def test_speed_counts_training_alone() -> None:
     """The first five steps, evaluations and rendezvous do not count."""
     clock = Clock()
     watch = Stopwatch(clock)
-    assert watch.images_per_second == 0.0
-    for seconds in (30, 1, 1, 1, 1):
+
+    def speed_after(seconds: float, samples: int = 10) -> float:
         clock.time += seconds
-        watch.step(10)
-    assert watch.images_per_second == 0.0
-    for seconds in (2, 3):
-        clock.time += seconds
-        watch.step(10)
-    assert watch.images_per_second == 20 / 5
-    clock.time += 1  # the loader's wait for the end of the epoch is training
+        watch.step(samples)
+        return watch.images_per_second
+
+    assert [speed_after(seconds) for seconds in (30, 1, 1, 1, 1)] == [0.0] * 5
+    speed_after(2)
+    assert speed_after(3) == 20 / 5
+    clock.time += 1  # the loader's wait at the end of the epoch is training
     with watch.paused():
         clock.time += 1000
-    clock.time += 4
-    watch.step(30)
-    assert watch.images_per_second == 50 / 10
+    assert speed_after(4, 30) == 50 / 10
     clock.time += 1000
     watch.restart()
-    clock.time += 2
-    watch.step(10)
-    assert watch.images_per_second == 60 / 12
+    assert speed_after(2) == 60 / 12
 
 
 def test_a_running_clock_leaves_pauses_out() -> None:

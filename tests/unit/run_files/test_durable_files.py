@@ -24,7 +24,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
 
 
-def test_all_data_are_on_disk_before_the_name_and_the_name_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_are_on_disk_before_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a power cut can leave an empty file."""
     calls = []
     fsync, replace = os.fsync, os.replace

@@ -144,7 +144,7 @@ def test_ranks_that_deviate_are_named() -> None:
     assert line.endswith("They differ: rank 1 in exp_avg of 5.bias; rank 3 in 6.unsaved; rank 4 in layout")
 
 
-def test_a_snapshot_of_another_model_or_optimizer_is_refused_and_changes_nothing() -> None:
+def test_a_snapshot_of_another_model_or_optimizer_is_refused() -> None:
     other = own_generator(runs.convnet(10))
     snapshot = TrainState(other, torch.optim.AdamW(other.parameters()), scaler(), BatchLayout(1, 1)).snapshot()
     state = state_after(1)

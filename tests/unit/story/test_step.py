@@ -66,7 +66,7 @@ def take(config: Config, state: TrainState, part: Batch, *, norm: bool = False) 
     ("micro", "clip", "scale"),
     [(8, None, None), (3, None, None), (1, 1000.0, None), (3, 0.1, None), (8, 0.1, 1024.0), (8, 0.1, 65536.0)],
 )
-def test_a_step_equals_that_of_torch(micro: int, clip: float | None, scale: float | None) -> None:
+def test_a_step_equals_plain_torch(micro: int, clip: float | None, scale: float | None) -> None:
     """Accumulated, clipped, scaled, and with an unused weight; the sums are of the weights before it."""
     model, by_hand = InDoublePrecision(), InDoublePrecision()
     optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)

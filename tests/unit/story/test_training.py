@@ -307,7 +307,7 @@ def test_a_newcomer_that_outlives_the_sender_loses_no_step(exchange: int, commit
     assert not job.events
 
 
-def test_a_newcomer_that_outlives_the_sender_starts_again_if_there_is_no_commit() -> None:
+def test_a_newcomer_that_outlives_the_sender_starts_again_without_a_commit() -> None:
     """The received part of a state is not used."""
     events = [Hosts(3, (ONE, TWO)), KillMeeting(2, 0, HALF_WAY)]
     job, folder = play(events, ONE, commit_steps=None, commit_seconds=1000, kind=Complete)
