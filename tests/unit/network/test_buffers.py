@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.support.worlds import ThreadWorld, run_ranks
 pytestmark = pytest.mark.numeric
 
 CPU = torch.device("cpu")
+assert_same = functools.partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 INPUTS = [torch.sin(torch.arange(12.0).view(4, 3) * (n + 1)) for n in range(5)]
 
 
@@ -117,7 +119,8 @@ def test_a_buffer_has_the_value_of_micro_batch_0(name: str) -> None:
         for step in range(3):
             begun = model.held.detach().clone()
             take(world, held, model, [micro + step for micro in INPUTS])
-            assert all(same(value, begun) for value in model.before)
+            for value in model.before:
+                assert_same(value, begun)
             model.before.clear()
             values.append(model.held.detach().clone())
         return values
@@ -130,14 +133,7 @@ def test_a_buffer_has_the_value_of_micro_batch_0(name: str) -> None:
         expected.append(alone.held.clone())
     for size in (1, 2, 3):
         for values in run_ranks(size, body):
-            assert all(same(value, other) for value, other in zip(values, expected, strict=True)), (values, expected)
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    """Return whether tensors are equal as numbers; NaN equals NaN."""
-    return torch.equal(one, other) or (
-        one.is_floating_point() and one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True)
-    )
+            assert_same(values, expected)
 
 
 @pytest.mark.parametrize("change", [assigns, writes, writes_unseen])

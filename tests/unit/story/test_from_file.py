@@ -56,7 +56,7 @@ def test_each_parameter_keeps_its_state_in_other_groups(optimizer: str) -> None:
     assert largest_difference(snapshot["model"], expected) <= 1e-5
 
 
-def test_momentum_that_is_switched_on_starts_from_zero() -> None:
+def test_new_momentum_starts_from_zero() -> None:
     snapshot, _ = resumed(file_of(momentum=0.0), momentum=0.9)
     assert len(snapshot["optimizer"]["state"]) == len(snapshot["model"])
 
