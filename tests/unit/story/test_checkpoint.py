@@ -192,7 +192,7 @@ def test_the_newest_whole_checkpoint_is_used() -> None:
 def test_the_newest_checkpoints_are_kept() -> None:
     """Foreign files stay, a damaged file does not push out a good one, and half a file of a killed process goes."""
     (RUN / "checkpoints").mkdir(parents=True)
-    for name in ("mine.ckpt", "step-0000000002.ckpt.partial"):
+    for name in ("mine.ckpt", "step-0000000009.ckpt.partial"):
         (RUN / "checkpoints" / name).write_text("not yours")
     commit(1, 2, 3, 4, 5, keep=2)
     assert steps_on_disk() == [5, 4]
