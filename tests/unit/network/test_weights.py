@@ -191,7 +191,6 @@ def test_weights_of_features_alone_leave_the_classifier_new(monkeypatch: pytest.
 
 
 def test_images_are_normalised_as_by_torchvision() -> None:
-    """Also grey images, which become three channels."""
     image = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
     rows = Arrays(image, torch.zeros(2, dtype=torch.int64), 2)
     for name in models.torchvision_names():

@@ -25,7 +25,6 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def weights(world: World | None = None, **changes: object) -> Weights:
-    """Return the final weights after two epochs of ten steps."""
     return trained(world or LocalWorld(), small_config(epochs=2, **changes))[1]
 
 

@@ -55,7 +55,6 @@ def test_an_error_says_whether_the_process_was_asked_to_end() -> None:
 
 
 def test_hangups_never_end_the_process() -> None:
-    """A lost terminal may send several, also during the last commit."""
     before = signal.getsignal(signal.SIGHUP)
     for first in (signal.SIGHUP, signal.SIGTERM):
         with StopSignal() as stop:

@@ -98,7 +98,6 @@ def test_speed_between_the_steps_of_an_epoch() -> None:
 
 
 def test_progress_of_records() -> None:
-    """An event gets the progress of the steps before and after it."""
     run = of(start(), step(8), event("world", 9), step(10), epoch(1), step(11, 21), event("world", 30))
     assert [record["samples_done"] for record in (*run.steps, *run.epochs)] == [800, 1000, 1100, 1000]
     assert [record["epochs_done"] for record in run.events] == [0.0, 0.9, 1.1]

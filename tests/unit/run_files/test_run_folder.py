@@ -38,7 +38,6 @@ def test_a_new_folder_is_made_and_an_empty_one_is_taken() -> None:
 
 
 def test_the_same_command_finds_its_run_again_and_another_one_is_refused() -> None:
-    """The error names the differing settings and two ways out."""
     released(claim(named(), NOON))
     assert released(claim(named(log_steps=3), LATER)).earlier
     assert config_file.load(Path("mine/config.yaml")).run.log_steps == 3

@@ -77,7 +77,6 @@ def bias_in(name: str) -> list[float]:
 
 
 def test_a_checkpoint_is_read_back_bit_for_bit() -> None:
-    """`head -2` shows the format and the progress."""
     assert commit(5) == []
     snapshot = read(path_of(RUN, 5))
     assert snapshot["progress"]["step"] == 5

@@ -102,8 +102,6 @@ def test_resume_is_bit_identical(kind: str, stops: tuple[int, ...]) -> None:
 
 
 class CrashingWorld(StoppingWorld):
-    """A world of one rank, which dies in step number `after`."""
-
     def start_sum(self, tensor: Tensor, name: str) -> PendingSum:
         pending = super().start_sum(tensor, name)
         if self._left == 0:

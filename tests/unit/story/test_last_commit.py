@@ -46,14 +46,12 @@ def state() -> Iterator[TrainState]:
 
 
 def step_done(state: TrainState) -> Entry:
-    """Count one more step, and return its entry of the ledger."""
     state.count_step(Totals(1.0, 2.0, 3.0, 20), skipped=False)
     step, cursor = state.progress.step, state.progress.cursor
     return state.took(Entry(0, (step, step), 3, (cursor - 20, cursor), fingerprint=step), num_samples=190)
 
 
 def commit(state: TrainState) -> str:
-    """Return a survivor's message about its state."""
     output = Output(CONFIG)
     try:
         return commit_for_all(output, CONFIG, state, RUN)

@@ -193,7 +193,6 @@ def test_a_stopped_rank_0_whose_folder_was_taken_over_writes_nothing(state: Trai
 def test_a_full_disk_is_reported_and_costs_nothing_that_fits_later(
     state: TrainState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the console and in metrics.jsonl; the return values decide about the exit code."""
     output = opened(small_config(), state)
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "writing", full)

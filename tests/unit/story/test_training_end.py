@@ -282,7 +282,6 @@ def test_the_best_weights_survive_the_rank_that_writes_them(monkeypatch: pytest.
 
 @pytest.mark.parametrize("file", [f"checkpoints/step-{STEPS:010}.ckpt", checkpoint.FINAL])
 def test_a_rank_that_dies_in_the_last_write_is_replaced(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank leaves before they are on disk."""
     deaths = kill_writer(monkeypatch, RunFolder, "writing", lambda folder, name: name == file)
     job, folder = play([], ONE, TWO, THREE, most=3)
     check(job, folder, undisturbed())
@@ -331,7 +330,6 @@ def test_the_steps_before_an_error_of_the_data_are_committed(reports: list[Repor
 
 
 def test_a_killed_loader_process_ends_the_training_with_a_commit() -> None:
-    """One error names the signal."""
     config = small_config(workers=1, epochs=1)
     with pytest.raises(UsageError, match=r"SIGKILL.* --workers"):
         trained(LocalWorld(), config, data=runs.killed_digits)
