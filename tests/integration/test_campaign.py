@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -52,6 +53,7 @@ class Campaign:
     watch: Watch
     chance: random.Random
     typed: ExitStack  # the commands that were typed after the first
+    left_out: int = 0  # how many lines have named hosts that are left out
 
     @property
     def is_over(self) -> bool:
@@ -101,6 +103,15 @@ class Campaign:
     def wait(self, condition: Callable[[], object]) -> None:
         wait_for("an event of the campaign", lambda: self.is_over or condition(), limit_s=600)
 
+    def relist_left_out(self) -> None:
+        """List hosts again that the job does not use since their newcomers could not connect."""
+        lines = re.findall(r"could not connect to the newcomers on (\S+(?:, \S+)*) \(", self.job.output)
+        for hosts in lines[self.left_out :]:
+            self.job.list(*(host for host in ALL if host not in hosts.split(", ")))
+            self.pause(2, 4)
+            self.job.list(*ALL)
+        self.left_out = len(lines)
+
     def play(self, fault: Callable[[Campaign], None]) -> str:
         """Play a fault until three workers took a few steps together; return its cost."""
         begun, lost = time.time(), self.watch.lost
@@ -108,6 +119,7 @@ class Campaign:
         first = self.watch.last
 
         def is_whole() -> bool:
+            self.relist_left_out()
             last = self.job.worlds[-1]
             return last["world_size"] == 3 and self.watch.last >= max(first, last["step"]) + 5
 
