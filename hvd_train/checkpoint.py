@@ -1,7 +1,6 @@
 """Write checkpoints in the background, atomically, and check them when they are read.
 
-A file is a line of magic, a line of JSON (digest, size, progress) and a payload of torch.save that loads with
-weights_only=True. `head -2` of it says what it is.
+A file is a line of magic, a line of JSON (digest, size, progress), and a payload of torch.save for weights_only=True.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,8 +36,7 @@ _HEADER_SIZE = 512
 _PIECE_BYTES = 1 << 20
 _NAME = re.compile(r"step-(\d{10})\.ckpt")
 
-Report = Callable[[str], None]
-"""Prints a line for the user."""
+Report = Callable[[str], None]  # prints a line for the user
 
 
 class BadCheckpoint(Exception):
@@ -46,26 +44,22 @@ class BadCheckpoint(Exception):
 
 
 class Store:
-    """Takes the commits and the weights of a training. This one keeps nothing, on ranks that do not write."""
+    """Takes the commits and the weights of a training. This one, for ranks that do not write, keeps nothing."""
 
     def commit(self, state: TrainState) -> bool:
         """Write a checkpoint in the background; return False if the disk is still busy with the one before."""
         return True
 
     def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
-        """Write a checkpoint, and the final weights if asked to, after all that is still being written.
-
-        The result says whether all of it is on disk. The state may change meanwhile.
-        """
+        """Write a checkpoint, and `final_weights`, after earlier writes; the result says whether all is on disk."""
         done: Future[bool] = Future()
         done.set_result(True)
         return done
 
     def save_weights(self, name: str, state: TrainState) -> None:
-        """Write the plain state_dict of the state's result into the file `name` of the run folder, and wait for it.
+        """Write the state_dict of the state's result into the file `name`, and wait: the next step changes it.
 
-        The best weights are gone after the next step, so they must be on disk before it. If they do not fit, they stay
-        in memory and are written with a later commit.
+        If it does not fit on the disk, a copy stays in memory until a later commit.
         """
 
     def close(self) -> None:
@@ -75,8 +69,7 @@ class Store:
 class DiskStore(Store):
     """Writes checkpoints in a thread of its own: training waits for the copy only.
 
-    If a write fails (disk full), one line reports it and training continues; another line reports the first write that
-    fits again. Older files are removed only after a newer one is safe.
+    If the disk is full, one line reports it, and another one the first write that fits again. Training continues.
     """
 
     def __init__(self, run_folder: RunFolder, keep: int, config: Mapping[str, Any], report: Report) -> None:
@@ -193,19 +186,22 @@ def newest_good(folder: Path, report: Report) -> Snapshot | None:
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
-    """Write a checkpoint durably. Raises OSError if the disk does not take it."""
+    """Write a checkpoint durably. Raises OSError."""
     path.parent.mkdir(exist_ok=True)
     with durable.writing(path) as file:
         write_into(file, snapshot)
 
 
 def write_into(file: BinaryIO, snapshot: Snapshot) -> None:
-    """Write a checkpoint into an open file, without a copy in between: training pays for each. Raises OSError."""
+    """Write a checkpoint into an open file, without a copy in between. Raises OSError."""
     file.write(MAGIC)
     file.write(b" " * _HEADER_SIZE)  # the header is known when the rest is written
-    payload = _Digested(file)
-    with _without_crc32():
+    payload, before = _Digested(file), torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)  # our digest covers all that is written
+    try:
         _save(snapshot, payload)
+    finally:
+        torch.serialization.set_crc32_options(before)
     header = {"digest": payload.digest.hexdigest(), "size": payload.size, **snapshot["progress"]}
     line = json.dumps(header).encode().ljust(_HEADER_SIZE - 1) + b"\n"
     assert len(line) == _HEADER_SIZE
@@ -214,11 +210,10 @@ def write_into(file: BinaryIO, snapshot: Snapshot) -> None:
 
 
 def _save(value: Mapping[str, Any], file: Any) -> None:
-    """Call torch.save, and raise the OSError that it hides behind an error of its own."""
     try:
         torch.save(value, file)
     except RuntimeError as error:
-        if isinstance(error.__context__, OSError):
+        if isinstance(error.__context__, OSError):  # which torch hides behind an error of its own
             raise error.__context__ from None
         raise
 
@@ -238,23 +233,8 @@ class _Digested:
         self._file.flush()
 
 
-@contextmanager
-def _without_crc32() -> Iterator[None]:
-    """Have torch.save leave out its own checksums inside this block: ours covers all that is written."""
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(before)
-
-
 def read(path: Path) -> Snapshot:
-    """Return the snapshot in a file, without a second copy in memory.
-
-    Raises:
-        BadCheckpoint: if the file is damaged or not a checkpoint; the message names it.
-    """
+    """Return the snapshot in a file. Raises BadCheckpoint, which names a file that is damaged or no checkpoint."""
     try:
         with plain_file.opened(path) as file:
             size, digest = _header(path, file)
@@ -279,13 +259,13 @@ def read(path: Path) -> Snapshot:
 
 
 class _Payload(io.RawIOBase):
-    """The rest of a file as a file of its own, from which torch.load reads each tensor into its place."""
+    """The rest of a file as a file of its own: torch.load needs no second copy in memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._begin = file, file.tell()
 
     def digest(self) -> str:
-        """Return the digest of the payload, and rewind it."""
+        """Return the digest of the payload and rewind it."""
         digest = hashlib.blake2b(digest_size=32)
         while piece := self._file.read(_PIECE_BYTES):
             digest.update(piece)
@@ -313,7 +293,7 @@ class _Payload(io.RawIOBase):
 
 
 def _header(path: Path, file: BinaryIO) -> tuple[Any, Any]:
-    """Read the header of a checkpoint: the size and the digest of what follows. Raises BadCheckpoint, and OSError."""
+    """Return the size and the digest of the payload that follows. Raises BadCheckpoint and OSError."""
     if file.readline(64) != MAGIC:
         raise BadCheckpoint(f"{path} is not a checkpoint of hvd_train")
     try:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ from hvd_train.run_files.run_folder import Busy, RunFolder
 from hvd_train.state import Snapshot, TrainState
 from hvd_train.world.world import Place
 
-# Workers whose driver has died may take as long to notice it, to commit and to leave the run folder.
-_PATIENCE_SECONDS = 45.0
+_PATIENCE_SECONDS = 45.0  # workers whose driver has died may take as long to notice it, commit and leave the folder
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,9 @@ class Claim:
     """A run folder that rank 0 has for itself, before anything is written into it."""
 
     folder: RunFolder
-    notes: tuple[str, ...] = ()
-    """What the user should know about it."""
-    loaded: bool = False
-    """Whether a checkpoint was loaded, from the folder or from the file that the user named."""
-    from_file: bool = False
-    """Whether it was the file, so that the folder has no commit yet."""
+    notes: tuple[str, ...] = ()  # for the user
+    loaded: bool = False  # whether a checkpoint was loaded, from the folder or from the file that the user named
+    from_file: bool = False  # whether it was the file, so that the folder has no commit yet
 
 
 class Output:
@@ -66,10 +63,9 @@ class Output:
     ) -> Claim:
         """Take the run folder for this rank, which is to be rank 0, and load the newest checkpoint if `from_disk`.
 
-        If there is none, the state comes from the file that the user named, or is a fresh one with `first_layout()`.
-        `run_dir` is the folder in which the job has been training, if it has. Raises UsageError if the folder
-        belongs to another run or process, if the file cannot be loaded, and what `first_layout` raises; no folder is
-        touched then.
+        Without one, the state comes from the file that the user named, or is fresh with `first_layout()`. `run_dir` is
+        the folder in which the job has been training. Raises UsageError, before a folder changes, if the folder belongs
+        to another run or process or the file cannot be loaded, and what `first_layout` raises.
         """
         if self._folder is not None:
             if not from_disk:
@@ -100,7 +96,7 @@ class Output:
         return Claim(folder, tuple(notes), loaded=snapshot is not None or by_name, from_file=by_name)
 
     def _load(self, state: TrainState, snapshot: Snapshot, notes: list[str]) -> None:
-        """Load a checkpoint. Raises UsageError if its data differ from the data of `state`, which keeps its own."""
+        """Load a checkpoint, but keep the data of `state`. Raises UsageError if the checkpoint's data differ."""
         data, earlier = state.data, snapshot["data"]
         changes = "; ".join(identity.differences(data, earlier).values())
         fits = not (data and earlier) or len(data["classes"]) == len(earlier["classes"])
@@ -118,10 +114,9 @@ class Output:
         if claim is None:
             self.close()
             return
-        progress = state.progress
+        progress, run = state.progress, self._config.run
         if self._folder is None:
             self._folder = claim.folder
-            run = self._config.run
             bar = shows_bar(self._config, place)
             journal = RunJournal(claim.folder, progress.step, progress.epoch, live=bar, ledger=run.ledger)
             for note in (*claim.folder.notes, *claim.notes):
@@ -129,29 +124,22 @@ class Output:
             if journal.steps_lost:
                 lost = f"at least {journal.steps_lost} steps lost: the run resumes after step {progress.step}"
                 journal.event("lost", lost, steps_lost=journal.steps_lost)
-            self.store = DiskStore(
-                claim.folder,
-                run.keep_checkpoints,
-                self._config.as_dict(),
-                lambda message: journal.event("checkpoint", message),
-            )
+            report = partial(journal.event, "checkpoint")
+            self.store = DiskStore(claim.folder, run.keep_checkpoints, self._config.as_dict(), report)
             self.journal = journal
         if claim.from_file:
-            self.store.commit(state)  # should all die now, the job does not need the file again
-            message = f"resuming from {self._config.run.resume}"
+            self.store.commit(state)  # if all ranks die now, the job does not need the file again
+            message = f"resuming from {run.resume}"
             self.journal.event(run_folder.FROM_FILE, message, step=progress.step, epoch=progress.epoch)
         if state.best and (state.best.epoch, 0) == (progress.epoch, progress.cursor):
             self.store.save_weights(checkpoint.BEST, state)  # the rank that wrote these may be gone
 
     def commit_last(self, state: TrainState) -> bool:
-        """Commit before this process ends, and return whether it is on disk.
-
-        A process without which the job has gone on has lost its folder, and commits nothing.
-        """
+        """Commit before this process ends, unless another one took the folder; return whether it is on disk."""
         return self._folder is not None and self._folder.held() and self.store.commit_last(state).result()
 
     def write_surroundings(self, hosts: Sequence[str], gpu: str | None, data: Identity | None = None) -> None:
-        """Write what the run runs on: the host of each rank, the name of this rank's GPU, and the data."""
+        """Write the host of each rank, the name of this rank's GPU, and the data."""
         if self._folder is None or not self._folder.held():
             return
         try:
@@ -182,16 +170,14 @@ class Output:
 
 
 def _claim(config: Config, start: Callable[[], None], *, abandoned: bool) -> RunFolder:
-    """Return the run's folder, as soon as no other process has it; `start` is called before a new one is made.
+    """Return the run's folder as soon as no other process has it; call `start` before a new one is made.
 
-    `abandoned`: the process that has it is of this job, which has formed a world without it. Such a process is about
-    to end, or is stopped or cut off, and must not write any more. Workers of a driver that has died must: they end
-    with a commit, which is waited for.
+    `abandoned`: this job has formed a world without the process that has it, which must not write any more. Workers of
+    a dead driver do write: they end with a commit, which this waits for.
     """
     owner = launcher.owner(os.environ)
     patience = 0.0 if abandoned or not launcher.elastic(os.environ) else _PATIENCE_SECONDS
-    deadline = time.monotonic() + patience
-    waits = False
+    deadline, waits = time.monotonic() + patience, False
     while True:
         wait = time.monotonic() < deadline
         try:
@@ -209,11 +195,7 @@ def _claim(config: Config, start: Callable[[], None], *, abandoned: bool) -> Run
 
 
 def shows_bar(config: Config, place: Place) -> bool:
-    """Return whether progress is shown as a live bar.
-
-    Launchers forward what ranks print line by line, and Open MPI gives ranks a terminal even if its own output
-    goes to a file: there a bar must be asked for.
-    """
-    if config.run.progress == "auto":
+    """Return whether progress is shown as a live bar."""
+    if config.run.progress == "auto":  # launchers forward whole lines, and Open MPI always gives ranks a terminal
         return place.size == 1 and sys.stdout.isatty() and not launcher.by_open_mpi(os.environ)
     return config.run.progress == "bar"

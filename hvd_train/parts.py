@@ -42,10 +42,8 @@ class Parts:
     train_loader: Loader
     val_loader: Loader | None
     test_loader: Loader | None
-    example: torch.Tensor
-    """Two images as the model takes them."""
-    notes: tuple[str, ...] = ()
-    """Lines for the user about the start of a fresh training."""
+    example: torch.Tensor  # two images as the model takes them
+    notes: tuple[str, ...] = ()  # lines for the user about the start of a fresh training
 
 
 def warm_parts(

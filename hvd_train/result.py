@@ -27,10 +27,8 @@ class Result:
 
     run_dir: Path | None
     finished: bool
-    saved: bool
-    """Whether the last commit, the weights and the summary are on disk; the same on all ranks."""
-    stopped_by: int | None
-    """The number of the signal that stopped any rank; None if no signal did."""
+    saved: bool  # whether the last commit, the weights and the summary are on disk; the same on all ranks
+    stopped_by: int | None  # the number of the signal that stopped any rank; None if no signal did
     epochs: int
     steps: int
     loss: float
@@ -40,10 +38,8 @@ class Result:
     best_epoch: int | None
     test_loss: float
     test_top1: float
-    test_top5: float
-    """The test_ fields are scores of the best weights on the test set; NaN without one."""
-    why: str
-    """Why the training ended: the last epoch is done, or an aim was reached; empty if it was stopped."""
+    test_top5: float  # the test_ fields are scores of the best weights on the test set; NaN without one
+    why: str  # why the training ended: the last epoch is done, or an aim was reached; empty if it was stopped
     images_per_second: float
     world_size: int
     seconds: float

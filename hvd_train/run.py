@@ -253,8 +253,7 @@ def which_weights(target: Path) -> str:
     return f"best weights of epoch {best['epoch']}" if history.whole(best.get("epoch")) else "best weights"
 
 
-OWN = "custom"
-"""Name in the config of a model or data set that was given as a Python object without a name of its own."""
+OWN = "custom"  # name in the config of a model or data set that was given as a Python object without a name of its own
 
 
 def _with_own_names(config: Config, model: Builder | None, data: OwnData | None) -> Config:

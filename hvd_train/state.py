@@ -1,4 +1,4 @@
-"""The training state as one value; its snapshot is sent to other ranks, written as a checkpoint and resumed from."""
+"""The training state as one value. Its snapshot is sent to other ranks, written as a checkpoint and resumed from."""
 
 from __future__ import annotations
 
@@ -32,16 +32,11 @@ Snapshot = dict[str, Any]
 class Progress:
     """How far a run is."""
 
-    epoch: int = 0
-    """Epochs done."""
-    cursor: int = 0
-    """Samples of the current epoch that are used."""
-    step: int = 0
-    """Optimizer steps done since the run began."""
-    skipped: int = 0
-    """How many of these steps changed nothing, because the loss or its gradient was not finite."""
-    skipped_in_row: int = 0
-    """How many steps were skipped since the last one that was not."""
+    epoch: int = 0  # epochs done
+    cursor: int = 0  # samples of the current epoch that are used
+    step: int = 0  # optimizer steps done since the run began
+    skipped: int = 0  # steps among these that changed nothing, because the loss or its gradient was not finite
+    skipped_in_row: int = 0  # steps skipped since the last one that was not
 
     def after_step(self, num_samples: int, *, skipped: bool = False) -> Progress:
         """Return the progress one step later, in which `num_samples` of the epoch were consumed."""
@@ -63,6 +58,10 @@ class Evaluation:
     top5: float
 
 
+_VALUES: dict[str, type[Any]] = {"layout": BatchLayout, "progress": Progress, "totals": Totals, "best": Evaluation}
+_VALUES |= {"last": Evaluation, "last_step": StepRecord, "last_epoch": EpochRecord}
+
+
 @dataclass
 class TrainState:
     """The state of a training. It holds no random numbers: they follow from the seed and the progress."""
@@ -75,16 +74,11 @@ class TrainState:
     totals: Totals = Totals()
     best: Evaluation | None = None
     last: Evaluation | None = None
-    recent: list[Entry] = field(default_factory=list)
-    """The ledger entries of the current epoch, whose lines may not be on disk yet: about a hundred at most."""
-    last_step: StepRecord | None = None
-    """The last record of a step: another rank may have to write it if rank 0 is lost."""
+    recent: list[Entry] = field(default_factory=list)  # ledger entries of the epoch that may not be on disk yet
+    last_step: StepRecord | None = None  # another rank may have to write these two records if rank 0 is lost
     last_epoch: EpochRecord | None = None
-    """The last record of an epoch, for the same reason."""
-    average: AveragedModel | None = None
-    """The moving average of the model, if one is kept."""
-    data: Identity | None = None
-    """The data of the run; None on a rank that has not loaded the state of the run yet."""
+    average: AveragedModel | None = None  # the moving average of the model, if one is kept
+    data: Identity | None = None  # the data of the run; None on a rank that has not loaded the run's state yet
 
     @property
     def result(self) -> nn.Module:
@@ -92,11 +86,7 @@ class TrainState:
         return self.model if self.average is None else self.average.module
 
     def count_step(self, totals: Totals, *, skipped: bool) -> None:
-        """Count a step that all ranks have taken over the samples of `totals`.
-
-        This updates the moving average, the progress and the sums of the epoch. The sums leave out a step whose loss
-        is not finite.
-        """
+        """Count a step of all ranks in the average, the progress and, if its loss is finite, the epoch's sums."""
         if self.average is not None and not skipped:
             self.average.update_parameters(self.model)
         self.progress = self.progress.after_step(totals.count, skipped=skipped)
@@ -104,10 +94,10 @@ class TrainState:
             self.totals += totals
 
     def took(self, step: Entry, num_samples: int) -> Entry:
-        """Add a step to the ledger entries, so that no line is lost with rank 0; return the entry that contains it.
+        """Add a step to the ledger entries and return the entry that contains it.
 
-        An epoch has `num_samples` positions. All ranks have begun this step, so the lines of the epoch before it are
-        on disk, and their entries are dropped here.
+        An epoch has `num_samples` positions. Entries of the previous epoch are dropped: all ranks have begun this step,
+        so their lines are on disk.
         """
         self.recent = extended(self.recent, step, num_samples)
         return self.recent[-1]
@@ -120,45 +110,32 @@ class TrainState:
 
     def live(self) -> Snapshot:
         """Return the state as `snapshot` does, but with the tensors themselves, which later steps change."""
+        values = {name: getattr(self, name) for name in _VALUES}
         return {
             "model": self.model.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
-            "buffers": self._other_buffers(),
+            # Files of weights, which are plain state_dicts, do not have these buffers.
+            "buffers": [buffers.not_in_state_dict(m) for m in (self.model, self.average) if m is not None],
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "layout": dataclasses.asdict(self.layout),
-            "progress": dataclasses.asdict(self.progress),
-            "totals": dataclasses.asdict(self.totals),
-            "best": dataclasses.asdict(self.best) if self.best else None,
-            "last": dataclasses.asdict(self.last) if self.last else None,
+            **{name: value and dataclasses.asdict(value) for name, value in values.items()},
             "recent": [dataclasses.asdict(entry) for entry in self.recent],
-            "last_step": dataclasses.asdict(self.last_step) if self.last_step else None,
-            "last_epoch": dataclasses.asdict(self.last_epoch) if self.last_epoch else None,
             "data": self.data,
         }
 
     def load(self, snapshot: Snapshot) -> None:
-        """Load a snapshot. Raises UsageError, before anything changes, if it is of another model or optimizer.
-
-        The optimizer is loaded before the parameters, because that may change weights. It gets a copy of its tensors,
-        because it keeps and changes them.
-        """
+        """Load a snapshot. Raises UsageError, before anything changes, if it is of another model or optimizer."""
         check_same_shapes(self.model.state_dict(), snapshot["model"])
-        try:
-            self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
+        try:  # before the parameters: this may change weights
+            self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))  # it keeps and changes the tensors
         except ValueError as error:
             raise UsageError(f"the checkpoint is of another optimizer: {error}") from None
         optim.match_memory_format(self.optimizer)
         if snapshot["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(snapshot["scaler"])
-        self.layout = BatchLayout(**snapshot["layout"])
-        self.progress = Progress(**snapshot["progress"])
-        self.totals = Totals(**snapshot["totals"])
-        self.best, self.last = (Evaluation(**e) if e else None for e in (snapshot["best"], snapshot["last"]))
+        for name, kind in _VALUES.items():
+            setattr(self, name, snapshot[name] and kind(**snapshot[name]))
         self.recent = [Entry(**entry) for entry in snapshot["recent"]]
-        last_step, last_epoch = snapshot["last_step"], snapshot["last_epoch"]
-        self.last_step = StepRecord(**last_step) if last_step else None
-        self.last_epoch = EpochRecord(**last_epoch) if last_epoch else None
         self.data = snapshot["data"]
         if self.average is not None:
             weights.load(snapshot["average"], self.average)
@@ -181,13 +158,6 @@ class TrainState:
         self.recent = [*self.recent, Entry(progress.epoch - (not progress.cursor), steps, 0, at, 0, counts)]
         if progress.cursor:
             self.progress = dataclasses.replace(progress, cursor=counts[1])
-
-    def _other_buffers(self) -> list[dict[str, Tensor]]:
-        """Return the buffers of the model, and of the average, that belong to no state_dict but change.
-
-        Newcomers and resumed runs need them; files of weights, which are plain state_dicts, do not.
-        """
-        return [buffers.not_in_state_dict(module) for module in (self.model, self.average) if module is not None]
 
     def digest(self) -> str:
         """Return a fingerprint of weights, buffers, optimizer state and progress; only equal states have the same."""
@@ -228,22 +198,20 @@ def digest_of_snapshot(snapshot: Snapshot) -> str:
 def confirm_equal(state: TrainState, world: World) -> None:
     """Compare the states of all ranks bit for bit.
 
-    Raises:
-        ReplicasDiffer: if two ranks differ; it names the ranks and what differs.
-        RankLost: if another rank is lost.
+    Raises ReplicasDiffer, which names the ranks and what differs, and RankLost if another rank is lost.
     """
     digests = world.gather(state.digest())
     odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if odd:
         of_ranks = world.gather(state.digests())
-        found = "; ".join(f"rank {rank} in {first_few(_differences(of_ranks[rank], of_ranks[0]))}" for rank in odd[:3])
+        found = "; ".join(f"rank {rank} in {first_few(_differing(of_ranks[rank], of_ranks[0]))}" for rank in odd[:3])
         raise ReplicasDiffer(
             f"ranks {', '.join(map(str, odd))} hold other weights than rank 0 at step {state.progress.step}; "
             f"this must not happen: please report it with the run's config.yaml. They differ: {found}"
         )
 
 
-def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+def _differing(mine: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:
     return [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
 
 
@@ -266,8 +234,6 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 def check_same_shapes(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
     """Raise UsageError that names the first tensors in which two models differ."""
     shapes, other = ({name: tuple(t.shape) for name, t in each.items()} for each in (mine, theirs))
-    if shapes == other:
-        return
-    wrong = sorted(name for name in {**shapes, **other} if shapes.get(name) != other.get(name))
-    shown = first_few([f"{name} {other.get(name, 'absent')} for {shapes.get(name, 'absent')}" for name in wrong], 3)
-    raise UsageError(f"the checkpoint is of another model: {shown}; start it with the same --model and --data")
+    if wrong := sorted(_differing(shapes, other)):
+        shown = first_few([f"{name} {other.get(name, 'absent')} for {shapes.get(name, 'absent')}" for name in wrong], 3)
+        raise UsageError(f"the checkpoint is of another model: {shown}; start it with the same --model and --data")

@@ -30,8 +30,7 @@ from hvd_train.world.world import World
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _PIECE = 1 << 18  # elements
-MICRO_BATCH = 3  # tells the random numbers of a micro-batch (dropout) from other uses of the seed
-
+MICRO_BATCH = 3  # separates the random numbers of a micro-batch (dropout) from other uses of the seed
 
 Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Turns images [n, c, h, w] and class numbers [n] into such images and targets that `cross_entropy` takes."""
@@ -46,42 +45,30 @@ def unmixed(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 class Votes:
     """The votes of one rank for the end of a step; one vote decides for all ranks."""
 
-    stop: bool = False
-    """End the training, with a commit."""
-    commit: bool = False
-    """Write a checkpoint."""
-    change: bool = False
-    """Continue in another world."""
+    stop: bool = False  # end the training, with a commit
+    commit: bool = False  # write a checkpoint
+    change: bool = False  # continue in another world
 
 
 @dataclass(frozen=True)
 class StepResult:
     """The result of a step on this rank."""
 
-    totals: Totals
-    """Sums over the whole global batch."""
-    agreed: Votes
-    """The votes of at least one rank."""
-    gradient_norm: float | None
-    """The 2-norm of the whole gradient before it was clipped, if it was asked for."""
-    skipped: bool = False
-    """Whether loss or gradient was not finite, so that nothing changed."""
-    fingerprint: int | None = None
-    """The fingerprint (`progress.fingerprint`) of the samples of all ranks, if the run keeps a ledger."""
-    not_finite: tuple[int, ...] = ()
-    """This rank's samples whose loss is not finite, after a skipped step."""
+    totals: Totals  # sums over the whole global batch
+    agreed: Votes  # the votes of at least one rank
+    gradient_norm: float | None  # the 2-norm of the whole gradient before it was clipped, if it was asked for
+    skipped: bool = False  # whether loss or gradient was not finite, so that nothing changed
+    fingerprint: int | None = None  # of the samples of all ranks (`progress.fingerprint`), if the run keeps a ledger
+    not_finite: tuple[int, ...] = ()  # this rank's samples whose loss is not finite, after a skipped step
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The kept outputs of the forward pass over one micro-batch, without its graph."""
+    """The outputs of the forward pass over one micro-batch, without its graph."""
 
-    logits: Tensor
-    """[n, classes]"""
-    targets: Tensor
-    """As the mixer has made them."""
-    sums: Tensor
-    """The sums of the metrics (`sums_of`)."""
+    logits: Tensor  # [n, classes]
+    targets: Tensor  # after the mixer
+    sums: Tensor  # the sums of the metrics (`sums_of`)
 
 
 @contextmanager
@@ -117,10 +104,7 @@ class Step:
         mix: Mixer = unmixed,
         split: Split | None = None,
     ) -> None:
-        """`mix` blends the images of a micro-batch and their targets; `split` learns where the time goes.
-
-        Raises UsageError if the config names buffers that the model does not have.
-        """
+        """`split` measures the time. Raises UsageError if the config names buffers that the model does not have."""
         self._mark = (split or Split()).mark
         self._world, self._device, self._seed = world, device, config.seed
         self._precision = config.precision.precision
@@ -162,12 +146,9 @@ class Step:
     def _take(
         self, state: TrainState, batch: Batch, votes: Votes, want_norm: bool, meanwhile: Callable[[], None]
     ) -> StepResult:
-        model, optimizer, scaler = state.model, state.optimizer, state.scaler
-        micro_batches = batch.micro_batches
+        model, optimizer, scaler, micro_batches = state.model, state.optimizer, state.scaler, batch.micro_batches
         # The ranks' gradients are added; Adasum wants each rank's own mean.
-        divisor = batch.size
-        if self._adasum:
-            divisor = max(1, sum(len(micro.targets) for micro in micro_batches))
+        divisor = max(1, sum(len(micro.targets) for micro in micro_batches)) if self._adasum else batch.size
         share = _constant(1 / divisor, self._device)
 
         # Not zero_grad: Horovod's takes no arguments (issue #3405), and the model's walks through all its modules.
@@ -225,12 +206,9 @@ class Step:
         return StepResult(totals, agreed, norm if want_norm else None, skipped, taken, not_finite)
 
     def _forward(self, model: nn.Module, micro: MicroBatch, step: int, outcomes: list[_Outcome]) -> Tensor:
-        """Return the loss of one micro-batch, summed over its samples, and add its kept outputs to `outcomes`.
-
-        Random numbers (dropout, mixes) depend on the step and the micro-batch, not on the rank.
-        """
+        """Return the loss of one micro-batch, summed over its samples, and add its outputs to `outcomes`."""
         self._buffers.put_back()
-        seed(self._device, order.key(self._seed, MICRO_BATCH, step, micro.number))
+        seed(self._device, order.key(self._seed, MICRO_BATCH, step, micro.number))  # the same on any rank
         inputs, targets = self._mix(micro.inputs, micro.targets)
         with self.autocast():
             logits = model(inputs)
@@ -242,12 +220,10 @@ class Step:
         return loss
 
     def _backward(self, loss: Tensor, scaler: torch.amp.GradScaler, share: Tensor) -> None:
-        """Add `share` times the gradient of a micro-batch's loss to that of the parameters."""
         torch.autograd.backward(scaler.scale(loss), share)
         self._mark("backward")
 
     def _fingerprint(self, batch: Batch) -> Tensor:
-        """Return the fingerprint of the samples from this rank's loader, as numbers that add up."""
         samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in batch.micro_batches]])
         return torch.tensor(in_bytes(fingerprint(samples)), device=self._device)
 
@@ -256,17 +232,12 @@ class Step:
 
     def _not_finite(self, batch: Batch, outcomes: list[_Outcome]) -> tuple[int, ...]:
         """Return the numbers of this rank's samples whose loss is not finite."""
-        return tuple(
-            int(sample)
-            for micro, outcome in zip(batch.micro_batches, outcomes, strict=True)
-            for sample, loss in zip(
-                micro.samples, self._losses(outcome.logits.float(), outcome.targets, "none").tolist(), strict=True
-            )
-            if not math.isfinite(loss)
-        )
+        losses = (self._losses(outcome.logits.float(), outcome.targets, "none").tolist() for outcome in outcomes)
+        pairs = (zip(m.samples, found, strict=True) for m, found in zip(batch.micro_batches, losses, strict=True))
+        return tuple(int(sample) for of_micro in pairs for sample, loss in of_micro if not math.isfinite(loss))
 
     def _clip(self, parameters: list[nn.Parameter]) -> float:
-        """Clip the 2-norm of the whole gradient, and return the norm before."""
+        """Clip the 2-norm of the whole gradient; return the norm before."""
         # As torch's get_total_norm, without its search for gradients on other devices.
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norms = torch._foreach_norm([piece for gradient in gradients for piece in _pieces(gradient)])
@@ -277,10 +248,7 @@ class Step:
 
 
 def _pieces(gradient: Tensor) -> Sequence[Tensor]:
-    """Split a large gradient on a CPU by its first dimension, so that the norms of the pieces are accurate.
-
-    torch adds up the squares of a tensor in float32: over the 100 million elements of a layer of VGG-11 1% is lost.
-    """
+    # On a CPU torch adds up squares in float32: over the 100 million elements of a layer of VGG-11 1% is lost.
     if gradient.numel() <= _PIECE or gradient.device.type != "cpu":
         return (gradient,)
     return torch.split(gradient, max(1, _PIECE * len(gradient) // gradient.numel()))
@@ -288,8 +256,7 @@ def _pieces(gradient: Tensor) -> Sequence[Tensor]:
 
 @cache
 def _constant(value: float | tuple[float, ...], device: torch.device) -> Tensor:
-    """Return a cached read-only tensor: making one takes longer than using it."""
-    return torch.tensor(value, device=device)
+    return torch.tensor(value, device=device)  # to make one takes longer than to use it
 
 
 def _read(message: Tensor, count: int) -> tuple[Totals, Votes, bool, int | None]:

@@ -28,8 +28,7 @@ class Scores:
     count: int
     classes: tuple[str, ...]
     per_class: tuple[float, ...]
-    weights: str = ""
-    """Which weights of a run were evaluated; empty during a training."""
+    weights: str = ""  # which weights of a run were evaluated; empty during a training
 
     def as_dict(self) -> dict[str, object]:
         """Return plain values for JSON; a class without samples has None."""

@@ -14,8 +14,7 @@ from hvd_train import plain_file
 from hvd_train.errors import UsageError
 from hvd_train.run_files import durable
 
-Measurement = dict[str, Any]
-"""The result of a measurement, ready for JSON; docs/measuring.md explains its keys."""
+Measurement = dict[str, Any]  # the result of a measurement, ready for JSON; docs/measuring.md explains its keys
 
 # Student's t for 95%, for 1 to 20 degrees of freedom. For more, 1.96 + 2.4 / degrees is right to 0.3%.
 _T = (

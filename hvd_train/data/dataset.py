@@ -78,5 +78,4 @@ class DataSet:
     transforms: Callable[[], tuple[Any, ...]] = tuple
     """Makes transforms of torchvision that do to a single image what `augment` does to a batch. A function, because
     torchvision is slow to import."""
-    test: Source | None = None
-    """A set that is evaluated once, at the end of training."""
+    test: Source | None = None  # a set that is evaluated once, at the end of training

@@ -23,8 +23,7 @@ from hvd_train.doctor import agent, questions
 from hvd_train.doctor.children import Children, Outcome, children
 
 Verdict = Literal["ok", "warning", "broken"]
-Facts = Mapping[str, Any]
-"""The answer of a child process or of an agent; "error" says why it is not complete."""
+Facts = Mapping[str, Any]  # the answer of a child process or of an agent; "error" says why it is not complete
 
 AGENT = (sys.executable, "-m", agent.__name__)
 _LIMIT_S = 60.0
@@ -69,8 +68,7 @@ class Machine:
         return (self.host["horovod"] or {}).get("build") or {}
 
 
-Check = Callable[[Machine], Finding | None]
-"""A check; it returns None if it does not apply."""
+Check = Callable[[Machine], Finding | None]  # a check; it returns None if it does not apply
 
 
 def check_python(machine: Machine) -> Finding:

@@ -21,8 +21,7 @@ TEMPLATES = Environment(
 )
 """Jinja escapes every text that is no markup of a piece."""
 TEMPLATES.filters["base64"] = lambda content: base64.b64encode(content).decode()
-pieces: Any = TEMPLATES.get_template("pieces.html").module
-"""The macros of pieces.html; each returns markup."""
+pieces: Any = TEMPLATES.get_template("pieces.html").module  # the macros of pieces.html; each returns markup
 
 
 def gaps(notes: Iterable[tuple[str, str]]) -> Markup:
