@@ -1,4 +1,4 @@
-"""A trained model for use elsewhere: its weights, and a program that gives the same logits without our code."""
+"""Export a trained model: its weights, and a program that gives the same logits without hvd_train."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hvd_train.run_files import durable
 from hvd_train.world.world import Place
 
 WEIGHTS, PROGRAM, ONNX, CARD = "weights.pt", "model.pt2", "model.onnx", "model.json"
-_CLOSE = 1e-4  # of logits, which are of the order of 1 to 10: another order of additions, no other function
+_CLOSE = 1e-4  # of logits, which are of the order of 1 to 10: the order of additions may differ
 
 
 def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> list[Path]:
     """Write a run's best weights (or a checkpoint's), the torch.export program and, if asked for, ONNX.
 
-    The program takes images float32 [batch, channels, height, width], normalised as model.json says, to logits
+    The program maps images float32 [batch, channels, height, width], normalised as model.json says, to logits
     [batch, classes], for any batch; `trust` is as in `run.evaluate`. Raises UsageError if `target` is no run, the
-    model cannot be exported, or what was written gives other logits than the model. Returns the paths of the files.
+    model cannot be exported, or the program gives other logits than the model. Returns the paths of the files.
     """
     config, parts = trained_parts(target, Place(), device="cpu", trust=trust)
     model = parts.model.eval()
@@ -50,9 +50,8 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
 
 
 def _program(model: nn.Module, images: Tensor, expected: Tensor, path: Path) -> Path:
-    batch = torch.export.Dim("batch", min=1)
     try:
-        program = torch.export.export(model, (images,), dynamic_shapes=({0: batch},))
+        program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     except Exception as error:  # torch may raise anything for a model that it cannot trace
         raise UsageError(f"torch.export cannot take this model: {_first_line(error)}") from error
     with durable.writing(path) as file:
@@ -68,12 +67,10 @@ def _onnx(model: nn.Module, images: Tensor, expected: Tensor, path: Path) -> Pat
         import onnxscript  # noqa: F401  # torch.onnx needs it
     except ImportError as error:
         raise UsageError(f"--onnx needs {error.name}: pip install onnx onnxscript onnxruntime") from None
-    batch = torch.export.Dim("batch", min=1)
     path.unlink(missing_ok=True)  # a link would be followed
+    options: dict[str, Any] = {"dynamo": True, "external_data": False, "verbose": False}
     try:
-        torch.onnx.export(
-            model, (images,), path, dynamo=True, dynamic_shapes=({0: batch},), external_data=False, verbose=False
-        )
+        torch.onnx.export(model, (images,), path, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), **options)
     except Exception as error:
         raise UsageError(f"torch.onnx cannot take this model: {_first_line(error)}") from error
     session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""`--resume FILE`: the checkpoint of another run becomes the start of this one, under the settings of this one."""
+"""`--resume FILE`: start this run, with its own settings, from the checkpoint of another one."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _OF_CUT = ("batch_size", "global_batch_size", "accumulation_steps", "on_resize")
 def adapted(
     snapshot: Snapshot, state: TrainState, config: Config, first_layout: Callable[[], BatchLayout]
 ) -> tuple[Snapshot, list[str]]:
-    """Return the snapshot in the file `config.run.resume` as one for `state`, and notes about what differs.
+    """Adapt the snapshot in the file `config.run.resume` to `state`; return it and notes about what differs.
 
-    The settings of `config` apply; `first_layout()` is its batch layout. Raises UsageError for another model
-    and for a setting that cannot change within a training, and as `first_layout` does.
+    Raises UsageError for another model and for a setting that cannot change within a training, and as `first_layout`
+    does, which returns the batch layout of `config`.
     """
     file = config.run.resume
     old = config_file.from_dict(snapshot["config"], source=file)
@@ -57,7 +57,7 @@ def adapted(
 
 
 def _check(config: Config, old: Config, progress: Progress) -> None:
-    """Raise UsageError for changed settings that a continued run cannot change."""
+    """Raise UsageError for settings that cannot change within a training."""
     file, mine, theirs = config.run.resume, config.settings(), old.settings()
     fixed = {name: theirs[name] for name in _FIXED if mine[name] != theirs[name]}
     if all(map(is_reference, (mine["data"], theirs["data"]))):
@@ -70,7 +70,5 @@ def _check(config: Config, old: Config, progress: Progress) -> None:
             f"{' '.join(flags)}, or start a new run from weights: --weights FILE in place of --resume"
         )
     begun = progress.epoch + bool(progress.cursor)
-    if begun > config.schedule.epochs:
-        raise UsageError(
-            f"--epochs {config.schedule.epochs}: {file} is of epoch {begun}: type --epochs {begun} or more"
-        )
+    if begun > (epochs := config.schedule.epochs):
+        raise UsageError(f"--epochs {epochs}: {file} is of epoch {begun}: type --epochs {begun} or more")

@@ -49,10 +49,9 @@ class Parts:
 def warm_parts(
     config: Config, world: World, own_model: Builder | None, own_data: OwnData | None
 ) -> tuple[Parts, Optimizer]:
-    """Return the parts and the optimizer: everything that takes seconds to import, build or start.
+    """Return the parts and the optimizer: everything that takes seconds to import, build or start, alone.
 
-    It needs no other rank, so in an elastic job no rank waits for a newcomer that builds. Raises UsageError as `build`
-    does, and if the config names weights, parameters or buffers that the model does not have.
+    Raises UsageError as `build` does, and if the config names weights, parameters or buffers that the model lacks.
     """
     parts = build(config, world.place, own_model, own_data)
     if config.model.sync_batch_norm:
@@ -72,15 +71,11 @@ def warm_parts(
 
 
 def _compile(config: Config, world: World, parts: Parts) -> None:
-    """Compile the model as far as possible without other ranks: see `compile_model`.
-
-    The batch layout is the layout of a run that starts now. For a newcomer, which gets another layout, the program is
-    compiled for any size.
-    """
+    """Compile the model as far as possible without other ranks, for the batch layout of a run that starts now."""
     num_samples = parts.train_loader.num_samples
     try:
         layout = order.choose_layout(config.batch, world.place.size, num_samples)
-    except UsageError:  # raised again at the rendezvous, unless this rank is a newcomer and gets the layout of the run
+    except UsageError:  # raised again at the rendezvous, unless this rank is a newcomer
         layout = None
     if layout is None or config.model.sync_batch_norm:  # its layers communicate in each pass
         parts.model.compile()
@@ -166,13 +161,12 @@ def fresh_state(
 
 
 def build_step(config: Config, world: World, parts: Parts, split: Split) -> Step:
-    """Return the object that takes the optimizer steps; `split` measures where their time goes."""
-    mix = mixer(config.data, len(parts.data.classes))
-    return Step(config, world, parts.model, parts.device, mix, split)
+    """Return the object that takes the optimizer steps; `split` measures their phases."""
+    return Step(config, world, parts.model, parts.device, mixer(config.data, len(parts.data.classes)), split)
 
 
 def mixer(config: DataConfig, num_classes: int) -> Mixer:
-    """Return the function that mixes the images of a micro-batch: mixup, cutmix, one of them at random, or neither."""
+    """Return the mixer of the config: mixup, cutmix, one of them at random, or neither."""
     if not (config.mixup or config.cutmix):
         return unmixed
     from hvd_train.data.transforms import Mix  # slow to import

@@ -1,4 +1,4 @@
-"""How a run began and ended, in words and numbers for the user."""
+"""Describe for the user how a run began and ended."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shlex
 import signal
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from hvd_train.job import Job
 from hvd_train.network.compiled import micro_batch_sizes
 from hvd_train.plugin import is_reference
 from hvd_train.validate import Scores
+
+ranks = partial(counted, noun="rank")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Result:
     test_loss: float
     test_top1: float
     test_top5: float  # the test_ fields are scores of the best weights on the test set; NaN without one
-    why: str  # why the training ended: the last epoch is done, or an aim was reached; empty if it was stopped
+    why: str  # why the training ended: the last epoch is done or an aim was reached; empty if it was stopped
     images_per_second: float
     world_size: int
     seconds: float
@@ -53,15 +56,17 @@ def describe(job: Job) -> str:
     sizes = micro_batch_sizes(layout, layout.global_batch)
     line = (
         f"{config.model.model} ({parameters / 1e6:.2f} M parameters) on {config.data.data} "
-        f"({job.parts.train_loader.num_samples:,} images), {ranks(place.size)} on {job.parts.device.type}, "
+        f"({job.parts.train_loader.num_samples:,} images), {counted(place.size, 'rank')} on {job.parts.device.type}, "
         f"{layout.global_batch} images a step in {number} micro-batch{'es' * (number > 1)} of "
         f"{'up to ' * (len(sizes) > 1)}{max(sizes)}"
     )
     if number < place.size:
-        idle = f"{ranks(place.size - number)} of {place.size} idle"
+        idle = f"{counted(place.size - number, 'rank')} of {place.size} idle"
         line += f"; {idle} (a new run may have smaller micro-batches: --batch-size)"
     elif number % place.size:
-        line += f"; {number} micro-batches do not divide over {ranks(place.size)}: some idle in part of each step"
+        line += (
+            f"; {number} micro-batches do not divide over {counted(place.size, 'rank')}: some idle in part of each step"
+        )
     if training.progress.step:
         line += f"; resuming at epoch {training.progress.epoch + 1}, step {training.progress.step}"
     return line
@@ -87,7 +92,7 @@ def ending(result: Result, config: Config) -> str:
     trust = " --trust" if any(map(is_reference, (config.model.model, config.data.data))) else ""
     lost = "" if result.saved else "\nNOT all files could be written (see above)"
     return (
-        f"{result.why}: {score}{result.images_per_second:,.0f} images/s on {ranks(result.world_size)}, "
+        f"{result.why}: {score}{result.images_per_second:,.0f} images/s on {counted(result.world_size, 'rank')}, "
         f"{result.seconds:.0f} s\n"
         f"files: {result.run_dir}\n"
         f"next:  hvd-train evaluate {shlex.quote(str(result.run_dir))}{trust}{lost}"
@@ -95,12 +100,8 @@ def ending(result: Result, config: Config) -> str:
 
 
 def result_of(job: Job, *, finished: bool, stopped_by: int | None, saved: bool, test: Scores | None) -> Result:
-    """Return the result of a job whose loop has ended.
-
-    `saved` says whether all files could be written, `test` holds the scores on the test set.
-    """
-    best, last, progress = job.state.best, job.state.last, job.state.progress
-    nan = float("nan")
+    """Return the result of a job whose loop has ended; `saved` and `test` (scores) are as in `Result`."""
+    best, last, progress, nan = job.state.best, job.state.last, job.state.progress, math.nan
     return Result(
         run_dir=job.output.path,
         finished=finished,
@@ -121,8 +122,3 @@ def result_of(job: Job, *, finished: bool, stopped_by: int | None, saved: bool, 
         world_size=job.world.place.size,
         seconds=time.perf_counter() - job.clocks.started,
     )
-
-
-def ranks(count: int) -> str:
-    """Return a number of ranks in words: `1 rank`, `2 ranks`."""
-    return counted(count, "rank")

@@ -41,12 +41,13 @@ def train(
 ) -> Result:
     """Train as `config` says, on the ranks that the launcher has started, or alone; return how it ended.
 
-    `model(num_classes)` and `data(config.data)` bring your own network and (training set, validation set or
-    None); they take the place of `config.model` and `config.data`. Raises UsageError for settings or data that
-    cannot be used, RankLost if another rank ends, ReplicasDiffer if the weights of the ranks differ.
+    `model(num_classes)` and `data(config.data)` bring your own network and (training set, validation set or None).
+    Raises UsageError for settings or data that cannot be used, RankLost if another rank ends, ReplicasDiffer if the
+    weights of the ranks differ.
     """
     console.outlive()
-    config = _with_own_names(config, model, data)
+    own = {"model": model, "data": data}
+    config = config.replace(**{name: reference(function) for name, function in own.items() if function is not None})
     check(config)
     if config.run.log_dir is not None:
         rank_log.start(config.run.log_dir, os.environ)
@@ -70,8 +71,8 @@ def evaluate(
 ) -> Scores:
     """Return the scores of a run (its best weights) or of a checkpoint file, as training measured them.
 
-    `model` and `data` are those that `train` was given, if it was. Code that the run names is imported only with
-    `trust`. Raises UsageError if `target` is neither a run nor a checkpoint, or names code that is not trusted.
+    `model` and `data` are the arguments that `train` had. Code that the run names is imported only with `trust`. Raises
+    UsageError if `target` is neither a run nor a checkpoint, or names code that is not trusted.
     """
     world = world or connect()
     try:
@@ -81,7 +82,7 @@ def evaluate(
 
 
 def check(config: Config) -> None:
-    """Raise UsageError for what can be known to be wrong before the ranks meet."""
+    """Raise UsageError for what is wrong before the ranks connect."""
     if config.data.data != OWN:
         sources.check_name(config.data.data)
     if config.model.model != OWN:
@@ -123,8 +124,7 @@ def connect(config: Config | None = None) -> World:
     return (ElasticWorld if launcher.elastic(os.environ) else HorovodWorld)(facts=same_everywhere(config))
 
 
-OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "workers", "workers_per_host"}
-"""Settings that may differ between ranks: paths, devices and processes of a host."""
+OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "workers", "workers_per_host"}  # may differ between ranks
 
 
 def same_everywhere(config: Config | None) -> dict[str, str]:
@@ -142,17 +142,9 @@ def same_everywhere(config: Config | None) -> dict[str, str]:
 
 
 def _evaluate(
-    target: Path,
-    world: World,
-    device: str | None,
-    own_model: Builder | None,
-    own_data: OwnData | None,
-    *,
-    trust: bool,
+    target: Path, world: World, device: str | None, model: Builder | None, data: OwnData | None, *, trust: bool
 ) -> Scores:
-    config, parts = together(
-        world, lambda: trained_parts(target, world.place, device, own_model, own_data, trust=trust)
-    )
+    config, parts = together(world, lambda: trained_parts(target, world.place, device, model, data, trust=trust))
     world.compare(identity.facts(parts.data))
     if parts.val_loader is None:
         raise UsageError(f"{target}: its data set has no validation set")
@@ -180,13 +172,13 @@ def trained_parts(
     """Return the config of a run or checkpoint, and its parts with the trained weights.
 
     `own_model`, `own_data` and `trust` are as in `evaluate`. Raises UsageError if the target cannot be read or used,
-    and Untrusted, before anything is imported, if it names code that neither of them stands for.
+    and Untrusted, before anything is imported, if it names code of others.
     """
     config, trained, data = read_target(target)
     if device is not None:
         config = config.replace(device=device)
-    named = {"model": config.model.model} if own_model is None else {}
-    named |= {"data": config.data.data} if own_data is None else {}
+    names = ("model", config.model.model, own_model), ("data", config.data.data, own_data)
+    named = {kind: name for kind, name, own in names if own is None}
     for kind, name in named.items():
         if name == OWN:
             raise UsageError(
@@ -196,7 +188,7 @@ def trained_parts(
     if not trust:
         plugin.check_trusted(str(target), named)
     parts = build(config, place, own_model, own_data)
-    scored = ("validation",) if place.rank == 0 else ()  # sizes of the training files would take their time
+    scored = ("validation",) if place.rank == 0 else ()  # to ask for the sizes of the training files takes time
     changes = identity.differences(identity.of(parts.data, sizes=True, parts=scored), data)
     if "classes" in changes:
         raise UsageError(f"{target}: {changes['classes']}; name the class folders as they were, or train again")
@@ -208,16 +200,12 @@ def trained_parts(
 
 
 def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor], Identity | None]:
-    """Return the config, the weights (the best ones) and the data of a run folder, or of a checkpoint file.
-
-    Raises UsageError if there are none, or if they cannot be read.
-    """
+    """Return the config, the (best) weights and the data of a run folder or checkpoint file. Raises UsageError."""
     if target.is_dir():
         config = config_file.load(target / run_folder.CONFIG)
-        found = [target / name for name in (checkpoint.BEST, checkpoint.FINAL) if (target / name).exists()]
-        if not found:
+        found = (target / name for name in (checkpoint.BEST, checkpoint.FINAL) if (target / name).exists())
+        if (path := next(found, None)) is None:
             raise UsageError(f"{target} has no {checkpoint.BEST} yet: it was stopped before its first evaluation")
-        path = found[0]
         try:
             return config, weights.tensors_in(path), _data_of(target / run_folder.DATA)
         except weights.UNREADABLE as error:
@@ -230,18 +218,17 @@ def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor], Identity
 
 
 def _data_of(path: Path) -> Identity | None:
-    """Return what data.json says of the data of a run; None if there is none: the disk may have been full."""
     try:
         found: Identity | None = json.loads(plain_file.read_bytes(path))
         return found
-    except FileNotFoundError:
+    except FileNotFoundError:  # the disk may have been full
         return None
     except (OSError, ValueError, RecursionError):
         raise UsageError(f"cannot read {path}; delete it to go without a check of the classes") from None
 
 
 def which_weights(target: Path) -> str:
-    """Return in words which weights `read_target` takes from a run folder or a checkpoint file."""
+    """Describe the weights that `read_target` takes from a run folder or a checkpoint file."""
     if not target.is_dir():
         return "weights of the checkpoint"
     if not (target / checkpoint.BEST).exists():
@@ -249,21 +236,11 @@ def which_weights(target: Path) -> str:
     run = history.read(target)
     by, sign = ("val_loss", -1) if run.settings.get("best_by") == "loss" else ("val_top1", 1)
     scored = [(score, epoch) for epoch in run.epochs if (score := history.number(epoch, by)) is not None]
-    _, best = max(scored, key=lambda pair: sign * pair[0], default=(0.0, {}))  # of equal ones the first, as in training
+    _, best = max(scored, key=lambda pair: sign * pair[0], default=(0.0, {}))  # the first of equals, as in training
     return f"best weights of epoch {best['epoch']}" if history.whole(best.get("epoch")) else "best weights"
 
 
-OWN = "custom"  # name in the config of a model or data set that was given as a Python object without a name of its own
-
-
-def _with_own_names(config: Config, model: Builder | None, data: OwnData | None) -> Config:
-    """Return the config with the names of the user's functions, by which `evaluate` and `--config` find them."""
-    changes: dict[str, Any] = {}
-    if model is not None:
-        changes["model"] = reference(model)
-    if data is not None:
-        changes["data"] = reference(data)
-    return config.replace(**changes)
+OWN = "custom"  # the name in the config of a function that cannot be imported
 
 
 def reference(function: Callable[..., Any]) -> str:

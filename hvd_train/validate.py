@@ -49,8 +49,8 @@ def evaluate(
 ) -> Scores:
     """Return the scores of the model in evaluation mode over the whole set of `loader`, the same on every rank.
 
-    The set is cut into the same micro-batches of `micro_batch` samples for every world size, which the ranks take in
-    turn; sums are float64. The model and its buffers are as before afterwards. Raises RankLost if a rank is gone.
+    For every world size, the ranks take the same micro-batches of `micro_batch` samples in turn; sums are float64. The
+    model and its buffers do not change. Raises RankLost.
     """
     modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
     model.eval()

@@ -32,8 +32,7 @@ def crop_and_flip(padding: int) -> Augment:
         rows = top[:, None] + torch.arange(height, device=images.device)
         columns = left[:, None] + torch.arange(width, device=images.device)
         columns = torch.where(uniforms[:, 2:3] < 0.5, columns, columns.flip(1))
-        # One gather by the position of each pixel in its padded channel takes a third of the time of an index for each
-        # dimension.
+        # One gather takes a third of the time of an index for each dimension.
         pixels = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
         pixels = pixels.view(n, 1, height * width).expand(-1, channels, -1)
         return padded.flatten(2).gather(2, pixels).view(images.shape)

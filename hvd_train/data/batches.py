@@ -14,15 +14,12 @@ from hvd_train.progress.order import Assignment, Indices
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch of a step, ready for the model: inputs [n, c, h, w] float, targets [n], sample numbers [n].
+    """A micro-batch of a step, ready for the model."""
 
-    `number` is the number of the micro-batch within its step.
-    """
-
-    number: int
-    inputs: Tensor
-    targets: Tensor
-    samples: Indices
+    number: int  # within its step
+    inputs: Tensor  # [n, c, h, w] float
+    targets: Tensor  # [n]
+    samples: Indices  # [n]
 
 
 @dataclass(frozen=True)
@@ -43,10 +40,7 @@ class Loader(Protocol):
         """Start the loader processes early, so that the first batch arrives as fast as any other."""
 
     def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
-        """Yield the batches of these assignments of an epoch, in their order.
-
-        Raises UsageError if a sample cannot be read or the samples of a batch do not fit together.
-        """
+        """Yield the batches of these assignments of an epoch. Raises UsageError if a sample cannot be used."""
 
     def watch(self, mark: Mark) -> None:
         """Call `mark` at the end of each stage that images go through in this process."""

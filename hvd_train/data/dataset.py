@@ -11,19 +11,16 @@ from torch import Tensor
 from hvd_train.data.augment import Augment
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
 Numbers = TypeVar("Numbers", int, Tensor)
-Mark = Callable[[str], None]
-"""A function that is called at the end of each stage of an image's way to the model, with the name of the stage."""
+Mark = Callable[[str], None]  # is called with the name of each stage that an image has passed on its way to the model
 
 
 def unmarked(stage: str) -> None:
-    """Ignore the end of a stage: the mark of those who do not measure."""
+    """Ignore the end of a stage."""
 
 
 class MapDataset(Protocol):
-    """A map-style data set of torch whose items are (image tensor [c, h, w], class number); users bring such ones."""
+    """A map-style data set of torch whose items are (image tensor [c, h, w], class number)."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]: ...
@@ -61,21 +58,15 @@ Source = Arrays | MapDataset
 
 @dataclass(frozen=True)
 class DataSet:
-    """A training set and a validation set (None: nothing to evaluate on), with what a model must know of them.
-
-    `image_size` is the side in pixels, None if images come in any size. `mean` and `std`, of each channel of images
-    with values 0..1, normalise them; empty ones leave them as they are. `augment` changes whole batches of `Arrays`.
-    """
+    """A training set and a validation set (None: nothing to evaluate on), with what a model must know of them."""
 
     train: Source
     val: Source | None
     classes: tuple[str, ...]
     channels: int = 3
-    image_size: int | None = None
-    mean: tuple[float, ...] = ()
+    image_size: int | None = None  # the side in pixels; None if images come in any size
+    mean: tuple[float, ...] = ()  # of each channel, values 0..1; without, images are not normalised
     std: tuple[float, ...] = ()
-    augment: Augment | None = None
-    transforms: Callable[[], tuple[Any, ...]] = tuple
-    """Makes transforms of torchvision that do to a single image what `augment` does to a batch. A function, because
-    torchvision is slow to import."""
-    test: Source | None = None  # a set that is evaluated once, at the end of training
+    augment: Augment | None = None  # changes whole batches of `Arrays`
+    transforms: Callable[[], tuple[Any, ...]] = tuple  # makes the same changes of single images (imports torchvision)
+    test: Source | None = None  # is evaluated once, at the end of training

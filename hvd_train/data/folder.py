@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,15 +26,11 @@ from hvd_train.settings.data import DataConfig
 
 _AT_ONCE = 1000  # files whose sizes one of 16 threads asks for: a network file system needs milliseconds for each
 _VAL_CROP = 224 / 256  # fraction of the shorter side that evaluation shows; usual since AlexNet
-_THIN = 16  # times as long as wide: resized as a whole, it would take many times the memory of its middle
+_THIN = 16  # an image more times as long as wide is not resized as a whole: that takes too much memory
 
 
 class RandomCrop:
-    """Shows a random part of an image, resized to `size` pixels and mirrored half of the time.
-
-    Random numbers and result are the same as for torchvision's RandomResizedCrop and RandomHorizontalFlip, without
-    their 60 microseconds of Python.
-    """
+    """Does the same as torchvision's RandomResizedCrop and RandomHorizontalFlip, 60 microseconds faster."""
 
     def __init__(self, size: int) -> None:
         self._side, self._crop = [size, size], v2.RandomResizedCrop(size, antialias=True)
@@ -49,10 +44,9 @@ class RandomCrop:
 
 
 class CenterCrop:
-    """Shows the middle `crop` pixels of an image whose shorter side is resized to `resize` pixels."""
+    """Shows the middle `crop` pixels of an image whose shorter side is resized to `resize` >= `crop` pixels."""
 
     def __init__(self, resize: int, crop: int) -> None:
-        """`crop` is at most `resize`."""
         self._resize, self._crop = resize, crop
         self._change = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(crop)])
 
@@ -83,8 +77,7 @@ def _middle_span(side: int, resized: int, crop: int) -> tuple[int, int, float, f
 class ImageFolder(Staged):
     """The images of one split; an item is (image [3, size, size] uint8, class number). No image is kept in memory.
 
-    The list of files is three tensors, which loader processes share. To read from a list of paths would write to the
-    reference counts of its entries, so that each process would soon have a copy of every page.
+    The list of files is three tensors, so that loader processes share its memory.
     """
 
     def __init__(
@@ -96,12 +89,16 @@ class ImageFolder(Staged):
     ) -> None:
         """List the files below `root`/CLASS. Raises UsageError if a class has no images.
 
-        `transform` makes [3, size, size] of a decoded image [3, height, width], both uint8. An image of more than
-        `max_pixels` pixels counts as unreadable.
+        `transform` makes [3, size, size] of a decoded image [3, height, width] of at most `max_pixels`, both uint8.
         """
+
+        def is_image(path: str) -> bool:
+            below = path[len(str(root)) :].split(os.sep)
+            return path.lower().endswith(IMG_EXTENSIONS) and not any(map(_is_hidden, below))
+
         numbers = {name: number for number, name in enumerate(classes)}
         try:
-            samples = make_dataset(str(root), numbers, is_valid_file=partial(_is_image, str(root)))
+            samples = make_dataset(str(root), numbers, is_valid_file=is_image)
         except FileNotFoundError as error:
             raise UsageError(f"{root}: {error}") from None
         names = [os.fsencode(path[len(str(root)) + 1 :]) for path, _ in samples]
@@ -161,7 +158,7 @@ class ImageFolder(Staged):
 
 
 def open_folder(root: Path, config: DataConfig) -> DataSet:
-    """Return the data set of the folder `root`: train/, val/ and, if there is one, test/.
+    """Return the data set of train/, val/ and, if there is one, test/ in the folder `root`.
 
     Raises UsageError if train/, val/ or a class is missing or empty, or if the splits have different classes.
     """
@@ -180,16 +177,9 @@ def open_folder(root: Path, config: DataConfig) -> DataSet:
     view = CenterCrop(round(size / _VAL_CROP), size) if config.augment == "none" else RandomCrop(size)
     trained = training_transform(config, [view], IMAGENET_MEAN)
     limit = config.max_image_pixels
-    return DataSet(
-        train=ImageFolder(root / "train", classes, trained, limit),
-        val=ImageFolder(root / "val", classes, evaluated, limit),
-        test=ImageFolder(root / "test", classes, evaluated, limit) if "test" in splits else None,
-        classes=tuple(classes),
-        channels=3,
-        image_size=size,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-    )
+    train = ImageFolder(root / "train", classes, trained, limit)
+    val, *test = (ImageFolder(root / split, classes, evaluated, limit) for split in splits[1:])
+    return DataSet(train, val, tuple(classes), 3, size, IMAGENET_MEAN, IMAGENET_STD, test=test[0] if test else None)
 
 
 def _size(path: bytes) -> int:
@@ -211,10 +201,5 @@ def _classes(split: Path) -> list[str]:
     return names
 
 
-def _is_image(root: str, path: str) -> bool:
-    return path.lower().endswith(IMG_EXTENSIONS) and not any(map(_is_hidden, path[len(root) :].split(os.sep)))
-
-
 def _is_hidden(name: str) -> bool:
-    """Return whether a file or folder is of a file manager rather than of the data, as `._1.jpg` and `.cache`."""
-    return name.startswith((".", "__MACOSX"))
+    return name.startswith((".", "__MACOSX"))  # file managers make ._1.jpg and .cache

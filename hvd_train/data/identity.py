@@ -10,33 +10,27 @@ from hvd_train.data.dataset import Arrays, DataSet, Source
 from hvd_train.errors import UsageError, first_few
 
 Identity = dict[str, Any]
-"""Plain values: "classes" has the names; "training" and "validation" have the number of samples and a digest, of each
-class folder and (named "") of all."""
-
+"""Plain values: the names of "classes", and the number and a digest of the samples in "training" and "validation": of
+each class folder, and (named "") of all."""
 
 _PARTS = ("training", "validation")
 
 
 def of(data: DataSet, *, sizes: bool, parts: Sequence[str] = _PARTS) -> Identity:
-    """Return the identity of these parts of a data set.
-
-    `sizes` covers the sizes of files, at the cost of a system call for each.
-    """
+    """Return the identity of these parts of a data set; `sizes` includes the size of each file, a system call."""
     sets = {part: source for part, source in zip(_PARTS, (data.train, data.val), strict=True) if part in parts}
     samples = {part: s if s is None else _samples(s, data.classes, sizes=sizes) for part, s in sets.items()}
     return {"classes": list(data.classes), **samples}
 
 
 def facts(data: DataSet) -> dict[str, str]:
-    """Return what all ranks must have in common, by name. Sizes of files are left out: only rank 0 asks for them."""
+    """Return what all ranks must have in common, by name, without the sizes of files."""
     digest = _digest(repr(of(data, sizes=False)).encode())
     return {"the data set": f"{len(data.train)} training images of {len(data.classes)} classes, digest {digest}"}
 
 
 def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
-    """Return in words how data differ from the data of a run, for each part of `now` that does.
-
-    Unknown data (None) do not differ.
+    """Describe how each part of `now` differs from the data of a run; unknown data (None) do not differ.
 
     Raises UsageError if `run`, which was read from a file, is no identity.
     """
@@ -63,8 +57,8 @@ def _samples_differ(now: Identity | None, run: Identity | None) -> str:
     mine, theirs = now or {"": [0, ""]}, run or {"": [0, ""]}
     count, before = mine[""][0], theirs[""][0]
     text = f"{count} images, the run had {before}" if count != before else "other images than the run had"
-    where = [repr(name) for name in mine if name and mine[name] != theirs.get(name)]
-    return f"{text} (in class {first_few(where)})" if where else text
+    names = [repr(name) for name in mine if name and mine[name] != theirs.get(name)]
+    return f"{text} (in class {first_few(names)})" if names else text
 
 
 def _samples(source: Source, classes: tuple[str, ...], *, sizes: bool) -> dict[str, list[object]]:

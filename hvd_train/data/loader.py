@@ -1,4 +1,4 @@
-"""From a rank's assignments to batches on its device: of data in memory, or of items that loader processes read."""
+"""Turn a rank's assignments into batches on its device, of data in memory or of items that loader processes read."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from hvd_train.progress import order
 from hvd_train.progress.order import Assignment, MicroBatchSamples
 
 _STEPS_AT_ONCE = 64  # to look up the samples of one step alone takes as long as to fetch their images
-_TRANSFORMS = 2  # in a key of random numbers: tells a sample's transforms from other uses of the seed
+_TRANSFORMS = 2  # in a key of random numbers: separates a sample's transforms from other uses of the seed
 
 
 def open_loader(source: Source, prepare: Prepare, device: torch.device, seed: int, num_workers: int) -> Loader:
-    """Return a loader of this data set: with `num_workers` loader processes, unless it is in memory."""
+    """Return a loader of this data set, with `num_workers` loader processes unless it is in memory."""
     if isinstance(source, Arrays):
         return ArrayLoader(source, prepare, device, seed)
     return MapLoader(source, prepare, device, seed, num_workers)
@@ -61,7 +61,7 @@ class ArrayLoader(Loader):
                 yield Batch(assignment.size, assignment.num_micro_batches, micro_batches)
 
     def _look_up(self, epoch: int, wanted: list[MicroBatchSamples]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-        """Return the rows of each micro-batch's samples, and their random numbers [n, k] if they are augmented."""
+        """Return the rows of each micro-batch, and their random numbers [n, k] if they are augmented."""
         sizes = [len(micro.indices) for micro in wanted]
         indices = np.concatenate([np.empty(0, dtype=np.int64), *(micro.indices for micro in wanted)])
         rows = self._data.rows(torch.from_numpy(indices % self.num_samples)).to(self._device).split_with_sizes(sizes)
@@ -87,7 +87,7 @@ class ArrayLoader(Loader):
 
 
 class Sample(NamedTuple):
-    """One draw of a sample: repeated augmentation takes several copies of it, each with its own random numbers."""
+    """One draw of a sample; each copy by repeated augmentation has its own random numbers."""
 
     epoch: int
     number: int
@@ -102,10 +102,7 @@ class Unreadable:
 
 
 class _Reader:
-    """Reads items by `Sample`, in a loader process or in this one; DataLoader takes it as its data set.
-
-    Random numbers depend on the seed and the sample alone, not on rank, batch or process.
-    """
+    """Reads items by `Sample`, as DataLoader's data set; random numbers depend on seed and sample alone."""
 
     def __init__(self, data: MapDataset, seed: int) -> None:
         self._data, self._seed = data, seed
@@ -128,10 +125,9 @@ class _Reader:
 
 
 class _MicroBatchSampler:
-    """Yields the samples of each micro-batch of an epoch; DataLoader takes it as its batch sampler."""
+    """Yields the samples of each micro-batch; the owner sets `epoch` and `micro_batches` before each iteration."""
 
     def __init__(self, num_samples: int) -> None:
-        """The owner sets `epoch` and `micro_batches` before each iteration."""
         self.epoch = 0
         self.micro_batches: Iterable[MicroBatchSamples] = ()
         self._num_samples = num_samples
@@ -143,15 +139,13 @@ class _MicroBatchSampler:
 
 
 class MapLoader(Loader):
-    """Reads items in loader processes that start clean (forkserver), or in this process if there are none.
-
-    Forked processes crash after MPI or CUDA has started (Horovod issues #1215, #2898).
-    """
+    """Reads items in loader processes, or in this process if there are none."""
 
     def __init__(self, data: MapDataset, prepare: Prepare, device: torch.device, seed: int, num_workers: int) -> None:
         self.num_samples = len(data)
         self._prepare, self._device, self._num_workers = prepare, device, num_workers
         self._sampler, self._reader = _MicroBatchSampler(len(data)), _Reader(data, seed)
+        # Forked processes crash after MPI or CUDA has started (Horovod issues #1215, #2898).
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])  # so that torch is imported once, not in each loader process
         self._loader: DataLoader[Any] = DataLoader(
@@ -183,8 +177,8 @@ class MapLoader(Loader):
         """Yield images and labels of each micro-batch, or Unreadable. Raises UsageError if a loader process ended."""
         self._sampler.epoch, self._sampler.micro_batches = epoch, wanted
         try:
-            with _only_here(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Got pickle error")  # the line below says it
+            with _terminal_signals_blocked(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it
                 batches = iter(self._loader)
         except Exception as error:  # noqa: BLE001  # a data set may raise anything when it is pickled
             reason = str(error).partition("\n")[0]
@@ -225,7 +219,6 @@ class MapLoader(Loader):
 
 
 def _collate(items: list[tuple[Tensor, int] | Unreadable]) -> list[Tensor] | Unreadable:
-    """Return images [n, c, h, w] and labels [n] of these items, or the first error among them."""
     errors = [item for item in items if isinstance(item, Unreadable)]
     try:
         return errors[0] if errors else default_collate(items)
@@ -234,11 +227,8 @@ def _collate(items: list[tuple[Tensor, int] | Unreadable]) -> list[Tensor] | Unr
 
 
 @contextmanager
-def _only_here() -> Iterator[None]:
-    """Block Ctrl-C and the hang-up of a terminal in processes that are started inside this context.
-
-    Terminals send these signals to all processes of a job. The training needs its loader processes until its commit.
-    """
+def _terminal_signals_blocked() -> Iterator[None]:
+    # Terminals send them to all processes of a job. The training needs its loader processes until its commit.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield

@@ -1,4 +1,4 @@
-"""The user's own data: map-style data sets of torch, checked before the first step and as their items are read."""
+"""Check the user's own data, map-style data sets of torch, before the first step and as items are read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ class _Items:
 
 
 def _in_memory(title: str, part: Any) -> Any:
-    """Return a TensorDataset of images and labels as Arrays, and any other map-style data set as it is."""
     if part is None or isinstance(part, Arrays):
         return part
     if isinstance(part, IterableDataset) or not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
@@ -66,7 +65,7 @@ def _in_memory(title: str, part: Any) -> Any:
 
 
 def _class_names(name: str, original: Any, train: Any) -> tuple[str, ...]:
-    with suppress(TypeError):  # what is no list
+    with suppress(TypeError):  # `classes` is no list
         if names := tuple(map(str, getattr(original, "classes", ()))):
             return names
     if isinstance(train, Arrays):
@@ -86,7 +85,7 @@ def _checked(title: str, part: Any, num_classes: int) -> Any:
     labels = getattr(part, "targets", getattr(part, "labels", None))
     labels = labels.tolist() if isinstance(labels, (Tensor, np.ndarray)) else labels
     if isinstance(labels, (list, tuple)) and len(labels) == len(items):
-        # Let the item decide about a label that looks wrong: it may have another one.
+        # If a label looks wrong, check its item, which may have another label.
         items[next((i for i, label in enumerate(labels) if _class_number(label) not in range(num_classes)), 0)]
     if in_memory:
         return replace(part, labels=part.labels.reshape(-1).long())
@@ -94,7 +93,6 @@ def _checked(title: str, part: Any, num_classes: int) -> Any:
 
 
 def _class_number(label: Any) -> int | None:
-    """Return a label as an int: an integer or bool of any type, or a tensor or array of one; else None."""
     if isinstance(label, int):
         return int(label)
     with suppress(TypeError, ValueError, RuntimeError):  # what numpy cannot take

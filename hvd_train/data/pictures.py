@@ -1,4 +1,4 @@
-"""Image files as red, green and blue pixels: simplejpeg decodes sound JPEG files, Pillow everything else."""
+"""Decode image files to RGB pixels: sound JPEG files with simplejpeg, everything else with Pillow."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from torch import Tensor
 from hvd_train.settings.data import DataConfig
 
 _DAMAGED = (ValueError, TypeError, SyntaxError, EOFError, LookupError, ArithmeticError, struct.error)
-UNREADABLE = (OSError, *_DAMAGED)
-"""The errors for a file that is damaged, has too many pixels or is not an image in a supported format."""
-_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # the formats of the endings that a data folder may hold
+UNREADABLE = (OSError, *_DAMAGED)  # the file is damaged, has too many pixels or is no image in a supported format
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # torchvision's IMG_EXTENSIONS
 _ORIENTATION, _UPRIGHT = 0x0112, 1  # a tag of Exif
 _BITS_PER_SAMPLE = 258  # a tag of TIFF
 
@@ -27,11 +26,8 @@ _BITS_PER_SAMPLE = 258  # a tag of TIFF
 def decode(data: bytes, max_pixels: int = DataConfig.max_image_pixels) -> Tensor:
     """Return the pixels of an image file, upright, as uint8 [3, height, width].
 
-    simplejpeg takes two thirds of Pillow's time for the same pixels. It gets no file that Pillow would turn or convert,
-    and if it refuses a file, Pillow decides.
-
-    Raises:
-        UNREADABLE: if the file cannot be decoded, or has more than `max_pixels` pixels; these are never allocated.
+    simplejpeg takes two thirds of Pillow's time for the same pixels. Raises UNREADABLE if the file cannot be decoded
+    or, before they are allocated, has more than `max_pixels` pixels.
     """
     with _opened(data, max_pixels) as image:
         pixels = None
@@ -42,10 +38,8 @@ def decode(data: bytes, max_pixels: int = DataConfig.max_image_pixels) -> Tensor
 
 @contextmanager
 def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """Open an image with Pillow, and limit it to `max_pixels` meanwhile. Raises UNREADABLE.
-
-    Pillow warns above its own limit. Above twice that limit it raises an error, before it allocates a canvas.
-    """
+    """Open an image with Pillow, and limit it to `max_pixels` meanwhile. Raises UNREADABLE."""
+    # Pillow warns above its own limit, and refuses images above twice that limit.
     usual, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels / 2  # type: ignore[assignment]
     try:
         with warnings.catch_warnings():
@@ -65,10 +59,7 @@ def _too_many(max_pixels: int) -> ValueError:
 
 
 def _decode_jpeg(data: bytes, max_pixels: int) -> np.ndarray | None:
-    """Return the pixels [height, width, 3] of a JPEG file, or None if Pillow must decide.
-
-    Raises ValueError if libjpeg finds more pixels in the header than Pillow did, and more than `max_pixels`.
-    """
+    """Return the pixels [height, width, 3] of a JPEG file, or None if simplejpeg refuses it. Raises ValueError."""
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(data)
         if int(height) * int(width) <= max_pixels:
@@ -76,11 +67,10 @@ def _decode_jpeg(data: bytes, max_pixels: int) -> np.ndarray | None:
             return pixels
     except ValueError:
         return None
-    raise _too_many(max_pixels)
+    raise _too_many(max_pixels)  # libjpeg and Pillow do not agree about the header
 
 
 def _decode_by_pillow(image: Image.Image) -> np.ndarray:
-    """Return the pixels [height, width, 3] of an opened image."""
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode[0] in "IF":  # Pillow would cut the values off at 255
         image = Image.fromarray((np.asarray(image) >> (_bits(image) - 8)).astype(np.uint8))
@@ -88,11 +78,7 @@ def _decode_by_pillow(image: Image.Image) -> np.ndarray:
 
 
 def _bits(image: Image.Image) -> int:
-    """Return how many bits the grey values of an image have, 9 to 16.
-
-    Raises ValueError, which names the mode, if they are signed, have more bits or are floating point numbers.
-    """
-    if image.mode.startswith("I;16"):
+    if image.mode.startswith("I;16"):  # unsigned, 9 to 16 bits
         return int(getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (16,))[0])
     if image.mode == "I" and image.format == "PPM":  # which Pillow scales to 16 bits
         return 16

@@ -1,4 +1,4 @@
-"""From stored images to the input of the model, on the device."""
+"""Turn stored images into the input of the model, on the device."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Prepare:
         `uniforms` [n, k] are the random numbers of the samples for the augmentation; without them there is none.
         The images themselves are not changed.
         """
-        layout = torch.contiguous_format  # decoders leave the colours of each pixel side by side
+        layout = torch.contiguous_format  # decoders interleave the colours
         if images.dtype == torch.uint8:
             images = images.to(torch.float32, memory_format=layout).div_(255)
         else:
             images = images.clone(memory_format=layout)
-        # From here on in place: to allocate memory for a batch takes longer than the arithmetic.
+        # In place from here: to allocate memory for a batch takes longer than the arithmetic.
         if self._size is not None and images.shape[-2:] != (self._size, self._size):
             images = F.interpolate(images, size=(self._size, self._size), mode="bilinear", antialias=True)
         if self.augment is not None and uniforms is not None:

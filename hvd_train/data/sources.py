@@ -20,12 +20,11 @@ from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.settings.data import DataConfig
 
-OwnData = Callable[[DataConfig], Sequence[Any]]
-"""A function of the user that returns a DataSet, or a training set and a validation set or None."""
+OwnData = Callable[[DataConfig], Sequence[Any]]  # returns a DataSet, or a training set and a validation set or None
 
 
 def check_name(name: str) -> None:
-    """Check the name of a data set. Raises UsageError, with the nearest name, if it is unknown."""
+    """Raise UsageError, with the nearest name, if the name of a data set is unknown."""
     if plugin.is_reference(name):
         plugin.load("data", name)
     elif name not in _OPENERS:
@@ -33,10 +32,9 @@ def check_name(name: str) -> None:
 
 
 def open_data(config: DataConfig, seed: int, own: OwnData | None = None) -> DataSet:
-    """Return the data set of a run: what `own` returns, or the one that the config names.
+    """Return the data set of `own` or of the config; `seed` is for synthetic images.
 
-    `seed` draws the images of synthetic data. Raises UsageError if the data are missing, empty or not in the
-    expected form.
+    Raises UsageError if the data are missing, empty or not in the expected form.
     """
     if own is not None or plugin.is_reference(config.data):
         data = own_data.from_result(config.data, (own or plugin.load("data", config.data))(config))
@@ -48,10 +46,7 @@ def open_data(config: DataConfig, seed: int, own: OwnData | None = None) -> Data
 
 
 def _apply_augmentation(config: DataConfig, data: DataSet) -> DataSet:
-    """Return the data set with the random changes that the config adds or takes away; class folders have their own.
-
-    Raises UsageError if the items are made by the data set itself.
-    """
+    """Add or remove the config's random changes. Raises UsageError if the data set makes its items itself."""
     if config.augment == "none":
         data = replace(data, augment=None, transforms=tuple)
     if config.augment in ("standard", "none") and not config.random_erasing:
@@ -70,8 +65,7 @@ def _apply_augmentation(config: DataConfig, data: DataSet) -> DataSet:
 def _digits(config: DataConfig, seed: int) -> DataSet:
     """Return the test part of the UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998).
 
-    Scikit-learn ships these 1,797 images of 8 x 8 pixels with values 0..16. One in five is held out, drawn with a seed
-    of its own, so that every run is evaluated on the same images.
+    Scikit-learn ships these 1,797 images of 8 x 8 pixels with values 0..16. Every run holds out the same fifth.
     """
     rows = _rows_of_digits()
     pixels = (rows[:, :-1] * (255 / 16)).round().astype(np.uint8)
@@ -93,13 +87,13 @@ def _digits(config: DataConfig, seed: int) -> DataSet:
 
 
 def _rows_of_digits() -> npt.NDArray[np.float64]:
-    """Return 64 pixels and the label of each image, from the file itself: scikit-learn imports as slowly as torch."""
+    """Return 64 pixels and the label of each image, if possible without importing scikit-learn, which is slow."""
     package = importlib.util.find_spec("sklearn")
     if package is not None and package.origin is not None:
         file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
         if file.exists():
             return np.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits  # knows where another version keeps the file
+    from sklearn.datasets import load_digits  # for a version that keeps the file elsewhere
 
     raw = load_digits()
     return np.column_stack([raw.data, raw.target])
@@ -124,11 +118,7 @@ def _cifar(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Callab
                 f"--data {name}: not found whole in {root} ({reason}); add --download or name its --data-dir"
             ) from None
         train, val = (
-            Arrays(
-                torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(),
-                torch.tensor(part.targets),
-                len(part),
-            )
+            Arrays(torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets), len(part))
             for part in parts
         )
         return DataSet(train, val, tuple(parts[0].classes), 3, 32, mean, std, crop_and_flip(padding=4), _crop_and_flip)
@@ -144,16 +134,14 @@ def _folder(config: DataConfig, seed: int) -> DataSet:
 
 
 def _synthetic(config: DataConfig, seed: int) -> DataSet:
-    """Return random images of 1,000 classes, to measure throughput: 256 different ones, however many are asked for."""
+    """Return images of 1,000 classes, at most 256 different ones, to measure throughput."""
     size = config.image_size or 224
     generator = torch.Generator().manual_seed(seed)
     rows = min(256, config.synthetic_samples)
     images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, 1000, (rows,), generator=generator)
-    val = Arrays(images, labels, min(rows, 64))
-    classes = tuple(str(number) for number in range(1000))
-    train = Arrays(images, labels, config.synthetic_samples)
-    return DataSet(train, val, classes, 3, size, IMAGENET_MEAN, IMAGENET_STD)
+    train, val = (Arrays(images, labels, count) for count in (config.synthetic_samples, min(rows, 64)))
+    return DataSet(train, val, tuple(map(str, range(1000))), 3, size, IMAGENET_MEAN, IMAGENET_STD)
 
 
 def _affine(degrees: float, shift: float, scale: float) -> tuple[Any, ...]:

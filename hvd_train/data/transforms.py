@@ -1,4 +1,4 @@
-"""Random changes by torchvision: of single images in loader processes, and mixes of the images of a micro-batch."""
+"""Random changes by torchvision, of single images and of micro-batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd_train.settings.data import DataConfig
 
 
 def training_transform(config: DataConfig, usual: Sequence[Any], mean: tuple[float, ...]) -> v2.Compose:
-    """Return a transform of uint8 images: the `usual` ones of the data set, then what the config adds.
+    """Return a transform of uint8 images: the data set's `usual` ones, then the ones that the config adds.
 
     The order follows torchvision's training references. TrivialAugment: Müller and Hutter, arXiv 2103.10158.
     RandAugment: Cubuk et al., arXiv 1909.13719, with their 2 operations of magnitude 9. Random erasing: Zhong et al.,
@@ -46,7 +46,6 @@ class Items(Staged):
 
     @override
     def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
-        """Return an item, and call `mark` after "read" and "augment"."""
         row = self.arrays.rows(index)
         image, label = self.arrays.images[row], int(self.arrays.labels[row])
         mark("read")
@@ -58,9 +57,8 @@ class Items(Staged):
 class Mix:
     """Mixup or cutmix of a micro-batch (Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899).
 
-    The config asks for at least one of them. If it asks for both, each micro-batch gets either with equal chance.
-    Images are mixed within a micro-batch, so that the result is the same whichever rank computes it. Random numbers
-    come from torch's default generator.
+    If the config has both, each micro-batch gets either with equal chance. Random numbers come from torch's default
+    generator.
     """
 
     def __init__(self, config: DataConfig, num_classes: int) -> None:
@@ -72,6 +70,6 @@ class Mix:
         self._mix = mixers[0] if len(mixers) == 1 else v2.RandomChoice(mixers)
 
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mixed images [n, c, h, w] and targets [n, classes] for images of that shape and class numbers [n]."""
+        """Return mixed images [n, c, h, w] and targets [n, classes] for images and class numbers [n]."""
         mixed: tuple[Tensor, Tensor] = self._mix(images, targets)
         return mixed
