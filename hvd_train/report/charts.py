@@ -15,8 +15,7 @@ from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
 from hvd_train.console import printable
 
-Line = tuple[str, Sequence[float | None], Sequence[float | None]]
-"""Name, x and y values of a line; None, NaN and infinity leave a gap."""
+Line = tuple[str, Sequence[float | None], Sequence[float | None]]  # name, x, y; None, NaN and infinity leave a gap
 
 _STYLE = Path(__file__).parent / "templates" / "charts.mplstyle"
 _WIDTH, _PLOT, _ABOVE = 4.2, 1.95, 0.25  # inches; on a phone the text of this width keeps its size
@@ -26,23 +25,17 @@ _GREY = "#5c6068"
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over one pair of axes.
-
-    `percent`: y values are fractions of 1, written as percentages. `log`: the y axis is logarithmic and leaves out
-    values that are not above 0. `zero`: the y axis begins at 0. `top`: the end of the y axis, by default the end of
-    the lines. `ticks`: the only x values to mark, on a logarithmic axis. `events`: x values and labels of vertical
-    lines.
-    """
+    """Lines over one pair of axes."""
 
     title: str
     x: str
     lines: Sequence[Line]
-    percent: bool = False
-    log: bool = False
-    zero: bool = False
-    top: float | None = None
-    ticks: Sequence[float] = ()
-    events: Sequence[tuple[float, str]] = ()
+    percent: bool = False  # y values are fractions of 1, written as percentages
+    log: bool = False  # a logarithmic y axis, without values that are not above 0
+    zero: bool = False  # the y axis begins at 0
+    top: float | None = None  # the end of the y axis; None: the end of the lines
+    ticks: Sequence[float] = ()  # the only x values to mark, on a logarithmic axis
+    events: Sequence[tuple[float, str]] = ()  # x values and labels of vertical lines
 
     @property
     def description(self) -> str:
@@ -50,7 +43,7 @@ class Chart:
         return f"{self.title} over {self.x}: {', '.join(name for name, _, _ in self.lines if name) or 'one line'}"
 
     def image(self, kind: str) -> bytes:
-        """Return the chart as a file: `kind` is "svg" (transparent) or "png" (white)."""
+        """Return the chart as an "svg" (transparent) or "png" (white) file."""
         buffer = io.BytesIO()
         with matplotlib.style.context(_STYLE):
             self._figure().savefig(buffer, format=kind, transparent=kind == "svg")
@@ -80,7 +73,7 @@ class Chart:
         name, x, y = line[0], np.array(line[1], float), np.array(line[2], float)
         known = np.isfinite(x) & np.isfinite(y) & ((y > 0) | (not self.log))
         y[~known] = np.nan
-        # A point between two gaps is visible only by its marker. Of the other points a few have one.
+        # A point between two gaps is visible only by its marker. A few of the other points have one.
         marked = known & ~np.append(False, known[:-1]) & ~np.append(known[1:], False)
         marked[:: max(1, len(x) // 8)] = True
         label = f" {printable(name)}" if name else ""  # the blank: matplotlib hides names that begin with "_"
@@ -116,8 +109,7 @@ class Chart:
 
 
 def _number(value: float, _: object = None) -> str:
-    """Write a number of an axis: 1500 is 1,500, 25000 is 25k, 1.5e6 is 1.5M."""
-    for unit, letter, least in ((1e9, "G", 1e9), (1e6, "M", 1e6), (1e3, "k", 1e4)):
+    for unit, letter, least in ((1e9, "G", 1e9), (1e6, "M", 1e6), (1e3, "k", 1e4)):  # 1,500 but 25k
         if abs(value) >= least:
             return f"{value / unit:g}{letter}"
     return f"{value:,.6g}"

@@ -1,7 +1,4 @@
-"""Show what a run's best weights predict: the classes that they confuse, and the images that they get most wrong.
-
-`predictions` computes that, which needs torch and the data.
-"""
+"""Show which classes a run's best weights confuse, and which images they get most wrong (see `predictions`)."""
 
 from __future__ import annotations
 
@@ -21,18 +18,14 @@ _MOST_OPEN = 3  # runs whose predictions are shown without a click
 
 @dataclass(frozen=True)
 class MisclassifiedImage:
-    """A validation image that the best weights got wrong.
-
-    `png` is the picture, `confidence` the probability (0 to 1) of the predicted class, `loss` the cross entropy, and
-    `sample` the image's number in the validation set.
-    """
+    """A validation image that the best weights got wrong."""
 
     png: bytes
     truth: str
     predicted: str
-    confidence: float
-    loss: float
-    sample: int
+    confidence: float  # the probability (0 to 1) of the predicted class
+    loss: float  # cross entropy
+    sample: int  # the number in the validation set
 
     def __str__(self) -> str:
         sure = f"({self.confidence:.0%} sure)"
@@ -41,15 +34,11 @@ class MisclassifiedImage:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a run's best weights predict on its validation set.
-
-    `counts[truth, predicted]` are numbers of images by positions in `classes`; pairs that did not occur may be absent.
-    `worst` has the misclassified images with the largest loss, in falling order.
-    """
+    """What a run's best weights predict on its validation set."""
 
     classes: tuple[str, ...]
-    counts: Mapping[tuple[int, int], int]
-    worst: tuple[MisclassifiedImage, ...]
+    counts: Mapping[tuple[int, int], int]  # images by the positions of (truth, predicted) in `classes`
+    worst: tuple[MisclassifiedImage, ...]  # the largest losses, in falling order
 
 
 def section(runs: Sequence[History], names: Sequence[str], predictions: Mapping[Path, Predictions | str]) -> Markup:
@@ -60,11 +49,9 @@ def section(runs: Sequence[History], names: Sequence[str], predictions: Mapping[
         if isinstance(found, str):
             parts.append(pieces.gap(f"{name}: {found}" if len(runs) > 1 else found))
             continue
-        body = _confused_classes(found) + pieces.heading("Worst-classified images")
-        if found.worst:
-            body += pieces.pictures([(image.png, str(image)) for image in found.worst])
-        else:
-            body += pieces.paragraph("None: every validation image was right.")
+        pictures = pieces.pictures([(image.png, str(image)) for image in found.worst])
+        worst = pictures if found.worst else pieces.paragraph("None: every validation image was right.")
+        body = _confused_classes(found) + pieces.heading("Worst-classified images") + worst
         parts.append(pieces.details(f"{name}: confusion matrix and worst images", body, len(runs) <= _MOST_OPEN))
     return Markup().join(parts)
 
@@ -73,13 +60,14 @@ def _confused_classes(found: Predictions) -> Markup:
     classes, counts = found.classes, found.counts
     total = sum(counts.values())
     right = sum(count for (truth, predicted), count in counts.items() if truth == predicted)
-    score = f"{right:,} of {total:,} validation images right" + (f" ({right / total:.2%})" if total else "")
+    share = f" ({right / total:.2%})" if total else ""
+    score = f"{right:,} of {total:,} validation images right{share}, by the best weights."
     if len(classes) <= _MOST_CLASSES:
-        text = f"{score}, by the best weights. Rows: what an image is; columns: what the model predicted."
+        text = f"{score} Rows: what an image is; columns: what the model predicted."
         numbers = range(len(classes))
         matrix = [[counts.get((truth, predicted), 0) for predicted in numbers] for truth in numbers]
         return Markup().join([pieces.paragraph(text), pieces.matrix(classes, matrix)])
-    text = f"{score}, by the best weights. The pairs of classes confused most often:"
+    text = f"{score} The pairs of classes confused most often:"
     wrong = sorted(((count, *pair) for pair, count in counts.items() if pair[0] != pair[1]), reverse=True)
     rows = [[classes[truth], classes[predicted], f"{count:,}"] for count, truth, predicted in wrong[:_MOST_PAIRS]]
     return Markup().join([pieces.paragraph(text), pieces.table(["is", "was taken for", "images"], rows)])

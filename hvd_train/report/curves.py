@@ -13,20 +13,16 @@ from hvd_train.report.page import pieces
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.history import History, Record, number, speeds, thinned
 
-Axis = tuple[str, str, float]
-"""A measure of progress: the label of the x axis, a field of each record, and the unit of its numbers."""
+Axis = tuple[str, str, float]  # the label of the x axis, the field of a record with its values, and their unit
 
 _METRICS = (("loss", "Loss"), ("top1", "Top-1 accuracy"), ("top5", "Top-5 accuracy"))
-_SPEEDS = 60  # points of a line of throughput: from one step to the next it is noise
-_STEEP = 50.0  # a loss whose largest value is this many times its smallest gets a logarithmic axis
+_SPEEDS = 60  # points of a line of throughput, which is noise from one step to the next
+_STEEP = 50.0  # a loss whose largest value is more times its smallest gets a logarithmic axis
 _MOST_EVENTS, _MOST_CHANGES = 60, 10
 
 
 def learning(runs: Sequence[History], names: Sequence[str], keys: Sequence[str]) -> Markup:
-    """Return the learning curves over epochs, samples or time.
-
-    `keys` are names that are short enough for a legend, or empty for a single run.
-    """
+    """Return the learning curves over epochs, samples or time; `keys` are names for a legend, or [""]."""
     text = "Training: means of the logged steps, with random augmentation. Validation: every sample once."
     legend = pieces.paragraph(" · ".join(names)) if len(runs) > 1 and names != keys else Markup()
     axes: list[Axis] = [("epochs", "epochs_done", 1.0), ("samples", "samples_done", 1.0), _time(runs)]
@@ -79,12 +75,9 @@ def events(runs: Sequence[History], names: Sequence[str]) -> Markup:
 
 
 def _learning_charts(runs: Sequence[History], keys: Sequence[str], axis: Axis) -> list[Chart]:
-    """Return charts of the metrics and of the learning rate.
-
-    One run has training and validation in one chart; of several runs each of the two has its own chart.
-    """
+    """Return charts of the metrics, with training and validation in one chart for a single run, and learning rate."""
     logged = [run.steps if len(run.steps) >= len(run.epochs) else run.epochs for run in runs]
-    # A loss that is no number is null in JSON; the other scores of this epoch are there.
+    # A loss that is not finite is null in JSON, next to the other scores of its epoch.
     evaluated = [[e for e in run.epochs if any(e.get(f"val_{m}") is not None for m, _ in _METRICS)] for run in runs]
     events = _events(runs[0], axis) if len(runs) == 1 else []
     charts = []
@@ -108,15 +101,12 @@ def _line(key: str, records: Sequence[Record], field: str, axis: Axis) -> Line:
 
 
 def _loss_scale(lines: Sequence[Line]) -> tuple[bool, float | None]:
-    """Return whether a loss falls so steeply that its axis is logarithmic, and the end of the axis.
-
-    Without an end, a run that diverges would flatten the others to a line at the bottom.
-    """
+    """Return whether the axis of a loss is logarithmic, and the end of the axis."""
     values = sorted(value for _, _, y in lines for value in y if value is not None)
     if not values or values[0] <= 0 or values[-1] <= _STEEP * values[0]:
         return False, None
     median = values[len(values) // 2]
-    return True, 100 * median if values[-1] > 1000 * median else None
+    return True, 100 * median if values[-1] > 1000 * median else None  # a run that diverges would flatten the others
 
 
 def _time(runs: Sequence[History]) -> Axis:
@@ -126,7 +116,7 @@ def _time(runs: Sequence[History]) -> Axis:
 
 
 def _events(run: History, axis: Axis) -> list[tuple[float, str]]:
-    """Return the marks of changes of the world, recoveries, resumes and skipped steps on an axis."""
+    """Return the places and labels of changes of the world, recoveries, resumes and skipped steps on an axis."""
     first = next((event for event in run.events if event.get("name") == "start"), None)
     marks = []
     for event in run.events:
@@ -140,18 +130,12 @@ def _events(run: History, axis: Axis) -> list[tuple[float, str]]:
 
 
 def _changes_of_world(runs: Sequence[History], names: Sequence[str]) -> Markup:
-    rows = [
-        [
-            name,
-            f"{page.written(event.get('previous_size'))} → {page.written(event.get('world_size'))}",
-            *(page.written(event.get(fact)) for fact in ("step", "why")),
-            f"{number(event, 'seconds') or 0:.1f}",
-            page.written(event.get("steps_lost")),
-        ]
-        for run, name in zip(runs, names, strict=True)
-        for event in run.events
-        if event.get("name") == "world"
-    ]
+    rows = []
+    for run, name in zip(runs, names, strict=True):
+        for event in (event for event in run.events if event.get("name") == "world"):
+            keys = ("previous_size", "world_size", "step", "why", "steps_lost")
+            before, after, step, why, lost = (page.written(event.get(key)) for key in keys)
+            rows.append([name, f"{before} → {after}", step, why, f"{number(event, 'seconds') or 0:.1f}", lost])
     table = pieces.table(["run", "workers", "at step", "why", "seconds to the next step", "steps lost"], rows)
     count = f"{len(rows)} change{'s' if len(rows) != 1 else ''} of the world"
     return Markup().join([pieces.details(count, table, len(rows) <= _MOST_CHANGES)] if rows else [])

@@ -19,22 +19,17 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-"""Jinja escapes every text that is no markup of a piece."""
 TEMPLATES.filters["base64"] = lambda content: base64.b64encode(content).decode()
 pieces: Any = TEMPLATES.get_template("pieces.html").module  # the macros of pieces.html; each returns markup
 
 
 def gaps(notes: Iterable[tuple[str, str]]) -> Markup:
-    """Return what runs miss, given as (run, note); runs that miss the same share a note.
-
-    The name of the run may be empty.
-    """
+    """Return what runs miss, from (name of the run or "", note); runs that miss the same share a note."""
     runs_of: dict[str, list[str]] = {}
     for name, note in notes:
         runs_of.setdefault(note, []).extend([name] if name else [])
-    return Markup().join(
-        pieces.gap(f"{first_few(names, 6)}: {note}" if names else note) for note, names in runs_of.items()
-    )
+    lines = (f"{first_few(names, 6)}: {note}" if names else note for note, names in runs_of.items())
+    return Markup().join(map(pieces.gap, lines))
 
 
 def written(value: object) -> str:

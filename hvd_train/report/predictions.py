@@ -29,9 +29,7 @@ _SIDE = 96  # pixels: a larger picture is made smaller for the page
 def predict(run: Path, device: str, *, trust: bool = False) -> Predictions:
     """Return what the best weights of a run folder predict for each validation image.
 
-    `trust` is as in `run.evaluate`.
-
-    Raises: UsageError: if the weights, the data or the model cannot be loaded.
+    `trust` is as in `run.evaluate`. Raises UsageError if the weights, the data or the model cannot be loaded.
     """
     config, parts = trained_parts(run, Place(), device, trust=trust)
     loader, data = parts.val_loader, parts.data
@@ -66,7 +64,6 @@ def predict(run: Path, device: str, *, trust: bool = False) -> Predictions:
 
 
 def _png(image: Tensor, data: DataSet) -> bytes:
-    """Return a normalised image [channels, height, width] as a PNG file."""
     pixels = (restored(image, data) * 255).round().to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).numpy()
     picture, buffer = Image.fromarray(pixels), io.BytesIO()
     picture.thumbnail((_SIDE, _SIDE))

@@ -1,7 +1,4 @@
-"""Compose the page of `hvd-train report` from run folders alone.
-
-Each section has a place for every run and says what is missing and why.
-"""
+"""Compose the page of `hvd-train report` from run folders; each section says what is missing for which run."""
 
 from __future__ import annotations
 
@@ -23,29 +20,21 @@ _SHORT = 9  # letters of a name in the legend of a chart; if one is longer, char
 
 
 def open_all(paths: Sequence[Path]) -> tuple[list[History], list[Scaling]]:
-    """Read these folders and return the runs and the measured scalings among them.
-
-    Raises: UsageError: if a folder is neither, or a scaling cannot be read.
-    """
+    """Return the runs and the measured scalings in these folders. Raises UsageError if a folder is neither."""
     scalings = [scaling.read(path) for path in paths if (path / scaling.RECORD).is_file()]
     return [read(path) for path in paths if not (path / scaling.RECORD).is_file()], scalings
 
 
 def compose(
-    runs: Sequence[History],
-    scalings: Sequence[Scaling],
-    predictions: Mapping[Path, Predictions | str],
-    now: datetime,
+    runs: Sequence[History], scalings: Sequence[Scaling], predictions: Mapping[Path, Predictions | str], now: datetime
 ) -> str:
     """Return the page. `predictions` has, by the path of a run, its predictions or a text why there are none."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run.path) for run in runs]
-    short = max(map(len, names), default=0) <= _SHORT
-    keys = names if short else [chr(ord("A") + index) if index < 26 else str(index + 1) for index in range(len(runs))]
-    if len(runs) == 1:
-        keys = [""]
-    elif not short:
+    keys = names if len(runs) != 1 else [""]
+    if len(runs) > 1 and max(map(len, names)) > _SHORT:
+        keys = [chr(ord("A") + index) if index < 26 else str(index + 1) for index in range(len(runs))]
         names = [f"{key}  {name}" for key, name in zip(keys, names, strict=True)]
     settings = [{key: value for key, value in run.settings.items() if key != "output_dir"} for run in runs]
     sections = [("Scaling", scaling.section(scalings))]
@@ -71,7 +60,6 @@ def compose(
 
 
 def _summary(runs: Sequence[History], names: Sequence[str]) -> Markup:
-    """Return the results of each run, as cards for one run and a table for several, and what cannot be read."""
     results = [_results(run) for run in runs]
     if len(runs) == 1:
         return Markup().join([pieces.cards(results[0].items()), page.gaps(("", gap) for gap in runs[0].gaps)])
@@ -108,9 +96,7 @@ def _comparison(names: Sequence[str], facts: Sequence[Record], defaults: Record 
     """Return what differs between the runs, what all share and, behind a click, what has its default value."""
     texts = [{key: page.written(value) for key, value in of_run.items()} for of_run in facts]
     usual = {key: page.written(value) for key, value in (defaults or {}).items()}
-    differing: list[list[str]] = []
-    shared: list[list[str]] = []
-    default: list[list[str]] = []
+    differing, shared, default = list[list[str]](), list[list[str]](), list[list[str]]()
     for key in dict.fromkeys(key for of_run in texts for key in of_run):
         values = [of_run.get(key, "—") for of_run in texts]
         if len(set(values)) > 1:
@@ -127,8 +113,8 @@ def _comparison(names: Sequence[str], facts: Sequence[Record], defaults: Record 
     if shared:
         body.append(pieces.table(["", "value"], shared))
     if default:
-        summary = f"{len(default)} more, with their default values"
-        body.append(pieces.details(summary, pieces.table(["", "value"], default)))
+        table = pieces.table(["", "value"], default)
+        body.append(pieces.details(f"{len(default)} more, with their default values", table))
     return Markup().join(body)
 
 

@@ -26,11 +26,9 @@ _MOST_IMAGES, _COLUMNS = 64, 8
 
 
 def show(config: Config, ranks: int, path: Path) -> str:
-    """Draw the first images of a training in a file and return a table of the classes of each rank.
+    """Draw the first images of a training in a file; return a table of the classes of each rank in the first epoch.
 
-    The table has the number of samples of each class that each of `ranks` ranks takes in the first epoch.
-
-    Raises: UsageError: if the training could not start, or if `path` cannot be written as a picture.
+    Raises UsageError if the training could not start or `path` cannot be written as a picture.
     """
     parts = build(config, Place(), None, None)
     num_samples = parts.train_loader.num_samples
@@ -54,7 +52,7 @@ def show(config: Config, ranks: int, path: Path) -> str:
         for assignment in order.assignments(epoch, 0, layout, rank, ranks):
             for micro in assignment.micro_batches:
                 counts[rank].update(labels[torch.from_numpy(micro.indices % num_samples)].tolist())
-    names = [printable(name) for name in parts.data.classes]  # a line end in a name would forge a line
+    names = list(map(printable, parts.data.classes))  # a line end in a name would forge a line
     width = max(map(len, names))
     lines = [f"{'':{width}}" + "".join(f"{f'rank {rank}':>10}" for rank in range(ranks))]
     for index, name in enumerate(names):
@@ -67,8 +65,7 @@ def _first_images(
 ) -> tuple[Tensor, list[str]]:
     """Return images [count, channels, height, width] as the model takes them, scaled to 0 to 1, and their labels."""
     mix = mixer(config.data, len(parts.data.classes))
-    images: list[Tensor] = []
-    names: list[str] = []
+    images, names = list[Tensor](), list[str]()
     for batch in parts.train_loader.load(0, order.assignments(epoch, 0, layout, 0, 1)):
         for micro in batch.micro_batches:
             torch.manual_seed(order.key(config.seed, MICRO_BATCH, 0, micro.number))
@@ -81,10 +78,7 @@ def _first_images(
 
 
 def restored(images: Tensor, data: DataSet) -> Tensor:
-    """Return normalised images [..., channels, height, width] with values from 0 to 1, on the CPU.
-
-    A data set without a mean and a standard deviation is scaled by the smallest and the largest value.
-    """
+    """Return normalised images [..., channels, height, width] with values from 0 to 1, on the CPU."""
     values = images.float().cpu()
     if data.mean:
         mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (data.mean, data.std))
@@ -112,10 +106,9 @@ def _grid(images: Tensor, names: list[str]) -> Image.Image:
 
 
 def _labels(data: DataSet) -> Tensor:
-    """Return the class of each training sample, [samples]. Only a data set of another kind has to read its images."""
     train = data.train.arrays if isinstance(data.train, Items) else data.train
     if isinstance(train, Arrays):
         return train.labels[torch.arange(len(train)) % len(train.labels)]
     if isinstance(train, ImageFolder):
         return train.labels
-    return torch.tensor([int(train[number][1]) for number in range(len(train))])
+    return torch.tensor([int(train[number][1]) for number in range(len(train))])  # this reads all images

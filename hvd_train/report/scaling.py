@@ -1,4 +1,4 @@
-"""Show what `hvd-train bench scaling` measured: the section of the page, and the charts that bench writes as PNG."""
+"""Show what `hvd-train bench scaling` measured: a section of the page, and charts."""
 
 from __future__ import annotations
 
@@ -41,10 +41,7 @@ class Scaling:
 
 
 def read(path: Path) -> Scaling:
-    """Read the measurement in a folder.
-
-    Raises: UsageError: if its record cannot be read.
-    """
+    """Return the measurement in a folder. Raises UsageError if its record cannot be read."""
     try:
         values = json.loads(plain_file.read_text(path / RECORD))
         rows = [row for row in values["rows"] if isinstance(row, dict)]
@@ -55,13 +52,9 @@ def read(path: Path) -> Scaling:
 
 
 def charts(rows: Sequence[Record]) -> dict[str, Chart]:
-    """Return charts of images/s and of efficiency over the number of workers, by their names.
-
-    `rows` are the rows of scaling.json; a value that is missing or None leaves a gap.
-    """
-    workers, rates, efficiency = (
-        [number(row, key) for row in rows] for key in ("workers", "images_per_second", "efficiency")
-    )
+    """Return charts of images/s and of efficiency over workers, by name, from the rows of scaling.json."""
+    keys = ("workers", "images_per_second", "efficiency")
+    workers, rates, efficiency = ([number(row, key) for row in rows] for key in keys)
     ticks = sorted({n for n in workers if n and n > 0})
     base, rate = next(((n, rate) for n, rate in zip(workers, rates, strict=True) if n and rate), (1.0, 0.0))
     ideal = [rate * n / base if n and rate else None for n in workers]

@@ -20,18 +20,15 @@ from hvd_train.run_files.history import History, number, read, speeds, thinned
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH, _MOST_EVENTS, _RECENT_LINES = 40, 5, 10
 _READING_SHARE = 0.1  # the largest fraction of the time to spend on reading, as the file grows
-_SILENCE_S = 60.0  # a run that has written nothing for longer is reported as silent
+_SILENCE_S = 60.0  # after which the time of the last record is shown
 
 
 def watch(path: Path, *, once: bool, interval_s: float) -> None:
-    """Show a run until it ends, or its state now if `once` is set.
+    """Show a run until it ends, or its state now if `once` is set, at most every `interval_s` seconds.
 
-    The files are read every `interval_s` seconds at most.
-
-    Raises: UsageError: if there is no run at `path`.
+    Raises UsageError if there is no run at `path`.
     """
-    history = read(path)
-    console = Console(highlight=False)
+    history, console = read(path), Console(highlight=False)
     if once:
         console.print(view(history, time.time()))
         return
@@ -70,8 +67,7 @@ def view(history: History, now: float) -> RenderableType:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Return text of a run's files, which another user may have written, without control characters."""
-    return Text(printable(text, keep="\n\t"), style=style)
+    return Text(printable(text, keep="\n\t"), style=style)  # another user may have written the file
 
 
 def _progress(history: History) -> RenderableType:
@@ -98,7 +94,7 @@ def _speed(history: History) -> str:
 
 
 def _curve(values: Sequence[float | None], form: str) -> str:
-    """Return a curve of block letters from the lowest value to the highest, and the last value; a gap is a blank."""
+    """Draw a curve with block letters, from the lowest value to the highest, and write the last value."""
     _, means = thinned(values, values, _WIDTH)
     known = [value for value in means if value is not None]
     if not known:
