@@ -1,4 +1,4 @@
-"""How fast sums over the ranks are, by size and number format.
+"""Measure sums over the ranks, by size and number format.
 
 The bandwidths are defined as in NVIDIA's nccl-tests (doc/PERFORMANCE.md there). The algorithm bandwidth is size / time.
 The bus bandwidth is that times 2 (n - 1) / n, the least that each of n ranks sends and receives.
@@ -22,8 +22,7 @@ from hvd_train.world.world import World, together
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _UNITS = {"": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
-_LOOP_S = 0.1  # a repetition of a small sum takes about this long
-_MOST_SUMS = 1000  # within a repetition
+_LOOP_S, _MOST_SUMS = 0.1, 1000  # about the time of a repetition, and the most sums in it
 _COLUMNS = (
     ("dtype", "", ""),
     ("size", "size", ""),
@@ -82,8 +81,7 @@ def row_of(dtype: str, size: int, microseconds: Sequence[float], ranks: int) -> 
 
 
 def _row(world: World, device: torch.device, dtype: str, size: int, repetitions: int) -> Measurement:
-    # The output of a sum is the input of the next one, and sums of zeros remain zeros.
-    values = torch.zeros(size // DTYPES[dtype].itemsize, dtype=DTYPES[dtype], device=device)
+    values = torch.zeros(size // DTYPES[dtype].itemsize, dtype=DTYPES[dtype], device=device)  # sums remain zeros
 
     def sums(count: int) -> None:
         for _ in range(count):
@@ -97,7 +95,6 @@ def _row(world: World, device: torch.device, dtype: str, size: int, repetitions:
 
 
 def _parse(flag: str, text: str) -> int:
-    """Return the bytes in a text such as `64MB`. Raises UsageError unless fp32 numbers fill them."""
     match = re.fullmatch(r"(\d+)([KMG]B)?", text.upper())
     if match is None or not (size := int(match[1]) * _UNITS[match[2] or ""]) or size % 4:
         raise UsageError(f"{flag} {text}: write a number of bytes that is a multiple of four, as in 1KB, 64MB or 4096")

@@ -1,7 +1,4 @@
-"""How many images a second the input delivers without a model, and which stage limits it.
-
-The whole pipeline is measured as training has it, with loader processes, then each stage in one process on one core.
-"""
+"""Measure the input without a model: the whole pipeline as in training, then each stage on one core."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
 def limiting(stages: dict[str, float], workers: int, num_cores: int) -> str:
     """Return the slowest stage of the slower side: the loader processes of a rank, or its training process.
 
-    `stages` are seconds per image, `workers` the loader processes of a rank, which share `num_cores` cores.
+    `stages` are seconds per image; `workers` loader processes share `num_cores` cores.
     """
     in_training = {stage: spent for stage, spent in stages.items() if stage in IN_TRAINING_PROCESS}
     in_loaders = {stage: spent for stage, spent in stages.items() if stage not in IN_TRAINING_PROCESS}
@@ -82,7 +79,7 @@ def table(measured: Measurement) -> str:
 
 
 def _speeds(parts: Parts, config: Config, world: World, seconds: float, repetitions: int) -> list[float]:
-    """Return the images per second of all ranks in each repetition, with the loader processes of training."""
+    """Return the images per second of all ranks in each repetition."""
     try:
         parts.train_loader.start()
         source = batches(parts.train_loader, config, world.place)
@@ -97,8 +94,7 @@ def _stages(parts: Parts, config: Config, seconds: float) -> dict[str, float]:
     """Return the seconds of an image at each stage, in this process and on one core (or on the device)."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a loader process
-    spent: dict[str, float] = {}
-    last = 0.0
+    spent, last = dict[str, float](), 0.0
 
     def mark(stage: str) -> None:
         nonlocal last
@@ -121,7 +117,6 @@ def _stages(parts: Parts, config: Config, seconds: float) -> dict[str, float]:
 
 
 def _take(source: Iterator[Batch], seconds: float) -> int:
-    """Take batches for about `seconds` and return the number of this rank's images in them."""
     images, end = 0, time.perf_counter() + seconds
     while True:
         images += sum(len(micro.targets) for micro in next(source).micro_batches)

@@ -34,7 +34,7 @@ def estimate(values: Sequence[float]) -> tuple[float, list[float] | None]:
 
 
 def speed(images_per_second: Sequence[float], ranks: int) -> Measurement:
-    """Return the keys of a record that say how many images a second all ranks took, and one of them."""
+    """Return the keys of a record for the images per second of all ranks and of one."""
     mean, interval = estimate(images_per_second)
     return {
         "images_per_second": round(mean, 3),
@@ -55,10 +55,7 @@ def written_speed(record: Measurement) -> str:
 
 
 def table(columns: Sequence[tuple[str, str, str]], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write rows as a table whose cells end at the right, with a dash for None.
-
-    A column has the key of its values, a title, and a format; an empty one writes numbers with at least three digits.
-    """
+    """Write rows as a table, right-aligned, with a dash for None. A column has a key, a title and a format or ""."""
 
     def cell(value: Any, form: str) -> str:
         if value is None or isinstance(value, str):

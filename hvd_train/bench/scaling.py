@@ -1,7 +1,4 @@
-"""How a training scales: a job for each number of workers, one after the other, and a table of them. No torch.
-
-The rows of the table are read from the run folders of the jobs, which are below the output folder.
-"""
+"""Measure how a training scales: run a job for each number of workers, then read its run folder. No torch."""
 
 from __future__ import annotations
 
@@ -42,10 +39,7 @@ class Size:
 
 
 def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> list[Size]:
-    """Return the trainings to run, each with a run folder below `folder`.
-
-    Raises UsageError if something else is there: a file, the record of another tool, or a run with other settings.
-    """
+    """Return the trainings to run, each with a run folder below `folder`. Raises UsageError if that has other files."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--output-dir {folder} is a file; name a folder")
     if (folder / RECORD).exists() and not record.is_of("scaling", folder / RECORD):
@@ -62,14 +56,10 @@ def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> list
 
 
 def sized(config: Config, workers: int, mode: str) -> Config:
-    """Return the config for a number of workers: weak scaling multiplies the global batch, strong scaling keeps it.
-
-    In strong scaling the micro-batches are as large as one worker's, or smaller.
-    """
+    """Return the config for a number of workers: weak scaling multiplies the global batch, strong scaling keeps it."""
     batch = config.batch
     if mode == "weak":
-        total = batch.global_batch_size and batch.global_batch_size * workers
-        return config.replace(global_batch_size=total)
+        return config.replace(global_batch_size=batch.global_batch_size and batch.global_batch_size * workers)
     if batch.global_batch_size is not None or batch.batch_size is None:
         return config
     total = batch.batch_size * batch.accumulation_steps
@@ -80,14 +70,12 @@ def sized(config: Config, workers: int, mode: str) -> Config:
 def run(
     sizes: Sequence[Size], folder: Path, about: Measurement, *, host_file: str | None, controller: str
 ) -> Measurement:
-    """Train all sizes, one after the other, write the table after each, and return the record.
+    """Train all sizes that are not trained yet, write the table after each, and return the record.
 
-    A size that fails becomes a row with the reason. A size that is trained already is not trained again. Raises
-    KeyboardInterrupt after SIGINT or SIGTERM; the same command continues.
+    A size that fails becomes a row with the reason. Raises KeyboardInterrupt after SIGINT or SIGTERM.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    rows: list[Measurement] = []
-    measured: Measurement = {}
+    rows, measured = list[Measurement](), Measurement()
     for size in sizes:
         failed, name = None, f"{size.workers} worker{'s' * (size.workers != 1)}"
         if (size.folder / run_folder.SUMMARY).exists():
@@ -112,10 +100,7 @@ def run(
 
 
 def train(line: Sequence[str], size: Size) -> str | None:
-    """Run the command that trains one size, and return why it failed, or None.
-
-    Raises KeyboardInterrupt after SIGINT or SIGTERM has ended the job.
-    """
+    """Run the command that trains one size; return why it failed, or None. Raises KeyboardInterrupt."""
     durable.write_text(size.folder.with_suffix(".yaml"), config_file.dump(size.config))
     log_file = size.folder.with_suffix(".log")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,7 +1,4 @@
-"""How many images a second a training takes, and where the time of its steps goes.
-
-The step is the real one. Metrics, commits and evaluations between steps are left out, and no file is written.
-"""
+"""Measure the real optimizer step, without metrics, commits, evaluations and files."""
 
 from __future__ import annotations
 
@@ -21,15 +18,12 @@ from hvd_train.world.world import World, together
 
 WARM_UP = 5  # steps that pay for allocation, the choice of algorithms and the first exchange of names between ranks
 _IMAGE_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32}
-_LEARNING_RATE = 1e-6  # random labels cannot be learned: with a real one some networks diverge and skip the update
+_LEARNING_RATE = 1e-6  # with a larger one some networks diverge on random labels and skip the update
 _COLUMNS = (("phase", "phase", ""), ("milliseconds", "ms a step", ",.3f"), ("share", "share", ".1%"))
 
 
 def without_files(config: Config, *, own_data: bool) -> Config:
-    """Return the config without files of weights and, unless `own_data` is set, with random images on the device.
-
-    The images have the size of the config's own, and their epoch does not end.
-    """
+    """Return the config without files of weights and, unless `own_data` is set, with endless random images."""
     config = config.replace(weights=None)
     if own_data:
         return config
@@ -40,10 +34,7 @@ def without_files(config: Config, *, own_data: bool) -> Config:
 
 
 def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Measurement:
-    """Take steps, time them and return the record on all ranks.
-
-    Raises UsageError if every step is skipped, and all errors of the start of a training.
-    """
+    """Time steps and return the record on all ranks. Raises UsageError if all are skipped, and as a training starts."""
     stepper = Stepper(config, world)
     try:
         stepper.take(WARM_UP)
@@ -91,7 +82,7 @@ class Stepper:
         optim.set_learning_rate(self.state.optimizer, _LEARNING_RATE)
 
     def take(self, steps: int) -> int:
-        """Take this many steps and return the images of all ranks in them. A GPU may still be at work afterwards."""
+        """Take this many steps and return the images of all ranks in them; a GPU may not have finished."""
         images = 0
         for _ in range(steps):
             batch = next(self._batches)
@@ -114,11 +105,8 @@ def table(measured: Measurement) -> str:
     """Write the record as a table."""
     settings, step = measured["config"], measured["seconds_per_step"]
     data, size = settings["data"]["data"], settings["data"]["image_size"]
-    rows = [
-        {"phase": phase, "milliseconds": 1000 * seconds, "share": seconds / step}
-        for phase, seconds in measured["split"].items()
-    ]
-    skipped = measured["skipped_steps"]
+    split, skipped = measured["split"].items(), measured["skipped_steps"]
+    rows = [{"phase": phase, "milliseconds": 1000 * seconds, "share": seconds / step} for phase, seconds in split]
     return (
         f"{settings['model']['model']} ({measured['parameters'] / 1e6:.2f} M parameters) on {data}"
         f"{f' images of {size} pixels' if size else ''}, "

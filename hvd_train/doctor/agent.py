@@ -1,8 +1,8 @@
-"""The program that the doctor starts on each host: `python -m hvd_train.doctor.agent NAME...`.
+"""Report on a host: the doctor runs `python -m hvd_train.doctor.agent NAME...` on each.
 
-It prints the facts about its host, with its answers to lookups of these names, and listens on a port that the system
-chooses, as Gloo and NCCL do. For a line with a JSON list of [host, port] it prints whether it can connect to each. It
-ends when its input ends.
+It prints the facts about its host, with its lookups of these names, and listens on a port that the system chooses, as
+Gloo and NCCL do. For each line with a JSON list of [host, port] it prints why it cannot connect to each, until its
+input ends.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _print(answer: dict[str, Any]) -> None:
 def _horovod() -> dict[str, Any] | None:
     """Describe the Horovod that `import horovod` would load, without importing it."""
     spec = importlib.util.find_spec("horovod")
-    if spec is None or spec.origin is None:  # without an origin it is any folder of that name
+    if spec is None or spec.origin is None:  # any folder of that name has no origin
         return None
     folder = Path(spec.origin).parent
     try:
@@ -95,8 +95,7 @@ def _looked_up(name: str) -> list[str]:
 
 def _gpus() -> dict[str, Any]:
     """Return "listed", a "name, driver version" for each GPU, and "error", if any."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
+    if (program := shutil.which("nvidia-smi")) is None:
         return {"listed": []}
     query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:

@@ -1,7 +1,4 @@
-"""Child processes of the doctor: they end with it, together with all processes that they started.
-
-horovodrun starts its workers in sessions of their own, so an environment variable marks every descendant.
-"""
+"""Child processes of the doctor: they end with it, together with all processes that they started."""
 
 from __future__ import annotations
 
@@ -35,14 +32,12 @@ class Outcome:
 
 
 class Child:
-    """A running command. Its output goes to a file, since an orphan could hold a pipe open for ever."""
+    """A running command. Its output goes to a file: an orphan could hold a pipe open for ever."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> None:
-        """Start a command; exit code 127 means that there is no such program."""
-        self.timeout_s = timeout_s
-        self.started = time.monotonic()
+        self.timeout_s, self.started = timeout_s, time.monotonic()
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # it is open as long as this object
-        command, env = ["/usr/bin/env", *command], dict(environ)
+        command, env = ["/usr/bin/env", *command], dict(environ)  # exit code 127: there is no such program
         self.process = Popen(command, env=env, stdin=DEVNULL, stdout=self.output, stderr=STDOUT, start_new_session=True)
 
     def outcome(self) -> Outcome:
@@ -81,6 +76,7 @@ class Children:
 @contextmanager
 def children(environ: Mapping[str, str]) -> Iterator[Children]:
     """Start child processes in a block; none of their descendants or files outlives it."""
+    # horovodrun starts its workers in sessions of their own, so an environment variable marks every descendant.
     mark = {"HVD_TRAIN_DOCTOR": f"{os.getpid()}-{secrets.token_hex(4)}"}
     with tempfile.TemporaryDirectory(prefix="hvd-doctor-") as folder:  # MPI leaves files in its TMPDIR
         group = Children({**environ, "TMPDIR": folder, **mark})

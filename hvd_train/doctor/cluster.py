@@ -1,10 +1,8 @@
-"""`hvd-train doctor --hosts FILE`: examine a cluster from its first host, over ssh.
-
-An `agent` on each host reports facts about it, listens, and connects to the others.
-"""
+"""`hvd-train doctor --hosts FILE`: examine a cluster over ssh, with an `agent` on each host."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -34,9 +32,9 @@ _SIZES = ("1024", "16384", "262144", "1048576", "8388608", "67108864")
 
 
 def examine(hosts: Sequence[Host], *, quick: bool, say: Callable[[str], None]) -> list[Finding]:
-    """Return all findings about a cluster; `quick` leaves out the allreduce.
+    """Return all findings about a cluster; `quick` leaves out the allreduce, `say` prints the progress.
 
-    `say` is called with a line about each step. Raises OSError if there is no ssh, and UsageError if no horovodrun.
+    Raises OSError if there is no ssh, and UsageError if there is no horovodrun.
     """
     slots = {host.name: host.slots for host in hosts}
     say(f"asking {len(hosts)} hosts")
@@ -69,12 +67,8 @@ class Agent:
     """An agent that runs on a host, and the pipe to it."""
 
     def __init__(self, name: str, names: Sequence[str]) -> None:
-        """Start the agent, over ssh unless the host is this one.
-
-        It looks up `names`. Raises OSError if there is no ssh.
-        """
-        self.name = name
-        command = [*AGENT, *names]
+        """Start the agent, over ssh unless the host is this one; it looks up `names`. Raises OSError without ssh."""
+        self.name, command = name, [*AGENT, *names]
         if not is_here(name):
             path = os.environ.get("PYTHONPATH")  # horovodrun passes it to its ranks
             there = shlex.join([*(["env", f"PYTHONPATH={path}"] if path else []), *command])
@@ -113,19 +107,17 @@ class Agent:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the connection; an agent on another host ends when its input does."""
         with suppress(BrokenPipeError), self._process, self._errors:
-            self._process.kill()
+            self._process.kill()  # an agent on another host ends when its input does
 
 
 def new_keys(name: str) -> list[str]:
-    """Return the ssh option that accepts the key of a new host.
+    """Return the ssh option that accepts the key of a new host, unless the user has set StrictHostKeyChecking.
 
-    It is empty if the user has configured StrictHostKeyChecking. The patched Horovod (host_keys.py) and
-    horovodrun_scripts/_launch.sh do the same. Raises OSError if there is no ssh.
+    The patched Horovod (host_keys.py) and horovodrun_scripts/_launch.sh do the same. Raises OSError without ssh.
     """
     command = ["ssh", "-G", "--", name]
-    with suppress(subprocess.TimeoutExpired):  # ssh itself will say what is wrong
+    with suppress(subprocess.TimeoutExpired):  # the connection will show what is wrong
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_S, check=False)
         if b"stricthostkeychecking ask" in done.stdout.splitlines():
             return ["-o", "StrictHostKeyChecking=accept-new"]
@@ -170,16 +162,13 @@ def _version(fact: Any) -> str:
 
 
 def check_names(hosts: Sequence[Facts]) -> Finding:
-    """Check that the name of each host leads to it from each host.
-
-    On the host itself that may be a loopback address: Debian's installer writes 127.0.1.1 into /etc/hosts.
-    """
+    """Check that the name of each host leads to it from each host."""
     wrong = []
-    for target in hosts:
-        for one in hosts:
-            name, found = target["name"], one["names"][target["name"]]
-            if not any(one is target if is_loopback(it) else it in target["addresses"] for it in found):
-                wrong.append(f"{name} is {', '.join(found) or 'unknown'} on {one['name']}, no address of {name}")
+    for target, one in itertools.product(hosts, hosts):
+        name, found = target["name"], one["names"][target["name"]]
+        # On the host itself, Debian's installer maps its name to 127.0.1.1.
+        if not any(one is target if is_loopback(it) else it in target["addresses"] for it in found):
+            wrong.append(f"{name} is {', '.join(found) or 'unknown'} on {one['name']}, no address of {name}")
     if wrong:
         return Finding("names", "broken", "; ".join(wrong), "fix /etc/hosts (or DNS) on those hosts")
     return Finding("names", "ok", "the name of each host leads to it on all hosts")
@@ -197,7 +186,7 @@ def check_gpus(hosts: Sequence[Facts]) -> Finding:
 
 
 def check_connections(names: Sequence[str], answers: Sequence[Facts]) -> Finding:
-    """Check that each host could connect to each, by their answers to `reach`."""
+    """Check that each host can connect to each, by their answers to `reach`."""
     failed = []
     for source, answer in zip(names, answers, strict=True):
         reasons = answer.get("failures") or [answer["error"]] * len(names)

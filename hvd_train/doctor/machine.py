@@ -1,8 +1,6 @@
 """`hvd-train doctor`: the checks of this machine and its build of Horovod.
 
-`MACHINE_CHECKS` is the list: each check turns facts into a finding, one line with a verdict and what to type.
-`HOST_CHECKS` run for each host of a cluster, too. Child processes import torch and Horovod, so that a build that cannot
-be loaded is a finding.
+`MACHINE_CHECKS` lists them; `HOST_CHECKS` run for each host of a cluster, too. Child processes import torch and Horovod.
 """
 
 from __future__ import annotations
@@ -46,21 +44,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts that the checks judge.
+    """The facts that the checks judge."""
 
-    `host`, `torch` and `horovod` are the answers of `agent`, `questions.TORCH` and `questions.HOROVOD`. `horovodrun`
-    and `mpirun` are paths, `free_bytes` is None if the current folder is read-only, `visible_gpus` is
-    CUDA_VISIBLE_DEVICES.
-    """
-
-    host: Facts
-    torch: Facts = field(default_factory=dict)
-    horovod: Facts = field(default_factory=dict)
-    horovodrun: str | None = None
-    mpirun: str | None = None
+    host: Facts  # from `agent`
+    torch: Facts = field(default_factory=dict)  # from `questions.TORCH`
+    horovod: Facts = field(default_factory=dict)  # from `questions.HOROVOD`
+    horovodrun: str | None = None  # a path
+    mpirun: str | None = None  # a path
     mpirun_version: Outcome | None = None
-    free_bytes: int | None = None
-    visible_gpus: str | None = None
+    free_bytes: int | None = None  # None if the current folder is read-only
+    visible_gpus: str | None = None  # CUDA_VISIBLE_DEVICES
 
     @property
     def build(self) -> Facts:
@@ -68,7 +61,7 @@ class Machine:
         return (self.host["horovod"] or {}).get("build") or {}
 
 
-Check = Callable[[Machine], Finding | None]  # a check; it returns None if it does not apply
+Check = Callable[[Machine], Finding | None]  # returns None if it does not apply
 
 
 def check_python(machine: Machine) -> Finding:
@@ -197,7 +190,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 def check_shared_memory(machine: Machine) -> Finding:
-    """Check /dev/shm, which loader workers, Open MPI and NCCL use."""
+    """Check /dev/shm, which loader processes, Open MPI and NCCL use."""
     name, sizes = "shared memory", machine.host["shared_memory"]
     what = f"{_size(sizes[0])} in /dev/shm, {_size(sizes[1])} free" if sizes else "there is no /dev/shm"
     if sizes and sizes[0] >= GB and sizes[1] >= GB // 4:
@@ -207,7 +200,7 @@ def check_shared_memory(machine: Machine) -> Finding:
 
 
 def check_open_files(machine: Machine) -> Finding:
-    """Check the limit of open files: loader workers pass tensors as files."""
+    """Check the limit of open files: loader processes pass tensors as files."""
     limit = machine.host["open_files"]
     what = "no limit" if limit == resource.RLIM_INFINITY else f"at most {limit}"
     if limit != resource.RLIM_INFINITY and limit < 1024:
@@ -230,8 +223,7 @@ def check_disk(machine: Machine) -> Finding:
         return Finding("disk", "warning", "this folder cannot be written to", "give `hvd-train train` an --output-dir")
     what = f"{_size(machine.free_bytes)} free in this folder"
     if machine.free_bytes < GB:
-        todo = "delete files, or give `hvd-train train` an --output-dir elsewhere"
-        return Finding("disk", "warning", what, todo)
+        return Finding("disk", "warning", what, "delete files, or give `hvd-train train` an --output-dir elsewhere")
     return Finding("disk", "ok", what)
 
 
@@ -248,10 +240,7 @@ MACHINE_CHECKS: Sequence[Check] = (
 
 
 def examine(say: Callable[[str], None] = lambda _: None, *, quick: bool) -> list[Finding]:
-    """Return all findings about this machine; `quick` leaves out the allreduces.
-
-    `say` is called with a line about each step.
-    """
+    """Return all findings about this machine; `quick` leaves out the allreduces, `say` prints the progress."""
     # The programs of this Python environment come first: it need not be activated.
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     with children({**os.environ, "PATH": path}) as group:
@@ -269,18 +258,17 @@ def examine(say: Callable[[str], None] = lambda _: None, *, quick: bool) -> list
 def _collect(group: Children, path: str) -> Machine:
     """Ask this machine, torch, Horovod and mpirun at the same time."""
     mpirun = shutil.which("mpirun", path=path)
-    commands: dict[str, tuple[str, ...]] = {"host": AGENT, "mpirun": (mpirun, "--version") if mpirun else ("false",)}
-    commands |= {"torch": (sys.executable, "-c", questions.TORCH)}
-    commands |= {"horovod": (sys.executable, "-c", questions.HOROVOD)}
-    started = {name: group.start(command, _LIMIT_S) for name, command in commands.items()}
-    outcomes = {name: child.outcome() for name, child in started.items()}
+    version = (mpirun, "--version") if mpirun else ("false",)
+    programs = [(sys.executable, "-c", program) for program in (questions.TORCH, questions.HOROVOD)]
+    started = [group.start(command, _LIMIT_S) for command in (AGENT, *programs, version)]
+    host, torch, horovod, mpirun_version = [child.outcome() for child in started]
     return Machine(
-        host=questions.answer(outcomes["host"]),
-        torch=questions.answer(outcomes["torch"]),
-        horovod=questions.answer(outcomes["horovod"]),
+        host=questions.answer(host),
+        torch=questions.answer(torch),
+        horovod=questions.answer(horovod),
         horovodrun=shutil.which("horovodrun", path=path),
         mpirun=mpirun,
-        mpirun_version=outcomes["mpirun"],
+        mpirun_version=mpirun_version,
         free_bytes=shutil.disk_usage(".").free if os.access(".", os.W_OK) else None,
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
@@ -313,11 +301,12 @@ def trials(machine: Machine) -> Iterator[Trial]:
 
 def check_trial(trial: Trial, outcome: Outcome) -> Finding:
     """Check that all ranks took part and that their sum is right."""
-    answer, name = questions.answer(outcome), trial.name
-    if answer.get("size", trial.ranks) != trial.ranks:
-        what = f"the ranks did not find each other: world size {answer['size']}, not {trial.ranks}"
-        todo = f"mpirun and Horovod must have the same MPI; see the line MPI, or {REBUILD}"
-        return Finding(name, "broken", what, todo)
+    answer, name, ranks = questions.answer(outcome), trial.name, trial.ranks
+    if answer.get("size", ranks) != ranks:
+        what = f"the ranks did not find each other: world size {answer['size']}, not {ranks}"
+        return Finding(
+            name, "broken", what, f"mpirun and Horovod must have the same MPI; see the line MPI, or {REBUILD}"
+        )
     if "error" in answer:
         command = " ".join([Path(trial.launch[0]).name, *trial.launch[1:], sys.executable])
         todo = f"to see all it prints, type: {command} -c 'import horovod.torch as hvd; hvd.init()'"
@@ -326,14 +315,13 @@ def check_trial(trial: Trial, outcome: Outcome) -> Finding:
         elif outcome.code is None and "--gloo" in trial.launch:
             todo = "a firewall or the wrong network card: set HOROVOD_GLOO_IFACE (to lo on one host) and try again"
         return Finding(name, "broken", answer["error"], todo)
-    if answer["sums"] != [trial.ranks * (trial.ranks + 1) / 2]:
-        what = f"the sum of 1 to {trial.ranks} is {', '.join(str(total) for total in answer['sums'])}"
+    if answer["sums"] != [ranks * (ranks + 1) / 2]:
+        what = f"the sum of 1 to {ranks} is {', '.join(map(str, answer['sums']))}"
         return Finding(name, "broken", what, f"do not train with this build; rebuild it: {REBUILD_AGAIN}")
-    # Bus bandwidth: what each link carries in a ring, for any number of ranks (nccl-tests, PERFORMANCE.md).
-    carried = 2 * (trial.ranks - 1) / trial.ranks
+    carried = 2 * (ranks - 1) / ranks  # by each link of a ring: bus bandwidth (nccl-tests, PERFORMANCE.md)
     timed = [f"{_size(count)} {carried * count / seconds / 1e6:,.1f} MB/s" for count, seconds in answer["times"]]
     speed = f"bus bandwidth: {', '.join(timed)}" if timed else f"{outcome.seconds:.1f} s"
-    return Finding(name, "ok", f"{trial.ranks} ranks, the sum is right, {speed}")
+    return Finding(name, "ok", f"{ranks} ranks, the sum is right, {speed}")
 
 
 def run_trial(group: Children, trial: Trial, limit_s: float) -> Finding:

@@ -1,7 +1,4 @@
-"""Programs for `python -c` that the doctor runs in child processes, and how their answers are read.
-
-A crash, a hang or a missing library ends the child only, and is an answer.
-"""
+"""Programs for `python -c` that the doctor runs in child processes, and their answers, a crash or hang included."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from hvd_train.doctor.children import Outcome
 ANSWER = "hvd-train doctor: "
 _LIMIT_S = 90  # a program ends itself after this, even if the doctor was killed
 
-# `python -c` puts the current folder first on the path, which may hold an unpacked Horovod. `answer` writes in one
-# piece: launchers mix the output of ranks.
+# The current folder, first on the path, may hold an unpacked Horovod. `answer` writes in one piece: launchers mix output.
 _PRELUDE = f"""
 import json, os, signal, sys, warnings
 sys.path = [folder for folder in sys.path if folder]
@@ -70,7 +66,6 @@ except Exception as error:
 )
 
 # Arguments: the device, then the numbers of bytes to time. The sum is over a megabyte, so that the transport is used.
-# The shortest of a few times counts: a disturbance only adds to a time.
 ALLREDUCE = (
     _PRELUDE
     + """
@@ -115,10 +110,7 @@ def answer(outcome: Outcome) -> dict[str, Any]:
 
 
 def first_error(output: str) -> str:
-    """Return the most telling line in the output of a failed command, or "" if there is none.
-
-    That is an exception, else a line about an error, else the first line; 300 characters of it at most.
-    """
+    """Return an exception in the output of a failed command, else a line about an error, else the first line or ""."""
     # [1,0]<stderr>: is Open MPI's, [0]<stderr>: Horovod's, [0] MPICH's
     lines = [re.sub(r"^\[[\d,]+\](<\w+>:?)? ?", "", line).strip() for line in output.splitlines()]
     lines = ["" if ANSWER in line or not re.search(r"\w", line) else line for line in lines]
@@ -126,5 +118,5 @@ def first_error(output: str) -> str:
         if re.match(r"(\w+\.)*\w*(Error|Exception): ", line):
             return line[:300]
     about_errors = r"(?i)\b(error|fail(ed|ure)?|fatal|cannot|could not|unable|undefined|not found|no such|not enough)\b"
-    telling = [line for line in lines if re.search(about_errors, line)] or [line for line in lines if line]
-    return telling[0][:300] if telling else ""
+    found = [line for line in lines if re.search(about_errors, line)] or [line for line in lines if line]
+    return found[0][:300] if found else ""
