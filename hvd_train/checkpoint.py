@@ -1,7 +1,4 @@
-"""Write checkpoints in the background, atomically, and check them when they are read.
-
-A file is a line of magic, a line of JSON (digest, size, progress), and a payload of torch.save for weights_only=True.
-"""
+"""Write checkpoints atomically in the background: a line of magic, a line of JSON, and a payload of torch.save."""
 
 from __future__ import annotations
 
@@ -57,20 +54,14 @@ class Store:
         return done
 
     def save_weights(self, name: str, state: TrainState) -> None:
-        """Write the state_dict of the state's result into the file `name`, and wait: the next step changes it.
-
-        If it does not fit on the disk, a copy stays in memory until a later commit.
-        """
+        """Write the state_dict of the state's result into the file `name`, at once or, if it fails, with a commit."""
 
     def close(self) -> None:
         """Wait for what is being written."""
 
 
 class DiskStore(Store):
-    """Writes checkpoints in a thread of its own: training waits for the copy only.
-
-    If the disk is full, one line reports it, and another one the first write that fits again. Training continues.
-    """
+    """Writes checkpoints in a thread of its own. If the disk is full, training continues, and a line reports it."""
 
     def __init__(self, run_folder: RunFolder, keep: int, config: Mapping[str, Any], report: Report) -> None:
         """Prepare to write into the run folder, in which the `keep` newest checkpoints stay."""

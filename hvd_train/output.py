@@ -42,10 +42,7 @@ class Claim:
 
 
 class Output:
-    """The run folder, the journal and the checkpoint store of a training, on the one rank that writes.
-
-    On other ranks the journal and the store take everything and write nothing.
-    """
+    """The run folder, the journal and the checkpoint store of a training; on other ranks than 0 they write nothing."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

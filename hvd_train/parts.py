@@ -49,10 +49,7 @@ class Parts:
 def warm_parts(
     config: Config, world: World, own_model: Builder | None, own_data: OwnData | None
 ) -> tuple[Parts, Optimizer]:
-    """Return the parts and the optimizer: everything that takes seconds to import, build or start, alone.
-
-    Raises UsageError as `build` does, and if the config names weights, parameters or buffers that the model lacks.
-    """
+    """Return the parts and the optimizer, built and started without other ranks. Raises UsageError."""
     parts = build(config, world.place, own_model, own_data)
     if config.model.sync_batch_norm:
         parts = replace(parts, model=normalization.synchronised(parts.model, world))

@@ -100,10 +100,7 @@ def check(config: Config) -> None:
 
 
 def connect(config: Config | None = None) -> World:
-    """Return the world of the ranks that the launcher has started, or the world of one.
-
-    Raises UsageError for several ranks without Horovod or by torchrun, and if they differ in versions or settings.
-    """
+    """Return the world of the launched ranks, or of one. Raises UsageError if they cannot form a world."""
     launcher.refuse_others(os.environ, ["python", *sys.argv])
     launched = launcher.launched(os.environ)
     if launched is None:

@@ -94,11 +94,8 @@ class TrainState:
             self.totals += totals
 
     def took(self, step: Entry, num_samples: int) -> Entry:
-        """Add a step to the ledger entries and return the entry that contains it.
-
-        An epoch has `num_samples` positions. Entries of the previous epoch are dropped: all ranks have begun this step,
-        so their lines are on disk.
-        """
+        """Add a step to the ledger entries of an epoch of `num_samples`; return the entry that contains it."""
+        # This drops the entries of the previous epoch. Their lines are on disk: all ranks have begun this step.
         self.recent = extended(self.recent, step, num_samples)
         return self.recent[-1]
 
@@ -145,10 +142,7 @@ class TrainState:
                 buffers.load(module, values)
 
     def change_data(self, before: Identity, after: Identity) -> None:
-        """End the epoch under way, so that the next one takes all samples of the changed data.
-
-        If only the validation set has changed, the epoch continues. The best scores were those on the earlier set.
-        """
+        """Forget scores on an earlier validation set, and end an epoch of earlier training data."""
         progress, counts = self.progress, (before["training"][""][0], after["training"][""][0])
         if before["validation"] != after["validation"]:
             self.best = None
@@ -196,10 +190,7 @@ def digest_of_snapshot(snapshot: Snapshot) -> str:
 
 
 def confirm_equal(state: TrainState, world: World) -> None:
-    """Compare the states of all ranks bit for bit.
-
-    Raises ReplicasDiffer, which names the ranks and what differs, and RankLost if another rank is lost.
-    """
+    """Compare the states of all ranks bit for bit. Raises ReplicasDiffer, which says what differs, and RankLost."""
     digests = world.gather(state.digest())
     odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if odd:

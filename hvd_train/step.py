@@ -133,8 +133,8 @@ class Step:
     ) -> StepResult:
         """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
 
-        `meanwhile` is called while the gradients are on their way between the ranks. Raises RankLost before any weight
-        has changed, and Untrainable as `trainable` does: the state is then the state before the step.
+        `meanwhile` is called while the gradients are reduced. Raises RankLost and, as `trainable`, Untrainable; the
+        state has not changed then.
         """
         try:
             with trainable():

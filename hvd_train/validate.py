@@ -47,15 +47,11 @@ def evaluate(
     device: torch.device,
     autocast: AbstractContextManager[object],
 ) -> Scores:
-    """Return the scores of the model in evaluation mode over the whole set of `loader`, the same on every rank.
-
-    For every world size, the ranks take the same micro-batches of `micro_batch` samples in turn; sums are float64. The
-    model and its buffers do not change. Raises RankLost.
-    """
+    """Return the scores of the unchanged model over the whole set of `loader`, equal on all ranks. Raises RankLost."""
     modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
     model.eval()
     rank, size = world.place.rank, world.place.size
-    layout = BatchLayout(micro_batch * size, micro_batch)
+    layout = BatchLayout(micro_batch * size, micro_batch)  # the same micro-batches for every world size
     work = assignments(InSequence(loader.num_samples), 0, layout, rank, size)
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     right = torch.zeros(len(classes), dtype=torch.float64, device=device)

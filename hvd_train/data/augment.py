@@ -13,13 +13,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augment:
-    """A random change of a batch.
-
-    `apply` takes images [n, c, h, w] float and uniforms [n, num_uniforms] in [0, 1), and returns images of that shape.
-    """
+    """A random change of a batch."""
 
     num_uniforms: int
-    apply: Callable[[Tensor, Tensor], Tensor]
+    apply: Callable[[Tensor, Tensor], Tensor]  # images [n, c, h, w] float, uniforms [n, num_uniforms] in [0, 1)
 
 
 def crop_and_flip(padding: int) -> Augment:
@@ -41,10 +38,7 @@ def crop_and_flip(padding: int) -> Augment:
 
 
 def affine_jitter(degrees: float, shift: float, scale: float) -> Augment:
-    """Return a change that turns images by up to `degrees`, and moves and zooms them.
-
-    `shift` is the largest move in each direction and `scale` the largest change of size, as shares of the side.
-    """
+    """Return a change that turns, moves and zooms images; `shift` and `scale` are shares of the side."""
 
     def apply(images: Tensor, uniforms: Tensor) -> Tensor:
         turn, zoom, x, y = (2 * uniforms - 1).unbind(1)

@@ -36,14 +36,11 @@ class Staged(MapDataset, Protocol):
 
 @dataclass(frozen=True)
 class Arrays:
-    """A data set in memory: images [rows, c, h, w] (uint8 or float) and labels [rows] (int64).
+    """A data set in memory."""
 
-    Sample number i is row i % rows, so that `num_samples` may exceed the rows.
-    """
-
-    images: Tensor
-    labels: Tensor
-    num_samples: int
+    images: Tensor  # [rows, c, h, w], uint8 or float
+    labels: Tensor  # [rows], int64
+    num_samples: int  # it may exceed the rows: sample i is row i % rows
 
     def __len__(self) -> int:
         return self.num_samples

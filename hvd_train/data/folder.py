@@ -75,22 +75,16 @@ def _middle_span(side: int, resized: int, crop: int) -> tuple[int, int, float, f
 
 
 class ImageFolder(Staged):
-    """The images of one split; an item is (image [3, size, size] uint8, class number). No image is kept in memory.
-
-    The list of files is three tensors, so that loader processes share its memory.
-    """
+    """The images of one split; an item is (image [3, size, size] uint8, class number). No image is kept in memory."""
 
     def __init__(
         self,
         root: Path,
         classes: list[str],
-        transform: Callable[[Tensor], Tensor],
+        transform: Callable[[Tensor], Tensor],  # of an image [3, height, width] uint8
         max_pixels: int = DataConfig.max_image_pixels,
     ) -> None:
-        """List the files below `root`/CLASS. Raises UsageError if a class has no images.
-
-        `transform` makes [3, size, size] of a decoded image [3, height, width] of at most `max_pixels`, both uint8.
-        """
+        """List the files below `root`/CLASS. Raises UsageError if a class has no images."""
 
         def is_image(path: str) -> bool:
             below = path[len(str(root)) :].split(os.sep)
@@ -102,6 +96,7 @@ class ImageFolder(Staged):
         except FileNotFoundError as error:
             raise UsageError(f"{root}: {error}") from None
         names = [os.fsencode(path[len(str(root)) + 1 :]) for path, _ in samples]
+        # Tensors, not lists: loader processes share their memory.
         self.labels = torch.tensor([label for _, label in samples])
         self._names = torch.frombuffer(bytearray(b"".join(names)), dtype=torch.uint8)
         self._ends = torch.tensor([len(name) for name in names]).cumsum(0)
@@ -158,10 +153,7 @@ class ImageFolder(Staged):
 
 
 def open_folder(root: Path, config: DataConfig) -> DataSet:
-    """Return the data set of train/, val/ and, if there is one, test/ in the folder `root`.
-
-    Raises UsageError if train/, val/ or a class is missing or empty, or if the splits have different classes.
-    """
+    """Return the data set of train/, val/ and an optional test/ in `root`. Raises UsageError for wrong folders."""
     size = config.image_size or 224
     crop = config.val_crop_size or size
     if not root.is_dir():

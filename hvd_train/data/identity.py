@@ -30,10 +30,7 @@ def facts(data: DataSet) -> dict[str, str]:
 
 
 def differences(now: Identity | None, run: Identity | None) -> dict[str, str]:
-    """Describe how each part of `now` differs from the data of a run; unknown data (None) do not differ.
-
-    Raises UsageError if `run`, which was read from a file, is no identity.
-    """
+    """Describe how the parts of `now` differ from a run's. Raises UsageError if `run`, from a file, is no identity."""
     if now is None or run is None or now == run:
         return {}
     try:

@@ -15,10 +15,7 @@ from hvd_train.errors import UsageError
 
 
 def from_result(name: str, result: Any) -> DataSet:
-    """Return the data set in `result`, which the user's function `name` returned.
-
-    Raises UsageError if `result`, an item 0 or a label is wrong, or else when the wrong item is read.
-    """
+    """Return the data set in `result`, of the user's function `name`. Raises UsageError now or as items are read."""
     titles = [f"the {part} set of --data {name}" for part in ("training", "validation", "test")]
     if not isinstance(result, DataSet):
         if not isinstance(result, (tuple, list)) or len(result) != 2 or result[0] is None:

@@ -32,10 +32,7 @@ def check_name(name: str) -> None:
 
 
 def open_data(config: DataConfig, seed: int, own: OwnData | None = None) -> DataSet:
-    """Return the data set of `own` or of the config; `seed` is for synthetic images.
-
-    Raises UsageError if the data are missing, empty or not in the expected form.
-    """
+    """Return the data set of `own` or of the config. Raises UsageError if the data cannot be used."""
     if own is not None or plugin.is_reference(config.data):
         data = own_data.from_result(config.data, (own or plugin.load("data", config.data))(config))
     else:
@@ -63,12 +60,9 @@ def _apply_augmentation(config: DataConfig, data: DataSet) -> DataSet:
 
 
 def _digits(config: DataConfig, seed: int) -> DataSet:
-    """Return the test part of the UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998).
-
-    Scikit-learn ships these 1,797 images of 8 x 8 pixels with values 0..16. Every run holds out the same fifth.
-    """
+    """Return the test part of the UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998)."""
     rows = _rows_of_digits()
-    pixels = (rows[:, :-1] * (255 / 16)).round().astype(np.uint8)
+    pixels = (rows[:, :-1] * (255 / 16)).round().astype(np.uint8)  # from 0..16
     images = torch.from_numpy(pixels).view(-1, 1, 8, 8)
     labels = torch.from_numpy(rows[:, -1].astype(np.int64))
     shuffled = torch.from_numpy(np.random.default_rng(1998).permutation(len(labels)))

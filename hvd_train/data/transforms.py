@@ -55,11 +55,7 @@ class Items(Staged):
 
 
 class Mix:
-    """Mixup or cutmix of a micro-batch (Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899).
-
-    If the config has both, each micro-batch gets either with equal chance. Random numbers come from torch's default
-    generator.
-    """
+    """Mixup or cutmix of a micro-batch (Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899)."""
 
     def __init__(self, config: DataConfig, num_classes: int) -> None:
         mixers = []

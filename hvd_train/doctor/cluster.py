@@ -32,10 +32,7 @@ _SIZES = ("1024", "16384", "262144", "1048576", "8388608", "67108864")
 
 
 def examine(hosts: Sequence[Host], *, quick: bool, say: Callable[[str], None]) -> list[Finding]:
-    """Return all findings about a cluster; `quick` leaves out the allreduce, `say` prints the progress.
-
-    Raises OSError if there is no ssh, and UsageError if there is no horovodrun.
-    """
+    """Return all findings about a cluster. Raises OSError without ssh, and UsageError without horovodrun."""
     slots = {host.name: host.slots for host in hosts}
     say(f"asking {len(hosts)} hosts")
     with ExitStack() as stack, ThreadPoolExecutor(len(hosts)) as threads:
@@ -112,11 +109,8 @@ class Agent:
 
 
 def new_keys(name: str) -> list[str]:
-    """Return the ssh option that accepts the key of a new host, unless the user has set StrictHostKeyChecking.
-
-    The patched Horovod (host_keys.py) and horovodrun_scripts/_launch.sh do the same. Raises OSError without ssh.
-    """
-    command = ["ssh", "-G", "--", name]
+    """Return the ssh option that accepts the key of a new host, unless the user has set StrictHostKeyChecking."""
+    command = ["ssh", "-G", "--", name]  # as the patched Horovod (host_keys.py) and horovodrun_scripts/_launch.sh
     with suppress(subprocess.TimeoutExpired):  # the connection will show what is wrong
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_S, check=False)
         if b"stricthostkeychecking ask" in done.stdout.splitlines():

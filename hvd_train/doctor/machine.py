@@ -1,7 +1,4 @@
-"""`hvd-train doctor`: the checks of this machine and its build of Horovod.
-
-`MACHINE_CHECKS` lists them; `HOST_CHECKS` run for each host of a cluster, too. Child processes import torch and Horovod.
-"""
+"""`hvd-train doctor`: the checks of this machine and its build of Horovod, listed in `MACHINE_CHECKS`."""
 
 from __future__ import annotations
 
@@ -66,9 +63,8 @@ Check = Callable[[Machine], Finding | None]  # returns None if it does not apply
 
 def check_python(machine: Machine) -> Finding:
     """Check that this Python was tested; show which hvd_train this is."""
-    host = machine.host
-    what = f"{host['python']} in {host['prefix']}, hvd_train {host['hvd_train']} in {host['folder']}"
-    if version_numbers(host["python"])[:2] > (3, 13):
+    what = "{python} in {prefix}, hvd_train {hvd_train} in {folder}".format(**machine.host)
+    if version_numbers(machine.host["python"])[:2] > (3, 13):
         return Finding("python", "warning", what, "hvd_train was not tested with it: use Python 3.10 to 3.13")
     return Finding("python", "ok", what)
 
@@ -213,8 +209,8 @@ def check_own_name(machine: Machine) -> Finding:
     name = machine.host["own_name"]
     if addresses := machine.host["names"][name]:
         return Finding("own name", "ok", f"{name} is {', '.join(addresses)}")
-    todo = f"echo '127.0.1.1 {name}' | sudo tee -a /etc/hosts"
-    return Finding("own name", "warning", f"{name} has no IPv4 address here", todo)
+    what = f"{name} has no IPv4 address here"
+    return Finding("own name", "warning", what, f"echo '127.0.1.1 {name}' | sudo tee -a /etc/hosts")
 
 
 def check_disk(machine: Machine) -> Finding:
@@ -304,9 +300,8 @@ def check_trial(trial: Trial, outcome: Outcome) -> Finding:
     answer, name, ranks = questions.answer(outcome), trial.name, trial.ranks
     if answer.get("size", ranks) != ranks:
         what = f"the ranks did not find each other: world size {answer['size']}, not {ranks}"
-        return Finding(
-            name, "broken", what, f"mpirun and Horovod must have the same MPI; see the line MPI, or {REBUILD}"
-        )
+        todo = f"mpirun and Horovod must have the same MPI; see the line MPI, or {REBUILD}"
+        return Finding(name, "broken", what, todo)
     if "error" in answer:
         command = " ".join([Path(trial.launch[0]).name, *trial.launch[1:], sys.executable])
         todo = f"to see all it prints, type: {command} -c 'import horovod.torch as hvd; hvd.init()'"

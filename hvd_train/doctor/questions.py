@@ -13,7 +13,7 @@ from hvd_train.doctor.children import Outcome
 ANSWER = "hvd-train doctor: "
 _LIMIT_S = 90  # a program ends itself after this, even if the doctor was killed
 
-# The current folder, first on the path, may hold an unpacked Horovod. `answer` writes in one piece: launchers mix output.
+# The current folder, first on the path, may hold an unpacked Horovod. `answer` writes once: launchers mix output.
 _PRELUDE = f"""
 import json, os, signal, sys, warnings
 sys.path = [folder for folder in sys.path if folder]

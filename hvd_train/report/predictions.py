@@ -27,10 +27,7 @@ _SIDE = 96  # pixels: a larger picture is made smaller for the page
 
 @torch.no_grad()
 def predict(run: Path, device: str, *, trust: bool = False) -> Predictions:
-    """Return what the best weights of a run folder predict for each validation image.
-
-    `trust` is as in `run.evaluate`. Raises UsageError if the weights, the data or the model cannot be loaded.
-    """
+    """Return what a run's best weights predict; `trust` is as in `run.evaluate`. Raises UsageError."""
     config, parts = trained_parts(run, Place(), device, trust=trust)
     loader, data = parts.val_loader, parts.data
     if loader is None:

@@ -24,10 +24,7 @@ _SILENCE_S = 60.0  # after which the time of the last record is shown
 
 
 def watch(path: Path, *, once: bool, interval_s: float) -> None:
-    """Show a run until it ends, or its state now if `once` is set, at most every `interval_s` seconds.
-
-    Raises UsageError if there is no run at `path`.
-    """
+    """Show a run until it ends, or its state now if `once` is set. Raises UsageError if there is none."""
     history, console = read(path), Console(highlight=False)
     if once:
         console.print(view(history, time.time()))
