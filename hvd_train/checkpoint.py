@@ -81,13 +81,12 @@ class DiskStore(Store):
     def commit(self, state: TrainState) -> bool:
         if self._last is not None and not self._last.done():
             return False
-        snapshot = self._snapshot(state)
-        self._last = self._writer.submit(lambda: self._commit(snapshot))
+        self._last = self._writer.submit(self._commit, {**state.snapshot(), "config": self._config})
         return True
 
     @override
     def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
-        snapshot = self._snapshot(state)
+        snapshot = {**state.snapshot(), "config": self._config}
 
         def write_all() -> bool:
             saved = self._commit(snapshot, last=True)
@@ -108,9 +107,6 @@ class DiskStore(Store):
     @override
     def close(self) -> None:
         self._writer.shutdown(wait=True)
-
-    def _snapshot(self, state: TrainState) -> Snapshot:
-        return {**state.snapshot(), "config": self._config}
 
     def _commit(self, snapshot: Snapshot, *, last: bool = False) -> bool:
         step = snapshot["progress"]["step"]
@@ -143,14 +139,13 @@ class DiskStore(Store):
     def _write_weights(self, *, quietly: bool = False, last: bool = False) -> bool:
         """Write the weights that are not on disk yet, and return whether all are there now."""
         for name, weights in list(self._unwritten.items()):
-            path = self.folder / name
             try:
                 with self._run_folder.writing(name) as file:
                     _save(weights, file)
             except OSError as error:
                 if not quietly:
                     kept = "" if last else "; it is kept in memory until it fits"
-                    self._report(f"cannot write {path}: {error.strerror}{kept}")
+                    self._report(f"cannot write {self.folder / name}: {error.strerror}{kept}")
             else:
                 del self._unwritten[name]
         return not self._unwritten

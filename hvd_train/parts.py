@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -107,10 +108,8 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
     colour = own_model is None and models.needs_colour(config.model.model)
     size = config.data.image_size if config.data.data != "folder" else None  # its images have their own size
     channels_last = uses_channels_last(config, device)
-    changed, plain = (
-        Prepare(data, device, image_size=size, augment=augment, colour=colour, channels_last=channels_last)
-        for augment in (data.augment, None)
-    )
+    view = partial(Prepare, data, device, image_size=size, colour=colour, channels_last=channels_last)
+    changed, plain = view(augment=data.augment), view(augment=None)
     train_loader, val_loader, test_loader = (
         None if source is None else open_loader(source, prepare, device, config.seed, num_workers)
         for source, prepare in ((data.train, changed), (data.val, plain), (data.test, plain))

@@ -56,17 +56,15 @@ def describe(job: Job) -> str:
     sizes = micro_batch_sizes(layout, layout.global_batch)
     line = (
         f"{config.model.model} ({parameters / 1e6:.2f} M parameters) on {config.data.data} "
-        f"({job.parts.train_loader.num_samples:,} images), {counted(place.size, 'rank')} on {job.parts.device.type}, "
+        f"({job.parts.train_loader.num_samples:,} images), {ranks(place.size)} on {job.parts.device.type}, "
         f"{layout.global_batch} images a step in {number} micro-batch{'es' * (number > 1)} of "
         f"{'up to ' * (len(sizes) > 1)}{max(sizes)}"
     )
     if number < place.size:
-        idle = f"{counted(place.size - number, 'rank')} of {place.size} idle"
+        idle = f"{ranks(place.size - number)} of {place.size} idle"
         line += f"; {idle} (a new run may have smaller micro-batches: --batch-size)"
     elif number % place.size:
-        line += (
-            f"; {number} micro-batches do not divide over {counted(place.size, 'rank')}: some idle in part of each step"
-        )
+        line += f"; {number} micro-batches do not divide over {ranks(place.size)}: some idle in part of each step"
     if training.progress.step:
         line += f"; resuming at epoch {training.progress.epoch + 1}, step {training.progress.step}"
     return line
@@ -92,7 +90,7 @@ def ending(result: Result, config: Config) -> str:
     trust = " --trust" if any(map(is_reference, (config.model.model, config.data.data))) else ""
     lost = "" if result.saved else "\nNOT all files could be written (see above)"
     return (
-        f"{result.why}: {score}{result.images_per_second:,.0f} images/s on {counted(result.world_size, 'rank')}, "
+        f"{result.why}: {score}{result.images_per_second:,.0f} images/s on {ranks(result.world_size)}, "
         f"{result.seconds:.0f} s\n"
         f"files: {result.run_dir}\n"
         f"next:  hvd-train evaluate {shlex.quote(str(result.run_dir))}{trust}{lost}"

@@ -102,12 +102,13 @@ class TrainState:
     def snapshot(self) -> Snapshot:
         """Return a copy of the state in host memory, which later steps do not touch."""
         live = self.live()
-        with_tensors = ("model", "average", "buffers", "optimizer", "scaler")
-        return {**live, **{name: to_host(live[name]) for name in with_tensors}}
+        return {
+            **live,
+            **{name: to_host(live[name]) for name in ("model", "average", "buffers", "optimizer", "scaler")},
+        }
 
     def live(self) -> Snapshot:
         """Return the state as `snapshot` does, but with the tensors themselves, which later steps change."""
-        values = {name: getattr(self, name) for name in _VALUES}
         return {
             "model": self.model.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
@@ -115,7 +116,7 @@ class TrainState:
             "buffers": [buffers.not_in_state_dict(m) for m in (self.model, self.average) if m is not None],
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            **{name: value and dataclasses.asdict(value) for name, value in values.items()},
+            **{name: (value := getattr(self, name)) and dataclasses.asdict(value) for name in _VALUES},
             "recent": [dataclasses.asdict(entry) for entry in self.recent],
             "data": self.data,
         }

@@ -105,14 +105,11 @@ class Step:
         split: Split | None = None,
     ) -> None:
         """`split` measures the time. Raises UsageError if the config names buffers that the model does not have."""
-        self._mark = (split or Split()).mark
+        self._mark, self._mix = (split or Split()).mark, mix
         self._world, self._device, self._seed = world, device, config.seed
-        self._precision = config.precision.precision
-        self._label_smoothing = config.optimizer.label_smoothing
-        self._clip_norm = config.optimizer.clip_norm
+        self._precision, self._ledger = config.precision.precision, config.run.ledger
+        self._label_smoothing, self._clip_norm = config.optimizer.label_smoothing, config.optimizer.clip_norm
         self._adasum = config.optimizer.reduction == "adasum"
-        self._ledger = config.run.ledger
-        self._mix = mix
         self._buffers = StepBuffers(model, device, config.model.average_buffers)
         self._sums_in_passes = sums_in_passes(model, world, device)
 

@@ -23,14 +23,8 @@ from hvd_train.world.world import World, together
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _UNITS = {"": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 _LOOP_S, _MOST_SUMS = 0.1, 1000  # about the time of a repetition, and the most sums in it
-_COLUMNS = (
-    ("dtype", "", ""),
-    ("size", "size", ""),
-    ("microseconds", "microseconds", ""),
-    ("95%", "95%", ""),
-    ("algorithm_gb_per_second", "algorithm GB/s", ""),
-    ("bus_gb_per_second", "bus GB/s", ""),
-)
+_TITLES = {"dtype": "", "size": "size", "microseconds": "microseconds", "95%": "95%"}
+_TITLES |= {"algorithm_gb_per_second": "algorithm GB/s", "bus_gb_per_second": "bus GB/s"}
 
 
 def sizes(smallest: str, largest: str) -> list[int]:
@@ -63,7 +57,7 @@ def table(measured: Measurement) -> str:
         interval = row["microseconds_interval"]
         rows.append({**row, "size": size, "95%": interval and " to ".join(map(written, interval))})
     title = f"{measured['workers']} ranks on {measured['device']}, by {measured['controller']}"
-    return f"{title}\n{record.table(_COLUMNS, rows)}"
+    return f"{title}\n{record.table([(key, title, '') for key, title in _TITLES.items()], rows)}"
 
 
 def row_of(dtype: str, size: int, microseconds: Sequence[float], ranks: int) -> Measurement:

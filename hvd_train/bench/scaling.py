@@ -67,9 +67,7 @@ def sized(config: Config, workers: int, mode: str) -> Config:
     return config.replace(batch_size=size, global_batch_size=total, accumulation_steps=1)
 
 
-def run(
-    sizes: Sequence[Size], folder: Path, about: Measurement, *, host_file: str | None, controller: str
-) -> Measurement:
+def run(sizes: list[Size], folder: Path, about: Measurement, *, host_file: str | None, controller: str) -> Measurement:
     """Train all sizes that are not trained yet, write the table after each, and return the record.
 
     A size that fails becomes a row with the reason. Raises KeyboardInterrupt after SIGINT or SIGTERM.

@@ -38,6 +38,7 @@ class Loader(Protocol):
 
     def start(self) -> None:
         """Start the loader processes early, so that the first batch arrives as fast as any other."""
+        return
 
     def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
         """Yield the batches of these assignments of an epoch. Raises UsageError if a sample cannot be used."""
@@ -47,6 +48,7 @@ class Loader(Protocol):
 
     def close(self) -> None:
         """End the loader processes, if there are any."""
+        return
 
 
 class Ahead:

@@ -30,6 +30,9 @@ class MapDataset(Protocol):
 class Staged(MapDataset, Protocol):
     """A map-style data set that reports the stages of reading an item, for `hvd-train bench input`."""
 
+    def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
+        return self.staged_item(index, unmarked)
+
     def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
         """Return an item, and call `mark` at the end of each stage of reading it."""
 

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 from typing_extensions import override
 
 from hvd_train import plain_file
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Mark, Staged, unmarked
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Mark, Staged
 from hvd_train.data.pictures import UNREADABLE, decode
 from hvd_train.data.transforms import training_transform
 from hvd_train.errors import UsageError
@@ -129,13 +129,8 @@ class ImageFolder(Staged):
             yield count, names[ends[first] : ends[last]] + lengths.tobytes() + of_files[first:last].tobytes()
 
     @override
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return an item. Raises UsageError, which names the file, if it cannot be read as an image."""
-        return self.staged_item(index, unmarked)
-
-    @override
     def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
-        """Return an item as `[index]` does, and call `mark` after "read", "decode" and "augment"."""
+        """Return an item; call `mark` after "read", "decode" and "augment". Raises UsageError, which names the file."""
         path = self.path(index)
         try:
             data = plain_file.read_bytes(path)

@@ -47,10 +47,6 @@ class ArrayLoader(Loader):
         self._mark: Mark = unmarked
 
     @override
-    def start(self) -> None:
-        """Do nothing: the data are on the device already."""
-
-    @override
     def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
         work = iter(work)
         while assignments := list(itertools.islice(work, _STEPS_AT_ONCE)):
@@ -80,10 +76,6 @@ class ArrayLoader(Loader):
     @override
     def watch(self, mark: Mark) -> None:
         self._mark = mark
-
-    @override
-    def close(self) -> None:
-        """Do nothing: there are no loader processes."""
 
 
 class Sample(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 from typing_extensions import override
 
-from hvd_train.data.dataset import Arrays, Mark, Staged, unmarked
+from hvd_train.data.dataset import Arrays, Mark, Staged
 from hvd_train.settings.data import DataConfig
 
 
@@ -39,10 +39,6 @@ class Items(Staged):
     @override
     def __len__(self) -> int:
         return len(self.arrays)
-
-    @override
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.staged_item(index, unmarked)
 
     @override
     def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:

@@ -12,12 +12,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from subprocess import PIPE
 from typing import IO, Any
-
-from typing_extensions import Self
 
 from hvd_train.doctor.children import children
 from hvd_train.doctor.machine import AGENT, HOST_CHECKS, Facts, Finding, Machine, Trial, run_trial
@@ -60,7 +58,7 @@ def examine(hosts: Sequence[Host], *, quick: bool, say: Callable[[str], None]) -
     return findings
 
 
-class Agent:
+class Agent(AbstractContextManager["Agent"]):
     """An agent that runs on a host, and the pipe to it."""
 
     def __init__(self, name: str, names: Sequence[str]) -> None:
@@ -99,9 +97,6 @@ class Agent:
             self._process.stdin.write(json.dumps(addresses) + "\n")
             self._process.stdin.flush()
         return self.answer(limit_s)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         with suppress(BrokenPipeError), self._process, self._errors:

@@ -27,9 +27,7 @@ def reason(error):
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 """
 
-TORCH = (
-    _PRELUDE
-    + """
+_TORCH = """
 try:
     import torch
 except Exception as error:
@@ -50,11 +48,8 @@ except Exception as error:
     facts["torchvision_error"] = reason(error)
 answer(facts)
 """
-)
 
-HOROVOD = (
-    _PRELUDE
-    + """
+_HOROVOD = """
 try:
     import horovod.torch as hvd
     if not hasattr(hvd, "init"):  # the release prints the reason and continues
@@ -63,12 +58,9 @@ try:
 except Exception as error:
     answer({"error": reason(error)})
 """
-)
 
 # Arguments: the device, then the numbers of bytes to time. The sum is over a megabyte, so that the transport is used.
-ALLREDUCE = (
-    _PRELUDE
-    + """
+_ALLREDUCE = """
 import time
 import torch
 import horovod.torch as hvd
@@ -88,7 +80,8 @@ if hvd.rank() == 0:
     answer({"size": hvd.size(), "sums": total.unique().tolist()[:4], "times": times})
 hvd.shutdown()
 """
-)
+
+TORCH, HOROVOD, ALLREDUCE = (_PRELUDE + program for program in (_TORCH, _HOROVOD, _ALLREDUCE))
 
 
 def answer(outcome: Outcome) -> dict[str, Any]:

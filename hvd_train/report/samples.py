@@ -35,7 +35,7 @@ def show(config: Config, ranks: int, path: Path) -> str:
     layout = order.choose_layout(config.batch, ranks, num_samples)
     epoch = order.order_of(config.seed, 0, num_samples, config.data.repeated_augmentation)
     try:
-        images, captions = _first_images(config, parts, layout, epoch)
+        images, captions = _images(config, parts, layout, epoch)
     finally:
         parts.train_loader.close()
     picture_format = Image.registered_extensions().get(path.suffix.lower())
@@ -60,10 +60,8 @@ def show(config: Config, ranks: int, path: Path) -> str:
     return "\n".join([*lines, f"picture: {path}"])
 
 
-def _first_images(
-    config: Config, parts: Parts, layout: order.BatchLayout, epoch: order.Order
-) -> tuple[Tensor, list[str]]:
-    """Return images [count, channels, height, width] as the model takes them, scaled to 0 to 1, and their labels."""
+def _images(config: Config, parts: Parts, layout: order.BatchLayout, epoch: order.Order) -> tuple[Tensor, list[str]]:
+    """Return the first images as the model takes them, scaled to 0 to 1, and their labels."""
     mix = mixer(config.data, len(parts.data.classes))
     images, names = list[Tensor](), list[str]()
     for batch in parts.train_loader.load(0, order.assignments(epoch, 0, layout, 0, 1)):
