@@ -74,13 +74,11 @@ class Output:
             config = config.replace(output_dir=run_dir, resume="auto")
 
         def start() -> None:
-            if not from_disk:
-                return
-            if named is not None:
+            if from_disk and named is not None:
                 adapted, more = from_file.adapted(checkpoint.read_named(named), state, self._config, first_layout)
                 notes.extend(more)
                 self._load(state, adapted, notes)
-            else:
+            elif from_disk:
                 state.layout = first_layout()
 
         folder = _claim(config, start, abandoned=run_dir is not None)
@@ -126,8 +124,8 @@ class Output:
             self.journal = journal
         if claim.from_file:
             self.store.commit(state)  # if all ranks die now, the job does not need the file again
-            message = f"resuming from {run.resume}"
-            self.journal.event(run_folder.FROM_FILE, message, step=progress.step, epoch=progress.epoch)
+            text = f"resuming from {run.resume}"
+            self.journal.event(run_folder.FROM_FILE, text, step=progress.step, epoch=progress.epoch)
         if state.best and (state.best.epoch, 0) == (progress.epoch, progress.cursor):
             self.store.save_weights(checkpoint.BEST, state)  # the rank that wrote these may be gone
 
@@ -152,8 +150,7 @@ class Output:
         try:
             self._folder.write(run_folder.SUMMARY, json.dumps(values, indent=2) + "\n")
         except OSError as error:
-            path = self._folder.path / run_folder.SUMMARY
-            self.journal.event("summary", f"cannot write {path}: {error.strerror}")
+            self.journal.event("summary", f"cannot write {self._folder.path / run_folder.SUMMARY}: {error.strerror}")
             return False
         return True
 

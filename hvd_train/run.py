@@ -74,11 +74,8 @@ def evaluate(
     `model` and `data` are the arguments that `train` had. Code that the run names is imported only with `trust`. Raises
     UsageError if `target` is neither a run nor a checkpoint, or names code that is not trusted.
     """
-    world = world or connect()
-    try:
-        return world.run(lambda: _evaluate(target, world, device, model, data, trust=trust))
-    finally:
-        world.close()
+    with closing(world or connect()) as here:
+        return here.run(lambda: _evaluate(target, here, device, model, data, trust=trust))
 
 
 def check(config: Config) -> None:
@@ -172,16 +169,12 @@ def trained_parts(
     and Untrusted, before anything is imported, if it names code of others.
     """
     config, trained, data = read_target(target)
-    if device is not None:
-        config = config.replace(device=device)
+    config = config if device is None else config.replace(device=device)
     names = ("model", config.model.model, own_model), ("data", config.data.data, own_data)
     named = {kind: name for kind, name, own in names if own is None}
-    for kind, name in named.items():
-        if name == OWN:
-            raise UsageError(
-                f"{target} was trained with a {kind} that only its script knows: call "
-                "hvd_train.evaluate(run, model=..., data=...) from there"
-            )
+    if unknown := [kind for kind, name in named.items() if name == OWN]:
+        advice = "call hvd_train.evaluate(run, model=..., data=...) from there"
+        raise UsageError(f"{target} was trained with a {unknown[0]} that only its script knows: {advice}")
     if not trust:
         plugin.check_trusted(str(target), named)
     parts = build(config, place, own_model, own_data)

@@ -44,8 +44,8 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
         "device": parts.device.type,
         "limited_by": limiting(stages, workers, num_cores(place)),
         "stages": [
-            {"stage": stage, "microseconds_per_image": 1e6 * per_image, "images_per_second_per_core": 1 / per_image}
-            for stage, per_image in stages.items()
+            {"stage": stage, "microseconds_per_image": 1e6 * spent, "images_per_second_per_core": 1 / spent}
+            for stage, spent in stages.items()
         ],
         "repetitions": repetitions,
         "seconds": seconds,

@@ -89,7 +89,11 @@ def run(sizes: list[Size], folder: Path, about: Measurement, *, host_file: str |
         show(f"{name}: {failed or '{:,.1f} images/s'.format(rows[-1]['images_per_second'] or math.nan)}")
         measured = {**about, "rows": rows}
         record.write(folder / RECORD, measured)
-        durable.write_text(folder / TABLE, _csv(rows))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, [*_NOTHING, "failed"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        durable.write_text(folder / TABLE, text.getvalue())
         durable.write_text(folder / TEXT, table(rows) + "\n")
         for chart_name, chart in charts(rows).items():
             durable.write(folder / f"{chart_name}.png", chart.image("png"))
@@ -131,7 +135,7 @@ def row_of(size: Size) -> Measurement:
     layout = order.choose_layout(size.config.batch, size.workers, samples)
     # A run that was resumed for its last few steps has no speed in its summary.
     speeds = [summary["images_per_second"], *(line["images_per_second"] for line in reversed(epochs))]
-    speed = next((speed for speed in speeds if speed), None)
+    speed = next(filter(None, speeds), None)
     losses = [line["val_loss"] for line in epochs if line["val_loss"] is not None]
     return {
         "workers": size.workers,
@@ -160,11 +164,3 @@ def table(rows: Sequence[Measurement]) -> str:
     """Write the rows as a table, with a line for each size that failed."""
     failures = [f"{row['workers']} workers failed: {row['failed']}" for row in rows if row["failed"]]
     return "\n".join([record.table(COLUMNS, rows), *failures])
-
-
-def _csv(rows: Sequence[Measurement]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*_NOTHING, "failed"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

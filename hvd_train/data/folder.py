@@ -29,6 +29,9 @@ _VAL_CROP = 224 / 256  # fraction of the shorter side that evaluation shows; usu
 _THIN = 16  # an image more times as long as wide is not resized as a whole: that takes too much memory
 
 
+Change = Callable[[Tensor], Tensor]  # of one image, uint8
+
+
 class RandomCrop:
     """Does the same as torchvision's RandomResizedCrop and RandomHorizontalFlip, 60 microseconds faster."""
 
@@ -78,11 +81,7 @@ class ImageFolder(Staged):
     """The images of one split; an item is (image [3, size, size] uint8, class number). No image is kept in memory."""
 
     def __init__(
-        self,
-        root: Path,
-        classes: list[str],
-        transform: Callable[[Tensor], Tensor],  # of an image [3, height, width] uint8
-        max_pixels: int = DataConfig.max_image_pixels,
+        self, root: Path, classes: list[str], transform: Change, max_pixels: int = DataConfig.max_image_pixels
     ) -> None:
         """List the files below `root`/CLASS. Raises UsageError if a class has no images."""
 

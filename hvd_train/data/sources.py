@@ -129,9 +129,8 @@ def _folder(config: DataConfig, seed: int) -> DataSet:
 
 def _synthetic(config: DataConfig, seed: int) -> DataSet:
     """Return images of 1,000 classes, at most 256 different ones, to measure throughput."""
-    size = config.image_size or 224
-    generator = torch.Generator().manual_seed(seed)
-    rows = min(256, config.synthetic_samples)
+    size, rows, generator = config.image_size or 224, min(256, config.synthetic_samples), torch.Generator()
+    generator.manual_seed(seed)
     images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, 1000, (rows,), generator=generator)
     train, val = (Arrays(images, labels, count) for count in (config.synthetic_samples, min(rows, 64)))

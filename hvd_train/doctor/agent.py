@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -78,10 +79,9 @@ def _horovod() -> dict[str, Any] | None:
     if spec is None or spec.origin is None:  # any folder of that name has no origin
         return None
     folder = Path(spec.origin).parent
-    try:
+    build = None
+    with suppress(OSError, ValueError):
         build = json.loads((folder / "hvd_train_build.json").read_text(encoding="utf-8"))  # B4 puts it into the wheel
-    except (OSError, ValueError):
-        build = None
     versions = [found.version for found in metadata.distributions(name="horovod", path=[str(folder.parent)])]
     return {"folder": str(folder.parent), "version": versions[0] if versions else "of unknown version", "build": build}
 

@@ -54,12 +54,9 @@ def view(history: History, now: float) -> RenderableType:
         facts.add_row(label, _curve([number(step, name) for step in history.steps], form))
         facts.add_row(f"val {label}", _curve([number(epoch, f"val_{name}") for epoch in history.epochs], form))
     facts.add_row("images/s", _curve(speeds(history.steps, _WIDTH)[1], ",.0f"))
-    parts: list[RenderableType] = [facts]
-    parts += [_text(f"missing: {gap}", style="dim") for gap in history.gaps]
-    parts += [
-        _text(f"{duration(event['elapsed']):>8}  {event.get('message', '')}")
-        for event in history.events[-_MOST_EVENTS:]
-    ]
+    parts: list[RenderableType] = [facts, *(_text(f"missing: {gap}", style="dim") for gap in history.gaps)]
+    for event in history.events[-_MOST_EVENTS:]:
+        parts.append(_text(f"{duration(event['elapsed']):>8}  {event.get('message', '')}"))
     return Panel(Group(*parts), title=_text(history.name), title_align="left")
 
 
@@ -81,8 +78,7 @@ def _speed(history: History) -> str:
     """Return the recent speed, the time so far, and the time left without evaluations."""
     _, recent = speeds(history.steps[-_RECENT_LINES:], 1)
     speed = recent[0] if recent else None
-    text = f"{speed:,.0f} images/s" if speed else "not known yet"
-    text += f", {duration(history.seconds)} so far"
+    text = (f"{speed:,.0f} images/s" if speed else "not known yet") + f", {duration(history.seconds)} so far"
     epochs, samples = history.num_epochs, history.samples_per_epoch
     if speed and epochs and samples and history.state == "running":
         left = max(0.0, epochs - history.furthest("epochs_done")) * samples / speed
