@@ -1,4 +1,4 @@
-"""Write checkpoints atomically in the background: a line of magic, a line of JSON, and a payload of torch.save."""
+"""Write checkpoints atomically in the background: two lines of text and a payload of torch.save."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class Store:
     """Takes the commits and the weights of a training. This one, for ranks that do not write, keeps nothing."""
 
     def commit(self, state: TrainState) -> bool:
-        """Write a checkpoint in the background; return False if the disk is still busy with the one before."""
+        """Write a checkpoint in the background; return False if the last one is unfinished."""
         return True
 
     def commit_last(self, state: TrainState, *, final_weights: bool = False) -> Future[bool]:
-        """Write a checkpoint, and `final_weights`, after earlier writes; the result says whether all is on disk."""
+        """Write a checkpoint and `final_weights` after earlier writes; the result is whether all is on disk."""
         done: Future[bool] = Future()
         done.set_result(True)
         return done
 
     def save_weights(self, name: str, state: TrainState) -> None:
-        """Write the state_dict of the state's result into the file `name`, at once or, if it fails, with a commit."""
+        """Write the weights of `state.result`, now or, if the disk is full, with a commit."""
 
     def close(self) -> None:
         """Wait for what is being written."""
@@ -137,7 +137,7 @@ class DiskStore(Store):
         return True
 
     def _write_weights(self, *, quietly: bool = False, last: bool = False) -> bool:
-        """Write the weights that are not on disk yet, and return whether all are there now."""
+        """Write the pending weights; return whether all are on disk."""
         for name, weights in list(self._unwritten.items()):
             try:
                 with self._run_folder.writing(name) as file:
@@ -245,7 +245,7 @@ def read(path: Path) -> Snapshot:
 
 
 class _Payload(io.RawIOBase):
-    """The rest of a file as a file of its own: torch.load needs no second copy in memory."""
+    """The rest of a file as a file: torch.load needs no second copy in memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._begin = file, file.tell()
@@ -298,7 +298,7 @@ def read_named(path: Path) -> Snapshot:
 
 
 def read_weights(path: Path) -> dict[str, Tensor] | None:
-    """Return the plain state_dict in a file, on the CPU; None if it cannot be read."""
+    """Return the state_dict in a file, on the CPU; None if it cannot be read."""
     try:
         weights: dict[str, Tensor] = tensors_in(path)
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""Export a trained model: its weights, and a program that gives the same logits without hvd_train."""
+"""Export a trained model: its weights, and a program that needs no hvd_train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a training ends, and which evaluation is the best: functions of the config and the state."""
+"""When a training ends, and which evaluation is the best."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reason_to_end(config: Config, state: TrainState) -> str | None:
 
 
 def better(schedule: ScheduleConfig, evaluation: Evaluation, best: Evaluation) -> bool:
-    """Return whether an evaluation is better than the best one so far; an equal one is not."""
+    """Return whether an evaluation is better than the best one so far."""
     if schedule.best_by == "loss":
         return evaluation.loss < best.loss or math.isnan(best.loss)
     return evaluation.top1 > best.top1

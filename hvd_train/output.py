@@ -1,4 +1,4 @@
-"""The output of a training: rank 0 writes into the run folder, other ranks write nothing."""
+"""The output of a training, which rank 0 writes into the run folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Claim:
 
 
 class Output:
-    """The run folder, the journal and the checkpoint store of a training; on other ranks than 0 they write nothing."""
+    """The run folder, journal and checkpoint store of a training; only rank 0 writes."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -58,7 +58,7 @@ class Output:
     def claim(
         self, state: TrainState, run_dir: Path | None, first_layout: Callable[[], BatchLayout], *, from_disk: bool
     ) -> Claim:
-        """Take the run folder for this rank, which is to be rank 0, and load the newest checkpoint if `from_disk`.
+        """Take the run folder for rank 0 and, if `from_disk`, load the newest checkpoint.
 
         Without one, the state comes from the file that the user named, or is fresh with `first_layout()`. `run_dir` is
         the folder in which the job has been training. Raises UsageError, before a folder changes, if the folder belongs
@@ -130,7 +130,7 @@ class Output:
             self.store.save_weights(checkpoint.BEST, state)  # the rank that wrote these may be gone
 
     def commit_last(self, state: TrainState) -> bool:
-        """Commit before this process ends, unless another one took the folder; return whether it is on disk."""
+        """Commit, unless another process took the folder; return whether it is on disk."""
         return self._folder is not None and self._folder.held() and self.store.commit_last(state).result()
 
     def write_surroundings(self, hosts: Sequence[str], gpu: str | None, data: Identity | None = None) -> None:
@@ -144,7 +144,7 @@ class Output:
             self.journal.event("note", f"cannot write {run_folder.ENVIRONMENT}: {error.strerror}")
 
     def write_summary(self, values: dict[str, Any]) -> bool:
-        """Write how the run ended, and return whether that is on disk; true on a rank that does not write."""
+        """Write how the run ended; return False if that failed."""
         if self._folder is None:
             return True
         try:
@@ -164,7 +164,7 @@ class Output:
 
 
 def _claim(config: Config, start: Callable[[], None], *, abandoned: bool) -> RunFolder:
-    """Return the run's folder as soon as no other process has it; call `start` before a new one is made.
+    """Return the run's folder when it is free; call `start` before a new one is made.
 
     `abandoned`: this job has formed a world without the process that has it, which must not write any more. Workers of
     a dead driver do write: they end with a commit, which this waits for.

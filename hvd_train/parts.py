@@ -69,7 +69,7 @@ def warm_parts(
 
 
 def _compile(config: Config, world: World, parts: Parts) -> None:
-    """Compile the model as far as possible without other ranks, for the batch layout of a run that starts now."""
+    """Compile the model as far as possible without other ranks."""
     num_samples = parts.train_loader.num_samples
     try:
         layout = order.choose_layout(config.batch, world.place.size, num_samples)

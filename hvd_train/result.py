@@ -98,7 +98,7 @@ def ending(result: Result, config: Config) -> str:
 
 
 def result_of(job: Job, *, finished: bool, stopped_by: int | None, saved: bool, test: Scores | None) -> Result:
-    """Return the result of a job whose loop has ended; `saved` and `test` (scores) are as in `Result`."""
+    """Return the result of a job whose loop has ended; see `Result`."""
     best, last, progress, nan = job.state.best, job.state.last, job.state.progress, math.nan
     return Result(
         run_dir=job.output.path,

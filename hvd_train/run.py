@@ -122,7 +122,7 @@ OF_EACH_HOST = {"data_dir", "gpu_ids", "log_dir", "workers", "workers_per_host"}
 
 
 def same_everywhere(config: Config | None) -> dict[str, str]:
-    """Return the versions and flags that must be the same on all ranks of a job."""
+    """Return the versions and flags that must be equal on all ranks."""
     found = {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "torch": torch.__version__,
@@ -190,7 +190,7 @@ def trained_parts(
 
 
 def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor], Identity | None]:
-    """Return the config, the (best) weights and the data of a run folder or checkpoint file. Raises UsageError."""
+    """Return config, (best) weights and data of a run folder or checkpoint file. Raises UsageError."""
     if target.is_dir():
         config = config_file.load(target / run_folder.CONFIG)
         found = (target / name for name in (checkpoint.BEST, checkpoint.FINAL) if (target / name).exists())
@@ -234,7 +234,7 @@ OWN = "custom"  # the name in the config of a function that cannot be imported
 
 
 def reference(function: Callable[..., Any]) -> str:
-    """Return `module:function` for a function that can be imported again (from its script as well), else OWN."""
+    """Return `module:function` for a function that can be imported again, else OWN."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module == "__main__":
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem

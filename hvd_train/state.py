@@ -82,11 +82,11 @@ class TrainState:
 
     @property
     def result(self) -> nn.Module:
-        """The model that is evaluated and written as best and final weights: the moving average if there is one."""
+        """The model to evaluate and to write as weights: the moving average, if any."""
         return self.model if self.average is None else self.average.module
 
     def count_step(self, totals: Totals, *, skipped: bool) -> None:
-        """Count a step of all ranks in the average, the progress and, if its loss is finite, the epoch's sums."""
+        """Count a step in the average, the progress and, if its loss is finite, the sums."""
         if self.average is not None and not skipped:
             self.average.update_parameters(self.model)
         self.progress = self.progress.after_step(totals.count, skipped=skipped)
@@ -94,7 +94,7 @@ class TrainState:
             self.totals += totals
 
     def took(self, step: Entry, num_samples: int) -> Entry:
-        """Add a step to the ledger entries of an epoch of `num_samples`; return the entry that contains it."""
+        """Add a step to the ledger entries of an epoch of `num_samples`; return its entry."""
         # This drops the entries of the previous epoch. Their lines are on disk: all ranks have begun this step.
         self.recent = extended(self.recent, step, num_samples)
         return self.recent[-1]
@@ -155,11 +155,11 @@ class TrainState:
             self.progress = dataclasses.replace(progress, cursor=counts[1])
 
     def digest(self) -> str:
-        """Return a fingerprint of weights, buffers, optimizer state and progress; only equal states have the same."""
+        """Return a fingerprint of weights, buffers, optimizer state and progress."""
         return digest_of_snapshot(self.live())
 
     def digests(self) -> dict[str, str]:
-        """Return by name a fingerprint of each part of the state that must be equal on all ranks."""
+        """Return fingerprints of the parts that must be equal on all ranks, by name."""
         parts: dict[str, Any] = {**self.model.state_dict()}
         for module, prefix in ((self.model, ""), (self.average, "average ")):
             if module is not None:

@@ -37,13 +37,13 @@ Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def unmixed(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return images and targets as they are: the mixer of a training without mixup and cutmix."""
+    """Return images and targets as they are: no mixup, no cutmix."""
     return images, targets
 
 
 @dataclass(frozen=True)
 class Votes:
-    """The votes of one rank for the end of a step; one vote decides for all ranks."""
+    """The votes of one rank at the end of a step; one decides for all."""
 
     stop: bool = False  # end the training, with a commit
     commit: bool = False  # write a checkpoint
@@ -203,7 +203,7 @@ class Step:
         return StepResult(totals, agreed, norm if want_norm else None, skipped, taken, not_finite)
 
     def _forward(self, model: nn.Module, micro: MicroBatch, step: int, outcomes: list[_Outcome]) -> Tensor:
-        """Return the loss of one micro-batch, summed over its samples, and add its outputs to `outcomes`."""
+        """Return the summed loss of one micro-batch, and add its outputs to `outcomes`."""
         self._buffers.put_back()
         seed(self._device, order.key(self._seed, MICRO_BATCH, step, micro.number))  # the same on any rank
         inputs, targets = self._mix(micro.inputs, micro.targets)
@@ -257,7 +257,7 @@ def _constant(value: float | tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def _read(message: Tensor, count: int) -> tuple[Totals, Votes, bool, int | None]:
-    """Unpack the summed message: sums over `count` samples, votes, "a buffer changed", and the fingerprint if any."""
+    """Unpack the summed message: sums, votes, "a buffer changed", and the fingerprint if any."""
     numbers = message.tolist()
     stop, commit, change, buffers_changed, *taken = numbers[NUM_SUMS:]
     votes = Votes(stop > 0, commit > 0, change > 0)

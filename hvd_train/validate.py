@@ -47,7 +47,7 @@ def evaluate(
     device: torch.device,
     autocast: AbstractContextManager[object],
 ) -> Scores:
-    """Return the scores of the unchanged model over the whole set of `loader`, equal on all ranks. Raises RankLost."""
+    """Return the scores over the set of `loader`, equal on all ranks. Raises RankLost."""
     modes = [(module, module.training) for module in model.modules()]  # a frozen layer may not be training
     model.eval()
     rank, size = world.place.rank, world.place.size

@@ -28,7 +28,7 @@ _TITLES |= {"algorithm_gb_per_second": "algorithm GB/s", "bus_gb_per_second": "b
 
 
 def sizes(smallest: str, largest: str) -> list[int]:
-    """Return the sizes in bytes from one to the other, each four times the previous one. Raises UsageError."""
+    """Return sizes in bytes, each four times the previous one. Raises UsageError."""
     size, last = _parse("--min-size", smallest), _parse("--max-size", largest)
     if size > last:
         raise UsageError(f"--min-size {smallest} is more than --max-size {largest}")
@@ -36,7 +36,7 @@ def sizes(smallest: str, largest: str) -> list[int]:
 
 
 def measure(config: Config, world: World, all_sizes: list[int], repetitions: int) -> Measurement:
-    """Time sums of all sizes (bytes) in all formats and return the record on all ranks."""
+    """Time sums of all sizes (bytes) and formats; return the record."""
     device = together(world, lambda: choose_device(config, world.place))
     rows = [_row(world, device, dtype, size, repetitions) for dtype in DTYPES for size in all_sizes]
     return {
@@ -61,7 +61,7 @@ def table(measured: Measurement) -> str:
 
 
 def row_of(dtype: str, size: int, microseconds: Sequence[float], ranks: int) -> Measurement:
-    """Return a row of the record for sums of `size` bytes, with bandwidths in 10^9 bytes a second."""
+    """Return the row for sums of `size` bytes, with bandwidths in GB/s."""
     mean, interval = record.estimate(microseconds)
     algorithm = size / mean / 1e3
     return {

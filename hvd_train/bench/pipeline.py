@@ -1,4 +1,4 @@
-"""Measure the input without a model: the whole pipeline as in training, then each stage on one core."""
+"""Measure the input pipeline as in training, then each stage on one core."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
 
 
 def limiting(stages: dict[str, float], workers: int, num_cores: int) -> str:
-    """Return the slowest stage of the slower side: the loader processes of a rank, or its training process.
+    """Return the slowest stage of the slower side: loader processes or training process.
 
     `stages` are seconds per image; `workers` loader processes share `num_cores` cores.
     """
@@ -91,7 +91,7 @@ def _speeds(parts: Parts, config: Config, world: World, seconds: float, repetiti
 
 
 def _stages(parts: Parts, config: Config, seconds: float) -> dict[str, float]:
-    """Return the seconds of an image at each stage, in this process and on one core (or on the device)."""
+    """Return the seconds per image at each stage, on one core or the device."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a loader process
     spent, last = dict[str, float](), 0.0

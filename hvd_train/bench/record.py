@@ -24,7 +24,7 @@ _T = (
 
 
 def estimate(values: Sequence[float]) -> tuple[float, list[float] | None]:
-    """Return the mean and the ends of its 95% interval by Student's t; None for a single value."""
+    """Return the mean and its 95% interval by Student's t (None: a single value)."""
     mean, degrees = statistics.fmean(values), len(values) - 1
     if not degrees:
         return mean, None
@@ -34,7 +34,7 @@ def estimate(values: Sequence[float]) -> tuple[float, list[float] | None]:
 
 
 def speed(images_per_second: Sequence[float], ranks: int) -> Measurement:
-    """Return the keys of a record for the images per second of all ranks and of one."""
+    """Return the images per second of all ranks and of one, for a record."""
     mean, interval = estimate(images_per_second)
     return {
         "images_per_second": round(mean, 3),
@@ -68,7 +68,7 @@ def table(columns: Sequence[tuple[str, str, str]], rows: Sequence[Mapping[str, A
 
 
 def check_target(path: Path | None, tool: str) -> None:
-    """Raise UsageError unless a record of this tool can be written to `path`, and replaces no other file."""
+    """Raise UsageError unless `path` can take a record of this tool."""
     if path is None:
         return
     if not os.access(path.parent, os.W_OK):

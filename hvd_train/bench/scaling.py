@@ -1,4 +1,4 @@
-"""Measure how a training scales: run a job for each number of workers, then read its run folder. No torch."""
+"""Measure scaling: run a job for each number of workers and read its run folder. No torch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def plan(config: Config, counts: Sequence[int], mode: str, folder: Path) -> list
 
 
 def sized(config: Config, workers: int, mode: str) -> Config:
-    """Return the config for a number of workers: weak scaling multiplies the global batch, strong scaling keeps it."""
+    """Return the config for some workers: weak scaling multiplies the global batch, strong scaling keeps it."""
     batch = config.batch
     if mode == "weak":
         return config.replace(global_batch_size=batch.global_batch_size and batch.global_batch_size * workers)
@@ -68,9 +68,9 @@ def sized(config: Config, workers: int, mode: str) -> Config:
 
 
 def run(sizes: list[Size], folder: Path, about: Measurement, *, host_file: str | None, controller: str) -> Measurement:
-    """Train all sizes that are not trained yet, write the table after each, and return the record.
+    """Train all sizes, write the table after each, and return the record.
 
-    A size that fails becomes a row with the reason. Raises KeyboardInterrupt after SIGINT or SIGTERM.
+    Trained sizes are not trained again; a failure becomes a row. Raises KeyboardInterrupt after SIGINT or SIGTERM.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows, measured = list[Measurement](), Measurement()
@@ -153,7 +153,7 @@ def row_of(size: Size) -> Measurement:
 
 
 def add_efficiency(rows: Sequence[Measurement]) -> None:
-    """Set the efficiency of rows: images per second and worker over the first row's that has a speed."""
+    """Set the efficiency of rows: images per second and worker over the first known speed."""
     measured = [row for row in rows if row["images_per_second"]]
     for row in measured:
         base = measured[0]["images_per_second"] / measured[0]["workers"]

@@ -1,4 +1,4 @@
-"""Repeat and time an action on all ranks, and yield the batches of a training without an end."""
+"""Repeat and time an action on all ranks, and yield batches without an end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def repeat(world: World, device: torch.device, action: Callable[[], T], count: int) -> tuple[list[T], list[float]]:
-    """Repeat an action, which all ranks begin together; return this rank's results and the slowest rank's seconds."""
+    """Repeat an action on all ranks; return this rank's results and the slowest rank's seconds."""
     results, seconds = list[T](), list[float]()
     for _ in range(count):
         barrier(world)

@@ -23,7 +23,7 @@ _COLUMNS = (("phase", "phase", ""), ("milliseconds", "ms a step", ",.3f"), ("sha
 
 
 def without_files(config: Config, *, own_data: bool) -> Config:
-    """Return the config without files of weights and, unless `own_data` is set, with endless random images."""
+    """Return the config without files of weights and, unless `own_data`, with random images."""
     config = config.replace(weights=None)
     if own_data:
         return config
@@ -82,7 +82,7 @@ class Stepper:
         optim.set_learning_rate(self.state.optimizer, _LEARNING_RATE)
 
     def take(self, steps: int) -> int:
-        """Take this many steps and return the images of all ranks in them; a GPU may not have finished."""
+        """Take steps and return the images of all ranks; a GPU may not have finished."""
         images = 0
         for _ in range(steps):
             batch = next(self._batches)
@@ -93,7 +93,7 @@ class Stepper:
         return images
 
     def split_of(self, steps: int) -> tuple[int, dict[str, float]]:
-        """Take this many steps; return the images of all ranks, and this rank's seconds a step by phase."""
+        """Take steps; return all ranks' images and this rank's seconds a step by phase."""
         self.split.take()
         self.split.restart()
         images = self.take(steps)

@@ -1,4 +1,4 @@
-"""Random changes to whole batches of images in memory; their random numbers belong to the samples, not to a rank."""
+"""Random changes to batches of images in memory, with random numbers of each sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Augment:
 
 
 def crop_and_flip(padding: int) -> Augment:
-    """Return a change that shifts images by up to `padding` pixels, fills with zeros, and mirrors half of them."""
+    """Return a change that shifts images by up to `padding` pixels and mirrors half of them."""
 
     def apply(images: Tensor, uniforms: Tensor) -> Tensor:
         n, channels, height, width = images.shape

@@ -1,4 +1,4 @@
-"""Batches on the device: what they hold, what a loader of them can do, and how the next one is prepared early."""
+"""Batches on the device, what loads them, and how the next one is prepared early."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's part of a step; `size` (in samples) and `num_micro_batches` describe the whole global batch."""
+    """This rank's part of a step; `size` (samples) and `num_micro_batches` are of the global batch."""
 
     size: int
     num_micro_batches: int
@@ -37,7 +37,7 @@ class Loader(Protocol):
     num_samples: int
 
     def start(self) -> None:
-        """Start the loader processes early, so that the first batch arrives as fast as any other."""
+        """Start the loader processes, so that the first batch is fast."""
         return
 
     def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
@@ -52,7 +52,7 @@ class Loader(Protocol):
 
 
 class Ahead:
-    """An iterator over batches that can prepare the next one early, while ranks still add up their gradients."""
+    """An iterator over batches that can prepare the next one during the reduction."""
 
     def __init__(self, batches: Iterator[Batch], mark: Mark) -> None:
         """Call `mark` with "data" whenever a batch is ready, or has failed to be."""

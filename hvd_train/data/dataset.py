@@ -1,4 +1,4 @@
-"""What a data set is: samples in memory or read item by item, and what a model must know of them."""
+"""Data sets: samples in memory or read item by item, and facts for the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MapDataset(Protocol):
 
 @runtime_checkable
 class Staged(MapDataset, Protocol):
-    """A map-style data set that reports the stages of reading an item, for `hvd-train bench input`."""
+    """A map-style data set that reports stages of reading, for `hvd-train bench input`."""
 
     def __getitem__(self, index: int, /) -> tuple[Tensor, int]:
         return self.staged_item(index, unmarked)
@@ -58,7 +58,7 @@ Source = Arrays | MapDataset
 
 @dataclass(frozen=True)
 class DataSet:
-    """A training set and a validation set (None: nothing to evaluate on), with what a model must know of them."""
+    """A training set, a validation set (or None), and facts for the model."""
 
     train: Source
     val: Source | None

@@ -69,7 +69,7 @@ class CenterCrop:
 
 
 def _middle_span(side: int, resized: int, crop: int) -> tuple[int, int, float, float]:
-    """Return the pixels [start, stop) that the middle `crop` of `resized` depend on, and the middle's place in them."""
+    """Return the pixels [start, stop) that the middle `crop` of `resized` needs, and its place in them."""
     scale = side / resized
     first = round((resized - crop) / 2) * scale
     reach = max(1.0, scale)  # of bilinear interpolation
@@ -111,7 +111,7 @@ class ImageFolder(Staged):
         return self._root / os.fsdecode(self._names[start:end].numpy().tobytes())
 
     def files_of_classes(self, *, sizes: bool) -> Iterator[tuple[int, bytes]]:
-        """Yield for each class the number of its files, and bytes of their names and, with `sizes`, their sizes."""
+        """Yield for each class the number of files, and bytes of their names and `sizes`."""
         names, ends = self._names.numpy().tobytes(), np.array([0, *self._ends.tolist()])
 
         def sizes_of(first: int) -> list[int]:

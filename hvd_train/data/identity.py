@@ -1,4 +1,4 @@
-"""What identifies the data of a run, so that a change between a stop and a resume is noticed."""
+"""Identify the data of a run, to notice a change before a resume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTS = ("training", "validation")
 
 
 def of(data: DataSet, *, sizes: bool, parts: Sequence[str] = _PARTS) -> Identity:
-    """Return the identity of these parts of a data set; `sizes` includes the size of each file, a system call."""
+    """Return the identity of these parts of a data set; `sizes` includes file sizes."""
     sets = {part: source for part, source in zip(_PARTS, (data.train, data.val), strict=True) if part in parts}
     samples = {part: s if s is None else _samples(s, data.classes, sizes=sizes) for part, s in sets.items()}
     return {"classes": list(data.classes), **samples}

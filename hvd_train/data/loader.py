@@ -1,4 +1,4 @@
-"""Turn a rank's assignments into batches on its device, of data in memory or of items that loader processes read."""
+"""Turn a rank's assignments into batches on its device, from memory or by loader processes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _TRANSFORMS = 2  # in a key of random numbers: separates a sample's transforms f
 
 
 def open_loader(source: Source, prepare: Prepare, device: torch.device, seed: int, num_workers: int) -> Loader:
-    """Return a loader of this data set, with `num_workers` loader processes unless it is in memory."""
+    """Return a loader, with `num_workers` loader processes unless the data are in memory."""
     if isinstance(source, Arrays):
         return ArrayLoader(source, prepare, device, seed)
     return MapLoader(source, prepare, device, seed, num_workers)
 
 
 class ArrayLoader(Loader):
-    """Keeps a data set on the device: a batch is one index and a few operations on the whole batch."""
+    """Keeps a data set on the device and prepares whole batches."""
 
     def __init__(self, data: Arrays, prepare: Prepare, device: torch.device, seed: int) -> None:
         self.num_samples = len(data)
@@ -88,13 +88,13 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Unreadable:
-    """An error as a value: DataLoader would wrap an exception in the traceback of the loader process."""
+    """An error as a value: DataLoader would wrap an exception in a traceback."""
 
     reason: str
 
 
 class _Reader:
-    """Reads items by `Sample`, as DataLoader's data set; random numbers depend on seed and sample alone."""
+    """Reads items by `Sample` for DataLoader; random numbers depend on seed and sample alone."""
 
     def __init__(self, data: MapDataset, seed: int) -> None:
         self._data, self._seed = data, seed
@@ -202,7 +202,7 @@ class MapLoader(Loader):
 
     @override
     def watch(self, mark: Mark) -> None:
-        """Call `mark` at the end of each stage; the stages of single images only if there are no loader processes."""
+        """Call `mark` at the end of each stage in this process."""
         self._reader.mark = mark
 
     @override

@@ -1,4 +1,4 @@
-"""Check the user's own data, map-style data sets of torch, before the first step and as items are read."""
+"""Check the user's own data sets before the first step and as items are read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def from_result(name: str, result: Any) -> DataSet:
 
 @dataclass(frozen=True)
 class _Items:
-    """A map-style data set that checks each item as it is read, and returns its label as an int."""
+    """A map-style data set that checks each item, and returns labels as ints."""
 
     title: str
     data: MapDataset

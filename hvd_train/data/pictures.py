@@ -59,7 +59,7 @@ def _too_many(max_pixels: int) -> ValueError:
 
 
 def _decode_jpeg(data: bytes, max_pixels: int) -> np.ndarray | None:
-    """Return the pixels [height, width, 3] of a JPEG file, or None if simplejpeg refuses it. Raises ValueError."""
+    """Return pixels [height, width, 3], or None if simplejpeg refuses the file. Raises ValueError."""
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(data)
         if int(height) * int(width) <= max_pixels:

@@ -14,7 +14,7 @@ from hvd_train.settings.data import DataConfig
 
 
 def training_transform(config: DataConfig, usual: Sequence[Any], mean: tuple[float, ...]) -> v2.Compose:
-    """Return a transform of uint8 images: the data set's `usual` ones, then the ones that the config adds.
+    """Return a transform of uint8 images: the `usual` ones, then the config's.
 
     The order follows torchvision's training references. TrivialAugment: Müller and Hutter, arXiv 2103.10158.
     RandAugment: Cubuk et al., arXiv 1909.13719, with their 2 operations of magnitude 9. Random erasing: Zhong et al.,

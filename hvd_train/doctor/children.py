@@ -1,4 +1,4 @@
-"""Child processes of the doctor: they end with it, together with all processes that they started."""
+"""Child processes of the doctor, which end with it, together with their descendants."""
 
 from __future__ import annotations
 

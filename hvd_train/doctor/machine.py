@@ -31,7 +31,7 @@ REBUILD_AGAIN = "in a checkout of hvd_train type `python packaging/build_horovod
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check: what was found, and what to type if it is not ok."""
+    """The result of a check, and what to type if it is not ok."""
 
     name: str
     verdict: Verdict

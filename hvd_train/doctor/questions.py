@@ -1,4 +1,4 @@
-"""Programs for `python -c` that the doctor runs in child processes, and their answers, a crash or hang included."""
+"""Programs that the doctor runs with `python -c`, and how their answers are read."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def answer(outcome: Outcome) -> dict[str, Any]:
 
 
 def first_error(output: str) -> str:
-    """Return an exception in the output of a failed command, else a line about an error, else the first line or ""."""
+    """Return the exception, else a line about an error, else the first line of an output, or ""."""
     # [1,0]<stderr>: is Open MPI's, [0]<stderr>: Horovod's, [0] MPICH's
     lines = [re.sub(r"^\[[\d,]+\](<\w+>:?)? ?", "", line).strip() for line in output.splitlines()]
     lines = ["" if ANSWER in line or not re.search(r"\w", line) else line for line in lines]

@@ -1,4 +1,4 @@
-"""Draw the charts of the page and of `bench scaling` with matplotlib, in the style of templates/charts.mplstyle."""
+"""Draw charts with matplotlib, in the style of templates/charts.mplstyle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show which classes a run's best weights confuse, and which images they get most wrong (see `predictions`)."""
+"""Show the classes that a run's best weights confuse, and their worst images."""
 
 from __future__ import annotations
 

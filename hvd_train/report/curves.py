@@ -1,4 +1,4 @@
-"""Compose the sections on the course of runs: learning curves, throughput, phases of a step, and events."""
+"""Compose sections of the page: learning curves, throughput, phases of a step, and events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_EVENTS, _MOST_CHANGES = 60, 10
 
 
 def learning(runs: Sequence[History], names: Sequence[str], keys: Sequence[str]) -> Markup:
-    """Return the learning curves over epochs, samples or time; `keys` are names for a legend, or [""]."""
+    """Return the learning curves over epochs, samples or time; `keys` are for legends."""
     text = "Training: means of the logged steps, with random augmentation. Validation: every sample once."
     legend = pieces.paragraph(" · ".join(names)) if len(runs) > 1 and names != keys else Markup()
     axes: list[Axis] = [("epochs", "epochs_done", 1.0), ("samples", "samples_done", 1.0), _time(runs)]
@@ -31,7 +31,7 @@ def learning(runs: Sequence[History], names: Sequence[str], keys: Sequence[str])
 
 
 def throughput(runs: Sequence[History], names: Sequence[str], keys: Sequence[str]) -> Markup:
-    """Return images/s over time, and a table of the changes of the world and their cost."""
+    """Return images/s over time, and a table of changes of the world."""
     text = "Of all workers, between two logged steps of an epoch; waiting for a new world counts, evaluation does not."
     label, _, unit = axis = _time(runs)
     lines: list[Line] = []
@@ -47,7 +47,7 @@ def throughput(runs: Sequence[History], names: Sequence[str], keys: Sequence[str
 
 
 def phases(runs: Sequence[History], names: Sequence[str]) -> Markup:
-    """Return a table of the mean time that rank 0 spends in each phase of a step."""
+    """Return a table of rank 0's mean time in each phase of a step."""
     rows, gaps = [], []
     for run, name in zip(runs, names, strict=True):
         splits = [step["split"] for step in run.steps if isinstance(step.get("split"), dict)]
@@ -75,7 +75,7 @@ def events(runs: Sequence[History], names: Sequence[str]) -> Markup:
 
 
 def _learning_charts(runs: Sequence[History], keys: Sequence[str], axis: Axis) -> list[Chart]:
-    """Return charts of the metrics, with training and validation in one chart for a single run, and learning rate."""
+    """Return charts of metrics (training and validation together for a single run) and learning rate."""
     logged = [run.steps if len(run.steps) >= len(run.epochs) else run.epochs for run in runs]
     # A loss that is not finite is null in JSON, next to the other scores of its epoch.
     evaluated = [[e for e in run.epochs if any(e.get(f"val_{m}") is not None for m, _ in _METRICS)] for run in runs]
@@ -116,7 +116,7 @@ def _time(runs: Sequence[History]) -> Axis:
 
 
 def _events(run: History, axis: Axis) -> list[tuple[float, str]]:
-    """Return the places and labels of changes of the world, recoveries, resumes and skipped steps on an axis."""
+    """Return places on an axis and labels of resizes, recoveries, resumes and skipped steps."""
     first = next((event for event in run.events if event.get("name") == "start"), None)
     marks = []
     for event in run.events:

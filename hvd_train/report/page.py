@@ -24,7 +24,7 @@ pieces: Any = TEMPLATES.get_template("pieces.html").module  # the macros of piec
 
 
 def gaps(notes: Iterable[tuple[str, str]]) -> Markup:
-    """Return what runs miss, from (name of the run or "", note); runs that miss the same share a note."""
+    """Group (name of a run or "", what it misses) by what is missing."""
     runs_of: dict[str, list[str]] = {}
     for name, note in notes:
         runs_of.setdefault(note, []).extend([name] if name else [])
@@ -33,7 +33,7 @@ def gaps(notes: Iterable[tuple[str, str]]) -> Markup:
 
 
 def written(value: object) -> str:
-    """Write a setting or a fact: True is yes, a list or a mapping its entries, None `not set`."""
+    """Write a setting or a fact: True as yes, None as `not set`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):

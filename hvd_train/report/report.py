@@ -1,4 +1,4 @@
-"""Compose the page of `hvd-train report` from run folders; each section says what is missing for which run."""
+"""Compose the page of `hvd-train report` from run folders."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _results(run: History) -> dict[str, str]:
 
 
 def _comparison(names: Sequence[str], facts: Sequence[Record], defaults: Record | None = None) -> Markup:
-    """Return what differs between the runs, what all share and, behind a click, what has its default value."""
+    """Return what differs between runs, what they share, and what has its default."""
     texts = [{key: page.written(value) for key, value in of_run.items()} for of_run in facts]
     usual = {key: page.written(value) for key, value in (defaults or {}).items()}
     differing, shared, default = list[list[str]](), list[list[str]](), list[list[str]]()

@@ -1,4 +1,4 @@
-"""Show what a training sees (`hvd-train show-data`): a picture of its first images, and the classes of each rank."""
+"""Show what a training sees (`hvd-train show-data`): first images, and classes of each rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_IMAGES, _COLUMNS = 64, 8
 
 
 def show(config: Config, ranks: int, path: Path) -> str:
-    """Draw the first images of a training in a file; return a table of the classes of each rank in the first epoch.
+    """Draw the first images in a file; return a table of each rank's classes.
 
     Raises UsageError if the training could not start or `path` cannot be written as a picture.
     """
@@ -61,7 +61,7 @@ def show(config: Config, ranks: int, path: Path) -> str:
 
 
 def _images(config: Config, parts: Parts, layout: order.BatchLayout, epoch: order.Order) -> tuple[Tensor, list[str]]:
-    """Return the first images as the model takes them, scaled to 0 to 1, and their labels."""
+    """Return the first images, scaled to 0 to 1, and their labels."""
     mix = mixer(config.data, len(parts.data.classes))
     images, names = list[Tensor](), list[str]()
     for batch in parts.train_loader.load(0, order.assignments(epoch, 0, layout, 0, 1)):

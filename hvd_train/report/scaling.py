@@ -33,7 +33,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Scaling:
-    """A measurement: its folder, its mode (weak or strong scaling), and a row for each number of workers."""
+    """A measurement of weak or strong scaling, with a row for each number of workers."""
 
     path: Path
     mode: str
@@ -52,7 +52,7 @@ def read(path: Path) -> Scaling:
 
 
 def charts(rows: Sequence[Record]) -> dict[str, Chart]:
-    """Return charts of images/s and of efficiency over workers, by name, from the rows of scaling.json."""
+    """Return charts over workers, by name, from the rows of scaling.json."""
     keys = ("workers", "images_per_second", "efficiency")
     workers, rates, efficiency = ([number(row, key) for row in rows] for key in keys)
     ticks = sorted({n for n in workers if n and n > 0})

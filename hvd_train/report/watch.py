@@ -87,7 +87,7 @@ def _speed(history: History) -> str:
 
 
 def _curve(values: Sequence[float | None], form: str) -> str:
-    """Draw a curve with block letters, from the lowest value to the highest, and write the last value."""
+    """Draw a curve with block letters, and write the last value."""
     _, means = thinned(values, values, _WIDTH)
     known = [value for value in means if value is not None]
     if not known:
