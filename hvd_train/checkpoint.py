@@ -36,8 +36,8 @@ _NAME = re.compile(r"step-(\d{10})\.ckpt")
 Report = Callable[[str], None]  # prints a line for the user
 
 
-class BadCheckpoint(Exception):
-    """A file that is not a whole checkpoint, with the reason."""
+class BadCheckpoint(UsageError):
+    """A file is not a whole checkpoint."""
 
 
 class Store:
@@ -287,14 +287,6 @@ def _header(path: Path, file: BinaryIO) -> tuple[Any, Any]:
         return header["size"], header["digest"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BadCheckpoint(f"{path}: its header is damaged") from None
-
-
-def read_named(path: Path) -> Snapshot:
-    """Return the snapshot in a file that the user named. Raises UsageError if it cannot be used."""
-    try:
-        return read(path)
-    except BadCheckpoint as error:
-        raise UsageError(str(error)) from None
 
 
 def read_weights(path: Path) -> dict[str, Tensor] | None:

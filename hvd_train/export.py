@@ -23,8 +23,8 @@ def export(target: Path, output: Path, *, onnx: bool, trust: bool = False) -> li
     """Write a run's best weights (or a checkpoint's), the torch.export program and, if asked for, ONNX.
 
     The program maps images float32 [batch, channels, height, width], normalised as model.json says, to logits
-    [batch, classes], for any batch; `trust` is as in `run.evaluate`. Raises UsageError if `target` is no run, the
-    model cannot be exported, or the program gives other logits than the model. Returns the paths of the files.
+    [batch, classes]. Returns the paths of the files. Raises UsageError if `target` is no run, the model cannot be
+    exported, or the program gives other logits; `trust` is as in `run.evaluate`.
     """
     config, parts = trained_parts(target, Place(), device="cpu", trust=trust)
     model = parts.model.eval()

@@ -26,8 +26,7 @@ def adapted(
 ) -> tuple[Snapshot, list[str]]:
     """Adapt the snapshot in the file `config.run.resume` to `state`; return it and notes about what differs.
 
-    Raises UsageError for another model and for a setting that cannot change within a training, and as `first_layout`
-    does, which returns the batch layout of `config`.
+    Raises UsageError for another model and for settings that cannot change, and as `first_layout()` does.
     """
     file = config.run.resume
     old = config_file.from_dict(snapshot["config"], source=file)

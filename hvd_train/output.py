@@ -75,7 +75,7 @@ class Output:
 
         def start() -> None:
             if from_disk and named is not None:
-                adapted, more = from_file.adapted(checkpoint.read_named(named), state, self._config, first_layout)
+                adapted, more = from_file.adapted(checkpoint.read(named), state, self._config, first_layout)
                 notes.extend(more)
                 self._load(state, adapted, notes)
             elif from_disk:

@@ -84,14 +84,10 @@ def _compile(config: Config, world: World, parts: Parts) -> None:
         batch = config.batch.eval_batch_size
         eval_sizes = micro_batch_sizes(order.BatchLayout(batch, batch), parts.val_loader.num_samples)
     freeze.apply(config.model, parts.model, 0)
+    train_sizes = any_size(train_sizes) if launcher.elastic(os.environ) else train_sizes
+    autocast = Step(config, world, parts.model, parts.device).autocast()
     with trainable():
-        compile_model(
-            parts.model,
-            parts.example,
-            Step(config, world, parts.model, parts.device).autocast(),
-            train_sizes=any_size(train_sizes) if launcher.elastic(os.environ) else train_sizes,
-            eval_sizes=eval_sizes,
-        )
+        compile_model(parts.model, parts.example, autocast, train_sizes=train_sizes, eval_sizes=eval_sizes)
     freeze.prepare(config.model, parts.model)
 
 
@@ -117,20 +113,16 @@ def build(config: Config, place: Place, own_model: Builder | None, own_data: Own
     assert train_loader is not None
     if val_loader is None and (config.schedule.target_accuracy or config.schedule.patience):
         raise UsageError("--target-accuracy and --patience need a validation set; the data have none")
-    network = models.build(
-        config.model.model,
-        num_classes=len(data.classes),
-        channels=3 if colour else data.channels,
-        seed=config.seed,
-        own=own_model,
-    ).to(device)
+    name, channels = config.model.model, 3 if colour else data.channels
+    network = models.build(name, num_classes=len(data.classes), channels=channels, seed=config.seed, own=own_model)
+    network = network.to(device)
     if of_torchvision and hasattr(network, "transform_input"):  # GoogLeNet and Inception v3 normalise again
         network.transform_input = True  # type: ignore[assignment]
     if channels_last:
         network = network.to(memory_format=torch.channels_last)
     examples = [_example(source, plain, device) for source in (data.train, data.val, data.test) if source is not None]
     for example in {(example.shape[1:], example.dtype): example for example in examples}.values():
-        models.check_fits(network, config.model.model, example, len(data.classes), trains=not colour)
+        models.check_fits(network, name, example, len(data.classes), trains=not colour)
     return Parts(device, data, network, train_loader, val_loader, test_loader, examples[0])
 
 

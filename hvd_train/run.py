@@ -165,8 +165,7 @@ def trained_parts(
 ) -> tuple[Config, Parts]:
     """Return the config of a run or checkpoint, and its parts with the trained weights.
 
-    `own_model`, `own_data` and `trust` are as in `evaluate`. Raises UsageError if the target cannot be read or used,
-    and Untrusted, before anything is imported, if it names code of others.
+    Arguments are as in `evaluate`. Raises UsageError if the target cannot be used, and Untrusted if it names code.
     """
     config, trained, data = read_target(target)
     config = config if device is None else config.replace(device=device)
@@ -202,7 +201,7 @@ def read_target(target: Path) -> tuple[Config, dict[str, torch.Tensor], Identity
             raise UsageError(f"cannot read the weights {path}: {weights.why_unreadable(error)}") from None
     if not target.exists():
         raise UsageError(f"{target}: no such run folder or checkpoint")
-    snapshot = checkpoint.read_named(target)
+    snapshot = checkpoint.read(target)
     config = config_file.from_dict(snapshot["config"], source=str(target))
     return config, state.result_in(snapshot), snapshot["data"]
 

@@ -130,8 +130,7 @@ class Step:
     ) -> StepResult:
         """Take one step with all ranks; the weights change, the progress does not (`TrainState.count_step`).
 
-        `meanwhile` is called while the gradients are reduced. Raises RankLost and, as `trainable`, Untrainable; the
-        state has not changed then.
+        `meanwhile` is called while gradients are reduced. Raises RankLost and Untrainable before the state changes.
         """
         try:
             with trainable():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import torch
 
@@ -54,10 +55,7 @@ def measure(config: Config, world: World, *, seconds: float, repetitions: int) -
 
 
 def limiting(stages: dict[str, float], workers: int, num_cores: int) -> str:
-    """Return the slowest stage of the slower side: loader processes or training process.
-
-    `stages` are seconds per image; `workers` loader processes share `num_cores` cores.
-    """
+    """Return the slowest stage, by seconds per image, of the slower side: loader processes or training process."""
     in_training = {stage: spent for stage, spent in stages.items() if stage in IN_TRAINING_PROCESS}
     in_loaders = {stage: spent for stage, spent in stages.items() if stage not in IN_TRAINING_PROCESS}
     if at_once := min(workers, num_cores):
@@ -80,14 +78,12 @@ def table(measured: Measurement) -> str:
 
 def _speeds(parts: Parts, config: Config, world: World, seconds: float, repetitions: int) -> list[float]:
     """Return the images per second of all ranks in each repetition."""
-    try:
-        parts.train_loader.start()
-        source = batches(parts.train_loader, config, world.place)
+    with closing(parts.train_loader) as loader:
+        loader.start()
+        source = batches(loader, config, world.place)
         _take(source, WARM_UP_S)
         images, passed = repeat(world, parts.device, lambda: _take(source, seconds), repetitions)
         return [sum(n) / longest for *n, longest in zip(*world.gather(images), passed, strict=True)]
-    finally:
-        parts.train_loader.close()
 
 
 def _stages(parts: Parts, config: Config, seconds: float) -> dict[str, float]:

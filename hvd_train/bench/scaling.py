@@ -68,10 +68,7 @@ def sized(config: Config, workers: int, mode: str) -> Config:
 
 
 def run(sizes: list[Size], folder: Path, about: Measurement, *, host_file: str | None, controller: str) -> Measurement:
-    """Train all sizes, write the table after each, and return the record.
-
-    Trained sizes are not trained again; a failure becomes a row. Raises KeyboardInterrupt after SIGINT or SIGTERM.
-    """
+    """Train all sizes, write the table after each, and return the record. Raises KeyboardInterrupt, as `train`."""
     folder.mkdir(parents=True, exist_ok=True)
     rows, measured = list[Measurement](), Measurement()
     for size in sizes:
@@ -102,7 +99,7 @@ def run(sizes: list[Size], folder: Path, about: Measurement, *, host_file: str |
 
 
 def train(line: Sequence[str], size: Size) -> str | None:
-    """Run the command that trains one size; return why it failed, or None. Raises KeyboardInterrupt."""
+    """Train one size; return why it failed, or None. Raises KeyboardInterrupt after SIGINT or SIGTERM."""
     durable.write_text(size.folder.with_suffix(".yaml"), config_file.dump(size.config))
     log_file = size.folder.with_suffix(".log")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from hvd_train.bench import record
 from hvd_train.bench.record import Measurement, written, written_speed
 from hvd_train.bench.stepper import batches, repeat
@@ -35,13 +37,10 @@ def without_files(config: Config, *, own_data: bool) -> Config:
 
 def measure(config: Config, world: World, *, steps: int, repetitions: int) -> Measurement:
     """Time steps and return the record on all ranks. Raises UsageError if all are skipped, and as a training starts."""
-    stepper = Stepper(config, world)
-    try:
+    with closing(Stepper(config, world)) as stepper:
         stepper.take(WARM_UP)
         skipped_before = stepper.state.progress.skipped
         results, seconds = repeat(world, stepper.device, lambda: stepper.split_of(steps), repetitions)
-    finally:
-        stepper.close()
     skipped = stepper.state.progress.skipped - skipped_before
     if skipped == steps * repetitions:
         raise UsageError("every step was skipped, its loss or gradient is not finite: there is no training to measure")

@@ -93,40 +93,41 @@ class Unreadable:
     reason: str
 
 
+@dataclass
 class _Reader:
     """Reads items by `Sample` for DataLoader; random numbers depend on seed and sample alone."""
 
-    def __init__(self, data: MapDataset, seed: int) -> None:
-        self._data, self._seed = data, seed
-        self.mark: Mark = unmarked
+    data: MapDataset
+    seed: int
+    mark: Mark = unmarked
 
     def __getitem__(self, sample: Sample) -> tuple[Tensor, int] | Unreadable:
-        number = order.key(self._seed, sample.epoch, _TRANSFORMS, sample.number, sample.copy)
+        number = order.key(self.seed, sample.epoch, _TRANSFORMS, sample.number, sample.copy)
         torch.default_generator.manual_seed(number)  # torch.manual_seed takes a hundred times as long
         random.seed(number)
         np.random.seed(number % 2**32)
         self.mark("random numbers")
         try:
-            if isinstance(self._data, Staged):
-                return self._data.staged_item(sample.number, self.mark)
-            item = self._data[sample.number]
+            if isinstance(self.data, Staged):
+                return self.data.staged_item(sample.number, self.mark)
+            item = self.data[sample.number]
             self.mark("items")
             return item
         except UsageError as error:
             return Unreadable(str(error))
 
 
+@dataclass
 class _MicroBatchSampler:
     """Yields the samples of each micro-batch; the owner sets `epoch` and `micro_batches` before each iteration."""
 
-    def __init__(self, num_samples: int) -> None:
-        self.epoch = 0
-        self.micro_batches: Iterable[MicroBatchSamples] = ()
-        self._num_samples = num_samples
+    num_samples: int
+    epoch: int = 0
+    micro_batches: Iterable[MicroBatchSamples] = ()
 
     def __iter__(self) -> Iterator[list[Sample]]:
         for micro in self.micro_batches:
-            copies, numbers = np.divmod(micro.indices, self._num_samples)
+            copies, numbers = np.divmod(micro.indices, self.num_samples)
             yield [Sample(self.epoch, *of) for of in zip(numbers.tolist(), copies.tolist(), strict=True)]
 
 

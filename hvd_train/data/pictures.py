@@ -26,13 +26,12 @@ _BITS_PER_SAMPLE = 258  # a tag of TIFF
 def decode(data: bytes, max_pixels: int = DataConfig.max_image_pixels) -> Tensor:
     """Return the pixels of an image file, upright, as uint8 [3, height, width].
 
-    simplejpeg takes two thirds of Pillow's time for the same pixels. Raises UNREADABLE if the file cannot be decoded
-    or, before they are allocated, has more than `max_pixels` pixels.
+    Raises UNREADABLE if the file cannot be decoded or, before allocating them, has more than `max_pixels` pixels.
     """
     with _opened(data, max_pixels) as image:
         pixels = None
         if image.format == "JPEG" and image.mode == "RGB" and image.getexif().get(_ORIENTATION, _UPRIGHT) == _UPRIGHT:
-            pixels = _decode_jpeg(data, max_pixels)
+            pixels = _decode_jpeg(data, max_pixels)  # in two thirds of Pillow's time
         return torch.from_numpy(_decode_by_pillow(image) if pixels is None else pixels).permute(2, 0, 1)
 
 

@@ -36,8 +36,7 @@ class Prepare:
     def __call__(self, images: Tensor, uniforms: Tensor | None, mark: Mark = unmarked) -> Tensor:
         """Return model input [n, c, h, w] float for images [n, c, h, w], uint8 0..255 or float.
 
-        `uniforms` [n, k] are the random numbers of the samples for the augmentation; without them there is none.
-        The images themselves are not changed.
+        `uniforms` [n, k] are the samples' random numbers for the augmentation, if any. `images` do not change.
         """
         layout = torch.contiguous_format  # decoders interleave the colours
         if images.dtype == torch.uint8:

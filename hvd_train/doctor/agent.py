@@ -1,8 +1,7 @@
 """Report on a host: the doctor runs `python -m hvd_train.doctor.agent NAME...` on each.
 
-It prints the facts about its host, with its lookups of these names, and listens on a port that the system chooses, as
-Gloo and NCCL do. For each line with a JSON list of [host, port] it prints why it cannot connect to each, until its
-input ends.
+It prints the facts about its host, with its lookups of these names, and listens on a free port, as Gloo and NCCL do.
+For each line of input, a JSON list of [host, port], it prints why it cannot connect to each.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 from typing import IO
@@ -60,16 +60,16 @@ class Child:
         return runs
 
 
+@dataclass
 class Children:
     """Starts child processes with an environment."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self.started: list[Child] = []
+    environ: Mapping[str, str]
+    started: list[Child] = field(default_factory=list)
 
     def start(self, command: Sequence[str | Path], timeout_s: float) -> Child:
         """Start a command that has to end within `timeout_s` seconds."""
-        self.started.append(Child([str(word) for word in command], self._environ, timeout_s))
+        self.started.append(Child([str(word) for word in command], self.environ, timeout_s))
         return self.started[-1]
 
 

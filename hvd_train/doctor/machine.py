@@ -61,15 +61,14 @@ class Machine:
 Check = Callable[[Machine], Finding | None]  # returns None if it does not apply
 
 
-def check_python(machine: Machine) -> Finding:
-    """Check that this Python was tested; show which hvd_train this is."""
+def _check_python(machine: Machine) -> Finding:
     what = "{python} in {prefix}, hvd_train {hvd_train} in {folder}".format(**machine.host)
     if version_numbers(machine.host["python"])[:2] > (3, 13):
         return Finding("python", "warning", what, "hvd_train was not tested with it: use Python 3.10 to 3.13")
     return Finding("python", "ok", what)
 
 
-def check_torch(machine: Machine) -> Finding:
+def _check_torch(machine: Machine) -> Finding:
     """Check that torch 2.6 or newer and its torchvision can be imported."""
     torch = machine.torch
     if "version" not in torch:
@@ -85,7 +84,7 @@ def check_torch(machine: Machine) -> Finding:
     return Finding("torch", "ok", what)
 
 
-def check_gpus(machine: Machine) -> Finding:
+def _check_gpus(machine: Machine) -> Finding:
     """Check that torch sees the GPUs that the driver lists."""
     torch, listed, visible = machine.torch, machine.host["gpus"]["listed"], machine.visible_gpus
     if gpus := torch.get("gpus"):
@@ -109,7 +108,7 @@ def check_gpus(machine: Machine) -> Finding:
     return Finding("GPUs", "broken", f"{here}, but torch sees none{why}", todo)
 
 
-def check_horovod(machine: Machine) -> Finding:
+def _check_horovod(machine: Machine) -> Finding:
     """Check that Horovod is installed, with a build record and the patches."""
     installed, build = machine.host["horovod"], machine.build
     if installed is None:
@@ -123,7 +122,7 @@ def check_horovod(machine: Machine) -> Finding:
     return Finding("horovod", "ok", what)
 
 
-def check_horovod_loads(machine: Machine) -> Finding | None:
+def _check_horovod_loads(machine: Machine) -> Finding | None:
     """Check that Horovod can be imported, and was built against this torch."""
     name, torch, build = "horovod loads", machine.torch, machine.build
     if machine.host["horovod"] is None or "version" not in torch:
@@ -139,7 +138,7 @@ def check_horovod_loads(machine: Machine) -> Finding | None:
     return Finding(name, "ok", f"with torch {torch['version']}")
 
 
-def check_built_in(machine: Machine) -> Finding | None:
+def _check_built_in(machine: Machine) -> Finding | None:
     """Check that Horovod has Gloo, and NCCL if there are GPUs."""
     has = machine.horovod
     if "gloo" not in has:
@@ -152,7 +151,7 @@ def check_built_in(machine: Machine) -> Finding | None:
     return Finding("built in", "ok", what)
 
 
-def check_mpi(machine: Machine) -> Finding:
+def _check_mpi(machine: Machine) -> Finding:
     """Check that mpirun works and is of the MPI in Horovod."""
     mpirun, version, built_with = machine.mpirun, machine.mpirun_version, str(machine.build.get("mpi") or "")
     if mpirun is None or version is None:
@@ -185,8 +184,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
-def check_shared_memory(machine: Machine) -> Finding:
-    """Check /dev/shm, which loader processes, Open MPI and NCCL use."""
+def _check_shared_memory(machine: Machine) -> Finding:
     name, sizes = "shared memory", machine.host["shared_memory"]
     what = f"{_size(sizes[0])} in /dev/shm, {_size(sizes[1])} free" if sizes else "there is no /dev/shm"
     if sizes and sizes[0] >= GB and sizes[1] >= GB // 4:
@@ -195,8 +193,7 @@ def check_shared_memory(machine: Machine) -> Finding:
     return Finding(name, "warning", what, f"{todo}; ls -lS /dev/shm shows what fills it")
 
 
-def check_open_files(machine: Machine) -> Finding:
-    """Check the limit of open files: loader processes pass tensors as files."""
+def _check_open_files(machine: Machine) -> Finding:
     limit = machine.host["open_files"]
     what = "no limit" if limit == resource.RLIM_INFINITY else f"at most {limit}"
     if limit != resource.RLIM_INFINITY and limit < 1024:
@@ -204,8 +201,7 @@ def check_open_files(machine: Machine) -> Finding:
     return Finding("open files", "ok", what)
 
 
-def check_own_name(machine: Machine) -> Finding:
-    """Check that this host's name has an address; Debian's 127.0.1.1 is one."""
+def _check_own_name(machine: Machine) -> Finding:
     name = machine.host["own_name"]
     if addresses := machine.host["names"][name]:
         return Finding("own name", "ok", f"{name} is {', '.join(addresses)}")
@@ -213,8 +209,7 @@ def check_own_name(machine: Machine) -> Finding:
     return Finding("own name", "warning", what, f"echo '127.0.1.1 {name}' | sudo tee -a /etc/hosts")
 
 
-def check_disk(machine: Machine) -> Finding:
-    """Check the disk of the current folder, which holds the runs."""
+def _check_disk(machine: Machine) -> Finding:
     if machine.free_bytes is None:
         return Finding("disk", "warning", "this folder cannot be written to", "give `hvd-train train` an --output-dir")
     what = f"{_size(machine.free_bytes)} free in this folder"
@@ -228,10 +223,10 @@ def _size(count: int) -> str:
     return f"{count / 1024**power:.3g} {'KMG'[power - 1]}B"
 
 
-HOST_CHECKS: Sequence[Check] = (check_shared_memory, check_open_files)
+HOST_CHECKS: Sequence[Check] = (_check_shared_memory, _check_open_files)
 MACHINE_CHECKS: Sequence[Check] = (
-    *(check_python, check_torch, check_gpus, check_horovod, check_horovod_loads, check_built_in, check_mpi),
-    *(*HOST_CHECKS, check_own_name, check_disk),
+    *(_check_python, _check_torch, _check_gpus, _check_horovod, _check_horovod_loads, _check_built_in, _check_mpi),
+    *(*HOST_CHECKS, _check_own_name, _check_disk),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -26,18 +27,13 @@ _MOST_IMAGES, _COLUMNS = 64, 8
 
 
 def show(config: Config, ranks: int, path: Path) -> str:
-    """Draw the first images in a file; return a table of each rank's classes.
-
-    Raises UsageError if the training could not start or `path` cannot be written as a picture.
-    """
+    """Draw the first images in a file; return a table of each rank's classes. Raises UsageError."""
     parts = build(config, Place(), None, None)
     num_samples = parts.train_loader.num_samples
     layout = order.choose_layout(config.batch, ranks, num_samples)
     epoch = order.order_of(config.seed, 0, num_samples, config.data.repeated_augmentation)
-    try:
+    with closing(parts.train_loader):
         images, captions = _images(config, parts, layout, epoch)
-    finally:
-        parts.train_loader.close()
     picture_format = Image.registered_extensions().get(path.suffix.lower())
     if picture_format is None:
         raise UsageError(f"--output {path}: unknown file extension {path.suffix!r}")
@@ -54,10 +50,9 @@ def show(config: Config, ranks: int, path: Path) -> str:
                 counts[rank].update(labels[torch.from_numpy(micro.indices % num_samples)].tolist())
     names = list(map(printable, parts.data.classes))  # a line end in a name would forge a line
     width = max(map(len, names))
-    lines = [f"{'':{width}}" + "".join(f"{f'rank {rank}':>10}" for rank in range(ranks))]
-    for index, name in enumerate(names):
-        lines.append(f"{name:{width}}" + "".join(f"{of_rank[index]:10,}" for of_rank in counts))
-    return "\n".join([*lines, f"picture: {path}"])
+    head = f"{'':{width}}" + "".join(f"{f'rank {rank}':>10}" for rank in range(ranks))
+    rows = [f"{name:{width}}" + "".join(f"{count[index]:10,}" for count in counts) for index, name in enumerate(names)]
+    return "\n".join([head, *rows, f"picture: {path}"])
 
 
 def _images(config: Config, parts: Parts, layout: order.BatchLayout, epoch: order.Order) -> tuple[Tensor, list[str]]:

@@ -131,7 +131,7 @@ def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(content: bytes, mes
     path = Path("x.ckpt")
     path.write_bytes(content)
     with pytest.raises(UsageError, match=rf"^x\.ckpt.*{message}$"):
-        checkpoint.read_named(path)
+        checkpoint.read(path)
 
 
 def test_a_hole_a_pipe_and_a_missing_file_are_refused() -> None:
@@ -139,12 +139,12 @@ def test_a_hole_a_pipe_and_a_missing_file_are_refused() -> None:
         Path("hole.ckpt").write_bytes(beginning)
         os.truncate("hole.ckpt", 2**40)
         with pytest.raises(UsageError, match=r"hole\.ckpt.* (is not a checkpoint|is damaged|is truncated)"):
-            checkpoint.read_named(Path("hole.ckpt"))
+            checkpoint.read(Path("hole.ckpt"))
     os.mkfifo("x.ckpt")
     with pytest.raises(UsageError, match=r"x\.ckpt: it is no file, but a pipe or a device"):
-        checkpoint.read_named(Path("x.ckpt"))
+        checkpoint.read(Path("x.ckpt"))
     with pytest.raises(UsageError, match=r"none\.ckpt: No such file"):
-        checkpoint.read_named(Path("none.ckpt"))
+        checkpoint.read(Path("none.ckpt"))
 
 
 def test_a_checkpoint_that_lacks_a_value_is_skipped() -> None:
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_lacks_a_value_is_skipped() -> None:
     del snapshot["buffers"]
     checkpoint.write(path_of(RUN, 6), snapshot)
     with pytest.raises(UsageError, match=r"0006\.ckpt is no checkpoint of this version: it has no buffers$"):
-        checkpoint.read_named(path_of(RUN, 6))
+        checkpoint.read(path_of(RUN, 6))
     assert newest_step() == 5
 
 
