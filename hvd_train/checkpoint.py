@@ -29,10 +29,8 @@ from hvd_train.state import Snapshot, TrainState, result_in, to_host
 BEST, FINAL = "model-best.pt", "model-final.pt"
 MAGIC = b"hvd_train checkpoint\n"
 _KEYS = {field.name for field in dataclasses.fields(TrainState)} | {"buffers", "config"}
-_HEADER_SIZE = 512
-_PIECE_BYTES = 1 << 20
+_HEADER_SIZE, _PIECE_BYTES = 512, 1 << 20
 _NAME = re.compile(r"step-(\d{10})\.ckpt")
-
 Report = Callable[[str], None]  # prints a line for the user
 
 

@@ -99,8 +99,7 @@ def check(config: Config) -> None:
 def connect(config: Config | None = None) -> World:
     """Return the world of the launched ranks, or of one. Raises UsageError if they cannot form a world."""
     launcher.refuse_others(os.environ, ["python", *sys.argv])
-    launched = launcher.launched(os.environ)
-    if launched is None:
+    if (launched := launcher.launched(os.environ)) is None:
         return LocalWorld()
     rank_log.whole_lines()
     try:

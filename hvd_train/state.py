@@ -24,8 +24,7 @@ from hvd_train.run_files.ledger import Entry, extended
 from hvd_train.run_files.records import EpochRecord, StepRecord
 from hvd_train.world.world import World
 
-Snapshot = dict[str, Any]
-"""Plain values and CPU tensors only, so that it can be written, sent and loaded without running code."""
+Snapshot = dict[str, Any]  # plain values and CPU tensors only, so that loading it runs no code
 
 
 @dataclass(frozen=True)

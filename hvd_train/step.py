@@ -32,8 +32,7 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _PIECE = 1 << 18  # elements
 MICRO_BATCH = 3  # separates the random numbers of a micro-batch (dropout) from other uses of the seed
 
-Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Turns images [n, c, h, w] and class numbers [n] into such images and targets that `cross_entropy` takes."""
+Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, class numbers) to (images, any targets)
 
 
 def unmixed(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,6 @@
 """Measure sums over the ranks, by size and number format.
 
-The bandwidths are defined as in NVIDIA's nccl-tests (doc/PERFORMANCE.md there). The algorithm bandwidth is size / time.
-The bus bandwidth is that times 2 (n - 1) / n, the least that each of n ranks sends and receives.
+Bandwidths as in NVIDIA's nccl-tests (doc/PERFORMANCE.md): algorithm: size / time; bus: that times 2 (n - 1) / n.
 """
 
 from __future__ import annotations

@@ -21,10 +21,8 @@ from hvd_train.world.world import Place, World, together
 WARM_UP_S = 1.0
 IN_TRAINING_PROCESS = ("transfer", "prepare")  # stages of whole batches; the others run in loader processes
 _COLUMNS = (
-    ("stage", "stage", ""),
-    ("microseconds_per_image", "us per image", ""),
-    ("images_per_second_per_core", "images/s a core", ",.0f"),
-    ("limits", "", ""),
+    *(("stage", "stage", ""), ("microseconds_per_image", "us per image", "")),
+    *(("images_per_second_per_core", "images/s a core", ",.0f"), ("limits", "", "")),
 )
 
 

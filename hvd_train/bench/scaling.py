@@ -125,8 +125,7 @@ def train(line: Sequence[str], size: Size) -> str | None:
 def row_of(size: Size) -> Measurement:
     """Return the row of a finished training, from the files in its run folder."""
     summary = json.loads(plain_file.read_text(size.folder / run_folder.SUMMARY))
-    metrics = plain_file.read_text(size.folder / run_folder.METRICS)
-    lines = [json.loads(line) for line in metrics.splitlines()]
+    lines = [json.loads(line) for line in plain_file.read_text(size.folder / run_folder.METRICS).splitlines()]
     epochs = [line for line in lines if line["kind"] == "epoch"]
     samples = next(line["num_samples"] for line in lines if line.get("name") == "start")
     layout = order.choose_layout(size.config.batch, size.workers, samples)

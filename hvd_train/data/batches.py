@@ -55,7 +55,6 @@ class Ahead:
     """An iterator over batches that can prepare the next one during the reduction."""
 
     def __init__(self, batches: Iterator[Batch], mark: Mark) -> None:
-        """Call `mark` with "data" whenever a batch is ready, or has failed to be."""
         self._batches, self._mark = batches, mark
         self._next: Batch | Exception | None = None
 

@@ -10,8 +10,7 @@ from hvd_train.data.dataset import Arrays, DataSet, Source
 from hvd_train.errors import UsageError, first_few
 
 Identity = dict[str, Any]
-"""Plain values: the names of "classes", and the number and a digest of the samples in "training" and "validation": of
-each class folder, and (named "") of all."""
+"""The names of "classes"; in "training" and "validation", [count, digest] of each class folder and ("") of all."""
 
 _PARTS = ("training", "validation")
 

@@ -82,8 +82,7 @@ def _digits(config: DataConfig, seed: int) -> DataSet:
 
 def _rows_of_digits() -> npt.NDArray[np.float64]:
     """Return 64 pixels and the label of each image, if possible without importing scikit-learn."""
-    package = importlib.util.find_spec("sklearn")
-    if package is not None and package.origin is not None:
+    if (package := importlib.util.find_spec("sklearn")) is not None and package.origin is not None:
         file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
         if file.exists():
             return np.loadtxt(file, delimiter=",")

@@ -74,8 +74,7 @@ def _print(answer: dict[str, Any]) -> None:
 
 def _horovod() -> dict[str, Any] | None:
     """Describe the Horovod that `import horovod` would load, without importing it."""
-    spec = importlib.util.find_spec("horovod")
-    if spec is None or spec.origin is None:  # any folder of that name has no origin
+    if (spec := importlib.util.find_spec("horovod")) is None or spec.origin is None:  # a mere folder has no origin
         return None
     folder = Path(spec.origin).parent
     build = None

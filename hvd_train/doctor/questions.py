@@ -97,8 +97,7 @@ def answer(outcome: Outcome) -> dict[str, Any]:
     if outcome.code < 0:
         return {**facts, "error": f"killed by {signal.Signals(-outcome.code).name}"}
     if not answers or outcome.code:
-        reason = first_error(outcome.output) or f"exit code {outcome.code}, without output"
-        return {**facts, "error": reason}
+        return {**facts, "error": first_error(outcome.output) or f"exit code {outcome.code}, without output"}
     return facts
 
 

@@ -21,8 +21,7 @@ from hvd_train.run import trained_parts
 from hvd_train.step import Step
 from hvd_train.world.world import LocalWorld, Place
 
-_WORST = 12
-_SIDE = 96  # pixels: a larger picture is made smaller for the page
+_WORST, _SIDE = 12, 96  # images, and the pixels of the longer side in the page
 
 
 @torch.no_grad()
@@ -32,10 +31,9 @@ def predict(run: Path, device: str, *, trust: bool = False) -> Predictions:
     loader, data = parts.val_loader, parts.data
     if loader is None:
         raise UsageError("its data set has no validation set")
-    model = parts.model.eval()
+    model, size = parts.model.eval(), config.batch.eval_batch_size
     counts: Counter[tuple[int, int]] = Counter()
     worst: list[tuple[float, int, Tensor, int, int, float]] = []
-    size = config.batch.eval_batch_size
     autocast = Step(config, LocalWorld(), model, parts.device).autocast()
     try:
         for batch in loader.load(0, assignments(InSequence(loader.num_samples), 0, BatchLayout(size, size), 0, 1)):
