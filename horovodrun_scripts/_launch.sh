@@ -157,7 +157,7 @@ check_host() {
   read -r -a policy < <(new_keys "$1") || true
   reply=$(ssh -n -o BatchMode=yes -o ConnectTimeout=5 "${policy[@]}" -- "$1" test -x "$(quoted "$2")" 2>&1) || code=$?
   if ((code == 255)) && [[ $reply == *'HOST IDENTIFICATION HAS CHANGED'*'verification failed'* ]]; then
-    echo "$1 has another ssh host key than the one that is known here, so it may be another machine; if you know why," \
+    echo "$1 has another ssh host key than the known one, so it may be another machine; if you know why," \
       "forget the old key: ssh-keygen -R $1"
   elif ((code == 255)) && [[ $reply == *'Host key verification failed'* ]]; then
     echo "$1 has an ssh host key that is not known here, and your ssh configuration takes no new ones; to compare and" \

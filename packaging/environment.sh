@@ -113,13 +113,13 @@ use_fetched_headers() {
 
 # Python's headers come from Debian: apt-get and dpkg need no root for this.
 fetch_headers() (
-  own=()
+  apt=()
   package=libpython$("$PYTHON" -c "$VERSION")-dev
   rm -rf "$HEADERS" "$HEADERS.part"
   mkdir -p "$HEADERS.part"/{lists,archives}/partial && cd "$HEADERS.part" || exit
   if ! apt-get download "$package"; then  # the system's lists of packages may be empty or old
-    own=(-o "Dir::State::lists=$PWD/lists/" -o "Dir::Cache=$PWD/")
-    apt-get "${own[@]}" update && apt-get "${own[@]}" download "$package" || exit
+    apt=(-o "Dir::State::lists=$PWD/lists/" -o "Dir::Cache=$PWD/")
+    apt-get "${apt[@]}" update && apt-get "${apt[@]}" download "$package" || exit
   fi
   dpkg -x "$package"_*.deb tree && mv tree "../${HEADERS##*/}"
 )
