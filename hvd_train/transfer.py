@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hvd_train.console import say
-from hvd_train.errors import ReplicasDiffer, first_few
+from hvd_train.errors import ReplicasDiffer, counted, first_few
 from hvd_train.network.digest import tensors_in
 from hvd_train.state import TrainState, digest_of_snapshot, map_tensors
 from hvd_train.world.wire import has_no_gaps
@@ -50,7 +50,7 @@ class _Notice:
 
     def __init__(self, num_bytes: int, num_ranks: int) -> None:
         self._num_bytes, self._sent = num_bytes, 0
-        self._ranks = f"{num_ranks} {'rank' if num_ranks == 1 else 'ranks'}"
+        self._ranks = counted(num_ranks, "rank")
         self._begun = time.monotonic()
         self._next = self._begun + _QUIET_S
 

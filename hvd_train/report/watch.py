@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hvd_train.console import printable
+from hvd_train.errors import counted
 from hvd_train.progress.clock import duration
 from hvd_train.run_files.history import History, number, read, speeds, thinned
 
@@ -42,7 +43,7 @@ def watch(path: Path, *, once: bool, interval_s: float) -> None:
 def view(history: History, now: float) -> RenderableType:
     """Return the picture of a run; `now` is in seconds since 1970."""
     settings, size = history.settings, history.world_size
-    ranks = f"{size} rank{'s' if size != 1 else ''}" if size else "ranks not known"
+    ranks = counted(size, "rank") if size else "ranks not known"
     facts = Table.grid(padding=(0, 2))
     silent = now - history.last_write if history.last_write is not None and not history.ended else 0.0
     silence = f"; last record {duration(silent)} ago" if silent > _SILENCE_S else ""
