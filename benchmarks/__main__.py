@@ -5,8 +5,6 @@ python -m benchmarks --quick     less than five minutes; no record
 python -m benchmarks --table     the records as Markdown tables, for docs/benchmarks.md
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

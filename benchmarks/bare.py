@@ -8,8 +8,6 @@
 with transforms of each sample, and the average over all ranks of each batch's loss and accuracy.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

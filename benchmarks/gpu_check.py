@@ -6,8 +6,6 @@ run, since it makes all other results meaningless. A stage is cut off after five
 Exit code 1: a check failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes

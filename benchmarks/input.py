@@ -16,8 +16,6 @@ The files are made here: noise whose amplitude falls with its frequency, as in p
 fades from top to bottom; at quality 90 they have about as many bytes as photographs have.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

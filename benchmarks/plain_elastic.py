@@ -5,8 +5,6 @@
 Rank 0 appends a line of JSON to LOG for each step: time, process, how often this process has (re)entered, world size.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

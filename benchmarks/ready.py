@@ -9,8 +9,6 @@ keeps both cores busy; the default is one commit a minute. Elastic and static jo
 whose steps of 50 ms leave the cores free, as steps on a GPU do. The records are benchmarks/records/ready-*.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

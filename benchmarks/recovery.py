@@ -11,8 +11,6 @@ ENVIRONMENT is a virtual environment with torch, scikit-learn, and the wheel tha
     python packaging/build_horovod.py --without-patches --wheel-dir DIR
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal

@@ -7,8 +7,6 @@ A comparison is two running trainings that take turns (`benchmarks.turns`), with
 threads, without augmentation, evaluation or commits. The record is benchmarks/records/speed.json.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from typing import Any

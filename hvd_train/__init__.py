@@ -1,7 +1,5 @@
 """Exact, elastic data-parallel training of PyTorch models with Horovod."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

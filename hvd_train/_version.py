@@ -1,7 +1,5 @@
 """The version of hvd_train, and a digest of its code, by which edited checkouts differ."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

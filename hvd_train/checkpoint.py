@@ -1,7 +1,5 @@
 """Write checkpoints atomically in the background: two lines of text and a payload of torch.save."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

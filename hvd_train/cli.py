@@ -1,7 +1,5 @@
 """`hvd-train COMMAND`: run a command, print its error and exit, which happens only here."""
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import os

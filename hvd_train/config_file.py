@@ -1,7 +1,5 @@
 """Write a config as plain values or as the text of a config.yaml, and read it back."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path

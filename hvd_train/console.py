@@ -1,7 +1,5 @@
 """Print lines of the program, without control characters, even after the console is gone."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """The errors for the user: one line that says what, why and what to type, and an exit code."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Export a trained model: its weights, and a program that needs no hvd_train."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

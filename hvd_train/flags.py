@@ -1,7 +1,5 @@
 """Read command line flags into a dataclass or one by one. An error is one line with the nearest flag."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

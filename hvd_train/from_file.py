@@ -1,7 +1,5 @@
 """`--resume FILE`: start this run, with its own settings, from the checkpoint of another one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """When a training ends, and which evaluation is the best."""
 
-from __future__ import annotations
-
 import math
 
 from hvd_train.config import Config

@@ -1,7 +1,5 @@
 """Commit from a survivor if both rank 0 and the driver of the job are lost."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -1,7 +1,5 @@
 """The training loop, the page to read first: `train`, then the functions that it calls."""
 
-from __future__ import annotations
-
 import math
 
 from torch import nn

@@ -1,7 +1,5 @@
 """The report of one process for a rendezvous, and the faults that it has seen."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

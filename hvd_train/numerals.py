@@ -1,7 +1,5 @@
 """Read whole numbers that users type and that launchers and files hold."""
 
-from __future__ import annotations
-
 import re
 
 

@@ -1,7 +1,5 @@
 """The output of a training, which rank 0 writes into the run folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

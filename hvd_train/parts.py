@@ -1,7 +1,5 @@
 """Build the parts of a rank from the config: device, data, loaders, model and the first state."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 from functools import partial

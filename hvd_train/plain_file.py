@@ -1,7 +1,5 @@
 """Open regular files only; raise OSError for FIFOs, devices and symlinks, which another user's run folder may hold."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """Import the user's own code by its name, `package.module:function`, also from the current folder."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

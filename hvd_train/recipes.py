@@ -1,7 +1,5 @@
 """Named, complete configurations; each docstring gives the command, the machine and the result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Describe for the user how a run began and ended."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """The composition root: connect, build the parts from facts, train or evaluate, return a result."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """One optimizer step: forward and backward over this rank's micro-batches, then reduce, unscale, clip, step."""
 
-from __future__ import annotations
-
 import math
 import operator
 import traceback

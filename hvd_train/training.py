@@ -1,7 +1,5 @@
 """Train one process in all worlds of a job: synchronize the state, train, finish."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Synchronize the training state: send the state of one rank to all others."""
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -1,7 +1,5 @@
 """List our types that ranks may send to one another: what a rank receives must not choose the code to run. No torch."""
 
-from __future__ import annotations
-
 from pathlib import PosixPath
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Exact evaluation: every sample counts once, for any number of ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from contextlib import AbstractContextManager

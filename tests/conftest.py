@@ -1,7 +1,5 @@
 """Guard every test: its own folder, an unchanged environment, no remaining process. Time limits: pyproject."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

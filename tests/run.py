@@ -4,8 +4,6 @@ If one to three tests fail, run them again, alone. A test that then passes is fl
 lines are `FLAKY: TEST ...`. A second failure, more than three failures and errors of pytest are red (`FAILED: TEST`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

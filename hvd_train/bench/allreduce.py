@@ -3,8 +3,6 @@
 Bandwidths as in NVIDIA's nccl-tests (doc/PERFORMANCE.md): algorithm: size / time; bus: that times 2 (n - 1) / n.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import partial

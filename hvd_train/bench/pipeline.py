@@ -1,7 +1,5 @@
 """Measure the input pipeline as in training, then each stage on one core."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Means with their intervals, tables, and the JSON record of a measurement. No torch."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

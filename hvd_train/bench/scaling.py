@@ -1,7 +1,5 @@
 """Measure scaling: run a job for each number of workers and read its run folder. No torch."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Repeat and time an action on all ranks, and yield batches without an end."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Measure the real optimizer step, without metrics, commits, evaluations and files."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 from hvd_train.bench import record

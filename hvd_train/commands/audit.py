@@ -1,7 +1,5 @@
 """`hvd-train audit`: check that every sample counted exactly once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`hvd-train config`: the settings of a training, checked and printed without starting one."""
 
-from __future__ import annotations
-
 from hvd_train import config_file
 from hvd_train.commands.train import parse_train
 from hvd_train.flags import take_switch

@@ -1,7 +1,5 @@
 """`hvd-train doctor`: what this machine, this build of Horovod and a cluster can do."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

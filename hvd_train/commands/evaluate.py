@@ -1,7 +1,5 @@
 """`hvd-train evaluate`: the scores of a trained model."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

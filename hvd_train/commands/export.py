@@ -1,7 +1,5 @@
 """`hvd-train export`: a trained model for use elsewhere."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

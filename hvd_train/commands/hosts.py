@@ -1,7 +1,5 @@
 """`hvd-train hosts`: check a host file, and write it as other launchers take it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

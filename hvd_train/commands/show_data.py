@@ -1,7 +1,5 @@
 """`hvd-train show-data`: the images and classes that a training would see, as a picture and a table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hvd_train import console

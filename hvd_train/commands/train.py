@@ -1,7 +1,5 @@
 """`hvd-train train`: make a config of the arguments, train, and return an exit code."""
 
-from __future__ import annotations
-
 import gc
 import os
 from pathlib import Path

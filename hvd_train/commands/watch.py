@@ -1,7 +1,5 @@
 """`hvd-train watch`: the state of a training, in the terminal."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random changes to batches of images in memory, with random numbers of each sample."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Batches on the device, what loads them, and how the next one is prepared early."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Data sets: samples in memory or read item by item, and facts for the model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable

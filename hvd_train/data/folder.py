@@ -1,7 +1,5 @@
 """Data sets of image files in class folders: train/CLASS/*.jpg and val/CLASS/*.jpg."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator

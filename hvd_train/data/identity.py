@@ -1,7 +1,5 @@
 """Identify the data of a run, to notice a change before a resume."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import Any

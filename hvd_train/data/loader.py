@@ -1,7 +1,5 @@
 """Turn a rank's assignments into batches on its device, from memory or by loader processes."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import random

@@ -1,7 +1,5 @@
 """Check the user's own data sets before the first step and as items are read."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Decode image files to RGB pixels: sound JPEG files with simplejpeg, everything else with Pillow."""
 
-from __future__ import annotations
-
 import struct
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Turn stored images into the input of the model, on the device."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

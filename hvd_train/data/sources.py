@@ -1,7 +1,5 @@
 """Data sets by name: digits, CIFAR, class folders, synthetic images, or the user's own."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Random changes by torchvision, of single images and of micro-batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ It prints the facts about its host, with its lookups of these names, and listens
 For each line of input, a JSON list of [host, port], it prints why it cannot connect to each.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Child processes of the doctor, which end with it, together with their descendants."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

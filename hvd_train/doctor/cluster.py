@@ -1,7 +1,5 @@
 """`hvd-train doctor --hosts FILE`: examine a cluster over ssh, with an `agent` on each host."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

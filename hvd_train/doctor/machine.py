@@ -1,7 +1,5 @@
 """`hvd-train doctor`: the checks of this machine and its build of Horovod, listed in `MACHINE_CHECKS`."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

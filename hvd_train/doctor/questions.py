@@ -1,7 +1,5 @@
 """Programs that the doctor runs with `python -c`, and how their answers are read."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The growing wait between attempts. Pure."""
 
-from __future__ import annotations
-
 
 def wait_s(first_s: float, longest_s: float, times_before: int) -> float:
     """Return the seconds to wait: `first_s`, doubled for each earlier attempt, at most `longest_s`."""

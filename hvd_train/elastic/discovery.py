@@ -1,7 +1,5 @@
 """The hosts that a job may use now, which the user's command prints every second."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 from collections.abc import Callable, Mapping

@@ -20,8 +20,6 @@ says that the worker is evicted. A worker ends with its process, on another host
 it is evicted.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

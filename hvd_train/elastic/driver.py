@@ -5,8 +5,6 @@ worker, and takes the first exit code 0 for the end of the job. Here `dispatcher
 command line, ssh and rendezvous server stay. REPLACEMENTS lists each part that is replaced while this process runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

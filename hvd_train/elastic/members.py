@@ -1,7 +1,5 @@
 """The reports of ranks at a rendezvous, by which all ranks decide alike. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

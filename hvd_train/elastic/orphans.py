@@ -1,7 +1,5 @@
 """Kill the processes of evicted workers, which would keep the GPU of their slot."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 

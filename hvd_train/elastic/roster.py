@@ -22,8 +22,6 @@ commands: start a worker, end one, form a world of these workers, finish the job
 Pure: time is an argument, in seconds on any clock that does not jump.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

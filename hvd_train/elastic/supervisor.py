@@ -5,8 +5,6 @@ code. Otherwise it runs the command again, which resumes from its last commit. T
 each time the command fails soon after its start.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """Choose a worker's network interface and the driver's address in an elastic job, whose hosts change. No torch."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Collection, Mapping, MutableMapping
 from contextlib import suppress

@@ -4,8 +4,6 @@ Requests and answers are signed with that key (packaging/horovod_sources/horovod
 process on the network can reach the store's port.
 """
 
-from __future__ import annotations
-
 import http.client
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """Print an error that ends the job once for all ranks, by the rank that knows it best."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

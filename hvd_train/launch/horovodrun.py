@@ -1,7 +1,5 @@
 """Compose the horovodrun command line with which our own commands start ranks. No torch."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Read, check and write host files in the format of each launcher. No torch."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections import Counter

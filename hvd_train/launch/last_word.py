@@ -4,8 +4,6 @@ The driver prints an error once for all workers that report it. The exit report 
 is useless: a signal killed it, its ssh failed, or a library crashed at exit.
 """
 
-from __future__ import annotations
-
 import json
 import traceback
 from collections.abc import Iterator, Mapping

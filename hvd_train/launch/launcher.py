@@ -1,7 +1,5 @@
 """Read the launcher, the rank and the job of a process from its environment. No torch."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

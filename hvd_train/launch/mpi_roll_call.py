@@ -1,7 +1,5 @@
 """The roll call over MPI, which itself waits for ranks busily and silently. No torch."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import socket

@@ -1,7 +1,5 @@
 """Find processes on this host by their environment, which all descendants of a launcher share; age of this process."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

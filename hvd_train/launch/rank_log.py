@@ -1,7 +1,5 @@
 """The output of each rank: whole lines, and a file per rank with `--log-dir`. No torch."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import io

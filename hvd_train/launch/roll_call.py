@@ -5,8 +5,6 @@ process has started, and later that it is here, with facts about what it runs. R
 writes a verdict, for which the others wait. Rank 1 reports if rank 0 is missing.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

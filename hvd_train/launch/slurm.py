@@ -1,7 +1,5 @@
 """Translate Slurm's variables into Horovod's for ranks that srun started without MPI or horovodrun. No torch."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """Find, average, copy and restore the buffers of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass

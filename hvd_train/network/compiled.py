@@ -1,7 +1,5 @@
 """Compile the model for all shapes of an epoch before the rendezvous."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 
 import torch

@@ -1,7 +1,5 @@
 """The device of a rank: threads, memory, clocks, number formats and loss scale."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 

@@ -1,7 +1,5 @@
 """Compute a fast digest of tensors, to compare the states of ranks. It detects errors, not attacks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

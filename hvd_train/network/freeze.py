@@ -1,7 +1,5 @@
 """Freeze parameters as a function of the epoch. Frozen parameters have no gradient and are not reduced."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase

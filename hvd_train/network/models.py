@@ -1,7 +1,5 @@
 """Build models by name: torchvision's, timm's, a small convnet for digits, or the user's own."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import suppress

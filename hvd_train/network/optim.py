@@ -1,7 +1,5 @@
 """Build the optimizer of a config, and the moving average of weights."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Mapping, Sequence, Set

@@ -1,7 +1,5 @@
 """Update a model's buffers in an optimizer step, equally on all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Load initial weights: torchvision's by name, or a file with a state_dict."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Read, merge and sum up traces in Perfetto's Trace Event Format."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Time training: images per second, the phases of a step, limits, and clocks that leave out pauses."""
 
-from __future__ import annotations
-
 import operator
 import threading
 import time

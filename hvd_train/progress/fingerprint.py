@@ -1,7 +1,5 @@
 """Compute fingerprints of samples that add up over ranks and steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 The order of an epoch is a permutation that is computed index by index, in constant memory for any data set.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

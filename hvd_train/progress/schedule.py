@@ -1,7 +1,5 @@
 """Compute the learning rate as a pure function of progress."""
 
-from __future__ import annotations
-
 import math
 
 from hvd_train.settings.optimizer import OptimizerConfig

@@ -1,7 +1,5 @@
 """Draw charts with matplotlib, in the style of templates/charts.mplstyle."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Show the classes that a run's best weights confuse, and their worst images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compose sections of the page: learning curves, throughput, phases of a step, and events."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from markupsafe import Markup

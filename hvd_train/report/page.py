@@ -1,7 +1,5 @@
 """Render the pieces of a page that needs no network and no script, from templates/."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable
 from typing import Any

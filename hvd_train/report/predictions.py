@@ -1,7 +1,5 @@
 """Compute what a run's best weights predict on its validation set."""
 
-from __future__ import annotations
-
 import heapq
 import io
 from collections import Counter

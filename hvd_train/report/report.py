@@ -1,7 +1,5 @@
 """Compose the page of `hvd-train report` from run folders."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Show what a training sees (`hvd-train show-data`): first images, and classes of each rank."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import closing
 from pathlib import Path

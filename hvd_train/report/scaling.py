@@ -1,7 +1,5 @@
 """Show what `hvd-train bench scaling` measured: a section of the page, and charts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

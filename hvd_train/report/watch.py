@@ -1,7 +1,5 @@
 """Show the state of a run in the terminal, read from its files (`hvd-train watch`)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Append entries to a file; while the disk is full, keep them in memory."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

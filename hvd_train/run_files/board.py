@@ -1,7 +1,5 @@
 """Write metrics for TensorBoard, without torch's SummaryWriter: a full disk breaks it for good."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

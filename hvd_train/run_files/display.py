@@ -1,7 +1,5 @@
 """Show the progress of a training: plain lines in logs and pipes, a bar on a terminal."""
 
-from __future__ import annotations
-
 import time
 
 from typing_extensions import override

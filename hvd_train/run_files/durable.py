@@ -1,7 +1,5 @@
 """Write files that are whole or absent after a kill or on a full disk."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

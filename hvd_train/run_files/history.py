@@ -1,7 +1,5 @@
 """Read a run folder: settings, metrics, events, the state of the run, and damage to its files."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable, Mapping, Sequence

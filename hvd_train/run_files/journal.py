@@ -1,7 +1,5 @@
 """Report a run to the console, metrics.jsonl, TensorBoard and the ledger."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ A line has the positions of one or more steps in the epoch's order, and a finger
 delivered. The fingerprints of an epoch add up to the fingerprint of all samples only if each sample came once.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress

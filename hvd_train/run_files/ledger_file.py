@@ -1,7 +1,5 @@
 """Write the ledger of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from hvd_train.console import say

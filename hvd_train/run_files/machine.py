@@ -1,7 +1,5 @@
 """Describe the machine of a run or a benchmark for environment.json: versions, hosts and devices."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

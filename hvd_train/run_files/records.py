@@ -1,7 +1,5 @@
 """Plain values that training reports: a step, an epoch, and the moment that a display shows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

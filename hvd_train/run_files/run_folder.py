@@ -1,7 +1,5 @@
 """Choose, claim and lock run folders: one process at a time writes into one."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Read the lines of a file backwards."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import BinaryIO

@@ -1,7 +1,5 @@
 """The samples of a step, and how the workers share them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

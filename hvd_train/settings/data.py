@@ -1,7 +1,5 @@
 """The images of a run, their source and their transforms."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

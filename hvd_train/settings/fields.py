@@ -1,7 +1,5 @@
 """Mark a field that may differ on resume, and check the values of fields."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import field
 from typing import TypeVar

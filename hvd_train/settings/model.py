@@ -1,7 +1,5 @@
 """The network of a run, its initial weights and its trained parameters."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """How a gradient changes the weights, and how the gradients of the workers become one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The number formats of the arithmetic and of what travels between workers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Devices, output and commits of a run."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How long a run trains, when it stops early, and how the learning rate moves."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The `World` of an elastic job: workers form one world after another."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

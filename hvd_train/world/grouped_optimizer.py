@@ -1,7 +1,5 @@
 """Gradients that are reduced in groups, by the hooks and private attributes of Horovod's optimizer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager

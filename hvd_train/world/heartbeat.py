@@ -1,7 +1,5 @@
 """Send the heartbeats of an elastic worker, and ask our driver for a rank."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """Implement `World` with Horovod, which no other module of a worker imports."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import deque

@@ -1,7 +1,5 @@
 """The roll call of an MPI job before Horovod starts, by mpi4py."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, MutableMapping

@@ -1,7 +1,5 @@
 """Short time slices for threads that wake, do little and sleep, while other threads compute."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """Flat tensors to send in place of Python values, gradients and a whole training state."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol

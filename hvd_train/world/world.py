@@ -1,7 +1,5 @@
 """The operations between the ranks of a run, and the world of one rank."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait

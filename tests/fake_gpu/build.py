@@ -1,7 +1,5 @@
 """Builds the libraries of the stand-in with the headers that Horovod was built with, and keeps them by digest."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -3,8 +3,6 @@
 Each rank prints what it has seen as one line of JSON.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Starts commands whose torch, Horovod and NCCL are those of the stand-in."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

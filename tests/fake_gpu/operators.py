@@ -5,8 +5,6 @@ results come into the memory of the device later, when the stream gets there: wh
 what was there before. Copies between host and device are torch's own.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Each play prints what it has seen as one line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

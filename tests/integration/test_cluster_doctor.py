@@ -1,7 +1,5 @@
 """`hvd-train doctor --hosts` on a good cluster, and with each fault that it must name."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

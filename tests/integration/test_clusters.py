@@ -1,7 +1,5 @@
 """Every way to start on several hosts over ssh, and errors if a host is not ready."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Trainings that lose their terminal, session or reader."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """The real `hvd-train doctor` on this machine, and with faults of Horovod."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

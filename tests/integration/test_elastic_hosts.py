@@ -1,7 +1,5 @@
 """Elastic training on three hosts with ssh between them, through faults and changes of the cluster."""
 
-from __future__ import annotations
-
 import random
 import re
 import signal

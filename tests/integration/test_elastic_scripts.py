@@ -1,7 +1,5 @@
 """discover_hosts.sh and train_elastic.sh on this machine: output, errors and real trainings."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Real trainings on a file system of 2 MB that is filled and emptied."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 HVD_TRAIN_TEST_PYTHON may name the Python of another build; with `--without-patches` these tests fail.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Commands on a run folder that another user planted."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

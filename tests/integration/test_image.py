@@ -5,8 +5,6 @@ makes one with debootstrap. The build sees this machine's pip settings and certi
 image, and IMAGE_COMPOSE a program like `docker compose`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

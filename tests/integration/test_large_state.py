@@ -1,7 +1,5 @@
 """A state with more bytes than Horovod's counters hold."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run `bench` and `--profile` with real launchers, and the commands of docs/measuring.md as printed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A long training holds no more memory at its end than soon after its start."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 from statistics import median

@@ -1,7 +1,5 @@
 """Run tests/parallel under horovodrun, on several numbers of ranks and both controllers."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Each recipe on two ranks with a little data in its real format, and accuracy on real images."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

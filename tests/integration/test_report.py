@@ -1,7 +1,5 @@
 """The report of a real training in a browser."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A real Slurm on the hosts of `tests.support.hosts`: sbatch, srun, preemption and requeueing."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

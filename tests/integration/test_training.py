@@ -1,7 +1,5 @@
 """Whole trainings under real launchers: successes, signals, faults and wrong input."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

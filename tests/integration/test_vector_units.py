@@ -1,7 +1,5 @@
 """The numeric tests with fewer vector units: torch and its libraries then round in another order."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

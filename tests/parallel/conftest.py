@@ -1,7 +1,5 @@
 """`horovodrun -np 2 python -m pytest tests/parallel` runs these tests; without a launcher there are none."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from typing import Any

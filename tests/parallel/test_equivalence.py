@@ -1,7 +1,5 @@
 """The same training on all ranks of the launcher and on one rank alone."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings of a training on real ranks, compared with one rank or plain torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

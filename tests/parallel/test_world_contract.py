@@ -1,5 +1,3 @@
 """The contract of a world, on Horovod."""
 
-from __future__ import annotations
-
 from tests.support.contract import *  # noqa: F403  # the tests of the suite

@@ -1,7 +1,5 @@
 """Data sets and preparations for tests of the loaders."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

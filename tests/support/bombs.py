@@ -1,7 +1,5 @@
 """Small image files whose headers claim many pixels."""
 
-from __future__ import annotations
-
 import re
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """A headless Chromium, controlled over two pipes."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """Archives of a small CIFAR of noise, in the published format (https://www.cs.toronto.edu/~kriz/cifar.html)."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The promises of every World: tests on the world of one, on threads and on Horovod (fixture `on_ranks`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An elastic job whose processes are threads of the test; everything else is real."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

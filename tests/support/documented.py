@@ -1,7 +1,5 @@
 """Commands as printed in the documents."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

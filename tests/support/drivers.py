@@ -1,7 +1,5 @@
 """A driver of an elastic job without hosts or a server, and its replacements of Horovod's functions."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import Mock
 

@@ -1,7 +1,5 @@
 """Elastic trainings on the hosts of `tests.support.hosts`, watched and disturbed from outside."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Train 20 steps through given faults, with threads as workers, and check the promises."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A full disk: as an error of system calls, and as a small disk that can be filled."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

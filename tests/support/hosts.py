@@ -4,8 +4,6 @@ A host is a process tree in its own namespaces; all share the file system, as ov
 /etc stay unchanged. This needs root, iproute2, util-linux and openssh-server.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

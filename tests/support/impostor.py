@@ -1,7 +1,5 @@
 """A program at the port of a job's store, with one answer to the first client."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

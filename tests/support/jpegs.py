@@ -1,7 +1,5 @@
 """Image files: class folders of scikit-learn's handwritten digits as JPEG files, and images of noise."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path

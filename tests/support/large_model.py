@@ -1,7 +1,5 @@
 """A model for campaigns of faults whose training changes a state of 500 MB in every step."""
 
-from __future__ import annotations
-
 import math
 
 import torch

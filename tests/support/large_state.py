@@ -1,7 +1,5 @@
 """Send a state of distinct numbers from the last rank to rank 0: `python -m tests.support.large_state GIB`."""
 
-from __future__ import annotations
-
 import resource
 import sys
 

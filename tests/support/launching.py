@@ -1,7 +1,5 @@
 """Start real launchers, and leave no process running."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

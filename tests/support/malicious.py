@@ -1,7 +1,5 @@
 """Content that an attacker may put into a file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A model whose ranks record how much memory they hold."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

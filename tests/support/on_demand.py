@@ -1,7 +1,5 @@
 """A model whose workers follow orders: the file `PLACE-HOST` in the job's folder says how a host's worker fails."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Report pages for tests, and their sections."""
 
-from __future__ import annotations
-
 import base64
 import re
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The ports of a job in SECURITY.md, and what must hold after attacks on them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

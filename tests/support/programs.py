@@ -1,7 +1,5 @@
 """Scripts in the place of programs of the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

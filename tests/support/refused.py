@@ -1,7 +1,5 @@
 """Refused settings and their messages."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

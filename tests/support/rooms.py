@@ -1,7 +1,5 @@
 """The rooms of the package in order. `python -m tests.support.rooms --write` renews docs/architecture.md."""
 
-from __future__ import annotations
-
 import ast
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path

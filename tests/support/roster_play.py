@@ -1,7 +1,5 @@
 """Play a history of an elastic job: tests give events and time; commands are carried out at once."""
 
-from __future__ import annotations
-
 from hvd_train.elastic.roster import End, Finish, FormWorld, Notice, Roster, Start
 from hvd_train.launch.last_word import During, LastWord
 

@@ -1,7 +1,5 @@
 """Small complete trainings of a second or two: data, models and configs."""
 
-from __future__ import annotations
-
 import functools
 import os
 import random

@@ -1,7 +1,5 @@
 """Run the scripts of horovodrun_scripts/ as a user does, or print what they would start."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """A real Slurm on the hosts of `tests.support.hosts`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Another user of the machine, who reads the command lines and environments in /proc."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Another account, on this machine or another, that attacks the ports of a job."""
 
-from __future__ import annotations
-
 import base64
 import ctypes
 import encodings.idna  # noqa: F401  # connections import it; another account may not be able to read it

@@ -1,7 +1,5 @@
 """Assertions that hold for every trace that a run leaves."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Watch a training from outside: when steps end, and which are lost."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

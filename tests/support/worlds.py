@@ -4,8 +4,6 @@ All threads share torch's default generator, so numbers from it (dropout, initia
 Models for `ThreadWorld` use their own generator.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Fixtures of tests without a launcher: one core per rank, reproducible Hypothesis."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Links, file names and flags in the documents exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

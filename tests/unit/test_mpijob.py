@@ -1,7 +1,5 @@
 """The MPIJob for Kubernetes: rights of its pods, and access to them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

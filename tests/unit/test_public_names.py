@@ -1,7 +1,5 @@
 """The public names of `hvd_train`."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rooms of the package: modules import only from their own room and lower rooms, without cycles."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The package never reads a pickle of another process: pickles can run code."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The stand-in for a GPU, and commands that run on it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Elastic jobs over the stand-in's NCCL: dead and silent workers cost no step."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Faults that the stand-in shows and that are not fixed yet. A fix removes the mark."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The stand-in itself: order, memory, races and errors of CUDA, sums of NCCL, and torch's operators."""
 
-from __future__ import annotations
-
 import json
 import signal
 import uuid

@@ -1,7 +1,5 @@
 """Trainings on the stand-in end with bit-identical weights to trainings on CPUs."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A machine on which nothing is installed."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

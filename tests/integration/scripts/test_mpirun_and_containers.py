@@ -1,7 +1,5 @@
 """Flags of each mpirun, containers by Apptainer and docker, and ssh in the image."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The scripts: commands, arguments, errors in one line, and real trainings."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Hosts that the tests of a module share."""
 
-from __future__ import annotations
-
 from tests.support.hosts import hosts_fixture
 
 hosts = hosts_fixture(2, scope="module")

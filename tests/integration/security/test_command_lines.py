@@ -1,7 +1,5 @@
 """Other users cannot read secrets of a job, and remote ranks get only what they need."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from uuid import uuid4

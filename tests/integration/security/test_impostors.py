@@ -1,7 +1,5 @@
 """A machine with another host key gets no rank, and one line says what to type."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ports of a job, attacked by another account of the machine."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path

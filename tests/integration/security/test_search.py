@@ -1,7 +1,5 @@
 """While horovodrun looks for common interfaces, it alone opens a port."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs of a real Slurm on two nodes; another account attacks ports and reads /proc."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

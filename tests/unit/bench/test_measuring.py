@@ -1,7 +1,5 @@
 """`hvd-train bench`: the step, allreduce, the input, and their records."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`hvd-train bench scaling`: one training for each number of workers, and the table."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

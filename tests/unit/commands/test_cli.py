@@ -1,7 +1,5 @@
 """The command line: the chosen command, its output and its exit code."""
 
-from __future__ import annotations
-
 import re
 import signal
 from unittest.mock import Mock

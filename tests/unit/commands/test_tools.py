@@ -1,7 +1,5 @@
 """The commands other than `train`: arguments, output, and control characters in it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """`hvd-train train`: its flags, and one line for wrong ones."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

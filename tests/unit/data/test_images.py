@@ -1,7 +1,5 @@
 """Image files, and class folders as data sets."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Batches of data sets in memory, and of data sets that are read item by item."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 

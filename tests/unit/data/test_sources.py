@@ -1,7 +1,5 @@
 """Data sets by name, and data sets of the user."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random changes of batches and of images, and mixes within a micro-batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

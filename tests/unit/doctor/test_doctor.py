@@ -1,7 +1,5 @@
 """Child processes and agents of the doctor, and their answers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Findings about a machine, its Horovod and a cluster, from given facts."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

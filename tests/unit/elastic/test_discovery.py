@@ -1,7 +1,5 @@
 """The command that lists hosts: its output and its failures."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from unittest.mock import Mock

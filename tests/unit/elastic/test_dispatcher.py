@@ -1,7 +1,5 @@
 """An elastic job whose workers are threads: their environment, the driver's answers, and how the job ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

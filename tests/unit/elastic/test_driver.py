@@ -1,7 +1,5 @@
 """What the driver replaces in Horovod, and what its server answers."""
 
-from __future__ import annotations
-
 import base64
 import pickle
 import shlex

@@ -1,7 +1,5 @@
 """Which rank sends its state at a rendezvous, whether survivors agree, and what the user reads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hvd_train.elastic.members import Change, Member, RankReport, change_between, most_advanced, survivors_differ

@@ -1,7 +1,5 @@
 """A new worker kills the earlier process of its slot."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

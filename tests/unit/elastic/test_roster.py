@@ -1,7 +1,5 @@
 """Which workers a job starts, admits, awaits and evicts, and when it ends, on a simulated clock."""
 
-from __future__ import annotations
-
 import pytest
 
 from hvd_train.elastic.roster import LONGEST_BACK_OFF_S, STEADY_S, TOO_FEW_WORKERS, Finish

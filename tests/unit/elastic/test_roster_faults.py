@@ -1,7 +1,5 @@
 """Errors, signals and failed rendezvous: which of them end a job, and how it survives the others."""
 
-from __future__ import annotations
-
 import pytest
 
 from hvd_train.elastic.roster import EMPTY_AFTER_SIGNAL_S, Finish

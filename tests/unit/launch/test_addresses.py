@@ -1,7 +1,5 @@
 """Addresses and interfaces that an elastic job uses, on simulated networks."""
 
-from __future__ import annotations
-
 import socket
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The exit report reaches the driver once; without a driver, one rank prints the error for all."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys

@@ -1,7 +1,5 @@
 """Host files: each format is written and read back, and wrong files are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Launchers: how a process recognizes its own, and which horovodrun starts."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Output of ranks: whole lines, kept with --log-dir."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

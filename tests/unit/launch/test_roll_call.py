@@ -1,7 +1,5 @@
 """The roll call before the rendezvous, over Gloo's store or MPI: missing and differing ranks."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Mapping, Sequence

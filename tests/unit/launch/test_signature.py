@@ -1,7 +1,5 @@
 """Requests to the store of a job and its answers are signed; the server is Horovod's own."""
 
-from __future__ import annotations
-
 import socket
 import urllib.error
 from collections.abc import Iterator

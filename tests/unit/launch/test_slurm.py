@@ -1,7 +1,5 @@
 """Ranks that srun starts: Slurm's variables become Horovod's, and tasks find rank 0 by its key."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import threading

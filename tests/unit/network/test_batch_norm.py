@@ -1,7 +1,5 @@
 """`--sync-batch-norm`: batch norm over all ranks is batch norm of the joined batch."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

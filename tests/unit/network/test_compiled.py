@@ -1,7 +1,5 @@
 """`--compile`: it changes the speed alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

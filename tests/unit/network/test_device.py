@@ -1,7 +1,5 @@
 """The device of a rank and its threads."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

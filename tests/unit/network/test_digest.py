@@ -1,7 +1,5 @@
 """The digest of a state's tensors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

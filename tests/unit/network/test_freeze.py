@@ -1,7 +1,5 @@
 """Frozen parameters, and parameters that are trained since a later epoch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

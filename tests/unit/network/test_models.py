@@ -1,7 +1,5 @@
 """Models by name, and models of the user."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable, Iterator

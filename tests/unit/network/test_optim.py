@@ -1,7 +1,5 @@
 """Optimizers and the moving average of the weights."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

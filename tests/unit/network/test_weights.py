@@ -1,7 +1,5 @@
 """Weights to start from."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import os

@@ -1,7 +1,5 @@
 """The builder of Horovod, without a build and without network."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """The set-up: missing tools, digests of packages, and repeated steps."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Patches of horovodrun: checked hosts and host keys, private environments, signed requests."""
 
-from __future__ import annotations
-
 import base64
 import io
 import os

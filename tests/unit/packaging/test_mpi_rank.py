@@ -1,7 +1,5 @@
 """The guard of an MPI rank: it reports the end of the rank, and gives it time to commit."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """The cache of wheels of the builder."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """`--profile` on one rank: the trace, its summary, and faults that only the profile notices."""
 
-from __future__ import annotations
-
 import errno
 import tempfile
 from pathlib import Path

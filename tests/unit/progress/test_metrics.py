@@ -1,7 +1,5 @@
 """Sums of losses and hits, the time of each phase, the speed of a training, and timers."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The order of an epoch, the samples of each rank, and their fingerprint."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections import Counter
 

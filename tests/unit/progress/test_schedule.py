@@ -1,7 +1,5 @@
 """The learning rate, against values worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

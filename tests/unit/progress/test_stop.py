@@ -1,7 +1,5 @@
 """Stop signals: the first one is noted, and a second one acts as usual."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

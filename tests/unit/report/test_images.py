@@ -1,7 +1,5 @@
 """Images of `hvd-train show-data`, and misclassified images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

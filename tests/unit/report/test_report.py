@@ -1,7 +1,5 @@
 """The report: its content, broken runs, and hostile text."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`hvd-train watch`: the terminal view of a run."""
 
-from __future__ import annotations
-
 import json
 import os
 from itertools import islice

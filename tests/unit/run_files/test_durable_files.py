@@ -1,7 +1,5 @@
 """Files that are whole or absent, and files that grow by whole entries."""
 
-from __future__ import annotations
-
 import io
 import os
 import stat

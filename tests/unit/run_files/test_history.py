@@ -1,7 +1,5 @@
 """A run read back from its folder, also if it is damaged."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

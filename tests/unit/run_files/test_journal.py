@@ -1,7 +1,5 @@
 """The journal: what it writes and shows, and what it removes when a run resumes."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

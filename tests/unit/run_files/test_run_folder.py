@@ -1,7 +1,5 @@
 """The run folder of a command, and the processes that may train in it."""
 
-from __future__ import annotations
-
 import os
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoint files and the store that commits them."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

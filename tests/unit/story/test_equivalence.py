@@ -1,7 +1,5 @@
 """The invariants of training, on one rank and on ranks that are threads."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Exported models, for use without this package."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

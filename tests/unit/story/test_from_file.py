@@ -1,7 +1,5 @@
 """`--resume FILE` with other settings: they hold, or one line refuses them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

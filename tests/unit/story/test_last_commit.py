@@ -1,7 +1,5 @@
 """The commit of survivors if rank 0 and the driver of the job are gone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import datetime

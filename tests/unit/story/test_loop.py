@@ -1,7 +1,5 @@
 """The training loop: logs, commits, time limits, bad losses and early stopping."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator

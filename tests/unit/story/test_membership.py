@@ -1,7 +1,5 @@
 """The report of a process at a rendezvous, and repeated faults."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The run folder on rank 0: its owner, its files, and a full disk."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

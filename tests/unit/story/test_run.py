@@ -1,7 +1,5 @@
 """Trainings against loops of plain torch, and runs whose data or weights are others."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The training state: snapshot, load, digest, and equality of ranks."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """One optimizer step, against plain torch."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

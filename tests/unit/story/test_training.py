@@ -1,7 +1,5 @@
 """The guarantees of elastic training, with threads as workers and faults as data."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

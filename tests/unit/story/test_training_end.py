@@ -1,7 +1,5 @@
 """The start and the end of a training: its files, and the reports to user, ranks and driver."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Synchronization of the state: bit for bit, and all of it or nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

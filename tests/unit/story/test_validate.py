@@ -1,7 +1,5 @@
 """Scores of an evaluation."""
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import nullcontext

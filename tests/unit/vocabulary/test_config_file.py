@@ -1,7 +1,5 @@
 """Config files are read back as written, and wrong files are refused by name."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Messages of the program, on consoles that are gone, full or limited to ASCII."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Flags, exit codes, code of the user, and the digest of the package."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Files that another user may have planted."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

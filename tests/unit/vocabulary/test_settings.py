@@ -1,7 +1,5 @@
 """Configs: fields by name, refused values, and settings that may differ on resume."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

@@ -1,7 +1,5 @@
 """How an elastic worker continues in the next world; Horovod is simulated."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from unittest.mock import Mock

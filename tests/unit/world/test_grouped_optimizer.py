@@ -1,7 +1,5 @@
 """Groups of gradients, with the hooks of the installed Horovod."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

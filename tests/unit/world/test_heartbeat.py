@@ -1,7 +1,5 @@
 """Reports and requests of an elastic worker to its driver."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """`HorovodWorld` without other ranks; tests/parallel runs the contract of a world on real ranks."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """How values and gradients are encoded for other ranks."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The contract of a world, on the world of one and on threads; work of all ranks together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
