@@ -5,29 +5,23 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol, cast
 
+from hvd_train import recipes
 from hvd_train._version import __version__
 from hvd_train.console import PROGRAM
 from hvd_train.errors import HvdTrainError, unknown_name
 from hvd_train.launch import last_word, launcher, rank_log
 from hvd_train.launch.error_report import report_once
 
-COMMANDS = (
-    *("train", "evaluate", "config", "audit", "show-data", "sweep"),
-    *("bench", "export", "report", "watch", "hosts", "doctor"),
-)
-
-
-class Command(Protocol):
-    """A module of `hvd_train.commands`, which imports neither torch nor Horovod at first."""
-
-    USAGE: str
-    """The command's lines of the overview."""
-    run: Callable[[list[str]], int]
-    """Runs the command with the arguments after its name and returns the exit code; may raise HvdTrainError."""
+# The module of `hvd_train.commands` with the function of each command.
+_MODULES = {
+    **dict.fromkeys(("train", "config", "show-data"), "train"),
+    **dict.fromkeys(("evaluate", "audit", "export", "watch", "report"), "runs"),
+    **dict.fromkeys(("hosts", "doctor"), "machines"),
+    **{"sweep": "sweep", "bench": "bench"},
+}
 
 
 def main() -> None:
@@ -68,11 +62,13 @@ def run(arguments: Sequence[str]) -> int:
         if arguments[0] == "--version":
             print(f"{PROGRAM} {__version__}")
             return 0
-        if arguments[0] not in COMMANDS:
-            raise unknown_name("command", arguments[0], COMMANDS)
+        if arguments[0] not in _MODULES:
+            raise unknown_name("command", arguments[0], _MODULES)
         if arguments[0] in ("train", "evaluate", "sweep", "bench"):
             launcher.refuse_others(os.environ, [PROGRAM, *arguments])
-        return command(arguments[0]).run(list(arguments[1:]))
+        module = importlib.import_module(f"hvd_train.commands.{_MODULES[arguments[0]]}")
+        code: int = getattr(module, arguments[0].replace("-", "_"))(list(arguments[1:]))
+        return code
     except HvdTrainError as error:
         report_once(error)
         return error.exit_code
@@ -84,17 +80,26 @@ def run(arguments: Sequence[str]) -> int:
         return 1
 
 
-def command(name: str) -> Command:
-    """Import and return the module of a command; `name` is one of COMMANDS."""
-    return cast(Command, importlib.import_module(f"hvd_train.commands.{name.replace('-', '_')}"))
-
-
 def overview() -> str:
-    """Return the text of `hvd-train --help`: the usage of every command, in order."""
-    usages = "".join(command(name).USAGE for name in COMMANDS)
+    """Return the text of `hvd-train --help`."""
     return f"""usage: {PROGRAM} COMMAND ...
 
-{usages}  --version                {__version__}
+  train [RECIPE] [flags]   train; RECIPE is one of: {", ".join(recipes.RECIPES)} (default: {recipes.DEFAULT})
+  evaluate RUN|CHECKPOINT  scores of a run's best weights, or of a checkpoint file
+  config [RECIPE] [flags]  check the settings of `train` and print them in the form that --config FILE takes
+  audit RUN                check that every sample counted exactly once (of a run with --ledger)
+  show-data [RECIPE] [flags] [--ranks N] [--output FILE.png]
+                           a picture of an augmented batch, and each rank's share of the classes
+  sweep [RECIPE] [flags] [--workers-per-run N]
+                           a training for each combination of values with commas (--lr 0.1,0.05), side by side
+  bench TOOL ...           measure: throughput, allreduce, input, scaling (`hvd-train bench` says more)
+  export RUN|CHECKPOINT    weights and a program of the trained model (torch.export; ONNX with --onnx)
+  report RUN [RUN ...] [--output FILE.html] [--no-predictions] [--trust]
+                           one page about runs: curves, throughput, differences, predictions; opens anywhere
+  watch RUN [--once]       the state of a running or finished training, in the terminal
+  hosts FILE               check a host file, and write it as Open MPI, MPICH or Slurm take it
+  doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster
+  --version                {__version__}
 
 `{PROGRAM} COMMAND --help` lists the flags. On several ranks: horovodrun -np 2 {PROGRAM} train
 """

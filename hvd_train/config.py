@@ -1,7 +1,7 @@
 """The whole configuration of a run: the groups of settings, and checks across groups.
 
 Field names are unique across the groups, so flags (`--epochs`) and `config.replace(epochs=5)` need no prefix. Every
-field that is not made with `settings.fields.free` decides the result, so it must not change when a run is resumed.
+field that is not made with `settings.free` decides the result, so it must not change when a run is resumed.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from hvd_train.errors import UsageError, unknown_name
-from hvd_train.settings.batch import BatchConfig
-from hvd_train.settings.data import DataConfig
-from hvd_train.settings.fields import within
-from hvd_train.settings.model import ModelConfig
-from hvd_train.settings.optimizer import OptimizerConfig
-from hvd_train.settings.precision import PrecisionConfig
-from hvd_train.settings.run import RunConfig
-from hvd_train.settings.schedule import ScheduleConfig
+from hvd_train.settings import (
+    BatchConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    RunConfig,
+    ScheduleConfig,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,8 @@ class Config:
                 f"--epochs {epochs} is not a multiple of --repeated-augmentation {times}: some samples would come more "
                 f"often than others; type --epochs {-(-epochs // times) * times}"
             )
-        within("seed", self.seed, 0, 2**63)  # what torch.manual_seed takes
+        if not 0 <= self.seed < 2**63:  # what torch.manual_seed takes
+            raise UsageError(f"--seed is {self.seed}; it must be at least 0 and below 2**63")
 
     def replace(self, **changes: Any) -> Config:
         """Return this config with other values for fields of any group. Raises UsageError for a wrong name or value."""

@@ -1,9 +1,20 @@
 """The errors for the user: one line that says what, why and what to type, and an exit code."""
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import PosixPath
+from typing import TypeVar
 
-from hvd_train.travel import may_travel
+T = TypeVar("T", bound=type)
+TYPES: list[type] = [PosixPath]
+"""The types that ranks may send to one another: what a rank receives must not choose the code to run."""
+
+
+def may_travel(kind: T) -> T:
+    """List a type whose values ranks may send to one another: a plain dataclass, or an error."""
+    TYPES.append(kind)
+    return kind
 
 
 @may_travel
@@ -78,3 +89,8 @@ def first_few(items: Sequence[object], most: int = 4) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a number of things, as in `1 rank` and `2 ranks`."""
     return f"{count} {noun}{'s' if count != 1 else ''}"
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number of one to eighteen digits 0 to 9; None for any other text."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None  # str.isdigit is true for ², which int refuses

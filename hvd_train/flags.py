@@ -10,8 +10,7 @@ from typing import Any, TypeVar, cast
 import tyro
 
 from hvd_train.config import Config
-from hvd_train.errors import UsageError, unknown_name
-from hvd_train.numerals import whole_number
+from hvd_train.errors import UsageError, unknown_name, whole_number
 
 T = TypeVar("T")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Open MPI gives ranks a terminal

@@ -1,7 +1,8 @@
-"""The arguments of the training loop as one value: a run in one world."""
+"""The arguments of the training loop as one value, when a training ends, and which evaluation is the best."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from hvd_train.parts import Parts
 from hvd_train.profiling.profile import Profile
 from hvd_train.progress.clock import Split, Stopwatch, Timer
 from hvd_train.progress.stop import StopSignal
-from hvd_train.state import TrainState
+from hvd_train.settings import ScheduleConfig
+from hvd_train.state import Evaluation, TrainState
 from hvd_train.step import Step
 from hvd_train.world.world import World
 
@@ -62,3 +64,22 @@ class Job:
     stop: StopSignal
     profile: Profile
     arrival: Arrival | None  # shown after the first step in this world; None in the first world of a training
+
+
+def reason_to_end(config: Config, state: TrainState) -> str | None:
+    """Return why the training ends, or None. It follows from the state, so no restart trains beyond it."""
+    schedule, best, last, epoch = config.schedule, state.best, state.last, state.progress.epoch
+    if epoch >= schedule.epochs:
+        return "done"
+    if last and schedule.target_accuracy and last.top1 >= schedule.target_accuracy:
+        return f"target accuracy {schedule.target_accuracy:.2%} reached"
+    if best and schedule.patience and epoch - best.epoch >= schedule.patience:
+        return f"nothing better since epoch {best.epoch}"
+    return None
+
+
+def better(schedule: ScheduleConfig, evaluation: Evaluation, best: Evaluation) -> bool:
+    """Return whether an evaluation is better than the best one so far."""
+    if schedule.best_by == "loss":
+        return evaluation.loss < best.loss or math.isnan(best.loss)
+    return evaluation.top1 > best.top1

@@ -23,7 +23,7 @@ from hvd_train.network.device import choose_device, loss_scaler, num_cores, uses
 from hvd_train.network.models import Builder
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
-from hvd_train.settings.data import DataConfig
+from hvd_train.settings import DataConfig
 from hvd_train.state import TrainState
 from hvd_train.step import Mixer, Step, trainable, unmixed
 from hvd_train.world.world import Place, Reduction, World

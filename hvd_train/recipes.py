@@ -5,12 +5,7 @@ from pathlib import Path
 
 from hvd_train.config import Config
 from hvd_train.errors import unknown_name
-from hvd_train.settings.batch import BatchConfig
-from hvd_train.settings.data import DataConfig
-from hvd_train.settings.model import ModelConfig
-from hvd_train.settings.optimizer import OptimizerConfig
-from hvd_train.settings.precision import PrecisionConfig
-from hvd_train.settings.schedule import ScheduleConfig
+from hvd_train.settings import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, PrecisionConfig, ScheduleConfig
 
 
 def digits() -> Config:

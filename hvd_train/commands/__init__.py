@@ -1,4 +1,4 @@
-"""One file for each command of `hvd-train`: its options, its lines of the overview, and what it does.
+"""The commands of `hvd-train`: a function for each, which takes the arguments and returns the exit code.
 
-No module here imports torch before it has parsed its arguments. Start with `train`.
+Nothing here imports torch before it has parsed its arguments. Start with `train`.
 """

@@ -16,17 +16,15 @@ from hvd_train import recipes
 from hvd_train.commands.train import parse_train
 from hvd_train.config import Config
 from hvd_train.console import PROGRAM, show
-from hvd_train.errors import UsageError, unknown_name
+from hvd_train.errors import UsageError, unknown_name, whole_number
 from hvd_train.flags import parse_flags, take, take_number
 from hvd_train.launch import hosts, launcher, roll_call
-from hvd_train.numerals import whole_number
 from hvd_train.run_files import machine
 
 if TYPE_CHECKING:
     from hvd_train.bench.record import Measurement
     from hvd_train.world.world import World
 
-USAGE = "  bench TOOL ...           measure: throughput, allreduce, input, scaling (`hvd-train bench` says more)\n"
 TOOLS = """usage: hvd-train bench TOOL ...
 
   throughput [RECIPE] [flags of train] [--steps N] [--repetitions R]
@@ -54,7 +52,7 @@ class AllreduceOptions:
     """Device of the tensors."""
 
 
-def run(arguments: list[str]) -> int:
+def bench(arguments: list[str]) -> int:
     """Run a tool; return 0, or 1 if a training of `scaling` failed. Raises UsageError before anything is measured."""
     tools = {"throughput": _throughput, "allreduce": _allreduce, "input": _input, "scaling": _scaling}
     if not arguments or arguments[0] in ("-h", "--help"):

@@ -27,10 +27,6 @@ from hvd_train.run_files import durable
 if TYPE_CHECKING:
     from hvd_train.world.world import World
 
-USAGE = """\
-  sweep [RECIPE] [flags] [--workers-per-run N]
-                           a training for each combination of values with commas (--lr 0.1,0.05), side by side
-"""
 ROWS = "sweep.json"
 
 
@@ -42,7 +38,7 @@ class Setting:
     config: Config
 
 
-def run(arguments: list[str]) -> int:
+def sweep(arguments: list[str]) -> int:
     """Train every combination of values; return 0 if each finished, else 1. Raises UsageError before any starts."""
     workers, arguments = take_number(arguments, "--workers-per-run", 1)
     output, arguments = take(arguments, "--output-dir", "a folder")
@@ -84,7 +80,7 @@ def settings(arguments: Sequence[str], parse: Callable[[list[str]], Config], fol
     return result
 
 
-def train_all(sweep: Sequence[Setting], workers: int, folder: Path) -> int:
+def train_all(trainings: Sequence[Setting], workers: int, folder: Path) -> int:
     """Train with all settings, each on `workers` ranks; return 0 if every training finished, else 1.
 
     A training that fails does not end the others. Raises UsageError if there are fewer than `workers` ranks.
@@ -97,12 +93,12 @@ def train_all(sweep: Sequence[Setting], workers: int, folder: Path) -> int:
                 f"--workers-per-run {workers} needs a launcher: type `mpirun -np {workers} hvd-train sweep ...`, or a "
                 f"multiple of {workers} for several trainings at a time"
             )
-        rows = [_try(setting, LocalWorld(), speaks=True) for setting in sweep]
+        rows = [_try(setting, LocalWorld(), speaks=True) for setting in trainings]
         return _conclude([row for row in rows if row], folder)
-    return _run_by_mpi(sweep, workers, folder)
+    return _run_by_mpi(trainings, workers, folder)
 
 
-def _run_by_mpi(sweep: Sequence[Setting], workers: int, folder: Path) -> int:
+def _run_by_mpi(trainings: Sequence[Setting], workers: int, folder: Path) -> int:
     """Split the ranks into groups of `workers`, train one setting at a time on each and return the exit code."""
     try:
         from mpi4py import MPI
@@ -123,7 +119,7 @@ def _run_by_mpi(sweep: Sequence[Setting], workers: int, folder: Path) -> int:
     rows = []
     if mine != MPI.COMM_NULL:
         ranks = RankGroup(mine, on_host.rank, on_host.size)
-        rows = [_try(setting, HorovodWorld(ranks), speaks=mine.rank == 0) for setting in sweep[group::at_a_time]]
+        rows = [_try(setting, HorovodWorld(ranks), speaks=mine.rank == 0) for setting in trainings[group::at_a_time]]
     mpi_roll_call.come_together(all_ranks)
     texts = mpi_roll_call.gathered(all_ranks, json.dumps([row for row in rows if row]))
     of_all: list[dict[str, Any]] = list(itertools.chain(*(json.loads(text) for text in texts)))

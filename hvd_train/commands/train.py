@@ -1,4 +1,4 @@
-"""`hvd-train train`: make a config of the arguments, train, and return an exit code."""
+"""`hvd-train train`, `config` and `show-data`: commands that take a recipe and the flags of a training."""
 
 import gc
 import os
@@ -8,12 +8,9 @@ from hvd_train import config_file, console, plugin, recipes
 from hvd_train.config import Config
 from hvd_train.console import PROGRAM
 from hvd_train.errors import UsageError
-from hvd_train.flags import parse_flags, take
+from hvd_train.flags import parse_flags, take, take_number, take_switch
 from hvd_train.launch import roll_call
 
-USAGE = f"""\
-  train [RECIPE] [flags]   train; RECIPE is one of: {", ".join(recipes.RECIPES)} (default: {recipes.DEFAULT})
-"""
 # Flags of other trainers that have another name here, and flags of launchers.
 ALIASES = {
     "-a": "--model",
@@ -30,7 +27,7 @@ OF_LAUNCHERS = (
 )
 
 
-def run(arguments: list[str]) -> int:
+def train(arguments: list[str]) -> int:
     """Train and return the exit code. Raises UsageError for wrong settings.
 
     The code is 0 for a finished run, 128 + N if signal N stopped it, 75 (EX_TEMPFAIL) if a time limit did, and 74
@@ -40,12 +37,12 @@ def run(arguments: list[str]) -> int:
     settings = parse_train(arguments)
     roll_call.started(os.environ)
     gc.disable()  # a fifth of the time of this import would go into searching objects that live to the end for garbage
-    from hvd_train.run import train
+    from hvd_train import run
 
     gc.freeze()
     gc.enable()
     try:
-        result = train(settings)
+        result = run.train(settings)
     finally:
         gc.unfreeze()  # extensions that count leaked objects complain at exit otherwise
     if not result.saved:
@@ -53,6 +50,31 @@ def run(arguments: list[str]) -> int:
     if result.finished:
         return 0
     return 128 + result.stopped_by if result.stopped_by else os.EX_TEMPFAIL
+
+
+def config(arguments: list[str]) -> int:
+    """Check the settings, print them as YAML and return 0. Raises UsageError for wrong settings."""
+    trust, arguments = take_switch(arguments, "--trust")
+    settings = parse_train(arguments, "config", trust=trust)
+    from hvd_train.run import check  # imports torch
+
+    check(settings)
+    print(config_file.dump(settings), end="")
+    return 0
+
+
+def show_data(arguments: list[str]) -> int:
+    """Write the picture, print each rank's classes and return 0. Raises UsageError for wrong settings or output."""
+    ranks, arguments = take_number(arguments, "--ranks", 1)
+    output, arguments = take(arguments, "--output", "the path of a picture")
+    trust, arguments = take_switch(arguments, "--trust")
+    settings = parse_train(arguments, "show-data", trust=trust)
+    from hvd_train.report.samples import show  # imports torch
+    from hvd_train.run import check
+
+    check(settings)
+    console.show(show(settings, ranks, Path(output or "show-data.png")))
+    return 0
 
 
 def parse_train(arguments: list[str], command: str = "train", *, trust: bool = True) -> Config:

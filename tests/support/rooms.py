@@ -13,15 +13,15 @@ BEGIN, END = "<!-- rooms: begin -->", "<!-- rooms: end -->"
 # From the bottom up. A room without modules here is a folder; other rooms consist of top-level modules.
 ROOMS: dict[str, tuple[str, ...]] = {
     "vocabulary": (
-        *("_version", "travel", "errors", "console", "numerals", "plain_file"),
+        *("_version", "errors", "console", "plain_file"),
         *("settings", "config", "config_file", "recipes", "flags", "plugin"),
     ),
     **dict.fromkeys(
         ("progress", "launch", "elastic", "world", "doctor", "data", "network", "run_files", "profiling"), ()
     ),
     "the story": (
-        *("state", "transfer", "checkpoint", "step", "validate", "parts", "from_file", "output", "job"),
-        *("goals", "loop", "membership", "last_commit", "result", "training", "run", "export"),
+        *("state", "transfer", "checkpoint", "step", "validate", "parts", "output", "job"),
+        *("loop", "membership", "last_commit", "result", "training", "run", "export"),
     ),
     **dict.fromkeys(("report", "bench", "commands"), ()),
     "the front door": ("cli",),

@@ -11,7 +11,7 @@ from tests.support import rooms
 from tests.support.rooms import PACKAGE, ROOMS
 
 NO_TORCH = [
-    "_version", "errors", "console", "numerals", "config", "config_file", "recipes", "flags", "plugin",
+    "_version", "errors", "console", "settings", "config", "config_file", "recipes", "flags", "plugin",
     "progress.order", "progress.schedule", "progress.clock", "progress.stop",
     "run_files.durable", "run_files.run_folder", "run_files.machine", "run_files.history",
     "profiling.trace",
@@ -20,7 +20,7 @@ NO_TORCH = [
     "bench.record", "bench.scaling",
     "cli",
 ]  # fmt: skip
-NO_TORCH_ROOMS = ("settings", "launch", "elastic", "doctor", "commands")
+NO_TORCH_ROOMS = ("launch", "elastic", "doctor", "commands")
 HOROVOD = {"elastic.driver", "launch.client", "world.horovod_world"}
 
 

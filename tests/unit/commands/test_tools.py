@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from hvd_train import cli, train
-from hvd_train.commands import doctor, sweep
+from hvd_train.commands import sweep
 from hvd_train.doctor.machine import Finding, Verdict
 from hvd_train.errors import UsageError
 from hvd_train.validate import Scores
@@ -173,10 +173,10 @@ def test_only_broken_findings_make_the_doctor_fail(
     verdict: Verdict, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda say, quick: [Finding("x", verdict, "y", "z")])
-    assert doctor.run(["--json"]) == code
+    assert cli.run(["doctor", "--json"]) == code
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert finding == {"name": "x", "verdict": verdict, "what": "y", "todo": "z"}
-    assert doctor.run([]) == code
+    assert cli.run(["doctor"]) == code
     assert "-> z" in capsys.readouterr().out
 
 

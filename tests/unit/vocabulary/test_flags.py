@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from hvd_train import _version, errors, plugin
-from hvd_train.errors import HvdTrainError, UsageError
+from hvd_train.errors import TYPES, HvdTrainError, UsageError
 from hvd_train.flags import parse_flags, take, take_number
-from hvd_train.travel import TYPES
 
 
 @dataclass(frozen=True)

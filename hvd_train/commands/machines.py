@@ -1,4 +1,4 @@
-"""`hvd-train doctor`: what this machine, this build of Horovod and a cluster can do."""
+"""`hvd-train doctor` and `hvd-train hosts`: what machines can do, and files that list them."""
 
 import dataclasses
 import json
@@ -8,13 +8,16 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from hvd_train.console import PROGRAM, printable, show
 from hvd_train.errors import UsageError
 from hvd_train.flags import parse_flags
-from hvd_train.launch import hosts, launcher
+from hvd_train.launch import hosts as host_files
+from hvd_train.launch import launcher
 
-USAGE = "  doctor [--hosts FILE]    what this machine and this build of Horovod can do, or a whole cluster\n"
 _COLOURS = {"ok": "green", "warning": "yellow", "broken": "bold red"}
 
 
@@ -32,15 +35,29 @@ class DoctorOptions:
     """Examine the hosts of this list, as in -H h1:2,h2:2 or -H node[01-04]:8."""
 
 
-def run(arguments: list[str]) -> int:
+@dataclass(frozen=True)
+class HostsOptions:
+    """Check a host file (form, hosts named twice, slots, names that resolve here), or write it in another form."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """Host file."""
+    to: host_files.FileFormat | None = None
+    """Print it in this form: horovod and openmpi are NAME slots=N, mpich is NAME:N, slurm a line for each task."""
+    form: host_files.FileFormat = "horovod"
+    """Format of the file; horovod, openmpi and mpich are read alike."""
+    resolve: bool = True
+    """Check that the names resolve here."""
+
+
+def doctor(arguments: list[str]) -> int:
     """Print the findings; return 1 if something is broken, else 0. Raises UsageError under a launcher."""
     arguments = ["--host-list" if argument == "-H" else argument for argument in arguments]
     options = parse_flags(DoctorOptions, arguments, f"{PROGRAM} doctor")
     if options.hosts is not None and options.host_list is not None:
         raise UsageError("--hosts and -H: give one of them")
-    listed = hosts.read(options.hosts) if options.hosts else ()
+    listed = host_files.read(options.hosts) if options.hosts else ()
     if options.host_list is not None:
-        listed = hosts.parse(options.host_list)
+        listed = host_files.parse(options.host_list)
     if launched := launcher.launched(os.environ):
         by = f"{launched.launcher} has started this process, but the doctor starts ranks itself"
         raise UsageError(f"{by}: type `{PROGRAM} doctor` without a launcher")
@@ -68,3 +85,13 @@ def run(arguments: list[str]) -> int:
                 console.print(f"{'':{width + 11}}-> {printable(finding.todo)}", soft_wrap=True, markup=False)
         show(verdict)
     return 1 if broken else 0
+
+
+def hosts(arguments: list[str]) -> int:
+    """Print the checked hosts, or the file in another form, and return 0. Raises UsageError for a wrong file."""
+    options = parse_flags(HostsOptions, arguments, f"{PROGRAM} hosts")
+    found = host_files.read(options.file, options.form)
+    if options.resolve and (unknown := host_files.unknown(found)):
+        raise UsageError(f"{options.file}: unknown here: {', '.join(unknown)}; fix the name, or add it to /etc/hosts")
+    show(host_files.written(found, options.to).removesuffix("\n") if options.to else host_files.describe(found))
+    return 0

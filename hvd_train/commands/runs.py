@@ -1,0 +1,188 @@
+"""Commands about trainings that exist: `hvd-train evaluate`, `audit`, `export`, `watch` and `report`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from hvd_train import plain_file
+from hvd_train.console import PROGRAM, printable, say, show
+from hvd_train.errors import UsageError
+from hvd_train.flags import parse_flags
+from hvd_train.plugin import Untrusted
+from hvd_train.run_files import durable
+
+if TYPE_CHECKING:
+    from hvd_train.report.confusion import Predictions
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Score a run's best weights, or a checkpoint file: loss, top-1, top-5 and top-1 of each class."""
+
+    target: Annotated[Path, tyro.conf.Positional]
+    """Run folder or checkpoint file."""
+    json: bool = False
+    """Print one JSON object, with every digit."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """The device of the model."""
+    trust: bool = False
+    """Import the code that the run names as its model or data; it runs with your permissions."""
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Check in ledger.jsonl that every sample counted exactly once in each finished epoch; exit code 1 if not."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder of a training with --ledger."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Write the best weights of a run or checkpoint as weights.pt, model.pt2 (torch.export) and model.json."""
+
+    target: Annotated[Path, tyro.conf.Positional]
+    """Run folder or checkpoint file."""
+    output: Path | None = None
+    """Folder for the files; default: RUN/export, or CHECKPOINT.export."""
+    onnx: bool = False
+    """Also write model.onnx (pip install onnx onnxscript onnxruntime)."""
+    trust: bool = False
+    """Import the code that the run names as its model or data; it runs with your permissions."""
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """Show a running or finished training, read from its files; this ends when the run has ended."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    once: bool = False
+    """Print the state now and end; this is the default without a terminal."""
+    interval: float = 1.0
+    """Seconds between updates."""
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Write one HTML page, complete in itself, about one run or many: what they reached, and how they differ."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders; a folder of `bench scaling` brings its table and plots."""
+    output: Path = Path("report.html")
+    """File of the page; an earlier report of this name is replaced, no other file is."""
+    predictions: bool = True
+    """Compute the confusion matrix and the worst images from the best weights (needs torch and the data)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the models for the predictions."""
+    trust: bool = False
+    """Import the code that a run names as its model or data: it gets all of your permissions."""
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Evaluate on all ranks, print the scores on rank 0 and return 0. Raises UsageError for a wrong target."""
+    options = parse_flags(EvaluateOptions, arguments, f"{PROGRAM} evaluate")
+    from hvd_train import run  # imports torch
+
+    world = run.connect()
+    scores = run.evaluate(options.target, world=world, device=options.device, trust=options.trust)
+    if world.place.rank == 0 and options.json:
+        print(json.dumps(scores.as_dict()))
+    elif world.place.rank == 0:
+        if scores.weights:
+            print(scores.weights)
+        print(f"loss {scores.loss:.6f}  top-1 {scores.top1:.4%}  top-5 {scores.top5:.4%}  ({scores.count:,} images)")
+        for name, share in zip(scores.classes, scores.per_class, strict=True):
+            print(f"  {printable(name):<20} {share:8.2%}")
+    return 0
+
+
+def audit(arguments: list[str]) -> int:
+    """Print the verdict; return 0 if every sample counted exactly once, else 1. Raises UsageError without a ledger."""
+    options = parse_flags(AuditOptions, arguments, f"{PROGRAM} audit")
+    from hvd_train.run_files import ledger
+
+    verdict = ledger.audit(options.run)
+    show(verdict)
+    return 1 if verdict.faults else 0
+
+
+def export(arguments: list[str]) -> int:
+    """Export the model, print the path of each file and return 0. Raises UsageError if that cannot be done."""
+    options = parse_flags(ExportOptions, arguments, f"{PROGRAM} export")
+    from hvd_train.export import export  # imports torch
+
+    target = options.target
+    usual = target / "export" if target.is_dir() else target.with_name(f"{target.name}.export")
+    if options.output is None and usual.is_symlink():  # the author of the run may have planted it
+        raise UsageError(f"{usual} is a link, which is not followed: name a folder with --output")
+    for path in export(target, options.output or usual, onnx=options.onnx, trust=options.trust):
+        show(path)
+    return 0
+
+
+def watch(arguments: list[str]) -> int:
+    """Show the run until it ends, or once, and return 0. Raises UsageError if there is no run to show."""
+    options = parse_flags(WatchOptions, arguments, f"{PROGRAM} watch")
+    if not options.interval > 0:
+        raise UsageError(f"--interval {options.interval:g}: it must be a number of seconds above 0")
+    from hvd_train.report.watch import watch
+
+    watch(options.run, once=options.once or not sys.stdout.isatty(), interval_s=options.interval)
+    return 0
+
+
+def report(arguments: list[str]) -> int:
+    """Write the page, print its path and return 0. Raises UsageError if a folder or the output cannot be used."""
+    options = parse_flags(ReportOptions, arguments, f"{PROGRAM} report")
+    if not options.runs:
+        raise UsageError("which runs? name at least one run folder, as in hvd-train report runs/*")
+    from hvd_train.report.report import compose, open_all  # imports matplotlib
+
+    _check_output(options.output)
+    runs, scalings = open_all(options.runs)
+    predictions: dict[Path, Predictions | str] = {run.path: "left out: --no-predictions" for run in runs}
+    if options.predictions:
+        predictions = {path: _predicted(path, options.device, trust=options.trust) for path in predictions}
+    text = compose(runs, scalings, predictions, datetime.now())
+    try:
+        durable.write_text(options.output, text)
+    except OSError as error:
+        raise UsageError(f"--output {options.output}: {error.strerror}") from None
+    show(f"report: {options.output}")
+    return 0
+
+
+def _check_output(path: Path) -> None:
+    """Raise UsageError if a report cannot be written, or would replace a file that is no report."""
+    if path.is_dir():
+        raise UsageError(f"--output {path} is a folder; name a file in it, as in {path / 'report.html'}")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--output {path}: no folder {path.parent} that can be written to")
+    try:
+        with plain_file.opened(path) as file:
+            if b'content="hvd-train report"' not in file.read(1000):
+                raise UsageError(f"--output {path} is no report of hvd-train; name another file, or delete it")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UsageError(f"--output {path}: {error.strerror}") from None
+
+
+def _predicted(run: Path, device: str, *, trust: bool) -> Predictions | str:
+    from hvd_train.report.predictions import predict  # imports torch
+
+    try:
+        return predict(run, device, trust=trust)
+    except UsageError as error:
+        if isinstance(error, Untrusted):
+            say(f"no predictions: {error}")
+        return f"no predictions: {error}"
