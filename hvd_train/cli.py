@@ -20,7 +20,8 @@ _MODULES = {
     **dict.fromkeys(("train", "config", "show-data"), "train"),
     **dict.fromkeys(("evaluate", "audit", "export", "watch", "report"), "runs"),
     **dict.fromkeys(("hosts", "doctor"), "machines"),
-    **{"sweep": "sweep", "bench": "bench"},
+    "sweep": "sweep",
+    "bench": "bench",
 }
 
 
