@@ -1,26 +1,324 @@
-"""The whole configuration of a run: the groups of settings, and checks across groups.
+"""The configuration of a run: seven groups of settings, which check themselves, and checks across groups.
 
-Field names are unique across the groups, so flags (`--epochs`) and `config.replace(epochs=5)` need no prefix. Every
-field that is not made with `settings.free` decides the result, so it must not change when a run is resumed.
+A field's type and default hold for its flag, and the text below it is the flag's help. Field names are unique across
+the groups, so flags (`--epochs`) and `config.replace(epochs=5)` need no prefix. Every field that is not made with
+`free` decides the result, so it must not change when a run is resumed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from hvd_train.errors import UsageError, unknown_name
-from hvd_train.settings import (
-    BatchConfig,
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PrecisionConfig,
-    RunConfig,
-    ScheduleConfig,
-)
+
+T = TypeVar("T")
+_MOST_PROFILED_STEPS = 50
+_FITS: dict[str, Callable[[float], bool]] = {
+    "at least 0": lambda value: value >= 0,
+    "at least 1": lambda value: value >= 1,
+    "at least 0 and below 1": lambda value: 0 <= value < 1,
+    "at least 0 and at most 1": lambda value: 0 <= value <= 1,
+    "a number above 0": lambda value: 0 < value < math.inf,
+}
+
+
+def free(default: T) -> T:
+    """Return a dataclass field that may differ on resume, since it does not change the result."""
+    value: T = field(default=default, metadata={"free": True})
+    return value
+
+
+def _check(group: object, wanted: str, *names: str) -> None:
+    """Raise UsageError if a field is not None and not as `wanted`, a key of _FITS."""
+    for name in names:
+        value = getattr(group, name)
+        if value is not None and not _FITS[wanted](value):
+            raise UsageError(f"--{name.replace('_', '-')} is {value:g}; it must be {wanted}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How long a run trains, and how the learning rate moves."""
+
+    epochs: int = 10
+    """Passes over the training set."""
+    target_accuracy: float | None = free(None)
+    """Stop after the evaluation whose top-1 reaches this share, 0 to 1."""
+    patience: int | None = free(None)
+    """Stop when this many epochs in a row have brought no better evaluation."""
+    best_by: Literal["top1", "loss"] = "top1"
+    """What makes an evaluation the best one: the highest top-1, or the lowest loss."""
+    schedule: Literal["constant", "cosine", "step"] = "cosine"
+    """Learning rate after the warm-up: constant, a half cosine down to 0, or steps down."""
+    warmup_epochs: float = 0.0
+    """Epochs (fractions allowed) over which the learning rate rises linearly from 0."""
+    decay_epochs: tuple[float, ...] = (30, 60, 80)
+    """Epochs at which --schedule step multiplies the learning rate by `decay-factor`."""
+    decay_factor: float = 0.1
+    """What --schedule step multiplies the learning rate by at each of `decay-epochs`."""
+
+    def __post_init__(self) -> None:
+        _check(self, "at least 0", "warmup_epochs")
+        _check(self, "at least 1", "epochs", "patience")
+        _check(self, "a number above 0", "target_accuracy", "decay_factor")
+        _check(self, "at least 0 and at most 1", "target_accuracy")
+        if list(self.decay_epochs) != sorted(self.decay_epochs):
+            raise UsageError("--decay-epochs must rise, as in --decay-epochs 30 60 80")
+        if self.warmup_epochs > self.epochs:
+            raise UsageError(
+                f"--warmup-epochs {self.warmup_epochs:g} is longer than the whole run (--epochs {self.epochs})"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The images, their source and their transforms."""
+
+    data: str = "digits"
+    """Data set: digits, cifar10, cifar100, folder, synthetic, or your own as package.module:function."""
+    data_dir: Path | None = free(None)
+    """Folder of the data; for `folder` it holds train/ and val/, with one folder per class."""
+    download: bool = free(False)
+    """Fetch the data set into the data folder if it is not there (cifar10, cifar100)."""
+    image_size: int | None = None
+    """Side of the square images the model sees, in pixels; default: the data set's own size."""
+    val_crop_size: int | None = None
+    """Side of the square crop that evaluation sees, in pixels, for `folder`; default: image-size."""
+    val_resize_size: int | None = None
+    """Length of an image's shorter side before that crop, in pixels, for `folder`; default: 256/224 of the crop."""
+    max_image_pixels: int = free(90_000_000)
+    """Pixels (width times height) of the largest image file that is decoded, for `folder`. Decoding takes up to 25
+    bytes of memory a pixel, and a file of some hundred bytes can claim billions of pixels."""
+    augment: Literal["standard", "trivial", "rand", "none"] = "standard"
+    """Random changes to training images: standard is what is usual for the data set; trivial and rand add
+    TrivialAugment (wide) or RandAugment to it."""
+    random_erasing: float = 0.0
+    """Probability that a rectangle of a training image is blanked."""
+    mixup: float = 0.0
+    """Blend the images of a micro-batch in pairs, with shares drawn from Beta(mixup, mixup); 0 turns it off."""
+    cutmix: float = 0.0
+    """Paste a rectangle of another image of the micro-batch into each, with an area drawn from Beta(cutmix, cutmix);
+    0 turns it off. With --mixup as well, each micro-batch gets one of the two."""
+    repeated_augmentation: int = 1
+    """Take each sample this many times in a row, each time changed differently; that many epochs use the data once."""
+    workers: int | None = free(None)
+    """Loader processes per rank, for data read from files (0: load in the training process); default: one for each
+    core of the rank, at most 4."""
+    workers_per_host: int | None = free(None)
+    """Loader processes of all ranks of a host together; given instead of `workers`."""
+    synthetic_samples: int = 2048
+    """Number of training images of the `synthetic` data set."""
+
+    def __post_init__(self) -> None:
+        _check(self, "at least 0", "mixup", "cutmix", "workers", "workers_per_host")
+        _check(self, "at least 1", "image_size", "val_crop_size", "val_resize_size")
+        _check(self, "at least 1", "max_image_pixels", "repeated_augmentation", "synthetic_samples")
+        _check(self, "at least 0 and at most 1", "random_erasing")
+        if (self.val_resize_size or math.inf) < (self.val_crop_size or 1):
+            raise UsageError(f"--val-resize-size is {self.val_resize_size}; it must be at least {self.val_crop_size}")
+        if self.data != "folder" and (self.val_crop_size or self.val_resize_size):
+            raise UsageError(f"--val-crop-size and --val-resize-size go with --data folder, not with {self.data}")
+        if self.data == "folder" and self.data_dir is None:
+            raise UsageError("--data folder needs --data-dir: the folder that holds train/ and val/")
+        if self.download and self.data not in ("cifar10", "cifar100"):
+            raise UsageError(f"--download does not go with --data {self.data}: it works for cifar10 and cifar100")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which network, what it starts from, and which of its parameters are trained."""
+
+    model: str = "digits-convnet"
+    """A torchvision classification model by name, timm's as timm:NAME, digits-convnet, or your own as
+    package.module:function."""
+    weights: str | None = None
+    """Weights to start from: torchvision's by name (DEFAULT, IMAGENET1K_V2; images are then normalised as theirs were),
+    or a file: a state_dict, also as `model` or `state_dict` of a checkpoint, or .safetensors. A last layer for other
+    classes is not loaded."""
+    freeze: str = "none"
+    """Parameters that are not trained: none, backbone (all but the last layer), or names, as in layer[12].*"""
+    sync_batch_norm: bool = False
+    """Batch norm over the samples of all workers, instead of each micro-batch."""
+    unfreeze: tuple[str, ...] = ()
+    """Train frozen parameters after this many epochs: EPOCH:NAMES, as in --unfreeze 5:layer4.* 10:*"""
+    average_buffers: tuple[str, ...] = ()
+    """Buffers, by names as in --freeze, of which a step keeps the mean over its micro-batches, as of batch norm's
+    statistics. Other changed buffers keep their values after the first micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """The samples of a step, and how the workers share them."""
+
+    batch_size: int | None = None
+    """Samples per worker in one forward pass (and the group that batch norm normalises over); default: 16 to 48."""
+    global_batch_size: int | None = None
+    """Samples per optimizer step over all workers; default: batch size x accumulation steps x workers at the start."""
+    accumulation_steps: int = 1
+    """Forward passes per worker and optimizer step; a global batch size and the number of workers decide it."""
+    eval_batch_size: int = 256
+    """Samples per worker in one forward pass of an evaluation."""
+    on_resize: Literal["global", "per-worker"] = "global"
+    """When workers come or go: keep the global batch, or the batch per worker (the learning rate follows)."""
+
+    def __post_init__(self) -> None:
+        _check(self, "at least 1", "batch_size", "global_batch_size", "accumulation_steps", "eval_batch_size")
+        if self.batch_size is None and self.global_batch_size is None:
+            raise UsageError("no batch size: give --batch-size (per worker) or --global-batch-size")
+        if self.batch_size and self.global_batch_size and self.accumulation_steps > 1:
+            at_once = self.batch_size * self.accumulation_steps
+            if self.global_batch_size % at_once:
+                raise UsageError(
+                    f"--global-batch-size {self.global_batch_size} is not a multiple of --batch-size {self.batch_size} "
+                    f"x --accumulation-steps {self.accumulation_steps} = {at_once}; leave out --accumulation-steps"
+                )
+        if self.on_resize == "per-worker" and self.global_batch_size is not None:
+            raise UsageError("--on-resize per-worker needs --batch-size (per worker), without --global-batch-size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How a gradient changes the weights."""
+
+    optimizer: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
+    """Optimizer; lars and lamb, for large batches, are timm's (pip install timm)."""
+    learning_rate: float = 0.1
+    """Peak learning rate, for a global batch of `lr-base-batch` if it is scaled."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the learning rate follows the global batch: not at all, in proportion, or with its square root."""
+    lr_base_batch: int = 256
+    """The global batch for which `learning-rate` was chosen (with --lr-scaling linear or sqrt)."""
+    momentum: float = 0.9
+    """Momentum of SGD and LARS."""
+    nesterov: bool = False
+    """Use Nesterov momentum, with sgd or lars."""
+    weight_decay: float = 5e-4
+    """Strength of the weight decay."""
+    decay_of: Literal["all", "weights"] = "all"
+    """What weight decay applies to: all parameters, or all but biases and normalisation layers."""
+    label_smoothing: float = 0.0
+    """Share of the target spread evenly over all classes, from 0 to below 1."""
+    reduction: Literal["average", "adasum"] = "average"
+    """How the workers' gradients are combined: averaged, or by Adasum, which adds what they do not have in common (with
+    MPI, on 1, 2, 4, 8, ... workers)."""
+    gradient_predivide_factor: float = 1.0
+    """Divide gradients by this before they are added over the workers, and multiply their sum by it."""
+    fusion_groups: int | None = None
+    """Number of groups in which gradients are sent; default: groups of about 25 MB."""
+    clip_norm: float | None = None
+    """Largest 2-norm of the whole gradient; a larger gradient is scaled down to it."""
+    ema_decay: float | None = None
+    """Keep a moving average of the weights: after each step, `ema-decay` (say 0.999) of the old average plus the rest
+    of the new weights. Evaluation and the best and final weights use the average."""
+
+    def __post_init__(self) -> None:
+        _check(self, "at least 0", "weight_decay")
+        _check(self, "at least 1", "lr_base_batch", "fusion_groups")
+        _check(self, "at least 0 and below 1", "momentum", "label_smoothing", "ema_decay")
+        _check(self, "a number above 0", "learning_rate", "clip_norm", "gradient_predivide_factor")
+        if self.reduction == "adasum" and self.clip_norm is not None:
+            raise UsageError(
+                "--clip-norm does not go with --reduction adasum, whose result has another length for the same "
+                "gradients of the workers; leave one of them out"
+            )
+        if self.reduction == "adasum" and self.gradient_predivide_factor != 1:
+            raise UsageError("--gradient-predivide-factor does not go with --reduction adasum, which adds no gradients")
+        if self.nesterov and (self.optimizer not in ("sgd", "lars") or self.momentum == 0):
+            raise UsageError("--nesterov needs --optimizer sgd or lars with a momentum above 0, else --no-nesterov")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """Number formats of the arithmetic and of what travels between workers."""
+
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """Arithmetic of the forward and backward passes: fp16 (with loss scaling) and bf16 are mixed precision."""
+    compression: Literal["auto", "none", "fp16"] = "auto"
+    """Format of gradients on the wire: fp16 (with loss scaling), or their own; auto: fp16 on GPUs, none on CPUs."""
+    channels_last: Literal["auto", "on", "off"] = "auto"
+    """Keep the channels innermost in memory, which suits convolutions on GPUs; auto: for mixed precision there."""
+    compile: bool = False
+    """Compile the model with torch.compile: faster steps after a start of a minute or more."""
+    deterministic: bool = False
+    """Use only deterministic operations on a GPU; slower. CPUs always use them."""
+    max_skipped_steps: int = 10
+    """Stop with an error after this many steps in a row with a loss or a gradient that is not finite (each skipped)."""
+
+    def __post_init__(self) -> None:
+        _check(self, "at least 1", "max_skipped_steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Devices, output and commits of a run; nothing here changes the result."""
+
+    device: Literal["auto", "cpu", "cuda"] = free("auto")
+    """Device of the model; auto: a GPU per rank if there is one."""
+    gpu_ids: tuple[int, ...] | None = free(None)
+    """GPUs of each host, in the order of the local ranks that use them; default: 0, 1, 2, ..."""
+    output_dir: Path | None = free(None)
+    """Run folder; default: the stopped run of the same command, else runs/RECIPE-TIME."""
+    resume: str = free("auto")
+    """auto: resume from the newest good checkpoint of the run folder; never: start again; or a checkpoint file."""
+    data_changed: bool = free(False)
+    """Resume with changed data: the current epoch ends, and the next one uses the new data."""
+    commit_steps: int | None = free(None)
+    """Steps from one checkpoint to the next."""
+    commit_seconds: float | None = free(60.0)
+    """Write a checkpoint when the last one is this many seconds old."""
+    keep_checkpoints: int = free(3)
+    """Number of the newest checkpoints to keep."""
+    log_steps: int = free(10)
+    """Steps from one line of metrics to the next."""
+    log_dir: Path | None = free(None)
+    """Also write the output of each rank to a file of its own in this folder."""
+    progress: Literal["auto", "bar", "lines"] = free("auto")
+    """A live bar or plain lines; auto: a bar for one process at a terminal (launchers forward lines)."""
+    max_time: str | None = free(None)
+    """Commit and stop after this time, as in 2h30m, 90m or 45s; the same command resumes from there."""
+    ledger: bool = free(False)
+    """Write the samples of each step to ledger.jsonl, for `hvd-train audit`."""
+    eval_epochs: int = free(1)
+    """Epochs from one evaluation to the next (the last epoch is always evaluated)."""
+    profile: str | None = free(None)
+    """Trace these steps on all ranks, into one file of the run folder: 20, or 20:25 (both included)."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.gpu_ids or ())) < len(self.gpu_ids or ()):
+            raise UsageError("--gpu-ids names a GPU twice: each rank has one of its own")
+        _check(self, "at least 1", "commit_steps", "keep_checkpoints", "log_steps", "eval_epochs")
+        _check(self, "a number above 0", "commit_seconds")
+        _ = self.max_seconds, self.profiled_steps  # may raise
+
+    @property
+    def max_seconds(self) -> float | None:
+        """`max_time` in seconds, or None. Raises UsageError if it is no time."""
+        if self.max_time is None:
+            return None
+        match = re.fullmatch(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?", self.max_time)
+        if not match or not any(match.groups()):
+            raise UsageError(f"--max-time {self.max_time}: write it as in 2h30m, 90m or 45s")
+        hours, minutes, seconds = (float(part or 0) for part in match.groups())
+        return hours * 3600 + minutes * 60 + seconds
+
+    @property
+    def profiled_steps(self) -> range:
+        """Numbers of the steps to trace, from 1; empty without `profile`. Raises UsageError if it names no steps."""
+        if self.profile is None:
+            return range(0)
+        match = re.fullmatch(r"([0-9]{1,18})(?::([0-9]{1,18}))?", self.profile)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last:
+            raise UsageError(f"--profile {self.profile}: write steps as in 20 or 20:25; the first step is 1")
+        if last - first >= _MOST_PROFILED_STEPS:
+            raise UsageError(f"--profile {self.profile}: at most {_MOST_PROFILED_STEPS} steps, since a trace is large")
+        return range(first, last + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from hvd_train.config import Config
+from hvd_train.config import Config, ScheduleConfig
 from hvd_train.elastic.members import Change
 from hvd_train.launch import launcher, processes
 from hvd_train.output import Output
@@ -15,7 +15,6 @@ from hvd_train.parts import Parts
 from hvd_train.profiling.profile import Profile
 from hvd_train.progress.clock import Split, Stopwatch, Timer
 from hvd_train.progress.stop import StopSignal
-from hvd_train.settings import ScheduleConfig
 from hvd_train.state import Evaluation, TrainState
 from hvd_train.step import Step
 from hvd_train.world.world import World

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hvd_train.config import Config
+from hvd_train.config import Config, DataConfig
 from hvd_train.data import sources
 from hvd_train.data.batches import Loader
 from hvd_train.data.dataset import Arrays, DataSet, Source
@@ -23,7 +23,6 @@ from hvd_train.network.device import choose_device, loss_scaler, num_cores, uses
 from hvd_train.network.models import Builder
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
-from hvd_train.settings import DataConfig
 from hvd_train.state import TrainState
 from hvd_train.step import Mixer, Step, trainable, unmixed
 from hvd_train.world.world import Place, Reduction, World

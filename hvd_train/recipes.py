@@ -3,9 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from hvd_train.config import Config
+from hvd_train.config import (
+    BatchConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    ScheduleConfig,
+)
 from hvd_train.errors import unknown_name
-from hvd_train.settings import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, PrecisionConfig, ScheduleConfig
 
 
 def digits() -> Config:

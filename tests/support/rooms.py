@@ -14,7 +14,7 @@ BEGIN, END = "<!-- rooms: begin -->", "<!-- rooms: end -->"
 ROOMS: dict[str, tuple[str, ...]] = {
     "vocabulary": (
         *("_version", "errors", "console", "plain_file"),
-        *("settings", "config", "config_file", "recipes", "flags", "plugin"),
+        *("config", "config_file", "recipes", "flags", "plugin"),
     ),
     **dict.fromkeys(
         ("progress", "launch", "elastic", "world", "doctor", "data", "network", "run_files", "profiling"), ()

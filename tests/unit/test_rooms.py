@@ -11,7 +11,7 @@ from tests.support import rooms
 from tests.support.rooms import PACKAGE, ROOMS
 
 NO_TORCH = [
-    "_version", "errors", "console", "settings", "config", "config_file", "recipes", "flags", "plugin",
+    "_version", "errors", "console", "config", "config_file", "recipes", "flags", "plugin",
     "progress.order", "progress.schedule", "progress.clock", "progress.stop",
     "run_files.durable", "run_files.run_folder", "run_files.machine", "run_files.history",
     "profiling.trace",
