@@ -8,20 +8,16 @@ import sys
 from contextlib import suppress
 from typing import Any, TextIO
 
-from typing_extensions import override
-
 PROGRAM = "hvd-train"
 # C0, DEL, C1, and characters that change the text direction or end lines: they act on a terminal or forge a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET)  # the pipe has no reader; the terminal is gone
+_LAYOUT = "\n\t"
 
 
 def say(message: str) -> None:
     """Print one line, `hvd-train: message`, to standard error at once."""
     print(f"{PROGRAM}: {printable(message, keep=_LAYOUT)}", file=sys.stderr, flush=True)
-
-
-_LAYOUT = "\n\t"
 
 
 def printable(text: object, keep: str = "") -> str:
@@ -68,7 +64,6 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
 
 
 class _Outliving(io.FileIO):
-    @override
     def write(self, data: Any) -> int:
         try:
             return super().write(data)

@@ -3,15 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from hvd_train.config import (
-    BatchConfig,
-    Config,
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PrecisionConfig,
-    ScheduleConfig,
-)
+from hvd_train.config import Config
 from hvd_train.errors import unknown_name
 
 
@@ -20,14 +12,12 @@ def digits() -> Config:
 
     `horovodrun -np 2 hvd-train train digits`: under a minute on two CPU cores, at least 98% top-1.
     """
-    return Config(
+    return Config().replace(
         recipe="digits",
-        data=DataConfig(data="digits"),
-        model=ModelConfig(model="digits-convnet"),
-        batch=BatchConfig(global_batch_size=64),
-        optimizer=OptimizerConfig(optimizer="sgd", learning_rate=0.1, nesterov=True, weight_decay=5e-4),
-        schedule=ScheduleConfig(epochs=20, schedule="cosine", warmup_epochs=1),
-    )
+        data="digits", model="digits-convnet", batch_size=None, global_batch_size=64,
+        optimizer="sgd", learning_rate=0.1, nesterov=True, weight_decay=5e-4,
+        epochs=20, schedule="cosine", warmup_epochs=1,
+    )  # fmt: skip
 
 
 def cifar10_resnet18_transfer() -> Config:
@@ -35,15 +25,12 @@ def cifar10_resnet18_transfer() -> Config:
 
     `horovodrun -np 2 hvd-train train cifar10-resnet18-transfer --download`: 2 GPUs; not trained to its end here.
     """
-    return Config(
+    return Config().replace(
         recipe="cifar10-resnet18-transfer",
-        data=DataConfig(data="cifar10", image_size=224),
-        model=ModelConfig(model="resnet18", weights="DEFAULT", freeze="backbone"),
-        batch=BatchConfig(batch_size=32, accumulation_steps=4),
-        optimizer=OptimizerConfig(optimizer="adam", learning_rate=0.001, weight_decay=0.0),
-        schedule=ScheduleConfig(epochs=50, schedule="cosine", warmup_epochs=1),
-        precision=PrecisionConfig(precision="fp16"),
-    )
+        data="cifar10", image_size=224, model="resnet18", weights="DEFAULT", freeze="backbone",
+        batch_size=32, accumulation_steps=4, optimizer="adam", learning_rate=0.001, weight_decay=0.0,
+        epochs=50, schedule="cosine", warmup_epochs=1, precision="fp16",
+    )  # fmt: skip
 
 
 def cifar10_resnet50() -> Config:
@@ -52,14 +39,12 @@ def cifar10_resnet50() -> Config:
     `horovodrun -np 4 hvd-train train cifar10-resnet50 --download`: 4 GPUs; not trained to its end here. The first layer
     of torchvision's network is made for 224 pixels: expect less than networks made for CIFAR reach.
     """
-    return Config(
+    return Config().replace(
         recipe="cifar10-resnet50",
-        data=DataConfig(data="cifar10", workers=8),
-        model=ModelConfig(model="resnet50"),
-        batch=BatchConfig(batch_size=128),
-        optimizer=OptimizerConfig(learning_rate=0.1, lr_scaling="linear", lr_base_batch=128, weight_decay=5e-4),
-        schedule=ScheduleConfig(epochs=200, schedule="cosine", warmup_epochs=5),
-    )
+        data="cifar10", workers=8, model="resnet50", batch_size=128,
+        learning_rate=0.1, lr_scaling="linear", lr_base_batch=128, weight_decay=5e-4,
+        epochs=200, schedule="cosine", warmup_epochs=5,
+    )  # fmt: skip
 
 
 def imagenet20_vgg19() -> Config:
@@ -69,16 +54,12 @@ def imagenet20_vgg19() -> Config:
     classes are the user's choice. DATA holds train/, val/ and test/; the weights of the lowest validation loss are kept
     and tested at the end. The learning rate is 1e-4 times the square root of the number of workers.
     """
-    return Config(
+    return Config().replace(
         recipe="imagenet20-vgg19",
-        data=DataConfig(data="folder", data_dir=Path("data/imagenet20")),
-        model=ModelConfig(model="vgg19", weights="DEFAULT"),
-        batch=BatchConfig(batch_size=32),
-        optimizer=OptimizerConfig(
-            optimizer="adam", learning_rate=1e-4, lr_scaling="sqrt", lr_base_batch=32, weight_decay=0.0
-        ),
-        schedule=ScheduleConfig(epochs=100, schedule="constant", best_by="loss"),
-    )
+        data="folder", data_dir=Path("data/imagenet20"), model="vgg19", weights="DEFAULT", batch_size=32,
+        optimizer="adam", learning_rate=1e-4, lr_scaling="sqrt", lr_base_batch=32, weight_decay=0.0,
+        epochs=100, schedule="constant", best_by="loss",
+    )  # fmt: skip
 
 
 def imagenet_resnet50() -> Config:
@@ -87,15 +68,12 @@ def imagenet_resnet50() -> Config:
     `horovodrun -np 8 hvd-train train imagenet-resnet50 --data-dir DATA`: 8 GPUs, mixed precision; 76.1% top-1 published
     (torchvision, IMAGENET1K_V1). AlexNet and VGG start at a learning rate of 0.01.
     """
-    return Config(
+    return Config().replace(
         recipe="imagenet-resnet50",
-        data=DataConfig(data="folder", data_dir=Path("data/imagenet"), workers_per_host=32),
-        model=ModelConfig(model="resnet50"),
-        batch=BatchConfig(batch_size=208),
-        optimizer=OptimizerConfig(learning_rate=0.1, lr_scaling="linear", lr_base_batch=256, weight_decay=1e-4),
-        schedule=ScheduleConfig(epochs=90, schedule="step", decay_epochs=(30, 60), warmup_epochs=5),
-        precision=PrecisionConfig(precision="fp16", compression="fp16"),
-    )
+        data="folder", data_dir=Path("data/imagenet"), workers_per_host=32, model="resnet50", batch_size=208,
+        learning_rate=0.1, lr_scaling="linear", lr_base_batch=256, weight_decay=1e-4,
+        epochs=90, schedule="step", decay_epochs=(30, 60), warmup_epochs=5, precision="fp16", compression="fp16",
+    )  # fmt: skip
 
 
 def imagenet_resnet50_modern() -> Config:
@@ -104,37 +82,14 @@ def imagenet_resnet50_modern() -> Config:
     `horovodrun -np 8 hvd-train train imagenet-resnet50-modern --data-dir DATA`: 8 GPUs, mixed precision; 80.9% top-1
     published (torchvision, IMAGENET1K_V2).
     """
-    return Config(
+    return Config().replace(
         recipe="imagenet-resnet50-modern",
-        data=DataConfig(
-            data="folder",
-            data_dir=Path("data/imagenet"),
-            image_size=176,
-            val_crop_size=224,
-            val_resize_size=232,
-            augment="trivial",
-            random_erasing=0.1,
-            mixup=0.2,
-            cutmix=1.0,
-            repeated_augmentation=4,
-            workers=8,
-        ),
-        model=ModelConfig(model="resnet50"),
-        batch=BatchConfig(batch_size=128),
-        optimizer=OptimizerConfig(
-            optimizer="sgd",
-            learning_rate=0.5,
-            lr_scaling="linear",
-            lr_base_batch=1024,
-            momentum=0.9,
-            weight_decay=2e-5,
-            decay_of="weights",
-            label_smoothing=0.1,
-            ema_decay=0.99997,
-        ),
-        schedule=ScheduleConfig(epochs=600, schedule="cosine", warmup_epochs=5),
-        precision=PrecisionConfig(precision="fp16", compression="fp16"),
-    )
+        data="folder", data_dir=Path("data/imagenet"), image_size=176, val_crop_size=224, val_resize_size=232,
+        workers=8, augment="trivial", random_erasing=0.1, mixup=0.2, cutmix=1.0, repeated_augmentation=4,
+        model="resnet50", batch_size=128, optimizer="sgd", learning_rate=0.5, lr_scaling="linear", lr_base_batch=1024,
+        momentum=0.9, weight_decay=2e-5, decay_of="weights", label_smoothing=0.1, ema_decay=0.99997,
+        epochs=600, schedule="cosine", warmup_epochs=5, precision="fp16", compression="fp16",
+    )  # fmt: skip
 
 
 _ALL = (

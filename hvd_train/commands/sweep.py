@@ -10,8 +10,7 @@ import os
 import textwrap
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,20 +29,31 @@ if TYPE_CHECKING:
 ROWS = "sweep.json"
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One training of a sweep; its name holds the values that differ between trainings."""
-
-    name: str
-    config: Config
-
-
 def sweep(arguments: list[str]) -> int:
-    """Train every combination of values; return 0 if each finished, else 1. Raises UsageError before any starts."""
+    """Train every combination of values; return 0 if each finished, else 1. Raises UsageError before any starts.
+
+    A training that fails does not end the others.
+    """
     workers, arguments = take_number(arguments, "--workers-per-run", 1)
     output, arguments = take(arguments, "--output-dir", "a folder")
     folder = Path(output or f"runs/sweep-{zlib.crc32(' '.join(arguments).encode()):08x}")  # one command, one folder
-    return train_all(settings(arguments, lambda words: parse_train(words, "sweep"), folder), workers, folder)
+    from hvd_train.run import check  # imports torch
+    from hvd_train.world.world import LocalWorld
+
+    trainings = []
+    for number, (name, words) in enumerate(combinations(arguments)):
+        path = folder / f"{number:03}-{name.replace(' ', '-').replace('/', '_')}"
+        trainings.append((name, parse_train(words, "sweep").replace(output_dir=path, progress="lines")))
+        check(trainings[-1][1])
+    if launcher.launched(os.environ) is not None:
+        return _run_by_mpi(trainings, workers, folder)
+    if workers > 1:
+        raise UsageError(
+            f"--workers-per-run {workers} needs a launcher: type `mpirun -np {workers} hvd-train sweep ...`, or a "
+            f"multiple of {workers} for several trainings at a time"
+        )
+    rows = [_try(name, config, LocalWorld(), speaks=True) for name, config in trainings]
+    return _conclude([row for row in rows if row], folder)
 
 
 def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -68,37 +78,7 @@ def combinations(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     ]
 
 
-def settings(arguments: Sequence[str], parse: Callable[[list[str]], Config], folder: Path) -> list[Setting]:
-    """Return the trainings of a sweep, each with a run folder in `folder`. Raises UsageError if one cannot run."""
-    from hvd_train.run import check  # imports torch
-
-    result = []
-    for number, (name, words) in enumerate(combinations(arguments)):
-        path = folder / f"{number:03}-{name.replace(' ', '-').replace('/', '_')}"
-        result.append(Setting(name, parse(words).replace(output_dir=path, progress="lines")))
-        check(result[-1].config)
-    return result
-
-
-def train_all(trainings: Sequence[Setting], workers: int, folder: Path) -> int:
-    """Train with all settings, each on `workers` ranks; return 0 if every training finished, else 1.
-
-    A training that fails does not end the others. Raises UsageError if there are fewer than `workers` ranks.
-    """
-    from hvd_train.world.world import LocalWorld
-
-    if launcher.launched(os.environ) is None:
-        if workers > 1:
-            raise UsageError(
-                f"--workers-per-run {workers} needs a launcher: type `mpirun -np {workers} hvd-train sweep ...`, or a "
-                f"multiple of {workers} for several trainings at a time"
-            )
-        rows = [_try(setting, LocalWorld(), speaks=True) for setting in trainings]
-        return _conclude([row for row in rows if row], folder)
-    return _run_by_mpi(trainings, workers, folder)
-
-
-def _run_by_mpi(trainings: Sequence[Setting], workers: int, folder: Path) -> int:
+def _run_by_mpi(trainings: Sequence[tuple[str, Config]], workers: int, folder: Path) -> int:
     """Split the ranks into groups of `workers`, train one setting at a time on each and return the exit code."""
     try:
         from mpi4py import MPI
@@ -119,7 +99,8 @@ def _run_by_mpi(trainings: Sequence[Setting], workers: int, folder: Path) -> int
     rows = []
     if mine != MPI.COMM_NULL:
         ranks = RankGroup(mine, on_host.rank, on_host.size)
-        rows = [_try(setting, HorovodWorld(ranks), speaks=mine.rank == 0) for setting in trainings[group::at_a_time]]
+        here = trainings[group::at_a_time]
+        rows = [_try(name, config, HorovodWorld(ranks), speaks=mine.rank == 0) for name, config in here]
     mpi_roll_call.come_together(all_ranks)
     texts = mpi_roll_call.gathered(all_ranks, json.dumps([row for row in rows if row]))
     of_all: list[dict[str, Any]] = list(itertools.chain(*(json.loads(text) for text in texts)))
@@ -128,14 +109,14 @@ def _run_by_mpi(trainings: Sequence[Setting], workers: int, folder: Path) -> int
     return int(mpi_roll_call.gathered(all_ranks, str(code))[0])
 
 
-def _try(setting: Setting, world: World, *, speaks: bool) -> dict[str, Any] | None:
+def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, Any] | None:
     """Train with one setting, log to a file next to its run folder; return its row on the rank that `speaks`."""
     from hvd_train.run import train
 
     started = time.perf_counter()
-    folder = setting.config.run.output_dir
+    folder = config.run.output_dir
     assert folder is not None
-    row: dict[str, Any] = {"name": setting.name, "run": str(folder), "failed": None}
+    row: dict[str, Any] = {"name": name, "run": str(folder), "failed": None}
     with contextlib.ExitStack() as stack:
         if speaks:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +124,7 @@ def _try(setting: Setting, world: World, *, speaks: bool) -> dict[str, Any] | No
             log = stack.enter_context(open(path, "a", encoding="utf-8", buffering=1, opener=plain_file.in_place))
             stack.enter_context(contextlib.redirect_stdout(log))
         try:
-            result = train(setting.config, world=world)
+            result = train(config, world=world)
             row |= {"top1": result.best_top1, "loss": result.loss, "epochs": result.epochs}
             row["failed"] = None if result.finished else "stopped"
         except HvdTrainError as error:
@@ -153,13 +134,14 @@ def _try(setting: Setting, world: World, *, speaks: bool) -> dict[str, Any] | No
     row["seconds"] = round(time.perf_counter() - started, 1)
     if not speaks:
         return None
-    console.show(f"{setting.name}: {row['failed'] or _score(row)} ({row['seconds']:.0f} s)")
+    console.show(f"{name}: {row['failed'] or _score(row)} ({row['seconds']:.0f} s)")
     return row
 
 
 def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
     """Print the table, best first, write it to `folder` and return the exit code."""
-    rows.sort(key=lambda row: (row["failed"] is not None, -_rankable(row.get("top1")), row["name"]))
+    # `max` of -1 and NaN is -1.
+    rows.sort(key=lambda row: (row["failed"] is not None, -max(-1.0, row.get("top1", -1.0)), row["name"]))
     from rich.console import Console  # slow to import
     from rich.table import Table
 
@@ -176,7 +158,3 @@ def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
 
 def _score(row: dict[str, Any]) -> str:
     return "not evaluated" if math.isnan(row["top1"]) else f"{row['top1']:.2%}"
-
-
-def _rankable(value: float | None) -> float:
-    return -1.0 if value is None or math.isnan(value) else value
