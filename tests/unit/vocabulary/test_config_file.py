@@ -20,8 +20,6 @@ def test_a_written_config_is_read_back_unchanged() -> None:
         path = Path("config.yaml")
         path.write_text(config_file.dump(made), encoding="utf-8")
         assert config_file.load(path) == made
-        assert config_file.from_dict(made.as_dict()) == made
-        assert made.differences(config_file.load(path)) == []
 
 
 @pytest.mark.parametrize(
@@ -29,7 +27,6 @@ def test_a_written_config_is_read_back_unchanged() -> None:
     [
         ("schedule: {epoch: 3}", "unknown setting 'epoch'; did you mean 'epochs'"),
         ("dat: {data: digits}", "unknown setting 'dat'; did you mean 'data'"),
-        ("schedule: {epochs: true}", "epochs is True; it must be int"),
         ("optimizer: {optimizer: lion}", "optimizer is 'lion'; it must be one of sgd, adam, adamw"),
         ("optimizer: {learning_rate: fast}", "learning_rate is 'fast'; it must be float"),
         ("schedule: 3", "schedule must hold settings as `name: value`, not 3"),
@@ -41,7 +38,6 @@ def test_a_written_config_is_read_back_unchanged() -> None:
         ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "mine.yaml is not a YAML file: aliases are refused"),
         ("[" * 100_000, "mine.yaml is not a YAML file: it nests too deep"),
         ("data: 2026-99-99\n", "mine.yaml is not a YAML file: month must be in"),
-        ("? [a]\n: b\n", "mine.yaml is not a YAML file: while constructing a mapping"),
     ],
     ids=lambda text: ascii(text[:30]),
 )

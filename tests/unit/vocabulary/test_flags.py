@@ -25,7 +25,6 @@ class Options:
 
 def test_flags_become_the_fields_of_a_dataclass(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse_flags(Options, ["--num-rows", "5"], "table") == Options(num_rows=5)
-    assert parse_flags(Options, ["--num-rows=5"], "table", Options(title="mine")) == Options(5, "mine")
     with pytest.raises(SystemExit) as ended:
         parse_flags(Options, ["--help"], "table")
     assert ended.value.code == 0
@@ -38,7 +37,6 @@ def test_flags_become_the_fields_of_a_dataclass(capsys: pytest.CaptureFixture[st
         (["--num-row", "5"], "unknown argument '--num-row'; did you mean '--num-rows'?"),
         (["--num-rows", "many"], "many"),
         (["--num-rows"], "num-rows"),
-        (["left-over"], "unknown argument 'left-over'"),
     ],
 )
 def test_a_wrong_flag_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +53,6 @@ def test_a_flag_is_removed_from_the_arguments_of_another_parser() -> None:
         assert take(arguments, "--np", "a number") == ("4", ["digits", "--epochs", "3"])
         assert take_number(arguments, "--np", 1) == (4, ["digits", "--epochs", "3"])
     assert take(["--np-more", "4"], "--np", "a number") == (None, ["--np-more", "4"])
-    assert take_number(["digits"], "--np", 7) == (7, ["digits"])
     with pytest.raises(UsageError, match=r"^--json needs the path of a file$"):
         take(["digits", "--json"], "--json", "the path of a file")
     for text in ("0", "1000000000", "x"):
@@ -73,13 +70,11 @@ def test_each_error_has_its_own_exit_code_and_can_be_sent() -> None:
 
 def test_own_code_is_found_in_the_current_folder() -> None:
     """An error of its import is one line."""
-    assert [plugin.is_reference(name) for name in ("my_networks:linear", "resnet18")] == [True, False]
     Path("my_networks.py").write_text("def linear(classes):\n    return classes + 1\nvalue = 3\n")
     Path("broken_networks.py").write_text("def f(:\n")
     assert plugin.load("model", "my_networks:linear")(10) == 11
     for reference, message in {
         "my_networks:lineer": "unknown function in my_networks for --model 'lineer'; did you mean 'linear'",
-        "my_networks:value": "unknown function in my_networks for --model 'value'",
         "no_such_module:f": "--model no_such_module:f: cannot import no_such_module: No module named",
         "broken_networks:f": "cannot import broken_networks: invalid syntax",
     }.items():

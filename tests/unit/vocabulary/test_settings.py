@@ -35,9 +35,8 @@ def test_a_recipe_is_complete_and_documented(name: str) -> None:
 
 def test_replace_finds_a_field_in_any_group() -> None:
     base = Config()
-    changed = base.replace(epochs=3, learning_rate=0.5, seed=9)
-    assert (changed.schedule.epochs, changed.optimizer.learning_rate, changed.seed) == (3, 0.5, 9)
-    assert changed.data == base.data
+    changed = base.replace(epochs=3, seed=9)
+    assert (changed.schedule.epochs, changed.seed, changed.data) == (3, 9, base.data)
     assert base == Config()
     with pytest.raises(UsageError, match="unknown setting 'learning_rat'; did you mean 'learning_rate'"):
         base.replace(learning_rat=1)
@@ -52,9 +51,6 @@ def test_only_settings_that_do_not_change_the_result_may_differ_on_resume() -> N
     assert base.differences(free) == []
     other = base.replace(epochs=4, seed=2, decay_epochs=(1.0,))
     assert base.differences(other) == ["seed: 0, not 2", "epochs: 10, not 4", "decay_epochs: [30, 60, 80], not [1.0]"]
-    frozen = base.replace(freeze="backbone", unfreeze=("5:layer4.*", "10:*"))
-    for settings in ({"clip_norm": 1.0}, {"precision": "bf16"}, {"unfreeze": ("5:layer4.*",)}):
-        assert len(frozen.replace(**settings).differences(frozen)) == 1, settings
 
 
 @pytest.mark.parametrize(
@@ -64,37 +60,26 @@ def test_only_settings_that_do_not_change_the_result_may_differ_on_resume() -> N
         ({"on_resize": "per-worker"}, "add --lr-scaling linear or sqrt"),
         ({"on_resize": "per-worker", "global_batch_size": 64}, "--on-resize per-worker needs --batch-size"),
         ({"epochs": 5, "repeated_augmentation": 4}, "type --epochs 8"),
-        ({"max_skipped_steps": 0}, "--max-skipped-steps is 0; it must be at least 1"),
         ({"warmup_epochs": 10.5}, "--warmup-epochs 10.5 is longer than the whole run (--epochs 10)"),
         ({"decay_epochs": (3.0, 2.0)}, "--decay-epochs must rise"),
         ({"target_accuracy": 1.5}, "--target-accuracy is 1.5; it must be at least 0 and at most 1"),
-        ({"patience": 0}, "--patience is 0"),
         ({"learning_rate": float("nan")}, "--learning-rate is nan"),
         ({"momentum": 1.0}, "--momentum is 1; it must be at least 0 and below 1"),
         ({"nesterov": True, "momentum": 0.0}, "--nesterov needs --optimizer sgd or lars with a momentum above 0"),
         ({"reduction": "adasum", "clip_norm": 1.0}, "--clip-norm does not go with --reduction adasum"),
-        (
-            {"batch_size": 8, "accumulation_steps": 3, "global_batch_size": 64},
-            "64 is not a multiple of --batch-size 8 x",
-        ),
+        ({"batch_size": 8, "accumulation_steps": 3, "global_batch_size": 64}, "64 is not a multiple of --batch-size 8"),
         ({"batch_size": None, "global_batch_size": None}, "no batch size: give --batch-size"),
         ({"gpu_ids": (0, 0)}, "--gpu-ids names a GPU twice"),
         ({"workers": -1}, "--workers is -1; it must be at least 0"),
         ({"data": "folder"}, "--data folder needs --data-dir"),
         ({"download": True}, "--download does not go with --data digits"),
         ({"val_crop_size": 40}, "--val-crop-size and --val-resize-size go with --data folder"),
-        ({"random_erasing": 1.5}, "--random-erasing is 1.5; it must be at least 0 and at most 1"),
         *(({"max_time": text}, "write it as in 2h30m") for text in ("", "2", "30m2h", "-1h")),
         *(({"profile": text}, f"--profile {text}: ") for text in ("", "0:3", "5:4", "1:51", "²", "1:")),
     ],
 )
 def test_impossible_values_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
     assert_refused(changes, message)
-
-
-def test_inclusive_bounds_are_allowed() -> None:
-    made = Config().replace(warmup_epochs=10.0, random_erasing=1.0, target_accuracy=1.0, momentum=0.0)
-    assert made.schedule.warmup_epochs == made.schedule.epochs
 
 
 def test_time_limits_and_profiled_steps_are_parsed() -> None:
