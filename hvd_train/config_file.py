@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
@@ -82,22 +83,16 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         if value not in get_args(hint):
             raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(map(str, get_args(hint)))}")
         return value
-    if get_origin(hint) is tuple and isinstance(value, (list, tuple)):
-        return tuple(_convert(name, item, get_args(hint)[0]) for item in value)
-    options = get_args(hint) or (hint,)
-    if get_origin(options[0]) is tuple and value is not None:  # tuple[...] | None
-        return _convert(name, value, options[0])
-    if value is None and type(None) in options:
-        return None
+    options = get_args(hint) if get_origin(hint) is UnionType else (hint,)
     for option in options:
-        if option is float and type(value) is int:
-            return float(value)
-        if option is float and isinstance(value, str):  # YAML reads 1e-3 as text; 1.0e-3 is a number there
-            with contextlib.suppress(ValueError):
+        if get_origin(option) is tuple and isinstance(value, (list, tuple)):
+            return tuple(_convert(name, item, get_args(option)[0]) for item in value)
+        if option is float and type(value) in (int, str):  # YAML reads 1e-3 as text; 1.0e-3 is a number there
+            with contextlib.suppress(ValueError, OverflowError):
                 return float(value)
         if option is Path and isinstance(value, str):
             return Path(value)
-        if isinstance(option, type) and type(value) is option:
+        if type(value) is option:
             return value
     wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options)
     raise UsageError(f"{name} is {value!r}; it must be {wanted}")

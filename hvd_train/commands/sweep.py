@@ -26,8 +26,6 @@ from hvd_train.run_files import durable
 if TYPE_CHECKING:
     from hvd_train.world.world import World
 
-ROWS = "sweep.json"
-
 
 def sweep(arguments: list[str]) -> int:
     """Train every combination of values; return 0 if each finished, else 1. Raises UsageError before any starts.
@@ -152,7 +150,7 @@ def _conclude(rows: list[dict[str, Any]], folder: Path) -> int:
         table.add_row(row["name"], score, loss, f"{row['seconds']:.0f}", row["run"])
     Console(highlight=False, markup=False).print(table)
     finite = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
-    durable.write_text(folder / ROWS, json.dumps(finite, indent=1) + "\n")
+    durable.write_text(folder / "sweep.json", json.dumps(finite, indent=1) + "\n")
     return 1 if any(row["failed"] for row in rows) else 0
 
 

@@ -1,13 +1,23 @@
-"""The command line: the chosen command, its output and its exit code."""
+"""The command line: the chosen command, its arguments, output and exit code; `train` has its own file."""
 
+import json
 import re
 import signal
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from hvd_train import cli
-from hvd_train.errors import RankLost
+from hvd_train import cli, train
+from hvd_train.commands import sweep
+from hvd_train.doctor.machine import Finding, Verdict
+from hvd_train.errors import RankLost, UsageError
+from hvd_train.validate import Scores
+from tests.support.run_folders import event, start, step, whole_run, write
+from tests.support.runs import small_config
+
+HOSTILE = "h1\x1b]0;title\x07\x9b2J\u202e[/b] is"
+OBEYED = {"\x1b", "\x07", "\x9b", "\u202e"}
 
 
 def test_usage_and_version_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,3 +55,192 @@ def test_a_wrong_number_is_one_line(words: str, flag: str, text: str, capsys: py
         assert printed.out == ""
         assert printed.err.startswith(f"hvd-train: {flag} {text}")
         assert printed.err.count("\n") == 1
+
+
+def test_evaluate_and_audit_agree_with_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    """The audit of a ledger that lacks a step has exit code 1."""
+    flags = ["--epochs", "1", "--device", "cpu", "--output-dir", "out", "--learning-rate", "0.01", "--ledger"]
+    assert cli.run(["train", "digits", *flags]) == 0
+    assert "next:  hvd-train evaluate out" in capsys.readouterr().out
+    summary = json.loads(Path("out/summary.json").read_text())
+    assert cli.run(["evaluate", "out", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert (scores["loss"], scores["top1"], scores["top5"]) == (summary["loss"], summary["top1"], summary["top5"])
+    assert (scores["count"], len(scores["per_class"])) == (360, 10)
+    checkpoint = max(Path("out/checkpoints").glob("*.ckpt"))
+    assert cli.run(["evaluate", str(checkpoint), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {**scores, "weights": "weights of the checkpoint"}
+    assert scores["weights"] == "best weights of epoch 1"
+    assert cli.run(["audit", "out"]) == 0
+    ledger = Path("out/ledger.jsonl")
+    steps = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(steps[:7] + steps[8:]))
+    assert cli.run(["audit", "out"]) == 1
+
+
+def test_values_of_a_sweep_are_combined() -> None:
+    expected = {
+        "digits": {"only": "digits"},
+        "digits -b=16,32 --nesterov --seed 1,2": {
+            f"b={size} seed={seed}": f"digits -b {size} --nesterov --seed {seed}"
+            for size in (16, 32)
+            for seed in (1, 2)
+        },
+        "digits --gpu_ids 0,1 --lr -1,2": {f"lr={rate}": f"digits --gpu_ids 0,1 --lr {rate}" for rate in (-1, 2)},
+    }
+    for line, runs in expected.items():
+        assert {name: " ".join(words) for name, words in sweep.combinations(line.split())} == runs
+
+
+def test_a_sweep_without_a_launcher_trains_sequentially(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table has the best first; a failed training has a reason and does not end the others."""
+    line = "sweep digits --epochs 1 --device cpu --lr 0.2,1e30,0.001 --output-dir out"
+    assert cli.run(line.split()) == 1
+    rows = json.loads(Path("out/sweep.json").read_text())
+    assert [row["name"] for row in rows] == ["lr=0.2", "lr=0.001", "lr=1e30"]
+    assert rows[0]["top1"] > rows[1]["top1"]
+    assert [row["failed"] is None for row in rows] == [True, True, False]
+    assert "the loss is not finite" in rows[2]["failed"]
+    assert "epoch 1/1" not in capsys.readouterr().out
+    assert "epoch 1/1" in Path("out/000-lr=0.2.log").read_text()
+    assert Path("out/002-lr=0.001/model-best.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("evaluate gone", "gone: no such run folder or checkpoint"),
+        ("report", "name at least one run folder, as in hvd-train report runs/*"),
+        ("hosts nowhere", "cannot read the host file nowhere: No such file or directory"),
+        ("hosts two", "unknown here: a.invalid"),
+        ("sweep digits --lr 0.1,x", "--learning-rate: could not convert string to float: 'x'"),
+        ("sweep digits --model resnet18,resnet81", "unknown model 'resnet81'"),
+        ("sweep digits --workers-per-run 2", "type `mpirun -np 2 hvd-train sweep"),
+        ("bench troughput", "did you mean 'throughput'"),
+        ("bench allreduce", "horovodrun -np 2"),
+        ("bench scaling", "--np 1,2,4"),
+        ("bench scaling --np 2,2", "twice"),
+        ("bench scaling --np 1 --mode fast", "weak or strong"),
+        ("bench scaling --np 1,3 --hosts two", "--np 3 needs"),
+        ("bench scaling --np 1 --output-dir two", "two is a file"),
+        ("bench scaling --np 1 --output-dir theirs", "theirs/scaling.json"),
+    ],
+)
+def test_wrong_arguments_are_one_line(line: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("two").write_text("a.invalid slots=1\nb.invalid slots=1\n")
+    Path("run").mkdir()
+    Path("theirs").mkdir()
+    Path("theirs/scaling.json").write_text("{}")
+    assert cli.run(line.split()) == 2
+    printed = capsys.readouterr().err
+    assert reason in printed
+    assert printed.startswith("hvd-train: ")
+    assert printed.count("\n") == 1
+    assert sorted(str(path) for path in Path().rglob("*")) == ["run", "theirs", "theirs/scaling.json", "two"]
+
+
+@pytest.mark.parametrize("line", ["train digits", "evaluate run", "sweep digits", "bench throughput"])
+def test_torchrun_and_horovods_elastic_driver_are_refused(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.run(line.split()) == 2
+    assert f"type `horovodrun -np 2 hvd-train {line}`" in capsys.readouterr().err
+    for name, value in (("RANK", "0"), ("SIZE", "2"), ("ELASTIC", "1")):
+        monkeypatch.setenv(f"HOROVOD_{name}", value)
+    assert cli.run(line.split()) == 2
+    assert "type `horovodrun_scripts/train_elastic.sh`" in capsys.readouterr().err
+
+
+def test_launchers_are_refused_by_the_doctor_and_torchrun_by_train(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("sys.argv", ["mine.py"])
+    with pytest.raises(UsageError, match=r"type `horovodrun -np 2 python mine\.py`"):
+        train(small_config())
+    assert list(Path().iterdir()) == []
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    assert cli.run(["doctor"]) == 2
+    assert "without a launcher" in capsys.readouterr().err
+
+
+def test_a_host_file_is_checked_and_converted(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hosts").write_text("localhost:2\n127.0.0.1\n")
+    assert cli.run(["hosts", "hosts"]) == 0
+    assert capsys.readouterr().out == "2 hosts, 3 slots: localhost (2), 127.0.0.1 (1)\n"
+    Path("hosts").write_text("localhost slots=2\nno-such-host.invalid slots=1\n")
+    assert cli.run(["hosts", "hosts", "--no-resolve", "--to", "slurm"]) == 0
+    assert capsys.readouterr().out == "localhost\nlocalhost\nno-such-host.invalid\n"
+
+
+def test_export_refuses_a_symlink_in_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    export = Mock(side_effect=lambda target, folder, **_: [folder / "weights.pt"])
+    monkeypatch.setattr("hvd_train.export.export", export)
+    Path("run").mkdir()
+    assert cli.run(["export", "run"]) == cli.run(["export", "step-7.ckpt"]) == 0
+    assert capsys.readouterr().out == "run/export/weights.pt\nstep-7.ckpt.export/weights.pt\n"
+    Path("outside").mkdir()
+    Path("run/export").symlink_to("../outside")
+    assert cli.run(["export", "run"]) == 2
+    line = "hvd-train: run/export is a link, which is not followed: name a folder with --output\n"
+    assert capsys.readouterr() == ("", line)
+    assert cli.run(["export", "run", "--output", "run/export"]) == 0
+
+
+def test_watch_and_report_accept_values_of_any_type() -> None:
+    lines = whole_run(1)
+    names = sorted({name for line in lines for name in line} - {"kind", "time"})
+    changes = [{name: value} for value in (None, {}, "x", -1, 10**400) for name in names]
+    wrong = [{**line, **change} for change in changes for line in lines if change.keys() <= line.keys()]
+    run = write(Path("run"), [*lines, *wrong], summary=True)
+    (run / "summary.json").write_text('{"why": ["x"], "images_per_second": "fast", "test_top1": {}}')
+    (run / "environment.json").write_text('{"host": [1], "versions": 3, "ranks_of_hosts": [], "command": {}}')
+    assert cli.run(["watch", "run", "--once"]) == 0
+    assert cli.run(["report", "run", "--no-predictions"]) == 0
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("warning", 0), ("broken", 1)])
+def test_only_broken_findings_make_the_doctor_fail(
+    verdict: Verdict, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda say, quick: [Finding("x", verdict, "y", "z")])
+    assert cli.run(["doctor", "--json"]) == code
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding == {"name": "x", "verdict": verdict, "what": "y", "todo": "z"}
+    assert cli.run(["doctor"]) == code
+    assert "-> z" in capsys.readouterr().out
+
+
+def test_control_characters_are_not_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They may come from host files, hosts, errors, class folders and runs."""
+    printed = []
+
+    def shown(code: int, *arguments: str) -> None:
+        assert cli.run([*arguments]) == code
+        captured = capsys.readouterr()
+        printed.append(captured.out + captured.err)
+
+    path = Path("\x1b[2Jhosts")
+    path.write_text(f"{HOSTILE} slots=2\n")
+    shown(2, "hosts", str(path))
+    finding = Finding(HOSTILE, "broken", HOSTILE, HOSTILE)
+    monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda say, quick: [say(HOSTILE), finding][1:])
+    shown(1, "doctor")
+    shown(1, "doctor", "--json")
+    monkeypatch.setattr("hvd_train.run.train", Mock(side_effect=ValueError(HOSTILE)))
+    shown(1, "sweep", "digits", "--output-dir", "out")
+    scores = Scores(loss=1.0, top1=0.5, top5=1.0, count=2, classes=(f"{HOSTILE}\nb",), per_class=(0.5,))
+    monkeypatch.setattr("hvd_train.run.evaluate", lambda *_, **__: scores)
+    shown(0, "evaluate", "run")
+    assert len(printed[-1].splitlines()) == 2
+    run = write(Path("r\x1bun"), [start(), step(1), event("note", 2, HOSTILE)])
+    config = (run / "config.yaml").read_text().replace("digits-convnet", '"\\e[2Jnet"')
+    (run / "config.yaml").write_text(config)
+    shown(0, "watch", str(run), "--once")
+    for text in printed:
+        assert "title" in text
+        assert not OBEYED & set(text), text
