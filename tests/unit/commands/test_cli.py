@@ -230,7 +230,6 @@ def test_control_characters_are_not_printed(
     finding = Finding(HOSTILE, "broken", HOSTILE, HOSTILE)
     monkeypatch.setattr("hvd_train.doctor.machine.examine", lambda say, quick: [say(HOSTILE), finding][1:])
     shown(1, "doctor")
-    shown(1, "doctor", "--json")
     monkeypatch.setattr("hvd_train.run.train", Mock(side_effect=ValueError(HOSTILE)))
     shown(1, "sweep", "digits", "--output-dir", "out")
     scores = Scores(loss=1.0, top1=0.5, top5=1.0, count=2, classes=(f"{HOSTILE}\nb",), per_class=(0.5,))
