@@ -351,12 +351,11 @@ class Config:
 
     def replace(self, **changes: Any) -> Config:
         """Return this config with other values for fields of any group. Raises UsageError for a wrong name or value."""
-        owners = _owner_of_each_field()
         by_group: dict[str | None, dict[str, Any]] = {}
         for name, value in changes.items():
-            if name not in owners:
-                raise unknown_name("setting", name, owners)
-            by_group.setdefault(owners[name], {})[name] = value
+            if name not in _OWNERS:
+                raise unknown_name("setting", name, _OWNERS)
+            by_group.setdefault(_OWNERS[name], {})[name] = value
         own = by_group.pop(None, {})
         groups = {g: dataclasses.replace(getattr(self, g), **values) for g, values in by_group.items() if g}
         return dataclasses.replace(self, **own, **groups)
@@ -367,28 +366,25 @@ class Config:
 
     def settings(self) -> dict[str, Any]:
         """Return the value of every setting by its name."""
-        owners = _owner_of_each_field()
-        return {name: getattr(getattr(self, group) if group else self, name) for name, group in owners.items()}
+        return {name: getattr(getattr(self, group) if group else self, name) for name, group in _OWNERS.items()}
 
     def differences(self, other: Config) -> list[str]:
         """Return `name: mine, not theirs` for each setting that differs and decides the result."""
         theirs = other.settings()
-        free = {f.name for cls in GROUPS.values() for f in dataclasses.fields(cls) if f.metadata.get("free")}
+        may_differ = {f.name for cls in GROUPS.values() for f in dataclasses.fields(cls) if f.metadata.get("free")}
         return [
             f"{name}: {_plain(mine)}, not {_plain(theirs[name])}"
             for name, mine in self.settings().items()
-            if name not in free and name != "recipe" and mine != theirs[name]
+            if name not in may_differ and name != "recipe" and mine != theirs[name]
         ]
 
 
 GROUPS: dict[str, type[Any]] = {n: hint for n, hint in get_type_hints(Config).items() if hint not in (int, str)}
-
-
-def _owner_of_each_field() -> dict[str, str | None]:
-    """Return the name of the group of each field; None stands for Config itself."""
-    owners: dict[str, str | None] = {f.name: None for f in dataclasses.fields(Config) if f.name not in GROUPS}
-    owners.update({f.name: group for group, cls in GROUPS.items() for f in dataclasses.fields(cls)})
-    return owners
+_OWNERS: dict[str, str | None] = {
+    **{f.name: None for f in dataclasses.fields(Config) if f.name not in GROUPS},
+    **{f.name: group for group, cls in GROUPS.items() for f in dataclasses.fields(cls)},
+}
+"""The group of each field; None stands for Config itself."""
 
 
 def _plain(value: Any) -> Any:

@@ -118,7 +118,9 @@ class Output:
         progress, run = state.progress, self._config.run
         if self._folder is None:
             self._folder = claim.folder
-            bar = shows_bar(self._config, place)
+            # Launchers forward whole lines, and Open MPI always gives ranks a terminal.
+            at_terminal = place.size == 1 and sys.stdout.isatty() and not launcher.by_open_mpi(os.environ)
+            bar = run.progress == "bar" or (run.progress == "auto" and at_terminal)
             journal = RunJournal(claim.folder, progress.step, progress.epoch, live=bar, ledger=run.ledger)
             for note in (*claim.folder.notes, *claim.notes):
                 journal.event("note", note)
@@ -192,13 +194,6 @@ def _claim(config: Config, start: Callable[[], None], *, abandoned: bool) -> Run
                 run_folder.take_over(busy.path, owner)
             else:
                 raise
-
-
-def shows_bar(config: Config, place: Place) -> bool:
-    """Return whether progress is shown as a live bar."""
-    if config.run.progress == "auto":  # launchers forward whole lines, and Open MPI always gives ranks a terminal
-        return place.size == 1 and sys.stdout.isatty() and not launcher.by_open_mpi(os.environ)
-    return config.run.progress == "bar"
 
 
 def _adapted(
