@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -150,8 +150,11 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
     if numbers is None:
         raise UsageError("bench scaling needs numbers of workers: --np 1,2,4")
     counts = _counts(numbers)
-    mode = _one_of("--mode", mode or "weak", ("weak", "strong"))
-    controller = _one_of("--controller", controller or "gloo", ("gloo", "mpi"))
+    mode, controller = mode or "weak", controller or "gloo"
+    if mode not in ("weak", "strong"):
+        raise UsageError(f"--mode {mode}: it must be weak or strong")
+    if controller not in ("gloo", "mpi"):
+        raise UsageError(f"--controller {controller}: it must be gloo or mpi")
     if host_file is not None:
         listed = hosts.read(Path(host_file))
         if counts[-1] > (slots := sum(host.slots for host in listed)):
@@ -181,9 +184,3 @@ def _counts(text: str) -> list[int]:
     if len(set(counts)) < len(counts):
         raise UsageError(f"--np {text} names a number of workers twice")
     return sorted(counts)
-
-
-def _one_of(flag: str, value: str, known: Sequence[str]) -> str:
-    if value not in known:
-        raise UsageError(f"{flag} {value}: it must be {' or '.join(known)}")
-    return value
