@@ -10,10 +10,10 @@ A worker talks to the driver over HTTP, through Horovod's rendezvous server; N i
 | GET problem/N                     | right after that                     | why it cannot join the job, or nothing    |
 | GET rank_and_size/HOST:N          | then, for its first rank             | its ranks once a world forms; -1 to leave |
 | GET elsewhere/N                   | before it connects to the others     | the address of another host, if any       |
-| PUT not_met/N                     | if it could not connect              |                                           |
+| PUT connect_error/N               | if it could not connect              |                                           |
 | GET may_ask/N                     | when it has left its world           | `ask` or `end`                            |
 | GET rank_and_size/HOST:LOCAL_RANK | then, by Horovod's core              | as for its first rank                     |
-| PUT last_word/N                   | when it ends: its exit report        |                                           |
+| PUT exit_report/N                 | when it ends                         |                                           |
 
 The answer `change` asks a member to leave its world after the next step, `stop` asks it to commit and end, and `end`
 says that the worker is evicted. A worker ends with its process, on another host with its ssh; if it outlives its ssh,
@@ -23,6 +23,7 @@ it is evicted.
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 import uuid
@@ -32,18 +33,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvd_train.console import say
-from hvd_train.elastic import orphans
-from hvd_train.elastic.discovery import Discovery
-from hvd_train.elastic.ranks import RankAssignment, assign_ranks, starting
 from hvd_train.elastic.roster import Command, End, Finish, FormWorld, Notice, Roster, Start
-from hvd_train.elastic.worker import COMMITTED, Worker
-from hvd_train.launch import addresses, roll_call
-from hvd_train.launch.last_word import LastWord
-from hvd_train.launch.launcher import GOES_ON, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
+from hvd_train.elastic.worker import COMMITTED, RankAssignment, Worker, assign_ranks, starting
+from hvd_train.launch import client, launcher, roll_call
+from hvd_train.launch.exit_report import ExitReport
+from hvd_train.launch.launcher import CONTINUES, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
 from hvd_train.progress.clock import RunningClock
 
 _TICK_S = 0.1
 _PAUSED_S = 2.0  # a driver that did not tick for this long was paused
+_LOOK_S = 1.0  # between two looks for hosts
 _QUIET_S, _LAST_COMMIT_S = 3.0, 30.0
 _LEAVE_S = 30.0  # for a worker without a rank to commit and end by itself
 _OF_SSH = 255  # ssh has failed, or a signal has killed its command
@@ -62,6 +61,33 @@ class WorkerProcess:
     assignment: RankAssignment | None = None
     waiting: bool = False  # for a rank
     problem: str = ""  # why it cannot join this job, if it cannot
+
+
+class Discovery:
+    """Looks for hosts every second; after a failure the last list stays in force."""
+
+    def __init__(self, find: Callable[[], Mapping[str, int]], report: Callable[[Mapping[str, int]], None]) -> None:
+        """`find` returns slots by host, or raises ValueError, OSError or SubprocessError; `report` takes each list."""
+        self._find, self._report = find, report
+        self._problem = ""
+
+    def watch(self, stopped: threading.Event) -> None:
+        """Look now, and every second until `stopped` is set."""
+        self.look()
+        while not stopped.wait(_LOOK_S):
+            self.look()
+
+    def look(self) -> None:
+        """Look once; print a problem when it first appears."""
+        try:
+            hosts = self._find()
+        except (ValueError, OSError, subprocess.SubprocessError) as error:
+            if str(error) != self._problem:
+                say(f"hosts: {error}; the last list stays in force")
+            self._problem = str(error)
+            return
+        self._problem = ""
+        self._report(hosts)
 
 
 class Dispatcher:
@@ -122,9 +148,9 @@ class Dispatcher:
             if (process := self._processes.get(number)) is not None:
                 process.problem = roll_call.difference_from_job(self._facts, facts) or ""
 
-    def heard_from(self, address: str) -> None:
+    def address_received(self, address: str) -> None:
         """Note the address of a worker on another host."""
-        if not addresses.is_loopback(address):
+        if not client.is_loopback(address):
             with self._changed:
                 self._elsewhere = address
 
@@ -187,28 +213,28 @@ class Dispatcher:
         with self._changed:
             return self._roster.world_is_broken()
 
-    def not_met(self, number: int, why: str) -> None:
+    def connect_error_received(self, number: int, why: str) -> None:
         """Note why a worker could not connect to its world, or synchronize with it."""
         with self._changed:
-            self._roster.not_met(number, why)
+            self._roster.connect_error_received(number, why)
 
-    def last_word_received(self, number: int, word: LastWord) -> None:
+    def exit_report_received(self, number: int, report: ExitReport) -> None:
         """Note the exit report of a worker, and print its error if it is new."""
         with self._changed:
             worker = self._roster.worker(number)
             if worker is None:
                 return
-            self._roster.last_word_received(number, word, self._now())
+            self._roster.exit_report_received(number, report, self._now())
             self._processes[number].waiting = False  # else its core's request for a rank would keep it alive
             self._changed.notify_all()
-            if not word.error:
+            if not report.error:
                 return
-            kind = _NUMBERS.sub("", word.error)
+            kind = _NUMBERS.sub("", report.error)
             self._errors[kind] += 1
             count = self._errors[kind]
             if count == 1:
-                separator = "\n" if "\n" in word.error else " "
-                say(f"worker {worker}:{separator}{word.error}")
+                separator = "\n" if "\n" in report.error else " "
+                say(f"worker {worker}:{separator}{report.error}")
             elif count.bit_count() == 1:  # a power of two: ten lines for a thousand ranks
                 say(f"worker {worker}: the same error ({count} times so far)")
 
@@ -287,7 +313,7 @@ class Dispatcher:
         exit_code, _ = self._run_worker(starting(worker, local_size, self._environment_of(worker)), [process.end])
         with self._changed:
             code = worker.meant_exit_code(exit_code)
-            is_reported = worker.last_word is not None and worker.last_word.error
+            is_reported = worker.exit_report is not None and worker.exit_report.error
             if code not in (0, *COMMITTED) and not (is_reported or process.end.is_set() or self._finish):
                 how = " (a signal has killed it, or its ssh has failed)" if code == _OF_SSH else ""
                 say(f"worker {worker} ended with exit code {code}{how}")
@@ -304,7 +330,7 @@ class Dispatcher:
         if predecessor is not None:
             variables[REPLACES] = str(predecessor)
         if self._roster.worlds_formed > 0:
-            variables[GOES_ON] = "1"
+            variables[CONTINUES] = "1"
         return variables
 
     def _end(self, command: End, *, quietly: bool) -> None:
@@ -313,7 +339,7 @@ class Dispatcher:
         if not quietly:
             say(f"worker {command.worker} is evicted: {command.reason}")
         if command.unresponsive:  # on another host its successor does this
-            orphans.kill_worker(str(number), self._name)
+            launcher.kill_worker(str(number), self._name)
         if process.waiting:  # then it leaves by itself
             process.waiting = False
             process.end_at = self._now() + _LEAVE_S

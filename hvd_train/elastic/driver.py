@@ -7,6 +7,7 @@ command line, ssh and rendezvous server stay. REPLACEMENTS lists each part that 
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,12 +27,10 @@ from horovod.runner.util import network
 from horovod.runner.util.remote import get_remote_command
 
 from hvd_train.console import outlive
-from hvd_train.elastic.discovery import HostCommand
 from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
-from hvd_train.elastic.ranks import RankAssignment
 from hvd_train.elastic.roster import Roster
-from hvd_train.elastic.worker import WRONG_SETTINGS
-from hvd_train.launch import addresses, client, last_word
+from hvd_train.elastic.worker import WRONG_SETTINGS, RankAssignment
+from hvd_train.launch import client, exit_report, hosts
 from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
 from hvd_train.numerals import whole_number
 
@@ -46,24 +45,56 @@ DEFAULTS = {
 # No prompt for a password. Before a worker's first heartbeat, ssh ends a minute after its host is gone.
 SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=20"
 
+_COMMAND_S = 30.0  # for the command that lists the hosts
+
 # Keys of rank addresses. Gloo asks again after a 404 until HOROVOD_GLOO_TIMEOUT_SECONDS are over; another error, three
 # times within 1.5 s, ends the attempt.
 _OF_GLOO = ("/global", "/local_", "/cross_")
-_OF_WORKERS = ("/facts/", "/last_word/", "/not_met/")
+_OF_WORKERS = ("/facts/", "/exit_report/", "/connect_error/")
 
 
-class Store(RendezvousServer):  # type: ignore[misc]  # Horovod has no types
+class HostCommand:
+    """A shell command that prints one `NAME:SLOTS` or `NAME` a line."""
+
+    def __init__(self, command: str, slots: int | None) -> None:
+        """Give hosts that are printed without a number `slots` slots (default: 1)."""
+        self._command, self._slots = command, slots or 1
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """Return the number of slots by host; Horovod's launcher calls this.
+
+        Raises: ValueError: in one line, if the command fails or prints something else;
+        subprocess.TimeoutExpired: after 30 seconds.
+        """
+        command = ["sh", "-c", self._command]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMMAND_S)
+        if done.returncode != 0:
+            errors = done.stderr.strip().splitlines() or [f"{self._command} ended with exit code {done.returncode}"]
+            raise ValueError(errors[-1])
+        found = {}
+        for line in filter(None, map(str.strip, done.stdout.splitlines())):
+            printed = f"{self._command} printed {line!r}, which is"
+            name, _, slots = line.partition(":")
+            if slots and whole_number(slots) is None:
+                raise ValueError(f"{printed} not NAME:SLOTS")
+            if not hosts.is_name(name):
+                raise ValueError(f"{printed} no name of a host: ssh might take it for an option")
+            found[name] = int(slots or self._slots)
+        return found
+
+
+class DriverServer(RendezvousServer):  # type: ignore[misc]  # Horovod has no types
     """Horovod's rendezvous server, which listens only at the addresses that workers need: at first the loopback."""
 
     def __init__(self, verbose: int = 0) -> None:
         super().__init__(verbose)
         self._lock = threading.Lock()
-        self._listens_at = {addresses.LOOPBACK}
+        self._listens_at = {client.LOOPBACK}
         Driver.listen_at = self.listen_at
 
     def start(self, handler_cls: Any) -> int:
         """Begin to answer, and return the port."""
-        return int(super().start(handler_cls, addresses.LOOPBACK))
+        return int(super().start(handler_cls, client.LOOPBACK))
 
     def listen_at(self, wanted: Sequence[str]) -> list[str]:
         """Listen also at these addresses of this host; return the ones that can be reached now."""
@@ -81,7 +112,7 @@ class Driver:
 
     interrupted: ClassVar[threading.Event] = threading.Event()  # Horovod's, set by a signal to the launcher
     interfaces: ClassVar[Sequence[str]] = ()  # the network interfaces that the user has named
-    listen_at: ClassVar[Callable[[Sequence[str]], list[str]]] = list  # `Store.listen_at`, once there is a store
+    listen_at: ClassVar[Callable[[Sequence[str]], list[str]]] = list  # `DriverServer.listen_at`, once there is a server
 
     def __init__(
         self,
@@ -136,7 +167,7 @@ def _kept_event() -> threading.Event:
 
 def _slot_variables(slot_info: Any) -> dict[str, str]:
     ours = slot_info.environment if isinstance(slot_info, RankAssignment) else {}
-    likely = addresses.for_worker_on(slot_info.hostname, Driver.interfaces)
+    likely = client.for_worker_on(slot_info.hostname, Driver.interfaces)
     found = Driver.listen_at(likely) or likely
     of_driver = {client.ADDRESS: found[0], DRIVER_ADDRESSES: ",".join(found), INTERFACES: ",".join(Driver.interfaces)}
     return {**_create_slot_env_vars(slot_info), **of_driver, **ours}
@@ -144,12 +175,12 @@ def _slot_variables(slot_info: Any) -> dict[str, str]:
 
 def _run_variables(server_ip: str, nics: Collection[str], port: int, elastic: bool = False) -> dict[str, Any]:
     variables = _create_run_env_vars(server_ip, nics, port, elastic)
-    of_workers = (client.ADDRESS, addresses.GLOO_INTERFACE, addresses.NCCL_INTERFACES)
+    of_workers = (client.ADDRESS, client.GLOO_INTERFACE, client.NCCL_INTERFACES)
     return {name: value for name, value in variables.items() if name not in of_workers}
 
 
 def _named_interfaces(settings: Any, *_hosts: Any, **_unused: Any) -> set[str]:
-    Driver.interfaces = addresses.named_interfaces(os.environ, settings.nics)
+    Driver.interfaces = client.named_interfaces(os.environ, settings.nics)
     return set(network.get_local_intfs())  # the loopback, for Horovod; no worker gets it
 
 
@@ -195,12 +226,12 @@ def _handler(driver: Driver) -> Any:
 
         def _put_value(self, scope: str, key: str, value: bytes) -> None:
             if scope == "facts":
-                dispatcher.heard_from(self.client_address[0])
+                dispatcher.address_received(self.client_address[0])
                 dispatcher.facts_received(int(key), json.loads(value))
-            elif scope == "last_word":
-                dispatcher.last_word_received(int(key), last_word.heard(value))
-            elif scope == "not_met":
-                dispatcher.not_met(int(key), value.decode())
+            elif scope == "exit_report":
+                dispatcher.exit_report_received(int(key), exit_report.parsed(value))
+            elif scope == "connect_error":
+                dispatcher.connect_error_received(int(key), value.decode())
             else:
                 super()._put_value(scope, key, value)
 
@@ -220,11 +251,11 @@ REPLACEMENTS = (
     Replacement(discovery, "HostDiscoveryScript", HostCommand, "A bad line, or one failure, must not end the job."),
     Replacement(gloo_run, "ElasticDriver", Driver, "Our roster decides who is in the world, and when."),
     Replacement(gloo_run, "create_rendezvous_handler", _handler, "Workers send heartbeats, facts and exit reports."),
-    Replacement(gloo_run, "RendezvousServer", Store, "It would listen at all addresses of this host."),
+    Replacement(gloo_run, "RendezvousServer", DriverServer, "It would listen at all addresses of this host."),
     Replacement(gloo_run, "create_slot_env_vars", _slot_variables, "A worker keeps its number while ranks change."),
     Replacement(driver_service, "get_common_interfaces", _named_interfaces, "Later hosts cannot be asked now."),
     Replacement(gloo_run, "create_run_env_vars", _run_variables, "It gives one address to all, perhaps the loopback."),
-    Replacement(network, "resolve_host_address", addresses.resolved, "127.0.1.1 would be a host to reach by ssh."),
+    Replacement(network, "resolve_host_address", client.resolved, "127.0.1.1 would be a host to reach by ssh."),
     Replacement(gloo_run, "register_shutdown_event", _kept_event, "The job must wait for the last commits."),
     Replacement(gloo_run, "get_remote_command", _remote_command, "ssh would wait for a lost host, or ask a password."),
 )

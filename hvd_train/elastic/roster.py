@@ -28,8 +28,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hvd_train.elastic import back_off
-from hvd_train.elastic.repeated_errors import ErrorsInARow, place_of_error
 from hvd_train.elastic.worker import (
     COMMITTED,
     FAULT_REPEATS,
@@ -37,13 +35,15 @@ from hvd_train.elastic.worker import (
     STOPPED,
     UNRECOVERABLE,
     WRONG_SETTINGS,
+    ErrorsInARow,
     Stage,
     Worker,
+    place_of_error,
 )
-from hvd_train.launch.last_word import LastWord
+from hvd_train.launch.exit_report import ExitReport
 
 SILENT_S = 10.0  # a worker sends a heartbeat every second; a longer silence counts as its death
-SILENT_WHILE_MEETING_S = 3.0  # the same while the other members wait for it
+SILENT_WHILE_REJOINING_S = 3.0  # the same while the other members wait for it
 REPORT_S = 20.0  # from the first survivor that asks for a rank to the last
 CONNECT_S = 40.0  # the same if ranks cannot connect: Gloo waits 5 * HOROVOD_GLOO_TIMEOUT_SECONDS for lost packets
 BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
@@ -104,6 +104,12 @@ class Finish:
 Command = Start | End | FormWorld | Notice | Finish
 
 
+def back_off_s(first_s: float, longest_s: float, times_before: int) -> float:
+    """Return the seconds to wait: `first_s`, doubled for each earlier attempt, at most `longest_s`."""
+    doublings = min(times_before, 100)  # 2.0 ** 1024 would raise OverflowError
+    return min(first_s * 2.0**doublings, longest_s)
+
+
 @dataclass
 class _SlotRecord:
     failures: int = 0  # in a row
@@ -127,13 +133,13 @@ class Roster:
     _slots: dict[tuple[str, int], _SlotRecord] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
     _exit_codes: dict[Worker, int] = field(default_factory=dict)
-    _not_met: dict[int, str] = field(default_factory=dict)  # why workers could not synchronize in the last world
+    _connect_errors: dict[int, str] = field(default_factory=dict)  # why workers could not synchronize in the last world
     _failed_attempts: int = 0  # how many worlds in a row could not connect though no member had died
     _judged: int = 0  # the number of worlds formed at the last `_after_rendezvous`
     _gives_up: Finish | None = None  # the end of the job once its members, which cannot connect, have committed
     _notices: list[Notice] = field(default_factory=list)
     _errors: ErrorsInARow = field(default_factory=ErrorsInARow)
-    _meeting_since: float | None = None
+    _rejoining_since: float | None = None
     _short_since: float | None = None
     _noticed_at: float | None = None
     _hopeful_at: float = 0.0  # when there last were `min_workers` workers that wait for a world, or build and report
@@ -151,30 +157,30 @@ class Roster:
         worker = self.worker(number)
         if worker is None or worker.stage is Stage.ENDING:
             return
-        worker.heard_at = now
+        worker.last_heartbeat = now
         if worker.stage is Stage.STARTING:
             worker.stage = Stage.READY
         elif worker.stage is Stage.TRAINING:
-            worker.stage = Stage.MEETING
-            if self._meeting_since is None:
-                self._meeting_since = now
+            worker.stage = Stage.REJOINING
+            if self._rejoining_since is None:
+                self._rejoining_since = now
 
-    def not_met(self, number: int, why: str) -> None:
+    def connect_error_received(self, number: int, why: str) -> None:
         """Note why a worker could not connect to its world, or synchronize with it."""
         if self.worker(number) is not None:
-            self._not_met[number] = why
+            self._connect_errors[number] = why
 
-    def last_word_received(self, number: int, word: LastWord, now: float) -> None:
+    def exit_report_received(self, number: int, report: ExitReport, now: float) -> None:
         """Note the exit report of a worker; after an error the others do not wait for its process."""
         if (worker := self.worker(number)) is not None:
-            worker.last_word, worker.said_at = word, now
-            if word.error and worker.stage is not Stage.ENDING:
+            worker.exit_report, worker.reported_at = report, now
+            if report.error and worker.stage is not Stage.ENDING:
                 worker.stage = Stage.LEAVING
 
     def heartbeat_received(self, number: int, now: float) -> None:
         """Note that a worker is alive."""
         if (worker := self.worker(number)) is not None:
-            worker.heard_at = now
+            worker.last_heartbeat = now
 
     def signal_received(self, number: int, now: float) -> None:
         """Note that a worker got a signal, which may have ended its ssh before."""
@@ -200,17 +206,17 @@ class Roster:
         slot = self._record(worker)
         steady = worker.joined_at is not None and now - worker.joined_at >= STEADY_S
         slot.failures = 1 if steady else slot.failures + 1
-        back_off_s = back_off.wait_s(BACK_OFF_S, LONGEST_BACK_OFF_S, slot.failures - 1)
+        empty_s = back_off_s(BACK_OFF_S, LONGEST_BACK_OFF_S, slot.failures - 1)
         if worker.got_signal or (exit_code in STOPPED and not is_ending):
-            back_off_s = EMPTY_AFTER_SIGNAL_S
-        slot.not_before = max(slot.not_before, now + back_off_s)
+            empty_s = EMPTY_AFTER_SIGNAL_S
+        slot.not_before = max(slot.not_before, now + empty_s)
         if worker.got_signal and not is_ending and exit_code not in COMMITTED:  # its ssh got the signal as well
             self._notices.append(Notice(f"worker {worker} has left: {_SIGNAL}"))
         if exit_code in UNRECOVERABLE:
             self._finish = Finish(exit_code, f"{worker} ended with exit code {exit_code}")
         elif exit_code == WRONG_SETTINGS and not self.worlds_formed:
             self._finish = Finish(exit_code, f"{worker} cannot start")
-        elif exit_code == WRONG_SETTINGS and worker.failed_to_meet and worker in worker.world[:1]:
+        elif exit_code == WRONG_SETTINGS and worker.failed_to_connect and worker in worker.world[:1]:
             self._finish = Finish(exit_code, f"{worker}, as rank 0, cannot continue")  # and no other could
         elif exit_code in (1, WRONG_SETTINGS):
             place = place_of_error(worker, others_train=bool(self._members()))
@@ -230,7 +236,7 @@ class Roster:
             return [*ended]
         newcomers = self._in(Stage.STARTING, Stage.READY)  # members leave together with the others
         ended += [self._end(worker, _UNLISTED) for worker in newcomers if not self._is_listed(worker)]
-        ended += [self._end(worker, _SIGNAL) for worker in self._in(Stage.MEETING) if worker.got_signal]
+        ended += [self._end(worker, _SIGNAL) for worker in self._in(Stage.REJOINING) if worker.got_signal]
         return [*notices, *ended, *self._start_missing(now), *self._form_world(now)]
 
     def wants_change(self) -> bool:
@@ -280,13 +286,13 @@ class Roster:
 
     def _end_unresponsive(self, now: float) -> list[End]:
         """End workers without a heartbeat, and members that keep the others waiting for too long."""
-        leaving = [worker for worker in self._in(Stage.LEAVING) if now - worker.said_at > LEAVE_S]
+        leaving = [worker for worker in self._in(Stage.LEAVING) if now - worker.reported_at > LEAVE_S]
         overdue = [(worker, f"it has not ended within {LEAVE_S:.0f} s") for worker in leaving]
-        since, limit_s = self._meeting_since, CONNECT_S if self._not_met else REPORT_S
-        for worker in self._in(Stage.TRAINING, Stage.READY, Stage.MEETING):
+        since, limit_s = self._rejoining_since, CONNECT_S if self._connect_errors else REPORT_S
+        for worker in self._in(Stage.TRAINING, Stage.READY, Stage.REJOINING):
             missed = since is not None and worker.stage is Stage.TRAINING
-            silent_s = now - worker.heard_at
-            if silent_s > (SILENT_WHILE_MEETING_S if missed else SILENT_S):
+            silent_s = now - worker.last_heartbeat
+            if silent_s > (SILENT_WHILE_REJOINING_S if missed else SILENT_S):
                 overdue.append((worker, f"no heartbeat for {silent_s:.0f} s"))
             elif missed and since is not None and now - since > limit_s:
                 overdue.append((worker, f"it has not come to the new world within {limit_s:.0f} s"))
@@ -300,7 +306,7 @@ class Roster:
             for slot in range(num_slots):
                 record = self._slots.setdefault((host, slot), _SlotRecord())
                 if room > 0 and (host, slot) not in taken and record.not_before <= now:
-                    worker = Worker(next(self._numbers), host, slot, started_at=now, heard_at=now)
+                    worker = Worker(next(self._numbers), host, slot, started_at=now, last_heartbeat=now)
                     self._workers.append(worker)
                     commands.append(Start(worker))
                     room -= 1
@@ -325,7 +331,7 @@ class Roster:
                 return [*commands, *self._end_all(reason), self._finish]
             return [*commands, *self._notice_of_waiting(len(chosen), now)]
         commands += [self._end(worker, _UNLISTED) for worker in members if worker not in chosen]
-        self.world, self._meeting_since = tuple(chosen), None
+        self.world, self._rejoining_since = tuple(chosen), None
         self._short_since = self._noticed_at = None
         for worker in chosen:
             worker.stage, worker.world = Stage.TRAINING, self.world
@@ -339,15 +345,15 @@ class Roster:
         if self._judged == self.worlds_formed:
             return []
         self._judged = self.worlds_formed
-        reasons, self._not_met = self._not_met, {}
+        reasons, self._connect_errors = self._connect_errors, {}
         if not all(worker.number in reasons for worker in members):
             self._failed_attempts = 0
             for worker in members:
-                worker.has_met = True
+                worker.connected = True
             return []
         if not members or len(members) < len(self.world):
             return []  # a rank has died, which explains the failure
-        newcomers = [worker for worker in members if not worker.has_met]
+        newcomers = [worker for worker in members if not worker.connected]
         if 0 < len(newcomers) < len(members):
             return self._leave_out({worker.host for worker in newcomers}, reasons[newcomers[0].number])
         self._failed_attempts += 1
@@ -366,7 +372,7 @@ class Roster:
                 self._slots.setdefault((host, slot), _SlotRecord()).not_before = math.inf
         line = f"ranks could not connect to the newcomers on {', '.join(sorted(hosts))} ({reason}); "
         line += "no worker is started there until the list changes for these hosts"
-        newcomers = [worker for worker in self._workers if worker.host in hosts and not worker.has_met]
+        newcomers = [worker for worker in self._workers if worker.host in hosts and not worker.connected]
         evicted = [worker for worker in newcomers if worker.stage not in _ON_THE_WAY_OUT]
         return [Notice(line), *(self._end(worker, "the other ranks could not connect to it") for worker in evicted)]
 
@@ -406,7 +412,7 @@ class Roster:
         return [Notice(line)]
 
     def _is_building(self, worker: Worker, now: float) -> bool:
-        return worker.heard_at > worker.started_at and now - worker.heard_at <= SILENT_S
+        return worker.last_heartbeat > worker.started_at and now - worker.last_heartbeat <= SILENT_S
 
     def _error_that_repeats(self, now: float) -> Finish | None:
         if not self._errors.is_long:

@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from types import FrameType
 
 from hvd_train.console import outlive, say
-from hvd_train.elastic import back_off
-from hvd_train.elastic.roster import TOO_FEW_WORKERS
+from hvd_train.elastic.roster import TOO_FEW_WORKERS, back_off_s
 from hvd_train.elastic.worker import COMMITTED, UNRECOVERABLE, WRONG_SETTINGS
-from hvd_train.launch.launcher import GOES_ON, OWNER, STARTED, SUPERVISOR
+from hvd_train.launch.launcher import CONTINUES, OWNER, STARTED, SUPERVISOR
 
 FINAL = (0, WRONG_SETTINGS, *UNRECOVERABLE, *COMMITTED)
 STEADY_S = 300.0
@@ -44,11 +43,11 @@ def keep_going(command: Sequence[str], restarts: int) -> int:
         if failures > restarts:
             say(f"the job has failed {failures} times in a row, the last time with exit code {code}")
             return code
-        wait_s = back_off.wait_s(FIRST_WAIT_S, LONGEST_WAIT_S, failures - 1)
+        wait_s = back_off_s(FIRST_WAIT_S, LONGEST_WAIT_S, failures - 1)
         say(f"the job ended with exit code {code}; it resumes from its last commit in {wait_s:.0f} s")
         if signals.wait(wait_s):
             return code
-        os.environ[GOES_ON] = "1"
+        os.environ[CONTINUES] = "1"
 
 
 class _Signals:

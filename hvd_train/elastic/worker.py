@@ -1,11 +1,14 @@
-"""One worker of an elastic job, and the meaning of its exit code. Pure."""
+"""The workers of an elastic job: their stages, ranks, exit codes, and errors that repeat. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
-from hvd_train.launch.last_word import LastWord
+from hvd_train.launch.exit_report import ExitReport
 
 # Exit codes of a worker that end the whole job. UNRECOVERABLE: replicas differ, a fault repeats, the loss stays not
 # finite, the final files could not be written. COMMITTED: a commit before the end of the training.
@@ -16,6 +19,12 @@ STOPPED = (129, 130, 138, 143)  # by a signal to the worker
 NO_TIME_LEFT = 75  # or no driver
 COMMITTED = (NO_TIME_LEFT, *STOPPED)
 
+SAME_ERRORS = 3  # an error that repeats this often, in any worker, ends the job
+NEAR_STEPS = 1  # samples may be read one step ahead, so one damaged image can end workers in neighbouring steps
+
+ErrorPlace = int | Literal["building", "rendezvous"]
+"""An error's place: after this many steps, before the first world, or in a rendezvous."""
+
 
 class Stage(Enum):
     """The stage of a worker, as far as the roster knows."""
@@ -23,7 +32,7 @@ class Stage(Enum):
     STARTING = "starting"
     READY = "ready"  # it has built the model and waits for its first rank
     TRAINING = "training"
-    MEETING = "meeting"  # it has left its world and waits for a rank in the next one
+    REJOINING = "rejoining"  # it has left its world and waits for a rank in the next one
     LEAVING = "leaving"  # it has reported the error that ends it
     ENDING = "ending"  # it is evicted
 
@@ -36,29 +45,126 @@ class Worker:
     host: str
     slot: int
     started_at: float
-    heard_at: float  # when its last heartbeat or request came
+    last_heartbeat: float  # or request
     stage: Stage = Stage.STARTING
     got_signal: bool = False
     joined_at: float | None = None  # when it became a member of a world
     world: tuple[Worker, ...] = ()  # the members of its last world; the others may have formed another one since
-    has_met: bool = False  # whether it has connected to other ranks and synchronized the state with them
-    last_word: LastWord | None = None  # its exit report
-    said_at: float = 0.0  # when that came
+    connected: bool = False  # whether it has connected to other ranks and synchronized the state with them
+    exit_report: ExitReport | None = None
+    reported_at: float = 0.0  # when that came
 
     def __str__(self) -> str:
         return f"{self.host}[{self.slot}]"
 
     @property
-    def failed_to_meet(self) -> bool:
+    def failed_to_connect(self) -> bool:
         """Whether an error ended it before the ranks of its world had synchronized the state."""
-        return self.last_word is not None and self.last_word.during == "meeting"
+        return self.exit_report is not None and self.exit_report.during == "rendezvous"
 
     def meant_exit_code(self, exit_code: int) -> int:
         """Return the exit report's code if a signal or an error ended it, else `exit_code`.
 
         ssh returns 255 for a worker that a signal has killed, and a library may crash in its exit handlers.
         """
-        word = self.last_word
-        if word is not None and (word.error or exit_code < 0 or exit_code >= 128):
-            return word.exit_code
+        report = self.exit_report
+        if report is not None and (report.error or exit_code < 0 or exit_code >= 128):
+            return report.exit_code
         return exit_code
+
+
+@dataclass(frozen=True)
+class RankAssignment:
+    """The ranks of one worker in one world, with the fields of Horovod's `SlotInfo`."""
+
+    hostname: str
+    rank: int
+    local_rank: int
+    cross_rank: int  # the number of its host among the hosts that have this local rank
+    size: int
+    local_size: int
+    cross_size: int
+    worker: int  # its number, which stays the same while its ranks change
+    environment: Mapping[str, str] = field(default_factory=dict)  # for the process, in addition to Horovod's
+
+    def to_response_string(self) -> str:
+        """Return the ranks in the form that Horovod's core reads."""
+        values = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
+        return ",".join(map(str, values))
+
+
+def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
+    """Return the ranks of these workers, in the order of `workers`."""
+    hosts_with: dict[int, list[str]] = defaultdict(list)  # by local rank
+    local_ranks = []
+    local_sizes: Counter[str] = Counter()
+    for worker in workers:
+        local_ranks.append(local_sizes[worker.host])
+        hosts_with[local_ranks[-1]].append(worker.host)
+        local_sizes[worker.host] += 1
+    return [
+        RankAssignment(
+            hostname=worker.host,
+            rank=rank,
+            local_rank=local_rank,
+            cross_rank=hosts_with[local_rank].index(worker.host),
+            size=len(workers),
+            local_size=local_sizes[worker.host],
+            cross_size=len(hosts_with[local_rank]),
+            worker=worker.number,
+        )
+        for rank, (worker, local_rank) in enumerate(zip(workers, local_ranks, strict=True))
+    ]
+
+
+def starting(worker: Worker, local_size: int, environment: Mapping[str, str]) -> RankAssignment:
+    """Return the assignment of a starting process, whose number replaces the local rank."""
+    return RankAssignment(worker.host, 0, worker.number, 0, 1, local_size, 1, worker.number, environment)
+
+
+def place_of_error(worker: Worker, *, others_train: bool) -> ErrorPlace | None:
+    """Return the place of a worker's error, or None if only this worker may have it.
+
+    `others_train` says whether a member of the job's last world still runs.
+    """
+    if not worker.world:
+        return None if others_train else "building"
+    if worker.exit_report is None:
+        return None
+    if worker.failed_to_connect:
+        return None if not worker.connected and any(other.connected for other in worker.world) else "rendezvous"
+    return worker.exit_report.step
+
+
+@dataclass(frozen=True)
+class ErrorsInARow:
+    """How many workers in a row an error has ended at one place."""
+
+    count: int = 0
+    place: ErrorPlace = "building"
+    exit_code: int = FAULT_REPEATS
+    """The exit code of the job if the errors end it."""
+
+    def and_another(self, place: ErrorPlace, worker: Worker) -> ErrorsInARow:
+        """Return the row with this worker; an error in another place starts a new row."""
+        wrong_settings = worker.exit_report is not None and worker.exit_report.exit_code == WRONG_SETTINGS
+        exit_code = WRONG_SETTINGS if wrong_settings else FAULT_REPEATS
+        if isinstance(place, int) and isinstance(self.place, int):
+            is_same = abs(place - self.place) <= NEAR_STEPS
+        else:
+            is_same = place == self.place
+        return ErrorsInARow(self.count + 1, self.place, exit_code) if is_same else ErrorsInARow(1, place, exit_code)
+
+    def once_a_world_forms(self) -> ErrorsInARow:
+        """Return the errors that still count when a world has formed: its workers have been built."""
+        return ErrorsInARow() if self.place == "building" else self
+
+    @property
+    def is_long(self) -> bool:
+        """Whether chance, or one host, no longer explains them."""
+        return self.count >= SAME_ERRORS
+
+    def __str__(self) -> str:
+        known = {"building": "before the ranks met", "rendezvous": "when the ranks met"}
+        place = f"in step {self.place + 1}" if isinstance(self.place, int) else known[self.place]
+        return f"{self.count} workers in a row ended with an error {place} (see above)"

@@ -1,8 +1,16 @@
-"""Read the launcher, the rank and the job of a process from its environment. No torch."""
+"""Read the launcher, rank and job of a process from its environment; find other processes; run horovodrun. No torch."""
 
+import os
 import shlex
+import shutil
+import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
 
 from hvd_train.errors import UsageError
 from hvd_train.numerals import whole_number
@@ -67,7 +75,7 @@ STARTED = "HVD_TRAIN_STARTED"  # start of the job by time.monotonic of the host 
 SPENT = "HVD_TRAIN_SPENT"  # age of the job in seconds when this process started
 DRIVER_ADDRESSES = "HVD_TRAIN_DRIVER_ADDRESSES"  # addresses of the driver, likeliest first
 INTERFACES = "HVD_TRAIN_INTERFACES"  # network interfaces that the user named, if any
-GOES_ON = "HVD_TRAIN_GOES_ON"  # "1" if the process continues a job, so that `--resume never` no longer holds
+CONTINUES = "HVD_TRAIN_CONTINUES"  # "1" if the process continues a job, so that `--resume never` no longer holds
 
 TIMELINE, ON_DEMAND = "HOROVOD_TIMELINE", "DYNAMIC"  # at the rendezvous all ranks must have this variable, or none
 
@@ -77,9 +85,9 @@ def elastic(environ: Mapping[str, str]) -> bool:
     return environ.get("HOROVOD_ELASTIC") == "1"
 
 
-def goes_on(environ: Mapping[str, str]) -> bool:
+def continues(environ: Mapping[str, str]) -> bool:
     """Return whether this process replaces a worker or a launcher that ended."""
-    return environ.get(GOES_ON) == "1"
+    return environ.get(CONTINUES) == "1"
 
 
 def owner(environ: Mapping[str, str]) -> str:
@@ -95,3 +103,57 @@ def running_for(environ: Mapping[str, str], age_s: float) -> float:
 def slot(environ: Mapping[str, str]) -> int:
     """Return this process's slot of its host, or outside elastic jobs its local rank; 0 without a launcher."""
     return whole_number(environ.get(SLOT, environ.get("HOROVOD_LOCAL_RANK", ""))) or 0
+
+
+def started_with(variables: Mapping[str, str]) -> list[psutil.Process]:
+    """Return the other processes of this host whose environment had these variables at the start."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # ended, a zombie, or another user's
+            environment = process.environ()
+            if process.pid != os.getpid() and variables.items() <= environment.items():
+                found.append(process)
+    return found
+
+
+def kill_worker(number: str, job: str) -> None:
+    """Kill this worker of this job on this host, with its data loader processes; it would keep its GPU."""
+    for process in started_with({WORKER: number, JOB: job}):
+        with suppress(psutil.Error):  # it has ended
+            process.kill()
+
+
+def kill_predecessor(environ: Mapping[str, str], leave_s: float = 5.0) -> None:
+    """Kill the earlier worker of this slot, if any, unless it ends within `leave_s` seconds; it may write a commit."""
+    if REPLACES in environ:
+        psutil.wait_procs(started_with({WORKER: environ[REPLACES], JOB: environ[JOB]}), timeout=leave_s)
+        kill_worker(environ[REPLACES], environ[JOB])
+
+
+def age_s() -> float:
+    """Return the seconds since this process started, by the clock since boot, which no user can set."""
+    since_boot = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(since_boot) / os.sysconf("SC_CLK_TCK")
+
+
+def program(name: str) -> str:
+    """Return the path of a program next to this Python, or else on the PATH. Raises UsageError if there is none."""
+    next_to_python = Path(sys.executable).with_name(name)
+    found = str(next_to_python) if next_to_python.exists() else shutil.which(name)
+    if found is None:
+        raise UsageError(f"there is no {name} next to {sys.executable} or on the PATH: type `hvd-train doctor`")
+    return found
+
+
+def horovodrun(ranks: int, host_file: str | None, controller: str) -> list[str]:
+    """Return the start of a horovodrun command, up to the program that the ranks run.
+
+    `host_file` None means this machine; `controller` is `gloo` or `mpi`. Raises UsageError if horovodrun is missing.
+    """
+    environment = []
+    daemon = Path(sys.executable).with_name("orted")
+    if controller == "mpi" and daemon.exists():  # Open MPI 4 on other hosts, as find_open_mpi of _launch.sh does
+        variables = {"OPAL_PREFIX": str(daemon.parents[1]), "OMPI_MCA_orte_launch_agent": shlex.quote(str(daemon))}
+        environment = ["env", *(f"{name}={value}" for name, value in variables.items() if not os.environ.get(name))]
+    hosts = [] if host_file is None else ["--hostfile", host_file]
+    return [*environment, program("horovodrun"), "-np", str(ranks), *hosts, f"--{controller}"]

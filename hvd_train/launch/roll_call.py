@@ -1,8 +1,8 @@
 """The roll call before the rendezvous: name missing ranks, which Horovod does not, and compare what ranks run.
 
-It uses the launcher's key-value store, which exists with Gloo; for MPI see `mpi_roll_call`. Each rank writes that its
-process has started, and later that it is here, with facts about what it runs. Rank 0 waits for all ranks, compares and
-writes a verdict, for which the others wait. Rank 1 reports if rank 0 is missing.
+Over Gloo it uses the launcher's key-value store. Each rank writes that its process has started, and later that it is
+here, with facts about what it runs. Rank 0 waits for all ranks, compares and writes a verdict, for which the others
+wait. Rank 1 reports if rank 0 is missing. MPI itself waits for ranks, but busily and silently.
 """
 
 import itertools
@@ -12,13 +12,16 @@ import socket
 import threading
 import time
 import urllib.error
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from hvd_train.console import say as print_line
 from hvd_train.errors import HvdTrainError, RankLost, UsageError, first_few
 from hvd_train.launch import client, launcher
+from hvd_train.launch.launcher import Launch
 from hvd_train.numerals import whole_number
 
 PATIENCE = "HVD_TRAIN_START_TIMEOUT_SECONDS"
@@ -27,6 +30,7 @@ _PATIENCE_S = 600.0
 _FIRST_NOTICE_S = 15.0  # doubles with each notice
 _POLL_S, _REQUEST_S = 0.1, 30.0
 _LAUNCHER_CHECK_S, _FAILED_CHECKS = 1.0, 3  # the launcher is gone after that many failed checks in a row
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05  # while MPI waits
 _ALL_WELL, _MISSING = "go", "missing: "
 _calls = itertools.count()
 
@@ -224,3 +228,64 @@ def difference_from_job(job: Mapping[str, str], worker: Mapping[str, str]) -> st
 
 def _cure(name: str) -> str:
     return "start all of them with the same arguments" if name.startswith("--") else "set up the same on all"
+
+
+def uses_mpi(environ: Mapping[str, str]) -> bool:
+    """Return whether the ranks of this job rendezvous over MPI."""
+    started_by_mpi = any(name in environ for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"))
+    return started_by_mpi and environ.get("HOROVOD_CONTROLLER", "mpi") == "mpi"
+
+
+def call_over_mpi(communicator: Any, facts: Mapping[str, str]) -> None:
+    """Wait for all ranks of an mpi4py communicator. Raises UsageError on all if `facts` differ; rank 0 prints it."""
+    come_together(communicator)
+    texts = gathered(communicator, json.dumps({"host": socket.gethostname(), **facts}))
+    if problem := disagreement([json.loads(text) for text in texts]):
+        if communicator.rank == 0:
+            print_line(problem)
+        communicator.barrier()  # the job ends with the first rank that ends
+        raise error_for(problem, by_rank_0=True)
+
+
+def gathered(communicator: Any, text: str) -> list[str]:
+    """Gather the texts of all ranks of an mpi4py communicator on each rank."""
+    sent = text.encode()  # mpi4py's own gather sends pickles, which may run code when they are read
+    lengths = array("q", [0]) * communicator.size
+    communicator.Allgather(array("q", [len(sent)]), lengths)
+    received = bytearray(sum(lengths))
+    communicator.Allgatherv(sent, [received, lengths.tolist()])
+    ends = itertools.accumulate(lengths)
+    return [received[end - length : end].decode() for end, length in zip(ends, lengths, strict=True)]
+
+
+def come_together(communicator: Any) -> None:
+    """Wait, asleep, until all ranks of an mpi4py communicator are here.
+
+    MPI waits busily: a finished rank would take the core from a rank that still trains. On some kernels (Linux 6.18)
+    threads that yield in turn keep even threads that write files from running, for minutes.
+    """
+    all_here, pause = communicator.Ibarrier(), _SHORTEST_PAUSE_S
+    while not all_here.Test():
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+@contextmanager
+def reporting_the_wait(launched: Launch | None) -> Iterator[None]:
+    """Print now and then that this rank is waiting while MPI waits inside this block; missing ranks do not print."""
+    done = threading.Event()
+
+    def report() -> None:
+        waited = _FIRST_NOTICE_S
+        while not done.wait(waited if waited == _FIRST_NOTICE_S else waited / 2):
+            who = f"rank {launched.rank if launched else '?'} on {socket.gethostname()}"
+            print_line(
+                f"{who} has been waiting for other ranks for {waited:.0f} s; ranks without such a line are missing"
+            )
+            waited *= 2
+
+    threading.Thread(target=report, daemon=True, name="roll call").start()
+    try:
+        yield
+    finally:
+        done.set()

@@ -6,7 +6,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from hvd_train.elastic.discovery import Discovery, HostCommand
+from hvd_train.elastic.dispatcher import Discovery
+from hvd_train.elastic.driver import HostCommand
 
 
 def test_hosts_are_read_from_a_command() -> None:
@@ -31,7 +32,7 @@ def test_a_bad_list_is_one_line(command: str, message: str) -> None:
 
 
 def test_a_command_that_hangs_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvd_train.elastic.discovery._COMMAND_S", 0.05)
+    monkeypatch.setattr("hvd_train.elastic.driver._COMMAND_S", 0.05)
     with pytest.raises(subprocess.TimeoutExpired):
         HostCommand("exec sleep 60", 1).find_available_hosts_and_slots()
 

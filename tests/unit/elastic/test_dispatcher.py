@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from hvd_train.elastic import orphans
 from hvd_train.elastic.roster import Finish
-from hvd_train.launch.last_word import LastWord
-from hvd_train.launch.launcher import GOES_ON, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
+from hvd_train.launch import launcher
+from hvd_train.launch.exit_report import ExitReport
+from hvd_train.launch.launcher import CONTINUES, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
 from tests.support.dispatched import Job
 from tests.support.launching import wait_for
 
@@ -26,12 +26,12 @@ def limit(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make limits unreachable on a slow machine, and waits short."""
-    for name in ("SILENT_S", "SILENT_WHILE_MEETING_S", "REPORT_S", "LEAVE_S"):
+    for name in ("SILENT_S", "SILENT_WHILE_REJOINING_S", "REPORT_S", "LEAVE_S"):
         limit(monkeypatch, f"roster.{name}", NEVER_S)
     limit(monkeypatch, "dispatcher._LAST_COMMIT_S", NEVER_S)
     limit(monkeypatch, "roster.BACK_OFF_S", 0.05)
     limit(monkeypatch, "dispatcher._QUIET_S", 0.01)
-    limit(monkeypatch, "discovery._EVERY_S", 0.05)
+    limit(monkeypatch, "dispatcher._LOOK_S", 0.05)
     monkeypatch.setattr("hvd_train.progress.clock._GRACE_S", 0.0)
 
 
@@ -49,7 +49,7 @@ def two(patient: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     numbers: list[str] = []
-    monkeypatch.setattr(orphans, "kill_worker", lambda number, job: numbers.append(f"{number} of {job}"))
+    monkeypatch.setattr(launcher, "kill_worker", lambda number, job: numbers.append(f"{number} of {job}"))
     return numbers
 
 
@@ -89,7 +89,7 @@ def test_a_worker_gets_its_place_and_its_job(patient: None, monkeypatch: pytest.
         assert ranks.environment[WORKER] == str(ranks.worker)
         assert float(ranks.environment[SPENT]) >= 1000
         assert ranks.environment[OWNER] == "the supervisor's"
-        assert not {REPLACES, GOES_ON} & ranks.environment.keys()
+        assert not {REPLACES, CONTINUES} & ranks.environment.keys()
     assert len({ranks.environment[JOB] for ranks in job.started}) == 1
     job.interrupted.set()
     job.end()
@@ -105,7 +105,7 @@ def test_a_worker_that_ends_is_replaced(code: int, cause: str, two: Job, capsys:
     two.exit_codes[second] = code
     wait_for("the successor", lambda: len(two.started) == 3)
     successor = two.started[2].environment
-    assert (successor[REPLACES], successor[GOES_ON]) == (str(second), "1")
+    assert (successor[REPLACES], successor[CONTINUES]) == (str(second), "1")
     assert f"worker b[0] ended with exit code {code}{cause}" in capsys.readouterr().err
     assert two.dispatcher.heartbeat_received(second) == two.dispatcher.may_ask(second) == "end"
     assert two.dispatcher.wait_for_ranks("b", second) is None
@@ -128,11 +128,11 @@ def test_an_error_is_printed_once_and_its_copies_are_counted(two: Job, capsys: p
     first, second = numbers_of(two)
     for number in (first, second):
         error = f"Traceback:\n  File m.py, line 3\nNameError: typo in process {number}"
-        two.dispatcher.last_word_received(number, LastWord(1, error))
+        two.dispatcher.exit_report_received(number, ExitReport(1, error))
     two.exit_codes |= {first: 1, second: 1}
     wait_for("successors", lambda: len(two.started) > 2)
-    two.dispatcher.last_word_received(two.started[2].worker, LastWord(1, "something else"))
-    two.dispatcher.last_word_received(7, LastWord(1, "no worker of the job"))
+    two.dispatcher.exit_report_received(two.started[2].worker, ExitReport(1, "something else"))
+    two.dispatcher.exit_report_received(7, ExitReport(1, "no worker of the job"))
     printed = capsys.readouterr().err
     assert printed.count("NameError") == 1
     assert ":\nTraceback:\n" in printed
@@ -146,7 +146,7 @@ def test_a_worker_that_reports_its_end_gets_no_rank(two: Job) -> None:
     """Horovod's core may still wait for a rank, and the process cannot end before the request does."""
     first, _ = numbers_of(two)
     with waits_for_rank(two, first):
-        two.dispatcher.last_word_received(first, LastWord(3, "another rank cannot be reached"))
+        two.dispatcher.exit_report_received(first, ExitReport(3, "another rank cannot be reached"))
 
 
 def test_an_evicted_worker_may_end_by_itself(
@@ -199,7 +199,7 @@ def test_workers_that_stop_while_the_driver_is_paused_are_replaced(two: Job) -> 
     pause_driver(two, 30.0)
     two.exit_codes |= {first: 75, second: 75}
     wait_for("successors", lambda: len(two.started) == 4)
-    assert all(ranks.environment[GOES_ON] == "1" for ranks in two.started[2:])
+    assert all(ranks.environment[CONTINUES] == "1" for ranks in two.started[2:])
     new = numbers_of(two)[2]  # one alone may form a world, in which the other has no rank before it leaves
     assert two.ask(new)[new] is not None
 

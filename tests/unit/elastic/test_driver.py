@@ -16,9 +16,8 @@ import pytest
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.util import network, worker_environment
 
-from hvd_train.elastic.driver import SSH_OPTIONS, Driver, Store
-from hvd_train.elastic.ranks import assign_ranks
-from hvd_train.elastic.worker import Worker
+from hvd_train.elastic.driver import SSH_OPTIONS, Driver, DriverServer
+from hvd_train.elastic.worker import Worker, assign_ranks
 from hvd_train.launch import client
 from hvd_train.launch.launcher import WORKER
 from tests.support.drivers import driver, replacement_of
@@ -27,7 +26,7 @@ from tests.support.malicious import Malicious
 
 def test_ranks_have_horovods_form() -> None:
     # rank,size,local_rank,local_size,cross_rank,cross_size
-    workers = [Worker(1000 + n, host, slot=n, started_at=0, heard_at=0) for n, host in enumerate("abacba")]
+    workers = [Worker(1000 + n, host, slot=n, started_at=0, last_heartbeat=0) for n, host in enumerate("abacba")]
     answers = [ranks.to_response_string() for ranks in assign_ranks(workers)]
     assert answers == ["0,6,0,3,0,3", "1,6,0,2,1,3", "2,6,1,3,0,2", "3,6,0,1,2,3", "4,6,1,2,1,2", "5,6,2,3,0,1"]
     assert [ranks.hostname for ranks in assign_ranks(workers)] == list("abacba")
@@ -86,7 +85,7 @@ def own() -> Driver:
 def environ(own: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     monkeypatch.setattr(Driver, "listen_at", Driver.listen_at)
     monkeypatch.setenv(client.KEY, "the key of this job")
-    server = Store()
+    server = DriverServer()
     port = server.start(replacement_of("create_rendezvous_handler")(own))
     yield {client.ADDRESS: "127.0.0.1", client.PORT: str(port), client.KEY: "the key of this job", WORKER: "1007"}
     server.stop()

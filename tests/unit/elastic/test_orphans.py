@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from hvd_train.elastic import orphans
+from hvd_train.launch import launcher
 from hvd_train.launch.launcher import JOB, REPLACES, WORKER
 
 FOREVER = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
@@ -38,11 +38,11 @@ def test_only_the_predecessor_is_killed_after_the_grace_period(
     old = workers[OURS, "1000"]
     if stopped:
         old.send_signal(signal.SIGSTOP)
-    orphans.kill_predecessor({JOB: OURS, WORKER: "1002"})  # the first worker of its slot
-    orphans.kill_worker("1003", OURS)
+    launcher.kill_predecessor({JOB: OURS, WORKER: "1002"})  # the first worker of its slot
+    launcher.kill_worker("1003", OURS)
     assert old.poll() is None
     begun = time.monotonic()
-    orphans.kill_predecessor({JOB: OURS, WORKER: "1002", REPLACES: "1000"}, 0.5)
+    launcher.kill_predecessor({JOB: OURS, WORKER: "1002", REPLACES: "1000"}, 0.5)
     assert old.wait(60) == -signal.SIGKILL
     assert time.monotonic() - begun >= 0.5
     for other in (workers[OURS, "1001"], workers[OTHER, "1000"]):

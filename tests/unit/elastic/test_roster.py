@@ -4,7 +4,7 @@ import pytest
 
 from hvd_train.elastic.roster import LONGEST_BACK_OFF_S, STEADY_S, TOO_FEW_WORKERS, Finish
 from hvd_train.elastic.worker import COMMITTED
-from hvd_train.launch.last_word import LastWord
+from hvd_train.launch.exit_report import ExitReport
 from tests.support.roster_play import Play, training
 
 
@@ -137,7 +137,7 @@ def test_a_worker_that_does_not_end_after_its_error_is_evicted() -> None:
     """A worker that ends well takes the time that it needs."""
     play = later({"a": 1, "b": 1, "c": 1})
     one, two, three = play.world
-    play.roster.last_word_received(three, LastWord(0), play.now)
+    play.roster.exit_report_received(three, ExitReport(0), play.now)
     play.say(two, "training", step=20)
     play.ask(one, three)
     assert play.world == [one, three]

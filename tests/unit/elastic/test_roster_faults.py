@@ -4,7 +4,7 @@ import pytest
 
 from hvd_train.elastic.roster import EMPTY_AFTER_SIGNAL_S, Finish
 from hvd_train.elastic.worker import Worker
-from hvd_train.launch.last_word import LastWord
+from hvd_train.launch.exit_report import ExitReport
 from tests.support.roster_play import Play, training
 
 
@@ -28,10 +28,10 @@ def test_other_settings_in_the_run_folder_end_the_job() -> None:
     """Only the settings of rank 0 count, even if the others have formed a world since."""
     play = training({"a": 1, "b": 1})
     one, two = play.world
-    play.fail(two, "meeting", code=2)
+    play.fail(two, "rendezvous", code=2)
     assert play.finish is None
     play = training({"a": 1, "b": 1})
-    play.say(one, "meeting", code=2)
+    play.say(one, "rendezvous", code=2)
     play.ask(two)
     assert play.world == [two]
     play.end(one, 2)
@@ -94,18 +94,18 @@ def test_a_crash_at_exit_hides_no_exit_code() -> None:
     play = training({"a": 1, "b": 1})
     one, two = play.world
     for number in (one, two):
-        play.roster.last_word_received(number, LastWord(0), play.now)
+        play.roster.exit_report_received(number, ExitReport(0), play.now)
     assert play.world == [one, two]
     play.end(two, 134)
     play.end(one, 139)
     assert play.finish == Finish(0, "done")
     for word, exit_code, meant in (
-        (LastWord(143), -6, 143),
-        (LastWord(0), 255, 0),
-        (LastWord(0), 1, 1),
-        (LastWord(1, "Traceback"), 0, 1),
+        (ExitReport(143), -6, 143),
+        (ExitReport(0), 255, 0),
+        (ExitReport(0), 1, 1),
+        (ExitReport(1, "Traceback"), 0, 1),
     ):
-        assert Worker(1000, "a", 2, 0.0, 0.0, last_word=word).meant_exit_code(exit_code) == meant
+        assert Worker(1000, "a", 2, 0.0, 0.0, exit_report=word).meant_exit_code(exit_code) == meant
 
 
 def test_a_worker_that_gets_a_signal_leaves_and_the_others_continue() -> None:

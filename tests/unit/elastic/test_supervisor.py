@@ -14,7 +14,7 @@ import pytest
 from hvd_train.elastic import supervisor
 from hvd_train.elastic.roster import TOO_FEW_WORKERS
 from hvd_train.elastic.supervisor import FINAL, GRACE, STEADY_S, keep_going
-from hvd_train.launch.launcher import GOES_ON, OWNER, STARTED, SUPERVISOR
+from hvd_train.launch.launcher import CONTINUES, OWNER, STARTED, SUPERVISOR
 
 COMMAND = ["train", "--fast"]
 
@@ -62,7 +62,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
     made = Attempts()
     monkeypatch.setattr(supervisor, "time", made)
     monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=made.popen))
-    for name in (STARTED, OWNER, GOES_ON, GRACE):
+    for name in (STARTED, OWNER, CONTINUES, GRACE):
         monkeypatch.setenv(name, "")  # restored at the end
         monkeypatch.delenv(name)
     missed: list[int] = []
@@ -113,7 +113,7 @@ def test_all_attempts_are_the_same_job(attempts: Attempts, monkeypatch: pytest.M
     environments = [options["env"] for _, options in attempts.started]
     assert {environment[STARTED] for environment in environments} == {"5000.0"}
     (name,) = {environment[OWNER] for environment in environments}
-    assert [environment.get(GOES_ON) for environment in environments] == [None, "1", "1"]
+    assert [environment.get(CONTINUES) for environment in environments] == [None, "1", "1"]
     assert {environment[SUPERVISOR] for environment in environments} == {str(os.getpid())}
     assert {environment[GRACE] for environment in environments} == {"30"}
     assert all(options["start_new_session"] for _, options in attempts.started)  # so Ctrl-C comes once

@@ -11,8 +11,8 @@ from horovod.runner.http.http_server import RendezvousServer
 
 from hvd_train import cli
 from hvd_train.errors import UsageError
-from hvd_train.launch import client, error_report, last_word, rank_log
-from hvd_train.launch.last_word import LastWord
+from hvd_train.launch import client, exit_report, rank_log
+from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import WORKER
 
 _numbers = itertools.count(1000)
@@ -27,38 +27,38 @@ def store() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def environ(store: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.setattr(last_word, "_sent", [])
+    monkeypatch.setattr(exit_report, "_sent", [])
     return {**store, WORKER: str(next(_numbers))}
 
 
-def received(environ: dict[str, str]) -> LastWord:
-    return last_word.heard(client.get(environ, f"last_word/{environ[WORKER]}", 60))
+def received(environ: dict[str, str]) -> ExitReport:
+    return exit_report.parsed(client.get(environ, f"exit_report/{environ[WORKER]}", 60))
 
 
 def test_an_error_is_reported_once_with_its_place(environ: dict[str, str]) -> None:
     error = UsageError("cat.jpg is torn")
-    assert last_word.tell(environ, error, "training", 17)
-    assert last_word.tell(environ, error)
-    with pytest.raises(SystemExit), last_word.exit_code_told(environ):
+    assert exit_report.send(environ, error, "training", 17)
+    assert exit_report.send(environ, error)
+    with pytest.raises(SystemExit), exit_report.reporting_exit_code(environ):
         sys.exit(2)
-    assert received(environ) == LastWord(2, "cat.jpg is torn", "training", 17)
+    assert received(environ) == ExitReport(2, "cat.jpg is torn", "training", 17)
 
 
 @pytest.mark.parametrize(
     ("error", "code"), [(SystemExit(143), 143), (SystemExit(), 0), (SystemExit("why"), 1), (KeyError("a bug"), 1)]
 )
 def test_the_exit_code_of_the_process_is_reported(error: BaseException, code: int, environ: dict[str, str]) -> None:
-    with pytest.raises(type(error)), last_word.exit_code_told(environ):
+    with pytest.raises(type(error)), exit_report.reporting_exit_code(environ):
         raise error
-    assert received(environ) == LastWord(code)
+    assert received(environ) == ExitReport(code)
 
 
 def test_without_a_driver_the_process_prints_its_error(environ: dict[str, str]) -> None:
     gone = {**environ, client.PORT: "1"}
-    assert not last_word.tell({}, UsageError("wrong"))
-    assert not last_word.say(gone, LastWord(0))
+    assert not exit_report.send({}, UsageError("wrong"))
+    assert not exit_report.put(gone, ExitReport(0))
     for variables in ({}, gone):
-        with pytest.raises(SystemExit) as left, last_word.exit_code_told(variables):
+        with pytest.raises(SystemExit) as left, exit_report.reporting_exit_code(variables):
             sys.exit(3)
         assert left.value.code == 3
 
@@ -88,14 +88,14 @@ def test_an_error_is_printed_by_one_rank(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     for rank, ended, begins in ((0, False, "hvd-train: "), (1, True, None), (1, False, "hvd-train: rank 1 on ")):
         monkeypatch.setenv("HOROVOD_RANK", str(rank))
-        monkeypatch.setattr(error_report, "_ended_by_launcher", lambda error, ended=ended: ended)
+        monkeypatch.setattr(exit_report, "_ended_by_launcher", lambda error, ended=ended: ended)
         assert cli.run(["nonsense"]) == 2
         printed = capsys.readouterr().err
         assert printed.startswith(begins) if begins else printed == ""
     error = UsageError("bad image")
     error.raised_by = 1
-    error_report.report_once(error)
+    exit_report.report_once(error)
     assert re.fullmatch(r"hvd-train: rank 1 on \S+: bad image\n", capsys.readouterr().err)
     error.reported = True  # the roll call has printed it on another rank
-    error_report.report_once(error)
+    exit_report.report_once(error)
     assert capsys.readouterr().err == ""

@@ -6,8 +6,18 @@ from pathlib import Path
 import pytest
 
 from hvd_train.errors import UsageError
-from hvd_train.launch import horovodrun
-from hvd_train.launch.launcher import SLOT, SPENT, WORKER, Launch, launched, refuse_others, running_for, slot
+from hvd_train.launch.launcher import (
+    SLOT,
+    SPENT,
+    WORKER,
+    Launch,
+    horovodrun,
+    launched,
+    program,
+    refuse_others,
+    running_for,
+    slot,
+)
 
 
 def test_launchers_are_recognized_by_their_variables() -> None:
@@ -48,10 +58,10 @@ def test_a_launcher_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch)
     Path("python").touch()
     Path("horovodrun").touch()
     monkeypatch.setattr(sys, "executable", str(Path("python").absolute()))
-    assert horovodrun.line(4, "hosts", "gloo")[:4] == [str(Path("horovodrun").absolute()), "-np", "4", "--hostfile"]
+    assert horovodrun(4, "hosts", "gloo")[:4] == [str(Path("horovodrun").absolute()), "-np", "4", "--hostfile"]
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError, match=r"there is no mpirun next to .* type `hvd-train doctor`"):
-        horovodrun.program("mpirun")
+        program("mpirun")
 
 
 def test_a_worker_knows_its_slot_and_the_age_of_its_job() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hvd_train import run
 from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, RankLost, UsageError
-from hvd_train.launch import mpi_roll_call, roll_call
+from hvd_train.launch import roll_call
 from hvd_train.launch.launcher import Launch
 
 
@@ -107,15 +107,15 @@ def test_each_host_may_have_its_own_paths() -> None:
 
 
 def test_an_mpi_rank_reports_that_it_waits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_roll_call, "_FIRST_NOTICE_S", 0.01)
+    monkeypatch.setattr(roll_call, "_FIRST_NOTICE_S", 0.01)
     printed = threading.Event()
-    monkeypatch.setattr(mpi_roll_call, "say", lambda line: (print(line), printed.set()))
-    with mpi_roll_call.reporting_the_wait(Launch("Open MPI", 3, 4)):
+    monkeypatch.setattr(roll_call, "print_line", lambda line: (print(line), printed.set()))
+    with roll_call.reporting_the_wait(Launch("Open MPI", 3, 4)):
         assert printed.wait(60)
     line = capsys.readouterr().out.splitlines()[0]
     assert line.startswith("rank 3 on ")
     assert "has been waiting for other ranks for 0 s" in line
-    assert mpi_roll_call.meets_over_mpi({"OMPI_COMM_WORLD_RANK": "0"})
-    assert mpi_roll_call.meets_over_mpi({"PMI_RANK": "0"})
-    assert not mpi_roll_call.meets_over_mpi({"OMPI_COMM_WORLD_RANK": "0", "HOROVOD_CONTROLLER": "gloo"})
-    assert not mpi_roll_call.meets_over_mpi({"HOROVOD_RANK": "0"})
+    assert roll_call.uses_mpi({"OMPI_COMM_WORLD_RANK": "0"})
+    assert roll_call.uses_mpi({"PMI_RANK": "0"})
+    assert not roll_call.uses_mpi({"OMPI_COMM_WORLD_RANK": "0", "HOROVOD_CONTROLLER": "gloo"})
+    assert not roll_call.uses_mpi({"HOROVOD_RANK": "0"})

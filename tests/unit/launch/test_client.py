@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from hvd_train.errors import UsageError
-from hvd_train.launch import addresses
+from hvd_train.launch import client
 from hvd_train.launch.client import ADDRESS, PORT
 
 NETWORKS = {"lo": ["127.0.0.1"], "docker0": ["172.17.0.1"], "eth0": ["192.168.1.5", "192.168.1.99"]}
@@ -31,20 +31,20 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
                 return sender
         raise OSError("network is unreachable")
 
-    monkeypatch.setattr(addresses.psutil, "net_if_addrs", lambda: {name: entries(NETWORKS[name]) for name in NETWORKS})
-    monkeypatch.setattr(addresses.socket, "gethostbyname", gethostbyname)
-    monkeypatch.setattr(addresses, "_sender_to", sender_to)
+    monkeypatch.setattr(client.psutil, "net_if_addrs", lambda: {name: entries(NETWORKS[name]) for name in NETWORKS})
+    monkeypatch.setattr(client.socket, "gethostbyname", gethostbyname)
+    monkeypatch.setattr(client, "_sender_to", sender_to)
 
 
 def test_a_worker_gets_the_likely_addresses_of_the_driver() -> None:
     for name in ("localhost", "login", "login-ib"):
-        assert addresses.for_worker_on(name, ["ib0"]) == ["127.0.0.1"]
-    assert addresses.for_worker_on("n2") == ["10.1.0.5", "172.17.0.1", "192.168.1.5"]
-    assert addresses.for_worker_on("n3") == ["192.168.1.99", "172.17.0.1", "192.168.1.5", "10.1.0.5"]
-    assert addresses.for_worker_on("a name in ~/.ssh/config") == ["172.17.0.1", "192.168.1.5", "10.1.0.5"]
-    assert addresses.for_worker_on("n2", ["eth0", "ens3"]) == ["192.168.1.5"]
-    assert addresses.for_worker_on("n2", ["ens3"])[0] == "10.1.0.5", "this host has no ens3"
-    resolved = [addresses.resolved(name) for name in ("n2", "login", "a name in ~/.ssh/config")]
+        assert client.for_worker_on(name, ["ib0"]) == ["127.0.0.1"]
+    assert client.for_worker_on("n2") == ["10.1.0.5", "172.17.0.1", "192.168.1.5"]
+    assert client.for_worker_on("n3") == ["192.168.1.99", "172.17.0.1", "192.168.1.5", "10.1.0.5"]
+    assert client.for_worker_on("a name in ~/.ssh/config") == ["172.17.0.1", "192.168.1.5", "10.1.0.5"]
+    assert client.for_worker_on("n2", ["eth0", "ens3"]) == ["192.168.1.5"]
+    assert client.for_worker_on("n2", ["ens3"])[0] == "10.1.0.5", "this host has no ens3"
+    resolved = [client.resolved(name) for name in ("n2", "login", "a name in ~/.ssh/config")]
     assert resolved == ["10.1.0.7", "127.0.0.1", None]
 
 
@@ -61,7 +61,7 @@ def test_a_worker_gets_the_likely_addresses_of_the_driver() -> None:
 def test_a_worker_uses_the_interface_that_leads_to_the_others(driver: str, elsewhere: str, interface: str) -> None:
     """NCCL reads its variable only once, so it never gets the loopback."""
     environ = {ADDRESS: driver, "HOROVOD_GLOO_IFACE": "of an earlier world"}
-    addresses.choose_interface(environ, elsewhere)
+    client.choose_interface(environ, elsewhere)
     assert environ["HOROVOD_GLOO_IFACE"] == interface
     assert environ.get("NCCL_SOCKET_IFNAME") == (None if interface == "lo" else interface)
 
@@ -69,17 +69,17 @@ def test_a_worker_uses_the_interface_that_leads_to_the_others(driver: str, elsew
 def test_interfaces_that_the_user_names_are_used() -> None:
     for named, interface in (("eth0", "eth0"), ("docker0,ib0", "ib0"), ("ens3,docker0", "docker0"), ("lo", "lo")):
         environ = {ADDRESS: "10.1.0.9", "HVD_TRAIN_INTERFACES": named}
-        addresses.choose_interface(environ, "")
+        client.choose_interface(environ, "")
         assert (environ["HOROVOD_GLOO_IFACE"], environ["NCCL_SOCKET_IFNAME"]) == (interface, named)
     environ = {ADDRESS: "10.1.0.9", "NCCL_SOCKET_IFNAME": "ib"}
-    addresses.choose_interface(environ, "")
+    client.choose_interface(environ, "")
     assert environ["NCCL_SOCKET_IFNAME"] == "ib"
-    assert addresses.named_interfaces({"HOROVOD_GLOO_IFACE": "ib0"}, {"eth1", "eth0"}) == ["eth0", "eth1"]
-    assert addresses.named_interfaces({"HOROVOD_GLOO_IFACE": "ib0,eth0"}, None) == ["ib0", "eth0"]
+    assert client.named_interfaces({"HOROVOD_GLOO_IFACE": "ib0"}, {"eth1", "eth0"}) == ["eth0", "eth1"]
+    assert client.named_interfaces({"HOROVOD_GLOO_IFACE": "ib0,eth0"}, None) == ["ib0", "eth0"]
     environ = {ADDRESS: "10.1.0.9", "HVD_TRAIN_INTERFACES": "ens3,down"}
     expected = "no network interface ens3 or down with an IPv4 address, only lo, docker0, eth0, ib0; name"
     with pytest.raises(UsageError, match=expected):
-        addresses.find_driver(environ)
+        client.find_driver(environ)
 
 
 def test_a_worker_uses_the_driver_address_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +87,10 @@ def test_a_worker_uses_the_driver_address_that_answers(monkeypatch: pytest.Monke
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         environ = {ADDRESS: "127.0.0.3", PORT: port, "HVD_TRAIN_DRIVER_ADDRESSES": "127.0.0.3,127.0.0.1"}
-        addresses.find_driver(environ)
+        client.find_driver(environ)
         assert environ[ADDRESS] == "127.0.0.1"
     environ |= {ADDRESS: "127.0.0.3"}
-    addresses.find_driver(environ)
+    client.find_driver(environ)
     assert environ[ADDRESS] == "127.0.0.3"
     monkeypatch.undo()
-    assert addresses._sender_to("127.0.0.1") == "127.0.0.1"
+    assert client._sender_to("127.0.0.1") == "127.0.0.1"

@@ -1,0 +1,120 @@
+"""Send the exit report of a worker to the driver of its elastic job: its exit code and its error. No torch.
+
+The driver prints an error once for all workers that report it. The exit report counts if the process's own exit code
+is useless: a signal killed it, its ssh failed, or a library crashed at exit.
+"""
+
+import json
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from hvd_train.console import say
+from hvd_train.errors import HvdTrainError, RankLost
+from hvd_train.launch import client, launcher, rank_log, roll_call
+from hvd_train.launch.launcher import WORKER, Launch
+
+_ANSWER_S = 2.0
+_LAUNCHER_SECONDS = 10.0  # ranks of one host can be seconds apart while they import
+During = Literal["building", "rendezvous", "training"]
+"""The phase of a worker: before its first rendezvous, in one, or after the ranks synchronized the state."""
+
+
+@dataclass(frozen=True)
+class ExitReport:
+    """The exit report of a worker."""
+
+    exit_code: int
+    """The exit code of the process, unless it crashes in the exit handlers of its libraries."""
+    error: str = ""
+    """A line for the user, or a traceback; empty if there is no error to print."""
+    during: During = "building"
+    step: int = 0
+    """Finished steps."""
+
+
+def put(environ: Mapping[str, str], report: ExitReport) -> bool:
+    """Send `report` to our driver; return False if there is none or it cannot be reached."""
+    if WORKER not in environ:
+        return False
+    try:
+        client.put(environ, f"exit_report/{environ[WORKER]}", json.dumps(asdict(report)), _ANSWER_S)
+    except OSError:
+        return False
+    return True
+
+
+def parsed(text: str | bytes) -> ExitReport:
+    """Parse an exit report that `put` sent. Raises ValueError or TypeError if `text` is none."""
+    return ExitReport(**json.loads(text))
+
+
+_sent: list[BaseException] = []  # the error that ends this process, once the driver has it
+
+
+def send(environ: Mapping[str, str], error: Exception, during: During = "building", step: int = 0) -> bool:
+    """Send the error that ends this process to our driver, once; return False if this process must print it."""
+    if error in _sent:
+        return True
+    if isinstance(error, HvdTrainError):
+        report = ExitReport(error.exit_code, str(error), during, step)
+    else:
+        report = ExitReport(1, "".join(traceback.format_exception(error)).rstrip(), during, step)
+    if not put(environ, report):
+        return False
+    rank_log.write(report.error)
+    _sent[:] = [error]
+    return True
+
+
+@contextmanager
+def reporting_exit_code(environ: Mapping[str, str]) -> Iterator[None]:
+    """Send the exit code to our driver if an error ends the block and the driver does not have that error yet."""
+    try:
+        yield
+    except BaseException as error:
+        code = error.code if isinstance(error, SystemExit) else 1
+        if not _sent:
+            put(environ, ExitReport(0 if code is None else code if isinstance(code, int) else 1))
+        raise
+
+
+def report_once(error: HvdTrainError) -> None:
+    """Print an error once for all ranks: by rank 0, or by the one rank that raised it, with that rank's name.
+
+    A launcher ends all ranks when the first one ends, with that rank's exit code. So other ranks wait to be ended, and
+    print the error only if that does not happen. In an elastic job the driver prints it.
+    """
+    if error.reported or send(os.environ, error):
+        return
+    launched = launcher.launched(os.environ)
+    if launched is None:
+        say(str(error))
+    elif error.raised_by is not None:
+        _say_with_name(launched, error)
+    elif launched.rank == 0:
+        say(str(error))
+        if isinstance(error, RankLost):
+            _ended_by_launcher(error)
+    elif not _ended_by_launcher(error):
+        _say_with_name(launched, error)
+
+
+def _say_with_name(launched: Launch, error: HvdTrainError) -> None:
+    say(f"rank {launched.rank} on {socket.gethostname()}: {error}")
+
+
+def _ended_by_launcher(error: HvdTrainError) -> bool:
+    """Wait some seconds for SIGTERM from the launcher, or for its end; return whether one of them came."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    end = time.monotonic() + _LAUNCHER_SECONDS
+    while time.monotonic() < end:
+        if error.asked_to_end or signal.sigtimedwait({signal.SIGTERM}, 0.5) or roll_call.launcher_gone(os.environ):
+            return True
+    return False
