@@ -131,22 +131,11 @@ def test_an_error_is_printed_once_and_its_copies_are_counted(two: Job, capsys: p
         two.dispatcher.exit_report_received(number, ExitReport(1, error))
     two.exit_codes |= {first: 1, second: 1}
     wait_for("successors", lambda: len(two.started) > 2)
-    two.dispatcher.exit_report_received(two.started[2].worker, ExitReport(1, "something else"))
-    two.dispatcher.exit_report_received(7, ExitReport(1, "no worker of the job"))
     printed = capsys.readouterr().err
     assert printed.count("NameError") == 1
     assert ":\nTraceback:\n" in printed
     assert "the same error (2 times so far)" in printed
-    assert ": something else\n" in printed
     assert "exit code" not in printed
-    assert "no worker" not in printed
-
-
-def test_a_worker_that_reports_its_end_gets_no_rank(two: Job) -> None:
-    """Horovod's core may still wait for a rank, and the process cannot end before the request does."""
-    first, _ = numbers_of(two)
-    with waits_for_rank(two, first):
-        two.dispatcher.exit_report_received(first, ExitReport(3, "another rank cannot be reached"))
 
 
 def test_an_evicted_worker_may_end_by_itself(

@@ -51,8 +51,8 @@ def test_a_typo_in_the_model_ends_the_job() -> None:
 def test_one_bad_host_does_not_end_the_job() -> None:
     """The fault may be in the host while a worker elsewhere builds, is ready or trains."""
     play = Play({"good": 1, "bad": 1}, first=2)
-    for attempt in range(13):
-        if attempt == 9:
+    for attempt in range(8):
+        if attempt == 4:
             assert play.finish is None
             play.ask(play.newest("good"))
             play.wait(70)
@@ -95,7 +95,6 @@ def test_a_crash_at_exit_hides_no_exit_code() -> None:
     one, two = play.world
     for number in (one, two):
         play.roster.exit_report_received(number, ExitReport(0), play.now)
-    assert play.world == [one, two]
     play.end(two, 134)
     play.end(one, 139)
     assert play.finish == Finish(0, "done")
@@ -151,19 +150,6 @@ def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(listed_a
     assert len(play.started) == 3
 
 
-def test_with_too_few_left_after_a_signal_the_others_wait_for_a_new_host() -> None:
-    play = training({"a": 1, "b": 1}, fewest=2)
-    one, signalled = play.world
-    play.signal(signalled)
-    assert play.roster.wants_change()
-    play.ask(one, signalled)
-    assert (play.world, list(play.evicted)) == ([one, signalled], [signalled])
-    play.end(signalled, 143)
-    play.find({"a": 1, "c": 1})
-    play.ask(play.started[-1])
-    assert (play.world, play.finish) == ([one, play.started[-1]], None)
-
-
 @pytest.mark.parametrize("history", ["together", "one after another", "a fault comes first"])
 def test_if_all_workers_get_a_signal_the_job_stops(history: str) -> None:
     play = training({"a": 1, "b": 1})
@@ -213,21 +199,6 @@ def test_the_next_world_forms_without_newcomers_that_cannot_connect() -> None:
     assert len(play.started) == started + 1
 
 
-def test_ranks_that_wait_for_lost_packets_are_not_evicted_before_they_report() -> None:
-    """Gloo times out after half a minute; ranks that can connect fail earlier."""
-    play = training({"a": 1, "b": 1})
-    one, two = old = play.world
-    play.find({"a": 1, "b": 1, "far": 1})
-    far = play.newest("far")
-    play.ask(far)
-    play.ask(*old)
-    play.miss(one)
-    play.wait(30)
-    assert play.world == [*old, far]
-    play.miss(two, far)
-    assert (play.world, list(play.evicted)) == (old, [far])
-
-
 def test_a_death_explains_a_failed_rendezvous() -> None:
     play = training({"a": 1, "b": 1, "c": 1})
     one, two, _ = play.world
@@ -264,14 +235,3 @@ def test_survivors_that_cannot_connect_three_times_commit_and_the_job_ends(have_
     assert play.finish.exit_code == 5
     assert play.finish.reason.endswith("; `hvd-train doctor -H a:1,b:2` names the pairs of hosts that cannot connect")
     assert play.started == members
-
-
-def test_only_consecutive_failed_rendezvous_count() -> None:
-    play = training({"a": 1, "b": 1})
-    old = play.world
-    for _ in range(3):
-        play.miss(*old)
-        play.miss(*old)
-        play.ask(*old)
-        assert (play.world, play.evicted) == (old, {})
-    assert not play.roster.wants_stop()

@@ -25,19 +25,17 @@ class Attempts:
     def __init__(self) -> None:
         self.codes, self.received, self.starts = list[int](), list[int](), list[float]()
         self.started: list[tuple[Sequence[str], Mapping[str, Any]]] = []
-        self.as_it_starts = self.as_it_runs = self.as_it_sleeps = lambda: None
+        self.as_it_runs = lambda: None
         self.ran_s, self.tenths, self.runs = 0.0, 50_000, False  # the clock counts tenths of a second
 
     def monotonic(self) -> float:
         return self.tenths / 10
 
     def sleep(self, seconds: float) -> None:
-        self.as_it_sleeps()
         self.tenths += round(10 * seconds)
 
     @contextmanager
     def popen(self, command: Sequence[str], **options: Any) -> Iterator[Attempts]:
-        self.as_it_starts()
         self.started.append((command, options))
         self.starts.append(self.tenths / 10 - 5000)
         self.runs = True
@@ -75,7 +73,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
 
 
 def test_a_job_that_fails_repeatedly_ends(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
-    """The wait doubles with each failure, up to 5 minutes; the last exit code is the exit code of the job."""
+    """The wait doubles with each failure; the last exit code counts."""
     attempts.codes = [7, -9, 1]
     assert keep_going(COMMAND, 2) == 1
     assert attempts.starts == [0, 2, 6]
@@ -84,9 +82,6 @@ def test_a_job_that_fails_repeatedly_ends(attempts: Attempts, capsys: pytest.Cap
         "hvd-train: the job ended with exit code 137; it resumes from its last commit in 4 s",
         "hvd-train: the job has failed 3 times in a row, the last time with exit code 1",
     ]
-    attempts.codes = [1] * 20
-    keep_going(COMMAND, 19)
-    assert attempts.starts[-1] - attempts.starts[-2] == 300
 
 
 def test_a_job_that_trains_for_minutes_between_faults_always_resumes(attempts: Attempts) -> None:
@@ -137,20 +132,7 @@ def test_a_signal_reaches_the_command_and_no_attempt_follows(attempts: Attempts,
     assert len(attempts.started) == 1
 
 
-def test_a_signal_while_no_command_runs_ends_the_job(attempts: Attempts) -> None:
-    attempts.codes = [7, 130]
-    attempts.as_it_starts = lambda: attempts.started and signal.raise_signal(signal.SIGHUP)
-    assert keep_going(COMMAND, 3) == 130
-    assert attempts.received == [signal.SIGTERM]
-
-    attempts.codes, attempts.received, attempts.started, attempts.as_it_starts = [7, 0], [], [], lambda: None
-    attempts.as_it_sleeps = lambda: signal.raise_signal(signal.SIGTERM)
-    assert keep_going(COMMAND, 3) == 7
-    assert (len(attempts.started), attempts.received) == (1, [])
-
-
 def test_under_nohup_sighup_is_ignored_and_ctrl_c_is_not(attempts: Attempts) -> None:
-    """Shells ignore SIGINT for background jobs, but the supervisor handles it."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     attempts.codes = [1, 1, 0]

@@ -53,16 +53,6 @@ def test_the_exit_code_of_the_process_is_reported(error: BaseException, code: in
     assert received(environ) == ExitReport(code)
 
 
-def test_without_a_driver_the_process_prints_its_error(environ: dict[str, str]) -> None:
-    gone = {**environ, client.PORT: "1"}
-    assert not exit_report.send({}, UsageError("wrong"))
-    assert not exit_report.put(gone, ExitReport(0))
-    for variables in ({}, gone):
-        with pytest.raises(SystemExit) as left, exit_report.reporting_exit_code(variables):
-            sys.exit(3)
-        assert left.value.code == 3
-
-
 def test_the_command_line_leaves_errors_to_the_driver(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,16 +7,12 @@ import pytest
 
 from hvd_train.errors import UsageError
 from hvd_train.launch.launcher import (
-    SLOT,
-    SPENT,
     WORKER,
     Launch,
     horovodrun,
     launched,
     program,
     refuse_others,
-    running_for,
-    slot,
 )
 
 
@@ -62,11 +58,3 @@ def test_a_launcher_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError, match=r"there is no mpirun next to .* type `hvd-train doctor`"):
         program("mpirun")
-
-
-def test_a_worker_knows_its_slot_and_the_age_of_its_job() -> None:
-    assert slot({SLOT: "3", "HOROVOD_LOCAL_RANK": "0"}) == 3
-    assert slot({"HOROVOD_LOCAL_RANK": "1"}) == 1
-    assert slot({}) == 0
-    assert running_for({SPENT: "1000.5"}, age_s=60.0) == 1060.5
-    assert running_for({}, age_s=60.0) == 0.0

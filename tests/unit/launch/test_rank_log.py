@@ -40,15 +40,6 @@ def test_all_output_is_kept(end: str, code: int) -> None:
         assert Path("logs/rank-0.log").read_text().splitlines() == LINES * times
 
 
-def test_an_error_is_kept() -> None:
-    Path("disk").mkdir()
-    Path("logs").symlink_to("disk")
-    done = run(PRINTS.format(end="raise ValueError('a bug')"), HOROVOD_RANK="3", HOROVOD_SIZE="4")
-    assert (done.returncode, done.stdout.splitlines()) == (1, LINES)
-    assert done.stderr.splitlines()[-1] == "ValueError: a bug"
-    assert "ValueError: a bug" in Path("disk/rank-3.log").read_text().splitlines()
-
-
 def test_a_folder_that_cannot_be_written_is_one_line() -> None:
     Path("logs").write_text("a file")
     with pytest.raises(UsageError, match=r"--log-dir logs: rank-0.log cannot be written \(File exists\)"):

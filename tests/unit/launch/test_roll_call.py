@@ -11,7 +11,7 @@ import pytest
 
 from hvd_train import run
 from hvd_train.config import Config
-from hvd_train.errors import HvdTrainError, RankLost, UsageError
+from hvd_train.errors import HvdTrainError, RankLost
 from hvd_train.launch import roll_call
 from hvd_train.launch.launcher import Launch
 
@@ -94,11 +94,6 @@ def test_a_launcher_that_is_gone_is_one_line() -> None:
         roll_call.call(store, 0, 2, {}, environ)
     assert roll_call.store({**environ, "HOROVOD_ELASTIC": "1"}) is None
     assert roll_call.store({}) is None
-
-
-def test_a_wrong_time_limit_is_named() -> None:
-    with pytest.raises(UsageError, match=r"HVD_TRAIN_START_TIMEOUT_SECONDS is '10m'; it must be a number of seconds"):
-        roll_call.call(board(), 0, 1, {}, {roll_call.PATIENCE: "10m"})
 
 
 def test_each_host_may_have_its_own_paths() -> None:
