@@ -34,7 +34,7 @@ from typing import Any
 
 from hvd_train.console import say
 from hvd_train.elastic.roster import Command, End, Finish, FormWorld, Notice, Roster, Start
-from hvd_train.elastic.worker import COMMITTED, RankAssignment, Worker, assign_ranks, starting
+from hvd_train.elastic.worker import COMMITTED, RankAssignment, Worker, assign_ranks
 from hvd_train.launch import client, launcher, roll_call
 from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import CONTINUES, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
@@ -53,9 +53,7 @@ RunWorker = Callable[[RankAssignment, list[threading.Event]], tuple[int, float]]
 
 
 @dataclass
-class WorkerProcess:
-    """The process of one worker: how to end it, and what to answer its requests."""
-
+class _WorkerProcess:
     end: threading.Event = field(default_factory=threading.Event)  # ends the process when set
     end_at: float | None = None  # when to set `end`, for a process that should leave by itself
     assignment: RankAssignment | None = None
@@ -91,7 +89,7 @@ class Discovery:
 
 
 class Dispatcher:
-    """The processes of a job's workers, the answers to their requests, and the roster's commands.
+    """The processes of a job's workers: carries out the roster's commands and answers the workers.
 
     The loop, the discovery of hosts, each worker's process and each request have their own threads.
     """
@@ -112,7 +110,7 @@ class Dispatcher:
         self._started = float(os.environ.get(STARTED, time.monotonic()))
         self._now = RunningClock(_PAUSED_S, paused=self._was_paused)
         self._changed = threading.Condition()
-        self._processes: dict[int, WorkerProcess] = {}
+        self._processes: dict[int, _WorkerProcess] = {}
         self._number_of: dict[tuple[str, int], int] = {}  # by host and local rank
         self._last_in_slot: dict[tuple[str, int], int] = {}  # the newest worker's number, by host and slot
         self._finish: Finish | None = None
@@ -292,7 +290,7 @@ class Dispatcher:
 
     def _carry_out(self, command: Command, *, quietly: bool) -> None:
         if isinstance(command, Start):
-            process = self._processes[command.worker.number] = WorkerProcess()
+            process = self._processes[command.worker.number] = _WorkerProcess()
             _in_a_thread(self._run_to_exit, command.worker, process, self._roster.hosts[command.worker.host])
         elif isinstance(command, End):
             self._end(command, quietly=quietly)
@@ -308,9 +306,11 @@ class Dispatcher:
             self._finish = command
         self._changed.notify_all()
 
-    def _run_to_exit(self, worker: Worker, process: WorkerProcess, local_size: int) -> None:
+    def _run_to_exit(self, worker: Worker, process: _WorkerProcess, local_size: int) -> None:
         assert self._run_worker is not None
-        exit_code, _ = self._run_worker(starting(worker, local_size, self._environment_of(worker)), [process.end])
+        number, environment = worker.number, self._environment_of(worker)  # the number replaces the local rank
+        ranks = RankAssignment(worker.host, 0, number, 0, 1, local_size, 1, number, environment)
+        exit_code, _ = self._run_worker(ranks, [process.end])
         with self._changed:
             code = worker.meant_exit_code(exit_code)
             is_reported = worker.exit_report is not None and worker.exit_report.error

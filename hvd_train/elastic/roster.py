@@ -32,6 +32,7 @@ from hvd_train.elastic.worker import (
     COMMITTED,
     FAULT_REPEATS,
     NO_TIME_LEFT,
+    SAME_ERRORS,
     STOPPED,
     UNRECOVERABLE,
     WRONG_SETTINGS,
@@ -106,8 +107,7 @@ Command = Start | End | FormWorld | Notice | Finish
 
 def back_off_s(first_s: float, longest_s: float, times_before: int) -> float:
     """Return the seconds to wait: `first_s`, doubled for each earlier attempt, at most `longest_s`."""
-    doublings = min(times_before, 100)  # 2.0 ** 1024 would raise OverflowError
-    return min(first_s * 2.0**doublings, longest_s)
+    return min(first_s * 2.0 ** min(times_before, 100), longest_s)  # 2.0 ** 1024 would raise OverflowError
 
 
 @dataclass
@@ -337,7 +337,8 @@ class Roster:
             worker.stage, worker.world = Stage.TRAINING, self.world
             worker.joined_at = worker.joined_at or now
         self.worlds_formed += 1
-        self._errors = self._errors.once_a_world_forms()
+        if self._errors.place == "building":
+            self._errors = ErrorsInARow()
         return [*commands, FormWorld(self.world)]
 
     def _after_rendezvous(self, members: list[Worker]) -> list[Command]:
@@ -415,7 +416,7 @@ class Roster:
         return worker.last_heartbeat > worker.started_at and now - worker.last_heartbeat <= SILENT_S
 
     def _error_that_repeats(self, now: float) -> Finish | None:
-        if not self._errors.is_long:
+        if self._errors.count < SAME_ERRORS:
             return None
         if self._errors.place == "building" and (self._in(Stage.READY) or self._may_build(now)):
             return None

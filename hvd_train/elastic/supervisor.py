@@ -72,7 +72,7 @@ class _Signals:
         return code if code >= 0 else 128 - code
 
     def wait(self, seconds: float) -> bool:
-        """Sleep for `seconds` or until a signal; return whether there was one."""
+        """Wait for a signal; return whether there was one."""
         end = time.monotonic() + seconds
         while not self.received and time.monotonic() < end:
             time.sleep(0.1)

@@ -59,7 +59,7 @@ class Worker:
 
     @property
     def failed_to_connect(self) -> bool:
-        """Whether an error ended it before the ranks of its world had synchronized the state."""
+        """Whether an error ended it in a rendezvous."""
         return self.exit_report is not None and self.exit_report.during == "rendezvous"
 
     def meant_exit_code(self, exit_code: int) -> int:
@@ -96,30 +96,19 @@ class RankAssignment:
 def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
     """Return the ranks of these workers, in the order of `workers`."""
     hosts_with: dict[int, list[str]] = defaultdict(list)  # by local rank
-    local_ranks = []
     local_sizes: Counter[str] = Counter()
+    places = []
     for worker in workers:
-        local_ranks.append(local_sizes[worker.host])
-        hosts_with[local_ranks[-1]].append(worker.host)
+        local_rank = local_sizes[worker.host]
+        places.append((local_rank, len(hosts_with[local_rank])))
+        hosts_with[local_rank].append(worker.host)
         local_sizes[worker.host] += 1
+    size = len(workers)
     return [
-        RankAssignment(
-            hostname=worker.host,
-            rank=rank,
-            local_rank=local_rank,
-            cross_rank=hosts_with[local_rank].index(worker.host),
-            size=len(workers),
-            local_size=local_sizes[worker.host],
-            cross_size=len(hosts_with[local_rank]),
-            worker=worker.number,
-        )
-        for rank, (worker, local_rank) in enumerate(zip(workers, local_ranks, strict=True))
+        RankAssignment(host, rank, local, cross, size, local_sizes[host], len(hosts_with[local]), worker.number)
+        for rank, (worker, (local, cross)) in enumerate(zip(workers, places, strict=True))
+        for host in [worker.host]
     ]
-
-
-def starting(worker: Worker, local_size: int, environment: Mapping[str, str]) -> RankAssignment:
-    """Return the assignment of a starting process, whose number replaces the local rank."""
-    return RankAssignment(worker.host, 0, worker.number, 0, 1, local_size, 1, worker.number, environment)
 
 
 def place_of_error(worker: Worker, *, others_train: bool) -> ErrorPlace | None:
@@ -142,8 +131,7 @@ class ErrorsInARow:
 
     count: int = 0
     place: ErrorPlace = "building"
-    exit_code: int = FAULT_REPEATS
-    """The exit code of the job if the errors end it."""
+    exit_code: int = FAULT_REPEATS  # of the job if the errors end it
 
     def and_another(self, place: ErrorPlace, worker: Worker) -> ErrorsInARow:
         """Return the row with this worker; an error in another place starts a new row."""
@@ -154,15 +142,6 @@ class ErrorsInARow:
         else:
             is_same = place == self.place
         return ErrorsInARow(self.count + 1, self.place, exit_code) if is_same else ErrorsInARow(1, place, exit_code)
-
-    def once_a_world_forms(self) -> ErrorsInARow:
-        """Return the errors that still count when a world has formed: its workers have been built."""
-        return ErrorsInARow() if self.place == "building" else self
-
-    @property
-    def is_long(self) -> bool:
-        """Whether chance, or one host, no longer explains them."""
-        return self.count >= SAME_ERRORS
 
     def __str__(self) -> str:
         known = {"building": "before the ranks met", "rendezvous": "when the ranks met"}

@@ -18,7 +18,7 @@ from typing import Literal
 from hvd_train.console import say
 from hvd_train.errors import HvdTrainError, RankLost
 from hvd_train.launch import client, launcher, rank_log, roll_call
-from hvd_train.launch.launcher import WORKER, Launch
+from hvd_train.launch.launcher import WORKER
 
 _ANSWER_S = 2.0
 _LAUNCHER_SECONDS = 10.0  # ranks of one host can be seconds apart while they import
@@ -30,13 +30,10 @@ During = Literal["building", "rendezvous", "training"]
 class ExitReport:
     """The exit report of a worker."""
 
-    exit_code: int
-    """The exit code of the process, unless it crashes in the exit handlers of its libraries."""
-    error: str = ""
-    """A line for the user, or a traceback; empty if there is no error to print."""
+    exit_code: int  # of the process, unless it crashes in the exit handlers of its libraries
+    error: str = ""  # a line for the user, or a traceback; empty if there is no error to print
     during: During = "building"
-    step: int = 0
-    """Finished steps."""
+    step: int = 0  # finished steps
 
 
 def put(environ: Mapping[str, str], report: ExitReport) -> bool:
@@ -94,20 +91,12 @@ def report_once(error: HvdTrainError) -> None:
     if error.reported or send(os.environ, error):
         return
     launched = launcher.launched(os.environ)
-    if launched is None:
+    if launched is None or (launched.rank == 0 and error.raised_by is None):
         say(str(error))
-    elif error.raised_by is not None:
-        _say_with_name(launched, error)
-    elif launched.rank == 0:
-        say(str(error))
-        if isinstance(error, RankLost):
+        if launched and isinstance(error, RankLost):
             _ended_by_launcher(error)
-    elif not _ended_by_launcher(error):
-        _say_with_name(launched, error)
-
-
-def _say_with_name(launched: Launch, error: HvdTrainError) -> None:
-    say(f"rank {launched.rank} on {socket.gethostname()}: {error}")
+    elif error.raised_by is not None or not _ended_by_launcher(error):
+        say(f"rank {launched.rank} on {socket.gethostname()}: {error}")
 
 
 def _ended_by_launcher(error: HvdTrainError) -> bool:

@@ -7,7 +7,6 @@ wait. Rank 1 reports if rank 0 is missing. MPI itself waits for ranks, but busil
 
 import itertools
 import json
-import os
 import socket
 import threading
 import time
@@ -29,7 +28,6 @@ HOSTS = "HVD_TRAIN_HOSTS"  # NAME:SLOTS,... in the order of ranks, set by our sc
 _PATIENCE_S = 600.0
 _FIRST_NOTICE_S = 15.0  # doubles with each notice
 _POLL_S, _REQUEST_S = 0.1, 30.0
-_LAUNCHER_CHECK_S, _FAILED_CHECKS = 1.0, 3  # the launcher is gone after that many failed checks in a row
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05  # while MPI waits
 _ALL_WELL, _MISSING = "go", "missing: "
 _calls = itertools.count()
@@ -63,34 +61,19 @@ def store(environ: Mapping[str, str]) -> LauncherStore | None:
 
 def launcher_gone(environ: Mapping[str, str]) -> bool:
     """Return whether the launcher's store no longer answers; ranks on other hosts have no other sign."""
-    board = store(environ)
-    if board is None:
-        return False
     try:
-        board.get("started.0")
+        if (board := store(environ)) is not None:
+            board.get("started.0")
     except OSError:
         return True
     return False
 
 
 def started(environ: Mapping[str, str]) -> None:
-    """Write that this process has started; until the rendezvous it ends with the launcher, even during an import."""
-    board = store(environ)
-    if board is not None:
+    """Write that this process has started."""
+    if (board := store(environ)) is not None:
         with suppress(OSError):  # `call` reports an error of the store
             board.put(f"started.{environ['HOROVOD_RANK']}", socket.gethostname())
-        threading.Thread(target=_end_with_launcher, args=(environ,), daemon=True, name="launcher").start()
-
-
-_met = threading.Event()
-
-
-def _end_with_launcher(environ: Mapping[str, str]) -> None:
-    failed = 0
-    while not _met.wait(_LAUNCHER_CHECK_S) and failed < _FAILED_CHECKS:
-        failed = failed + 1 if launcher_gone(environ) else 0
-    if not _met.is_set():
-        os._exit(1)
 
 
 def call(
@@ -107,7 +90,11 @@ def call(
     if ranks are missing after that many seconds (default: 600), or if the launcher cannot be reached.
     """
     number = next(_calls)
-    roll_call = _RollCall(board, number, _patience_s(environ), environ.get(HOSTS, ""), say or print_line)
+    try:
+        patience_s = float(environ.get(PATIENCE, _PATIENCE_S))
+    except ValueError:
+        raise UsageError(f"{PATIENCE} is {environ[PATIENCE]!r}; it must be a number of seconds") from None
+    roll_call = _RollCall(board, number, patience_s, environ.get(HOSTS, ""), say or print_line)
     try:
         board.put(f"here.{number}.{rank}", json.dumps({"host": socket.gethostname(), **facts}))
         if rank == 0:
@@ -122,16 +109,8 @@ def call(
             verdict = roll_call.wait_for_verdict(rank)
     except OSError as error:
         raise RankLost(f"the launcher cannot be reached ({error})") from None
-    _met.set()  # from now on ranks see each other's end
     if verdict != _ALL_WELL:
         raise error_for(verdict, by_rank_0=rank == 0 or not roll_call.rank_0_is_missing)
-
-
-def _patience_s(environ: Mapping[str, str]) -> float:
-    try:
-        return float(environ.get(PATIENCE, _PATIENCE_S))
-    except ValueError:
-        raise UsageError(f"{PATIENCE} is {environ[PATIENCE]!r}; it must be a number of seconds") from None
 
 
 def error_for(verdict: str, *, by_rank_0: bool) -> HvdTrainError:
