@@ -61,33 +61,6 @@ class _WorkerProcess:
     problem: str = ""  # why it cannot join this job, if it cannot
 
 
-class Discovery:
-    """Looks for hosts every second; after a failure the last list stays in force."""
-
-    def __init__(self, find: Callable[[], Mapping[str, int]], report: Callable[[Mapping[str, int]], None]) -> None:
-        """`find` returns slots by host, or raises ValueError, OSError or SubprocessError; `report` takes each list."""
-        self._find, self._report = find, report
-        self._problem = ""
-
-    def watch(self, stopped: threading.Event) -> None:
-        """Look now, and every second until `stopped` is set."""
-        self.look()
-        while not stopped.wait(_LOOK_S):
-            self.look()
-
-    def look(self) -> None:
-        """Look once; print a problem when it first appears."""
-        try:
-            hosts = self._find()
-        except (ValueError, OSError, subprocess.SubprocessError) as error:
-            if str(error) != self._problem:
-                say(f"hosts: {error}; the last list stays in force")
-            self._problem = str(error)
-            return
-        self._problem = ""
-        self._report(hosts)
-
-
 class Dispatcher:
     """The processes of a job's workers: carries out the roster's commands and answers the workers.
 
@@ -100,12 +73,11 @@ class Dispatcher:
         find_hosts: Callable[[], Mapping[str, int]],
         publish_world: Callable[[Sequence[RankAssignment]], None],
     ) -> None:
-        """Start nothing yet. For `find_hosts` see `Discovery`.
+        """Start nothing yet; `publish_world` gets the ranks of each new world before its workers do.
 
-        `publish_world` gets the ranks of each new world before its workers do.
+        `find_hosts` returns the slots by host, or raises ValueError, OSError or SubprocessError.
         """
-        self._roster, self._publish_world = roster, publish_world
-        self._discovery = Discovery(find_hosts, self._hosts_found)
+        self._roster, self._find_hosts, self._publish_world = roster, find_hosts, publish_world
         self._name = uuid.uuid4().hex
         self._started = float(os.environ.get(STARTED, time.monotonic()))
         self._now = RunningClock(_PAUSED_S, paused=self._was_paused)
@@ -127,6 +99,24 @@ class Dispatcher:
         self._roster.start_workers = min(max(num_workers, self._roster.min_workers), self._roster.max_workers)
         self._run_worker, self._interrupted = run_worker, interrupted
         _in_a_thread(self._run)
+
+    def watch_hosts(self) -> None:
+        """Look for hosts every second until `stop`; after a failure the last list stays in force."""
+        problem = ""
+        while True:
+            try:
+                hosts = self._find_hosts()
+            except (ValueError, OSError, subprocess.SubprocessError) as error:
+                if str(error) != problem:
+                    say(f"hosts: {error}; the last list stays in force")
+                problem = str(error)
+            else:
+                problem = ""
+                with self._changed:
+                    self._roster.hosts_found(hosts)
+                    self._changed.notify_all()
+            if self._stopped.wait(_LOOK_S):
+                return
 
     def wait_for_end(self) -> Finish:
         """Wait until the job is over and no process is left; return how it finished."""
@@ -238,7 +228,7 @@ class Dispatcher:
 
     def _run(self) -> None:
         try:
-            _in_a_thread(self._discovery.watch, self._stopped)  # a rendezvous must not wait for the user's command
+            _in_a_thread(self.watch_hosts)  # a rendezvous must not wait for the user's command
             supervisor = os.environ.pop(SUPERVISOR, None)
             while self._finish is None:
                 if supervisor and os.getppid() != int(supervisor):
@@ -282,11 +272,6 @@ class Dispatcher:
     def _was_paused(self, seconds: float, now: float) -> None:
         say(f"the driver was paused for {seconds:.0f} s: all time limits start again")
         self._roster.paused_at = now
-
-    def _hosts_found(self, hosts: Mapping[str, int]) -> None:
-        with self._changed:
-            self._roster.hosts_found(hosts)
-            self._changed.notify_all()
 
     def _carry_out(self, command: Command, *, quietly: bool) -> None:
         if isinstance(command, Start):

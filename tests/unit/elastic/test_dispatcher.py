@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import Mock, call
 
 import pytest
 
+from hvd_train.elastic.dispatcher import Dispatcher
 from hvd_train.elastic.roster import Finish
 from hvd_train.launch import launcher
 from hvd_train.launch.exit_report import ExitReport
@@ -246,11 +248,10 @@ def test_a_job_whose_supervisor_has_died_stops(lives: bool, patient: None, monke
     assert signals == ([] if lives else [(os.getpid(), signal.SIGTERM)])
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_error_of_the_driver_ends_the_job_as_a_failure(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    job, threads = Job({"a": 1}), set(threading.enumerate())
-    job.start()
-    monkeypatch.setattr(job.dispatcher._roster, "commands", lambda now: 1 / 0)
-    assert job.dispatcher.wait_for_end() == Finish(1, "the driver failed (see above)")
-    job.dispatcher.stop()
-    wait_for("the end of the driver's thread", lambda: threads >= set(threading.enumerate()))
+def test_after_a_failure_the_last_list_is_used(capsys: pytest.CaptureFixture[str], patient: None) -> None:
+    error, roster = ValueError("no such file"), Mock()
+    dispatcher = Dispatcher(roster, Mock(side_effect=[{"a": 1}, error, error, {"a": 1, "b": 2}]), Mock())
+    roster.hosts_found.side_effect = lambda hosts: dispatcher.stop() if "b" in hosts else None
+    dispatcher.watch_hosts()
+    assert roster.hosts_found.call_args_list == [call({"a": 1}), call({"a": 1, "b": 2})]
+    assert capsys.readouterr().err == "hvd-train: hosts: no such file; the last list stays in force\n"

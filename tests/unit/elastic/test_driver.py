@@ -16,12 +16,39 @@ import pytest
 from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.util import network, worker_environment
 
-from hvd_train.elastic.driver import SSH_OPTIONS, Driver, DriverServer
+from hvd_train.elastic.driver import SSH_OPTIONS, Driver, DriverServer, HostCommand
 from hvd_train.elastic.worker import Worker, assign_ranks
 from hvd_train.launch import client
 from hvd_train.launch.launcher import WORKER
 from tests.support.drivers import driver, replacement_of
 from tests.support.malicious import Malicious
+
+
+def test_hosts_are_read_from_a_command() -> None:
+    assert HostCommand("printf 'a:2\\nb\\n\\n'", 4).find_available_hosts_and_slots() == {"a": 2, "b": 4}
+    assert HostCommand("echo a", None).find_available_hosts_and_slots() == {"a": 1}
+    assert HostCommand("true", None).find_available_hosts_and_slots() == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("echo a:two", "which is not NAME:SLOTS"),
+        ("echo -G:2", "printed '-G:2', which is no name of a host"),
+        ("echo 'h1 -G'", "no name of a host"),
+        ("echo first >&2; echo 'no such file' >&2; exit 1", "^no such file$"),
+        ("exit 3", "ended with exit code 3"),
+    ],
+)
+def test_a_bad_list_is_one_line(command: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HostCommand(command, 1).find_available_hosts_and_slots()
+
+
+def test_a_command_that_hangs_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvd_train.elastic.driver._COMMAND_S", 0.05)
+    with pytest.raises(subprocess.TimeoutExpired):
+        HostCommand("exec sleep 60", 1).find_available_hosts_and_slots()
 
 
 def test_ranks_have_horovods_form() -> None:
