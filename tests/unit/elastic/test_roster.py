@@ -43,19 +43,6 @@ def test_a_newcomer_joins_when_it_is_ready() -> None:
     assert (play.world, play.roster.wants_change()) == ([*old, new], False)
 
 
-def test_survivors_continue_at_once_and_the_slot_is_filled_later() -> None:
-    play = training({"a": 1, "b": 1})
-    one, two = play.world
-    play.end(two, 137)
-    play.ask(one)
-    assert play.world == [one]
-    play.wait(2)
-    assert len(play.started) == 3
-    play.ask(play.started[-1])
-    play.ask(one)
-    assert play.world == [one, play.started[-1]]
-
-
 def test_a_host_that_keeps_failing_is_tried_at_growing_intervals() -> None:
     play = training({"a": 1})
     old = play.world
@@ -156,16 +143,7 @@ def test_the_state_outlives_a_change_of_all_hosts() -> None:
 
 
 def test_with_fewer_than_min_np_survivors_wait() -> None:
-    """A survivor waits for a newcomer and joins it (horovod issue #3494); after the patience the job ends with 69."""
-    play = training({"a": 1, "b": 1}, fewest=2)
-    one, two = play.world
-    play.end(two, 1)
-    play.ask(one)
-    assert play.world == [one, two]
-    play.wait(2)
-    play.ask(play.started[-1])
-    assert play.world == [one, play.started[-1]]
-
+    """After the patience the job ends with 69."""
     play = later({"a": 1, "b": 1}, fewest=2)
     one, two = play.world
     play.find({"a": 1})

@@ -199,21 +199,6 @@ def test_the_next_world_forms_without_newcomers_that_cannot_connect() -> None:
     assert len(play.started) == started + 1
 
 
-def test_a_death_explains_a_failed_rendezvous() -> None:
-    play = training({"a": 1, "b": 1, "c": 1})
-    one, two, _ = play.world
-    for _ in range(6):
-        play.end(play.world[2], 137)
-        play.miss(one, two)
-        assert play.world == [one, two]
-        play.wait(60)
-        play.ask(play.newest("c"))
-        play.ask(one, two)
-        assert play.world == [one, two, play.newest("c")]
-    assert not play.evicted
-    assert not play.notices
-
-
 @pytest.mark.parametrize("have_trained", [False, True])
 def test_survivors_that_cannot_connect_three_times_commit_and_the_job_ends(have_trained: bool) -> None:
     play = training({"a": 1, "b": 2})
