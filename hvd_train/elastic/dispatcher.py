@@ -73,9 +73,9 @@ class Dispatcher:
         find_hosts: Callable[[], Mapping[str, int]],
         publish_world: Callable[[Sequence[RankAssignment]], None],
     ) -> None:
-        """Start nothing yet; `publish_world` gets the ranks of each new world before its workers do.
+        """Start nothing yet; `find_hosts` returns the slots by host, or raises ValueError, OSError or SubprocessError.
 
-        `find_hosts` returns the slots by host, or raises ValueError, OSError or SubprocessError.
+        `publish_world` gets the ranks of each new world before its workers do.
         """
         self._roster, self._find_hosts, self._publish_world = roster, find_hosts, publish_world
         self._name = uuid.uuid4().hex
@@ -129,18 +129,14 @@ class Dispatcher:
         """Stop looking for hosts."""
         self._stopped.set()
 
-    def facts_received(self, number: int, facts: Mapping[str, str]) -> None:
-        """Compare a worker's facts with the facts of the first worker."""
+    def facts_received(self, number: int, facts: Mapping[str, str], address: str) -> None:
+        """Compare a worker's facts with the facts of the first worker; note its address if it is on another host."""
         with self._changed:
+            if not client.is_loopback(address):
+                self._elsewhere = address
             self._facts = self._facts or facts
             if (process := self._processes.get(number)) is not None:
                 process.problem = roll_call.difference_from_job(self._facts, facts) or ""
-
-    def address_received(self, address: str) -> None:
-        """Note the address of a worker on another host."""
-        if not client.is_loopback(address):
-            with self._changed:
-                self._elsewhere = address
 
     def elsewhere(self, _number: int) -> str:
         """Return the address of another host in the job; empty if there is none."""

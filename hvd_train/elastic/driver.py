@@ -226,8 +226,7 @@ def _handler(driver: Driver) -> Any:
 
         def _put_value(self, scope: str, key: str, value: bytes) -> None:
             if scope == "facts":
-                dispatcher.address_received(self.client_address[0])
-                dispatcher.facts_received(int(key), json.loads(value))
+                dispatcher.facts_received(int(key), json.loads(value), self.client_address[0])
             elif scope == "exit_report":
                 dispatcher.exit_report_received(int(key), exit_report.parsed(value))
             elif scope == "connect_error":

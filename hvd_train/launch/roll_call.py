@@ -162,13 +162,13 @@ class _RollCall:
         shown = []
         for rank in ranks:
             started_on = self.board.get(f"started.{rank}")
-            host = started_on or host_of(rank, self.hosts)
+            host = started_on or _host_of(rank, self.hosts)
             on_host = f" on {host}" if host else ""
             shown.append(f"rank {rank}{on_host}{'' if started_on else ' (process not started yet)'}")
         return first_few(shown, 6)
 
 
-def host_of(rank: int, hosts: str) -> str | None:
+def _host_of(rank: int, hosts: str) -> str | None:
     """Return the host of a rank, or None; `hosts` is `NAME:SLOTS,...` in the order of ranks."""
     for name, _, slots in (entry.rpartition(":") for entry in hosts.split(",")):
         count = whole_number(slots)
