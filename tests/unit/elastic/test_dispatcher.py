@@ -141,6 +141,13 @@ def test_an_error_is_printed_once_and_its_copies_are_counted(two: Job, capsys: p
     assert "exit code" not in printed
 
 
+def test_a_worker_that_reports_its_end_gets_no_rank(two: Job) -> None:
+    """Horovod's core may still wait for a rank, and the process cannot end before the request does."""
+    first, _ = numbers_of(two)
+    with waits_for_rank(two, first):
+        two.dispatcher.exit_report_received(first, ExitReport(3, "another rank cannot be reached"))
+
+
 def test_an_evicted_worker_may_end_by_itself(
     two: Job, killed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

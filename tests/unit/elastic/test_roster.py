@@ -169,6 +169,14 @@ def test_the_job_waits_for_a_worker_that_builds_and_sends_heartbeats() -> None:
     assert play.finish == Finish(TOO_FEW_WORKERS, "fewer than 1 workers for 600 s")
 
 
+def test_a_waiting_job_reports_what_it_lacks() -> None:
+    play = Play({"a": 2}, first=4, fewest=4)
+    play.wait(70)
+    expected = "waiting for workers: 0 of 4 ready, 2 starting, 2 slots listed; with fewer than 4 the job ends in "
+    advice = ". Add hosts to the list, or give -np 2 --min-np 2"
+    assert play.notices == [f"{expected}{seconds} s{advice}" for seconds in (595, 535)]
+
+
 def test_the_job_is_done_when_its_last_world_is_done() -> None:
     """The job does not wait for an evicted process."""
     play = training({"a": 1, "b": 1, "c": 1})
