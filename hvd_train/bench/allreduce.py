@@ -11,7 +11,7 @@ import torch
 
 from hvd_train.bench import record
 from hvd_train.bench.record import Measurement, written
-from hvd_train.bench.stepper import repeat
+from hvd_train.bench.throughput import repeat
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.network.device import choose_device

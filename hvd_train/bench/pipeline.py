@@ -8,7 +8,7 @@ import torch
 
 from hvd_train.bench import record
 from hvd_train.bench.record import Measurement, written_speed
-from hvd_train.bench.stepper import batches, repeat
+from hvd_train.bench.throughput import batches, repeat
 from hvd_train.config import Config
 from hvd_train.data.batches import Batch
 from hvd_train.data.dataset import Arrays

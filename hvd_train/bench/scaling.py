@@ -20,7 +20,7 @@ from hvd_train.console import show
 from hvd_train.errors import UsageError
 from hvd_train.launch import horovodrun
 from hvd_train.progress import order, schedule
-from hvd_train.report.scaling import COLUMNS, RECORD, charts
+from hvd_train.report.curves import COLUMNS, RECORD, charts
 from hvd_train.run_files import durable, run_folder
 
 TABLE, TEXT = "scaling.csv", "scaling.txt"

@@ -1,20 +1,49 @@
 """Measure the real optimizer step, without metrics, commits, evaluations and files."""
 
+import itertools
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import TypeVar
+
+import torch
 
 from hvd_train.bench import record
 from hvd_train.bench.record import Measurement, written, written_speed
-from hvd_train.bench.stepper import batches, repeat
 from hvd_train.config import Config
-from hvd_train.data.batches import Ahead
+from hvd_train.data.batches import Ahead, Batch, Loader
 from hvd_train.errors import UsageError
 from hvd_train.network import freeze, optim
 from hvd_train.network.device import split_on, synchronize, uses_channels_last, uses_fp16_wire
 from hvd_train.parts import build_step, fresh_state, warm_parts
 from hvd_train.progress.clock import PHASES
-from hvd_train.progress.order import choose_layout
+from hvd_train.progress.order import assignments, choose_layout, order_of
 from hvd_train.step import Votes
-from hvd_train.world.world import World, together
+from hvd_train.world.world import Place, World, barrier, together
+
+T = TypeVar("T")
+
+
+def repeat(world: World, device: torch.device, action: Callable[[], T], count: int) -> tuple[list[T], list[float]]:
+    """Repeat an action on all ranks; return this rank's results and the slowest rank's seconds."""
+    results, seconds = list[T](), list[float]()
+    for _ in range(count):
+        barrier(world)
+        synchronize(device)
+        started = time.perf_counter()
+        results.append(action())
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return results, [max(of_ranks) for of_ranks in zip(*world.gather(seconds), strict=True)]
+
+
+def batches(loader: Loader, config: Config, place: Place) -> Iterator[Batch]:
+    """Yield this rank's batches in the order of training, epoch after epoch without an end."""
+    layout = choose_layout(config.batch, place.size, loader.num_samples)
+    for epoch in itertools.count():
+        order = order_of(config.seed, epoch, loader.num_samples, config.data.repeated_augmentation)
+        yield from loader.load(epoch, assignments(order, 0, layout, place.rank, place.size))
+
 
 WARM_UP = 5  # steps that pay for allocation, the choice of algorithms and the first exchange of names between ranks
 _IMAGE_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32}

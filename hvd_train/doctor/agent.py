@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from hvd_train import _version
-from hvd_train.doctor.questions import ANSWER
+from hvd_train.doctor.children import ANSWER
 
 _CONNECT_S, _SMI_S = 5.0, 20.0
 

@@ -1,7 +1,9 @@
-"""Child processes of the doctor, which end with it, together with their descendants."""
+"""Child processes of the doctor, which end with it, the programs that they run, and their answers."""
 
 import contextlib
+import json
 import os
+import re
 import secrets
 import signal
 import tempfile
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -89,3 +91,107 @@ def children(environ: Mapping[str, str]) -> Iterator[Children]:
                     with contextlib.suppress(psutil.Error):
                         process.kill()
                 time.sleep(0.02)
+
+
+ANSWER = "hvd-train doctor: "
+_LIMIT_S = 90  # a program ends itself after this, even if the doctor was killed
+
+# The current folder, first on the path, may hold an unpacked Horovod. `answer` writes once: launchers mix output.
+_PRELUDE = f"""
+import json, os, signal, sys, warnings
+sys.path = [folder for folder in sys.path if folder]
+signal.alarm({_LIMIT_S})
+def answer(facts):
+    sys.stdout.flush()
+    os.write(1, ("\\n{ANSWER}" + json.dumps(facts) + "\\n").encode())
+def reason(error):
+    while error.__cause__:
+        error = error.__cause__
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+"""
+
+_TORCH = """
+try:
+    import torch
+except Exception as error:
+    answer({"error": reason(error)})
+    sys.exit()
+facts = {"version": torch.__version__, "cuda": torch.version.cuda}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    available = torch.cuda.is_available()
+facts["gpu_warning"] = str(caught[0].message).splitlines()[0] if caught else ""
+devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count() if available else 0)]
+facts["gpus"] = [[device.name, device.total_memory] for device in devices]
+answer(facts)  # the last answer counts: if torchvision crashes, this is it
+try:
+    import torchvision
+    facts["torchvision"] = torchvision.__version__
+except Exception as error:
+    facts["torchvision_error"] = reason(error)
+answer(facts)
+"""
+
+_HOROVOD = """
+try:
+    import horovod.torch as hvd
+    if not hasattr(hvd, "init"):  # the release prints the reason and continues
+        raise ImportError("horovod.torch has no extension module for this Python")
+    answer({"gloo": bool(hvd.gloo_built()), "mpi": bool(hvd.mpi_built()), "nccl": bool(hvd.nccl_built())})
+except Exception as error:
+    answer({"error": reason(error)})
+"""
+
+# Arguments: the device, then the numbers of bytes to time. The sum is over a megabyte, so that the transport is used.
+_ALLREDUCE = """
+import time
+import torch
+import horovod.torch as hvd
+hvd.init()
+device, times = sys.argv[1], []
+if device == "cuda":
+    torch.cuda.set_device(hvd.local_rank())
+total = hvd.allreduce(torch.full((262144,), hvd.rank() + 1.0, device=device), op=hvd.Sum, name="doctor")
+for count in map(int, sys.argv[2:]):
+    values, best = torch.ones(count // 4, device=device), float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        hvd.allreduce_(values, op=hvd.Average, name=f"doctor.{count}")
+        best = min(best, time.perf_counter() - started)
+    times.append([count, best])
+if hvd.rank() == 0:
+    answer({"size": hvd.size(), "sums": total.unique().tolist()[:4], "times": times})
+hvd.shutdown()
+"""
+
+TORCH, HOROVOD, ALLREDUCE = (_PRELUDE + program for program in (_TORCH, _HOROVOD, _ALLREDUCE))
+
+
+def answer(outcome: Outcome) -> dict[str, Any]:
+    """Return the last answer of a child, with {"error": reason} if it failed."""
+    answers: list[dict[str, Any]] = []
+    for line in outcome.output.splitlines():
+        _, found, text = line.partition(ANSWER)
+        with contextlib.suppress(ValueError):
+            answers += [json.loads(text)] if found else []
+    facts = answers[-1] if answers else {}
+    if outcome.code is None:
+        return {**facts, "error": f"no end in {outcome.seconds:.0f} s"}
+    if outcome.code < 0:
+        return {**facts, "error": f"killed by {signal.Signals(-outcome.code).name}"}
+    if not answers or outcome.code:
+        return {**facts, "error": first_error(outcome.output) or f"exit code {outcome.code}, without output"}
+    return facts
+
+
+def first_error(output: str) -> str:
+    """Return the exception, else a line about an error, else the first line of an output, or ""."""
+    # [1,0]<stderr>: is Open MPI's, [0]<stderr>: Horovod's, [0] MPICH's
+    lines = [re.sub(r"^\[[\d,]+\](<\w+>:?)? ?", "", line).strip() for line in output.splitlines()]
+    lines = ["" if ANSWER in line or not re.search(r"\w", line) else line for line in lines]
+    for line in lines:
+        if re.match(r"(\w+\.)*\w*(Error|Exception): ", line):
+            return line[:300]
+    about_errors = r"(?i)\b(error|fail(ed|ure)?|fatal|cannot|could not|unable|undefined|not found|no such|not enough)\b"
+    found = [line for line in lines if re.search(about_errors, line)] or [line for line in lines if line]
+    return found[0][:300] if found else ""

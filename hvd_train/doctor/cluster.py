@@ -15,9 +15,8 @@ from dataclasses import replace
 from subprocess import PIPE
 from typing import IO, Any
 
-from hvd_train.doctor.children import children
+from hvd_train.doctor.children import ANSWER, children
 from hvd_train.doctor.machine import AGENT, HOST_CHECKS, Facts, Finding, Machine, Trial, run_trial
-from hvd_train.doctor.questions import ANSWER
 from hvd_train.launch import horovodrun
 from hvd_train.launch.addresses import is_loopback
 from hvd_train.launch.hosts import Host

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hvd_train.doctor import agent, questions
-from hvd_train.doctor.children import Children, Outcome, children
+from hvd_train.doctor import agent
+from hvd_train.doctor.children import ALLREDUCE, HOROVOD, TORCH, Children, Outcome, answer, children, first_error
 
 Verdict = Literal["ok", "warning", "broken"]
 Facts = Mapping[str, Any]  # the answer of a child process or of an agent; "error" says why it is not complete
@@ -42,8 +42,8 @@ class Machine:
     """The facts that the checks judge."""
 
     host: Facts  # from `agent`
-    torch: Facts = field(default_factory=dict)  # from `questions.TORCH`
-    horovod: Facts = field(default_factory=dict)  # from `questions.HOROVOD`
+    torch: Facts = field(default_factory=dict)  # from `TORCH`
+    horovod: Facts = field(default_factory=dict)  # from `HOROVOD`
     horovodrun: str | None = None  # a path
     mpirun: str | None = None  # a path
     mpirun_version: Outcome | None = None
@@ -158,7 +158,7 @@ def _check_mpi(machine: Machine) -> Finding:
             return Finding("MPI", "warning", "Horovod has MPI, but there is no mpirun", todo)
         return Finding("MPI", "ok", "none: Gloo does not need it")
     if version.code != 0:
-        what = f"{mpirun} --version: {questions.first_error(version.output) or 'no answer'}"
+        what = f"{mpirun} --version: {first_error(version.output) or 'no answer'}"
         return Finding("MPI", "broken", what, "fix it or take it off the PATH; horovodrun --gloo works without it")
     name = mpi_name(version.output)
     here = f"{name or 'an unknown MPI'} ({mpirun})"
@@ -248,13 +248,13 @@ def _collect(group: Children, path: str) -> Machine:
     """Ask this machine, torch, Horovod and mpirun at the same time."""
     mpirun = shutil.which("mpirun", path=path)
     version = (mpirun, "--version") if mpirun else ("false",)
-    programs = [(sys.executable, "-c", program) for program in (questions.TORCH, questions.HOROVOD)]
+    programs = [(sys.executable, "-c", program) for program in (TORCH, HOROVOD)]
     started = [group.start(command, _LIMIT_S) for command in (AGENT, *programs, version)]
     host, torch, horovod, mpirun_version = [child.outcome() for child in started]
     return Machine(
-        host=questions.answer(host),
-        torch=questions.answer(torch),
-        horovod=questions.answer(horovod),
+        host=answer(host),
+        torch=answer(torch),
+        horovod=answer(horovod),
         horovodrun=shutil.which("horovodrun", path=path),
         mpirun=mpirun,
         mpirun_version=mpirun_version,
@@ -265,7 +265,7 @@ def _collect(group: Children, path: str) -> Machine:
 
 @dataclass(frozen=True)
 class Trial:
-    """An allreduce over real ranks: a command that starts them, and arguments of `questions.ALLREDUCE`."""
+    """An allreduce over real ranks: a command that starts them, and arguments of `ALLREDUCE`."""
 
     name: str
     launch: tuple[str, ...]
@@ -290,29 +290,29 @@ def trials(machine: Machine) -> Iterator[Trial]:
 
 def check_trial(trial: Trial, outcome: Outcome) -> Finding:
     """Check that all ranks took part and that their sum is right."""
-    answer, name, ranks = questions.answer(outcome), trial.name, trial.ranks
-    if answer.get("size", ranks) != ranks:
-        what = f"the ranks did not find each other: world size {answer['size']}, not {ranks}"
+    found, name, ranks = answer(outcome), trial.name, trial.ranks
+    if found.get("size", ranks) != ranks:
+        what = f"the ranks did not find each other: world size {found['size']}, not {ranks}"
         todo = f"mpirun and Horovod must have the same MPI; see the line MPI, or {REBUILD}"
         return Finding(name, "broken", what, todo)
-    if "error" in answer:
+    if "error" in found:
         command = " ".join([Path(trial.launch[0]).name, *trial.launch[1:], sys.executable])
         todo = f"to see all it prints, type: {command} -c 'import horovod.torch as hvd; hvd.init()'"
         if trial.arguments[0] == "cuda":
             todo = "set NCCL_DEBUG=INFO and type `hvd-train doctor` again; in a container give it --ipc=host"
         elif outcome.code is None and "--gloo" in trial.launch:
             todo = "a firewall or the wrong network card: set HOROVOD_GLOO_IFACE (to lo on one host) and try again"
-        return Finding(name, "broken", answer["error"], todo)
-    if answer["sums"] != [ranks * (ranks + 1) / 2]:
-        what = f"the sum of 1 to {ranks} is {', '.join(map(str, answer['sums']))}"
+        return Finding(name, "broken", found["error"], todo)
+    if found["sums"] != [ranks * (ranks + 1) / 2]:
+        what = f"the sum of 1 to {ranks} is {', '.join(map(str, found['sums']))}"
         return Finding(name, "broken", what, f"do not train with this build; rebuild it: {REBUILD_AGAIN}")
     carried = 2 * (ranks - 1) / ranks  # by each link of a ring: bus bandwidth (nccl-tests, PERFORMANCE.md)
-    timed = [f"{_size(count)} {carried * count / seconds / 1e6:,.1f} MB/s" for count, seconds in answer["times"]]
+    timed = [f"{_size(count)} {carried * count / seconds / 1e6:,.1f} MB/s" for count, seconds in found["times"]]
     speed = f"bus bandwidth: {', '.join(timed)}" if timed else f"{outcome.seconds:.1f} s"
     return Finding(name, "ok", f"{ranks} ranks, the sum is right, {speed}")
 
 
 def run_trial(group: Children, trial: Trial, limit_s: float) -> Finding:
     """Run an allreduce over real ranks and check its result."""
-    command = [*trial.launch, sys.executable, "-c", questions.ALLREDUCE, *trial.arguments]
+    command = [*trial.launch, sys.executable, "-c", ALLREDUCE, *trial.arguments]
     return check_trial(trial, group.start(command, limit_s).outcome())

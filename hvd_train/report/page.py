@@ -1,12 +1,21 @@
-"""Render the pieces of a page that needs no network and no script, from templates/."""
+"""Render the pieces of a page that needs no network and no script, from templates/, and its charts."""
 
 import base64
-from collections.abc import Iterable
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import matplotlib.style
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
+from hvd_train.console import printable
 from hvd_train.errors import first_few
 from hvd_train.progress.clock import duration
 
@@ -44,3 +53,103 @@ def written(value: object) -> str:
 def written_duration(seconds: float) -> str:
     """Write seconds as a duration without a line break."""
     return duration(seconds).replace(" ", "\N{NO-BREAK SPACE}")
+
+
+Line = tuple[str, Sequence[float | None], Sequence[float | None]]  # name, x, y; None, NaN and infinity leave a gap
+
+_STYLE = Path(__file__).parent / "templates" / "charts.mplstyle"
+_WIDTH, _PLOT, _ABOVE = 4.2, 1.95, 0.25  # inches; on a phone the text of this width keeps its size
+_LEGEND_WIDTH, _ROW = 44, 0.18  # letters in a row of the legend, inches of its height
+_GREY = "#5c6068"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over one pair of axes."""
+
+    title: str
+    x: str
+    lines: Sequence[Line]
+    percent: bool = False  # y values are fractions of 1, written as percentages
+    log: bool = False  # a logarithmic y axis, without values that are not above 0
+    zero: bool = False  # the y axis begins at 0
+    top: float | None = None  # the end of the y axis; None: the end of the lines
+    ticks: Sequence[float] = ()  # the only x values to mark, on a logarithmic axis
+    events: Sequence[tuple[float, str]] = ()  # x values and labels of vertical lines
+
+    @property
+    def description(self) -> str:
+        """The chart in one sentence, for screen readers."""
+        return f"{self.title} over {self.x}: {', '.join(name for name, _, _ in self.lines if name) or 'one line'}"
+
+    def image(self, kind: str) -> bytes:
+        """Return the chart as an "svg" (transparent) or "png" (white) file."""
+        buffer = io.BytesIO()
+        with matplotlib.style.context(_STYLE):
+            self._figure().savefig(buffer, format=kind, transparent=kind == "svg")
+        return buffer.getvalue()
+
+    def _figure(self) -> Figure:
+        longest = max((len(name) for name, _, _ in self.lines), default=0)
+        columns = max(1, _LEGEND_WIDTH // (longest + 7))
+        below = _ROW * (3 + (-(-len(self.lines) // columns) if longest else 0))
+        figure = Figure(figsize=(_WIDTH, _ABOVE + _PLOT + below))
+        figure.subplots_adjust(top=1 - _ABOVE / figure.get_figheight(), bottom=below / figure.get_figheight())
+        axes = figure.add_subplot(xlabel=self.x)
+        axes.set_title(printable(self.title), parse_math=False)
+        if sum(self._draw(axes, line) for line in self.lines):
+            self._scale(axes)
+            self._mark_events(axes)
+        else:
+            axes.set(xticks=[], yticks=[])
+            axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center")
+        if longest:
+            for text in figure.legend(loc="lower left", ncols=columns).get_texts():
+                text.set_parse_math(False)
+        return figure
+
+    def _draw(self, axes: Axes, line: Line) -> int:
+        """Draw a line and return how many of its points have a value."""
+        name, x, y = line[0], np.array(line[1], float), np.array(line[2], float)
+        known = np.isfinite(x) & np.isfinite(y) & ((y > 0) | (not self.log))
+        y[~known] = np.nan
+        # A point between two gaps is visible only by its marker. A few of the other points have one.
+        marked = known & ~np.append(False, known[:-1]) & ~np.append(known[1:], False)
+        marked[:: max(1, len(x) // 8)] = True
+        label = f" {printable(name)}" if name else ""  # the blank: matplotlib hides names that begin with "_"
+        if name and not known.any():
+            label += ": no values"
+        axes.plot(x, y, label=label, markevery=list(np.flatnonzero(marked & known)))
+        return int(known.sum())
+
+    def _scale(self, axes: Axes) -> None:
+        if self.ticks:
+            axes.set_xscale("log")
+            axes.set_xticks(self.ticks)
+            axes.xaxis.set_minor_locator(NullLocator())
+        if self.log:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_minor_locator(NullLocator())
+        if self.zero:
+            axes.set_ylim(0, 1.05 * axes.dataLim.ymax)
+        axes.set_ylim(top=self.top)
+        axes.xaxis.set_major_formatter(_number)
+        axes.yaxis.set_major_formatter(PercentFormatter(1) if self.percent else _number)
+
+    def _mark_events(self, axes: Axes) -> None:
+        low, high = axes.get_xlim()
+        labelled = float("-inf")
+        for at, label in sorted(event for event in self.events if low <= event[0] <= high):
+            axes.axvline(at, color=_GREY, linewidth=0.8, linestyle=":", zorder=1)
+            if at - labelled > 0.05 * (high - low):  # else the labels would overlap
+                labelled = at
+                above = axes.get_xaxis_transform()
+                axes.text(at, 0.98, label, transform=above, rotation=90, ha="right", va="top", size=8, color=_GREY)
+
+
+def _number(value: float, _: object = None) -> str:
+    for unit, letter, least in ((1e9, "G", 1e9), (1e6, "M", 1e6), (1e3, "k", 1e4)):  # 1,500 but 25k
+        if abs(value) >= least:
+            return f"{value / unit:g}{letter}"
+    return f"{value:,.6g}"

@@ -1,6 +1,7 @@
 """Compose the page of `hvd-train report` from run folders."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -8,19 +9,46 @@ from markupsafe import Markup
 
 from hvd_train._version import __version__
 from hvd_train.config import Config
-from hvd_train.report import confusion, curves, page, scaling
-from hvd_train.report.confusion import Predictions
+from hvd_train.report import curves, page
+from hvd_train.report.curves import Scaling
 from hvd_train.report.page import pieces
-from hvd_train.report.scaling import Scaling
 from hvd_train.run_files.history import History, Record, number, read
 
 _SHORT = 9  # letters of a name in the legend of a chart; if one is longer, charts call the runs A, B, C
+_MOST_CLASSES = 24  # of a confusion matrix; of more classes, the pairs confused most often are named
+_MOST_PAIRS = 20
+_MOST_OPEN = 3  # runs whose predictions are shown without a click
+
+
+@dataclass(frozen=True)
+class MisclassifiedImage:
+    """A validation image that the best weights got wrong."""
+
+    png: bytes
+    truth: str
+    predicted: str
+    confidence: float  # the probability (0 to 1) of the predicted class
+    loss: float  # cross entropy
+    sample: int  # the number in the validation set
+
+    def __str__(self) -> str:
+        sure = f"({self.confidence:.0%} sure)"
+        return f"is {self.truth}, predicted {self.predicted} {sure}, loss {self.loss:.2f}, no. {self.sample}"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a run's best weights predict on its validation set."""
+
+    classes: tuple[str, ...]
+    counts: Mapping[tuple[int, int], int]  # images by the positions of (truth, predicted) in `classes`
+    worst: tuple[MisclassifiedImage, ...]  # the largest losses, in falling order
 
 
 def open_all(paths: Sequence[Path]) -> tuple[list[History], list[Scaling]]:
     """Return the runs and the measured scalings in these folders. Raises UsageError if a folder is neither."""
-    scalings = [scaling.read(path) for path in paths if (path / scaling.RECORD).is_file()]
-    return [read(path) for path in paths if not (path / scaling.RECORD).is_file()], scalings
+    scalings = [curves.read_scaling(path) for path in paths if (path / curves.RECORD).is_file()]
+    return [read(path) for path in paths if not (path / curves.RECORD).is_file()], scalings
 
 
 def compose(
@@ -35,7 +63,7 @@ def compose(
         keys = [chr(ord("A") + index) if index < 26 else str(index + 1) for index in range(len(runs))]
         names = [f"{key}  {name}" for key, name in zip(keys, names, strict=True)]
     settings = [{key: value for key, value in run.settings.items() if key != "output_dir"} for run in runs]
-    sections = [("Scaling", scaling.section(scalings))]
+    sections = [("Scaling", curves.scaling(scalings))]
     if runs:
         sections = [
             ("Summary", _summary(runs, names)),
@@ -43,7 +71,7 @@ def compose(
             ("Throughput", curves.throughput(runs, names, keys)),
             ("Where the time goes", curves.phases(runs, names)),
             *sections,
-            ("Predictions", confusion.section(runs, names, predictions)),
+            ("Predictions", _shown(runs, names, predictions)),
             ("Configuration", _comparison(names, settings, Config().settings())),
             ("What happened", curves.events(runs, names)),
             ("Environment", _comparison(names, [_environment(run) for run in runs])),
@@ -120,3 +148,34 @@ def _environment(run: History) -> Record:
     facts = {key.replace("_", " "): value for key, value in run.environment.items()}
     versions = facts.pop("versions", None)
     return {**facts, **(versions if isinstance(versions, dict) else {})}
+
+
+def _shown(runs: Sequence[History], names: Sequence[str], predictions: Mapping[Path, Predictions | str]) -> Markup:
+    parts = []
+    for run, name in zip(runs, names, strict=True):
+        found = predictions.get(run.path, "not asked for")
+        if isinstance(found, str):
+            parts.append(pieces.gap(f"{name}: {found}" if len(runs) > 1 else found))
+            continue
+        pictures = pieces.pictures([(image.png, str(image)) for image in found.worst])
+        worst = pictures if found.worst else pieces.paragraph("None: every validation image was right.")
+        body = _confused_classes(found) + pieces.heading("Worst-classified images") + worst
+        parts.append(pieces.details(f"{name}: confusion matrix and worst images", body, len(runs) <= _MOST_OPEN))
+    return Markup().join(parts)
+
+
+def _confused_classes(found: Predictions) -> Markup:
+    classes, counts = found.classes, found.counts
+    total = sum(counts.values())
+    right = sum(count for (truth, predicted), count in counts.items() if truth == predicted)
+    share = f" ({right / total:.2%})" if total else ""
+    score = f"{right:,} of {total:,} validation images right{share}, by the best weights."
+    if len(classes) <= _MOST_CLASSES:
+        text = f"{score} Rows: what an image is; columns: what the model predicted."
+        numbers = range(len(classes))
+        matrix = [[counts.get((truth, predicted), 0) for predicted in numbers] for truth in numbers]
+        return Markup().join([pieces.paragraph(text), pieces.matrix(classes, matrix)])
+    text = f"{score} The pairs of classes confused most often:"
+    wrong = sorted(((count, *pair) for pair, count in counts.items() if pair[0] != pair[1]), reverse=True)
+    rows = [[classes[truth], classes[predicted], f"{count:,}"] for count, truth, predicted in wrong[:_MOST_PAIRS]]
+    return Markup().join([pieces.paragraph(text), pieces.table(["is", "was taken for", "images"], rows)])

@@ -1,10 +1,16 @@
-"""Write files that are whole or absent after a kill or on a full disk."""
+"""Write files that are whole or absent after a kill or on a full disk, and files that grow by whole entries."""
 
+import errno
 import os
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from hvd_train.errors import UsageError
+from hvd_train.plain_file import LONGEST_LINE, in_place
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -58,3 +64,121 @@ def remove_partial(folder: Path) -> None:
     """Remove partial files of killed processes from a folder. Raises OSError."""
     for leftover in folder.glob(f"*{PARTIAL_SUFFIX}"):
         leftover.unlink(missing_ok=True)
+
+
+_BLOCK = 1 << 16
+
+
+def lines_backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield offset and text of each line, the last one first.
+
+    A torn last line has no line end. Raises OSError, and UsageError if a line is longer than 16 MB (a sparse file).
+    """
+    begin = file.seek(0, os.SEEK_END)
+    data, end = b"", 0  # the bytes since `begin`, and how many of them are not yielded yet
+    while begin or end:
+        line_end = data.rfind(b"\n", 0, max(0, end - 1))
+        if line_end < 0 and begin:
+            if end >= LONGEST_LINE:
+                raise UsageError(f"{file.name} has a line of more than {LONGEST_LINE >> 20} MB: not a file of a run")
+            block = min(begin, max(_BLOCK, end))  # doubles, so that a long line is not copied once a block
+            begin = file.seek(begin - block)
+            data = file.read(block) + data[:end]
+            end += block
+            continue
+        yield begin + line_end + 1, data[line_end + 1 : end]
+        end = line_end + 1
+
+
+_AGAIN_S = 1.0  # between tries while the disk is full: each try would write all waiting entries
+_MOST_BYTES = 64 * 2**20
+
+
+class AppendedFile:
+    """Appends whole entries. Only a process that is killed leaves a torn one."""
+
+    def __init__(
+        self,
+        path: Path,
+        report: Callable[[str], None],
+        held: Callable[[], bool] = lambda: True,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
+        """Prepare to append to `path`, which need not exist. No method raises OSError.
+
+        `report` is called once each if entries do not fit, if more than `most_bytes` wait and the oldest are dropped,
+        and if entries are missing at the end. If `held()` is False before a write, entries are dropped.
+        """
+        self._path, self._report, self._held, self._most_bytes = path, report, held, most_bytes
+        self._waiting = deque[bytes]()
+        self._waiting_bytes = self._lost = 0
+        self._file: int | None = None
+        self._failed_before, self._next_try = False, 0.0
+
+    def write(self, entry: bytes) -> None:
+        """Append an entry after the waiting ones."""
+        self._waiting.append(entry)
+        self._waiting_bytes += len(entry)
+        while self._waiting_bytes > self._most_bytes:
+            self._forget_first()
+            self._lost += 1
+            if self._lost == 1:
+                self._report(f"{self._path}: too much is waiting for the disk, the oldest of it is lost")
+        if time.monotonic() >= self._next_try:
+            self._flush()
+
+    def take_back(self) -> bool:
+        """Forget the newest entry if it is still waiting; return False if it is in the file already."""
+        if not self._waiting:
+            return False
+        self._waiting_bytes -= len(self._waiting.pop())
+        return True
+
+    def sync(self) -> None:
+        """Force written entries to disk."""
+        try:
+            if self._file is not None:
+                os.fsync(self._file)
+        except OSError as error:
+            self._failed(error)
+
+    def close(self) -> None:
+        """Write the waiting entries, and close the file."""
+        self._flush()
+        if missing := len(self._waiting) + self._lost:
+            self._report(f"{self._path} lacks {missing} entries, which could not be written")
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _flush(self) -> None:
+        if not self._held():
+            self._waiting.clear()
+            self._waiting_bytes = 0
+            return
+        try:
+            if self._file is None:
+                self._path.parent.mkdir(exist_ok=True)
+                self._file = in_place(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                sync_folder(self._path.parent)
+            if self._waiting:
+                written = os.write(self._file, b"".join(self._waiting))
+                while self._waiting and written >= len(self._waiting[0]):
+                    written -= len(self._waiting[0])
+                    self._forget_first()
+                if written:  # the disk became full within an entry, whose beginning is removed
+                    os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                if self._waiting:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._next_try = 0.0
+        except OSError as error:
+            self._failed(error)
+
+    def _forget_first(self) -> None:
+        self._waiting_bytes -= len(self._waiting.popleft())
+
+    def _failed(self, error: OSError) -> None:
+        self._next_try = time.monotonic() + _AGAIN_S
+        if not self._failed_before:
+            self._failed_before = True
+            self._report(f"cannot write {self._path}: {error.strerror}; what belongs there is kept until it fits")

@@ -2,20 +2,28 @@
 
 import errno
 import fcntl
+import json
 import os
+import platform
+import shlex
+import socket
 import stat
-from collections.abc import Callable, Iterator
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from hvd_train import config_file, plain_file
+from hvd_train._version import __version__
 from hvd_train.config import Config
 from hvd_train.errors import UsageError
 from hvd_train.run_files import durable
-from hvd_train.run_files.appended_file import AppendedFile
+from hvd_train.run_files.durable import AppendedFile
 
 RUNS = Path("runs")
 CONFIG, SUMMARY, METRICS, ENVIRONMENT = "config.yaml", "summary.json", "metrics.jsonl", "environment.json"
@@ -266,3 +274,41 @@ def _free_name(path: Path) -> Path:
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
     return candidate
+
+
+def write_environment(folder: RunFolder, hosts: Sequence[str], gpu: str | None) -> None:
+    """Write environment.json into a run folder; see `environment`. Raises OSError."""
+    folder.write(ENVIRONMENT, json.dumps(environment(hosts, gpu), indent=1) + "\n")
+
+
+def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
+    """Return this rank's environment for JSON. `hosts` has the host name of each rank, `gpu` names this rank's GPU."""
+    return {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "host": socket.gethostname(),
+        "world_size": len(hosts),
+        "ranks_of_hosts": dict(Counter(hosts)),
+        "device": gpu or processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed packages that compute."""
+    found = {"hvd_train": __version__, "python": platform.python_version()}
+    for name in ("torch", "torchvision", "horovod", "numpy"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def processor() -> str:
+    """Return the processor's model name, or else its architecture."""
+    with suppress(OSError):  # psutil and platform.processor() do not know the model name
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

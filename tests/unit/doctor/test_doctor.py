@@ -10,9 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvd_train.doctor import agent, children, cluster, questions
-from hvd_train.doctor.children import Outcome
-from hvd_train.doctor.questions import ANSWER, answer
+from hvd_train.doctor import agent, children, cluster
+from hvd_train.doctor.children import ANSWER, Outcome, answer
 from hvd_train.launch.hosts import Host
 from tests.support.launching import wait_for
 
@@ -43,7 +42,7 @@ def test_each_end_of_a_child_is_an_answer() -> None:
     assert outcome.code == 127 and "/nowhere/horovodrun" in answer(outcome)["error"]
     outcome = run(sys.executable, "-c", "import signal; signal.pause()", timeout_s=0.0)
     assert (outcome.code, answer(outcome)["error"]) == (None, "no end in 0 s")
-    program = questions.TORCH.replace("import torch\n", "import no_such_package\n", 1)
+    program = children.TORCH.replace("import torch\n", "import no_such_package\n", 1)
     found = answer(run(sys.executable, "-c", program))
     assert found == {"error": "ModuleNotFoundError: No module named 'no_such_package'"}
 

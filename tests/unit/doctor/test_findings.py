@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from hvd_train.doctor import cluster
-from hvd_train.doctor.children import Outcome
+from hvd_train.doctor.children import ANSWER, Outcome
 from hvd_train.doctor.machine import MACHINE_CHECKS, Finding, Machine, Trial, check_trial, mpi_name, trials
-from hvd_train.doctor.questions import ANSWER
 
 GB = 2**30
 TORCH = {"version": "2.15.0+cu132", "cuda": "13.2", "torchvision": "0.29.2", "gpus": [], "gpu_warning": ""}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.profiling.trace import Span, summary
+from hvd_train.profiling import Span, summary
 from hvd_train.run_files import durable
 from hvd_train.world.world import LocalWorld, PendingSum, World
 from tests.support import traces

@@ -10,8 +10,7 @@ from hvd_train import cli, recipes
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays
 from hvd_train.progress.order import EpochOrder
-from hvd_train.report.predictions import predict
-from hvd_train.report.samples import show
+from hvd_train.report.images import predict, show
 from hvd_train.run import train
 from tests.support import jpegs
 

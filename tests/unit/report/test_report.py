@@ -12,8 +12,8 @@ import pytest
 
 from hvd_train import cli
 from hvd_train.report import report
-from hvd_train.report.charts import Chart
-from hvd_train.report.confusion import MisclassifiedImage, Predictions
+from hvd_train.report.page import Chart
+from hvd_train.report.report import MisclassifiedImage, Predictions
 from hvd_train.run_files.history import read
 from tests.support.pages import NOW, composed, section
 from tests.support.run_folders import elastic_run, epoch, event, start, step, whole_run, write

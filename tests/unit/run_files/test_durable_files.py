@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_train.errors import UsageError
-from hvd_train.run_files import appended_file, durable, tail
-from hvd_train.run_files.appended_file import AppendedFile
+from hvd_train.run_files import durable
+from hvd_train.run_files.durable import AppendedFile
 from tests.support.full_disk import no_room
 
 PATH = Path("file")
@@ -19,7 +19,7 @@ PATH = Path("file")
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(durable, "_AGAIN_S", 0.0)
 
 
 def test_data_are_on_disk_before_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +113,8 @@ def test_memory_has_an_end_and_the_oldest_entries_go_first() -> None:
 @pytest.mark.parametrize("block", [1, 7, 1 << 16])
 def test_lines_come_backwards_with_their_offsets(content: bytes, block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail, "_BLOCK", block)
-        found = list(tail.lines_backwards(io.BytesIO(content)))
+        patch.setattr(durable, "_BLOCK", block)
+        found = list(durable.lines_backwards(io.BytesIO(content)))
     assert [line for _, line in reversed(found)] == io.BytesIO(content).readlines()
     assert all(content[offset:].startswith(line) for offset, line in found)
 
@@ -124,4 +124,4 @@ def test_a_line_without_end_is_refused() -> None:
     with PATH.open("w+b") as file:
         file.truncate(1 << 40)
         with pytest.raises(UsageError, match="file has a line of more than 16 MB"):
-            list(tail.lines_backwards(file))
+            list(durable.lines_backwards(file))

@@ -12,10 +12,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hvd_train.elastic.members import Change, Member
-from hvd_train.run_files import appended_file, display
-from hvd_train.run_files.journal import RunJournal
+from hvd_train.run_files import durable
+from hvd_train.run_files import journal as journals
+from hvd_train.run_files.journal import EpochRecord, Moment, RunJournal, StepRecord
 from hvd_train.run_files.ledger import Entry, read
-from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
 from hvd_train.run_files.run_folder import RunFolder
 from tests.support.full_disk import no_room
 
@@ -128,7 +128,7 @@ def test_a_torn_last_line_is_taken_out() -> None:
 
 
 def test_a_full_disk_postpones_records(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appended_file, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(durable, "_AGAIN_S", 0.0)
     with journal(ledger=True) as opened:
         for step in range(1, 10):
             with no_room() if 3 <= step <= 6 else nullcontext():
@@ -165,7 +165,7 @@ PLAIN = EpochRecord(5, 50, 0.5, 0.1, 0.2, None, None, None, 1234.0)
 
 
 def test_progress_shows_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(journals, "_LINE_SECONDS", 0.0)
     with journal() as opened:
         opened.begin(5, 1000)
         opened.progress(HALFWAY)

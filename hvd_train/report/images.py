@@ -1,10 +1,13 @@
-"""Show what a training sees (`hvd-train show-data`): first images, and classes of each rank."""
+"""Show what a training sees (`hvd-train show-data`), and what a run's best weights predict."""
 
+import heapq
+import io
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import Tensor
 
@@ -16,9 +19,11 @@ from hvd_train.data.transforms import Items
 from hvd_train.errors import UsageError
 from hvd_train.parts import Parts, build, mixer
 from hvd_train.progress import order
+from hvd_train.report.report import MisclassifiedImage, Predictions
+from hvd_train.run import trained_parts
 from hvd_train.run_files import durable
-from hvd_train.step import MICRO_BATCH
-from hvd_train.world.world import Place
+from hvd_train.step import MICRO_BATCH, Step
+from hvd_train.world.world import LocalWorld, Place
 
 _SIDE, _LABEL = 96, 14  # pixels of an image in the picture, and of the line below it
 _MOST_IMAGES, _COLUMNS = 64, 8
@@ -103,3 +108,50 @@ def _labels(data: DataSet) -> Tensor:
     if isinstance(train, ImageFolder):
         return train.labels
     return torch.tensor([int(train[number][1]) for number in range(len(train))])  # this reads all images
+
+
+_WORST, _SIDE = 12, 96  # images, and the pixels of the longer side in the page
+
+
+@torch.no_grad()
+def predict(run: Path, device: str, *, trust: bool = False) -> Predictions:
+    """Return what a run's best weights predict; `trust` is as in `run.evaluate`. Raises UsageError."""
+    config, parts = trained_parts(run, Place(), device, trust=trust)
+    loader, data = parts.val_loader, parts.data
+    if loader is None:
+        raise UsageError("its data set has no validation set")
+    model, size = parts.model.eval(), config.batch.eval_batch_size
+    counts: Counter[tuple[int, int]] = Counter()
+    worst: list[tuple[float, int, Tensor, int, int, float]] = []
+    autocast = Step(config, LocalWorld(), model, parts.device).autocast()
+    try:
+        for batch in loader.load(
+            0, order.assignments(order.InSequence(loader.num_samples), 0, order.BatchLayout(size, size), 0, 1)
+        ):
+            for micro in batch.micro_batches:
+                with autocast:
+                    logits = model(micro.inputs).float().cpu()
+                truth = micro.targets.cpu()
+                confidences, predicted = logits.softmax(1).max(1)
+                counts.update(zip(truth.tolist(), predicted.tolist(), strict=True))
+                losses = F.cross_entropy(logits, truth, reduction="none") * (predicted != truth)
+                for index in losses.topk(min(_WORST, len(losses))).indices.tolist():
+                    numbers = int(truth[index]), int(predicted[index]), float(confidences[index])
+                    worst.append((float(losses[index]), int(micro.samples[index]), micro.inputs[index].cpu(), *numbers))
+                worst = heapq.nlargest(_WORST, (one for one in worst if one[0] > 0), key=lambda one: one[:2])
+    finally:
+        for each in filter(None, (parts.train_loader, parts.val_loader, parts.test_loader)):
+            each.close()
+    images = (
+        MisclassifiedImage(_png(image, data), data.classes[truth], data.classes[predicted], confidence, loss, sample)
+        for loss, sample, image, truth, predicted, confidence in worst
+    )
+    return Predictions(data.classes, counts, tuple(images))
+
+
+def _png(image: Tensor, data: DataSet) -> bytes:
+    pixels = (restored(image, data) * 255).round().to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).numpy()
+    picture, buffer = Image.fromarray(pixels), io.BytesIO()
+    picture.thumbnail((_SIDE, _SIDE))
+    picture.save(buffer, format="png")
+    return buffer.getvalue()
