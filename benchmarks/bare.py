@@ -10,7 +10,6 @@ with transforms of each sample, and the average over all ranks of each batch's l
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from benchmarks import plain_elastic
 from benchmarks.turns import gated
 from hvd_train.network.models import digits_convnet
 
@@ -33,9 +33,7 @@ class Grey(nn.Module):
 
 def waiting(num_classes: int) -> nn.Module:
     """Return a small network whose forward pass takes 50 ms and leaves the cores free, as one on a GPU might."""
-    model = digits_convnet(num_classes)
-    model.register_forward_hook(lambda model, *_: time.sleep(0.05) if model.training else None)
-    return gated(model)
+    return gated(plain_elastic.network(num_classes))
 
 
 def convnet(num_classes: int) -> nn.Module:
@@ -43,18 +41,16 @@ def convnet(num_classes: int) -> nn.Module:
     return gated(digits_convnet(num_classes))
 
 
-def resnet18(num_classes: int) -> nn.Module:
+def resnet18(num_classes: int, name: str = "resnet18") -> nn.Module:
     """Return torchvision's ResNet-18: 11.2 million parameters with 10 classes."""
     from torchvision import models  # here, since it imports torch's compiler, which takes seconds
 
-    return gated(nn.Sequential(Grey(), models.resnet18(num_classes=num_classes)))
+    return gated(nn.Sequential(Grey(), models.get_model(name, num_classes=num_classes)))
 
 
 def resnet50(num_classes: int) -> nn.Module:
     """Return torchvision's ResNet-50: 23.5 million parameters with 10 classes."""
-    from torchvision import models
-
-    return gated(nn.Sequential(Grey(), models.resnet50(num_classes=num_classes)))
+    return resnet18(num_classes, "resnet50")
 
 
 def images_and_labels(size: int) -> tuple[Tensor, Tensor]:

@@ -53,8 +53,7 @@ STRIKES = (
     ("SIGSTOP of a rank", signal.SIGSTOP, False),
 )
 AIM = 0.97  # the least speed of our step, over that of a bare loop
-Seen = tuple[str, dict[str, Any]]
-"""What a check saw: a sentence for the table, and figures for the record."""
+Seen = tuple[str, dict[str, Any]]  # what a check saw: a sentence, and figures for the record
 
 
 class Failed(Exception):
@@ -158,7 +157,7 @@ def equality(check: Check) -> None:
 
 
 def faults(check: Check) -> None:
-    """Kill and stop workers of an elastic job, kill a rank of a static one, and keep the GPU busy before a sum."""
+    """Kill and stop ranks of an elastic and a static job, and keep the GPU busy before a sum."""
     ranks, run = min(3, check.most_ranks), check.folder / "elastic"
     if ranks < 2:
         return print("faults: not run, they take two ranks: two GPUs, or one and NCCL 2.30")
@@ -193,8 +192,8 @@ def strike(job: subprocess.Popen[bytes], run: Path, ranks: int, number: signal.S
     before, memory = len(events()), used_mib()
     writes = {one: str(run / METRICS) in {file.path for file in one.open_files()} for one in workers(job)}
     next(worker for worker, is_rank_0 in writes.items() if is_rank_0 == rank_0).send_signal(number)
-    survivors = seconds_until("survivors", lambda: len(events()) > before)
-    everyone = survivors + seconds_until("all ranks", lambda: events()[-1]["world_size"] == ranks)
+    survivors = _seconds_until("survivors", lambda: len(events()) > before)
+    everyone = survivors + _seconds_until("all ranks", lambda: events()[-1]["world_size"] == ranks)
     more_steps(run)
     if lost := sum(int(event["steps_lost"]) for event in events()[before:]):
         raise Failed(f"{lost} steps lost")
@@ -229,8 +228,7 @@ def workers(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return [one for one in ranks_of(job, "train") if any(word.endswith("/hvd-train") for word in one.cmdline()[:2])]
 
 
-def seconds_until(what: str, condition: Callable[[], object]) -> float:
-    """Wait for a condition and return the seconds. Raises AssertionError after 60 s."""
+def _seconds_until(what: str, condition: Callable[[], object]) -> float:
     began = time.monotonic()
     wait_for(what, condition, 60)
     return time.monotonic() - began
@@ -240,7 +238,7 @@ def more_steps(run: Path) -> float:
     """Wait until the ledger of a run grows by some steps and return the seconds."""
     ledger = run / LEDGER
     size = ledger.stat().st_size if ledger.exists() else 0
-    return seconds_until("steps", lambda: ledger.exists() and ledger.stat().st_size > size + 500)
+    return _seconds_until("steps", lambda: ledger.exists() and ledger.stat().st_size > size + 500)
 
 
 def used_mib() -> int:
@@ -355,8 +353,7 @@ def bare_job(device: str, kind: str, batch: str, precision: str) -> float:
     return statistics.median([seconds() for _ in range(4)][1:])
 
 
-JOBS: dict[str, Callable[..., Any]] = {"sum": sum_job, "wait": wait_job, "bare": bare_job}
-"""What ranks run: each prints a line of JSON per rank."""
+JOBS: dict[str, Callable[..., Any]] = {"sum": sum_job, "wait": wait_job, "bare": bare_job}  # what ranks run
 STAGES = {stage.__name__: stage for stage in (sums, equality, faults, speed)}
 
 

@@ -16,7 +16,6 @@ The files are made here: noise whose amplitude falls with its frequency, as in p
 fades from top to bottom; at quality 90 they have about as many bytes as photographs have.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -34,7 +33,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from benchmarks.turns import ratios, summary, take_turns, write
+from benchmarks.turns import parser, ratios, summary, take_turns, write
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Source
 from hvd_train.data.folder import open_folder
 from hvd_train.data.loader import open_loader
@@ -45,12 +44,11 @@ from hvd_train.settings.data import DataConfig
 BATCH = 32
 CPU = torch.device("cpu")
 NORMALIZE = transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)
-Pass = Callable[[], int]
-"""A function that takes every image of a data set once and returns their number."""
+Pass = Callable[[], int]  # takes every image of a data set once and returns their number
 
 
 def photograph(generator: np.random.Generator, height: int = 375, width: int = 500) -> Image.Image:
-    """Return an image with the statistics of photographs that matter to a decoder; height and width in pixels."""
+    """Return an image with the statistics of photographs that matter to a decoder."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
     amplitude = np.maximum(frequency, 1 / max(height, width)) ** -1.1  # the exponent is -1 to -1.2 in photographs
     planes = []
@@ -126,16 +124,14 @@ def of_files(root: Path, images: int, turns: int, quality: int) -> list[dict[str
 
 def main() -> None:
     """Measure and, unless --quick is given, write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="take few images and turns, and write no record")
-    options = parser.parse_args()
+    quick = parser(__doc__).parse_args().quick
     torch.set_num_threads(1)
-    images, turns = (30, 2) if options.quick else (128, 12)
+    images, turns = (30, 2) if quick else (128, 12)
     comparisons = []
     for quality in (90, 75):
         with tempfile.TemporaryDirectory(prefix="input-") as folder:
             comparisons += of_files(Path(folder), images, turns, quality)
-    if not options.quick:
+    if not quick:
         write("input", "benchmarks.input", {"comparisons": comparisons})
 
 

@@ -9,7 +9,6 @@ keeps both cores busy; the default is one commit a minute. Elastic and static jo
 whose steps of 50 ms leave the cores free, as steps on a GPU do. The records are benchmarks/records/ready-*.json.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed import ours
-from benchmarks.turns import ENVIRONMENT, LAUNCHERS, ROOT, compare, summary, write
+from benchmarks.turns import ENVIRONMENT, LAUNCHERS, ROOT, compare, parser, summary, write
 from hvd_train.settings.run import RunConfig
 
 ELASTIC = [str(ROOT / "horovodrun_scripts" / "train_elastic.sh"), "-np", "2", "--"]
@@ -64,11 +63,9 @@ def elastic(*, quick: bool) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure and, unless --quick is given, write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    subjects = {"commits": commits, "elastic": elastic}
-    parser.add_argument("subject", choices=subjects)
-    parser.add_argument("--quick", action="store_true", help="take a few steps and write no record")
-    options = parser.parse_args()
+    line, subjects = parser(__doc__), {"commits": commits, "elastic": elastic}
+    line.add_argument("subject", choices=subjects)
+    options = line.parse_args()
     comparisons = subjects[options.subject](quick=options.quick)
     if not options.quick:
         write(f"ready-{options.subject}", "benchmarks.ready", {"comparisons": comparisons})

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from tests.support.elastic_hosts import ALL, job, list_hosts
 from tests.support.hosts import Hosts
 from tests.support.launching import started, wait_for
 
-LIMIT_S = 60.0
+LIMIT_S, REPEATS = 60.0, 10
 KINDS = {
     "process": "kill -9 of a worker",
     "host": "a host dies, its connections are reset",
@@ -50,10 +51,8 @@ class Case:
     """A running job, ours or plain Horovod's."""
 
     launcher: subprocess.Popen[bytes]
-    steps: Callable[[], list[tuple[float, str, int]]]
-    """Returns all steps so far: the time of its end in seconds since 1970, its world, and the ranks in that."""
-    worker: Callable[[str], psutil.Process]
-    """Returns the worker on a host."""
+    steps: Callable[[], list[tuple[float, str, int]]]  # of each: the time of its end, its world, and the ranks in that
+    worker: Callable[[str], psutil.Process]  # on a host
 
 
 def measure(case: Case, hosts: Hosts, folder: Path, kind: str, host: str) -> float | None:
@@ -127,28 +126,23 @@ def main() -> None:
     """Measure and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plain", type=Path, metavar="ENVIRONMENT", help="measure the Horovod of this environment")
-    parser.add_argument("--repeats", type=int, default=10, help="measurements of each kind (default: 10)")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="no record unless all")
     options = parser.parse_args()
     if reason := cluster.missing():
         sys.exit(f"recovery: {reason}")
     times: dict[str, list[float | None]] = {}
-    for kind in options.kinds:
-        for number in range(options.repeats):
+    for kind, fault in KINDS.items():
+        for number in range(REPEATS):
             with tempfile.TemporaryDirectory(prefix="recovery-") as name:
                 folder, listed = Path(name), ALL[:2] if kind == "joins" else ALL
                 with cluster.hosts(folder / "cluster", 3, names=3) as hosts:
-                    start = (
-                        plain(options.plain, hosts, folder, listed) if options.plain else ours(hosts, folder, listed)
-                    )
-                    with start as case:
+                    start = partial(plain, options.plain) if options.plain else ours
+                    with start(hosts, folder, listed) as case:
                         seconds = measure(case, hosts, folder, kind, ALL[1 + number % 2])
             times.setdefault(kind, []).append(seconds and round(seconds, 3))
         in_time = [s for s in times[kind] if s is not None]
         median = f"{statistics.median(in_time):.2f} s" if in_time else "none in time"
-        print(f"{KINDS[kind]}: median {median}, {len(in_time)} of {len(times[kind])} within 60 s", flush=True)
-    if options.kinds == list(KINDS):
-        write(f"recovery-{'plain' if options.plain else 'ours'}", "benchmarks.recovery", {"seconds": times})
+        print(f"{fault}: median {median}, {len(in_time)} of {len(times[kind])} within 60 s", flush=True)
+    write(f"recovery-{'plain' if options.plain else 'ours'}", "benchmarks.recovery", {"seconds": times})
 
 
 if __name__ == "__main__":

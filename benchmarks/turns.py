@@ -7,6 +7,7 @@ Between its turns all its processes are stopped, so that each program pays for i
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -45,18 +46,20 @@ ALLOWED = "allowed"
 LONGEST_TURN_S = 120.0
 
 
-def take_turns(actions: Mapping[str, Callable[[], float]], turns: int, warm_up: int = 1) -> dict[str, list[float]]:
-    """Call the actions in turn, every other time in reverse order, and return what each returned in each turn.
+def parser(document: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark's command line."""
+    made = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help="take few turns and write no record")
+    return made
 
-    The first `warm_up` turns are not counted.
-    """
+
+def take_turns(actions: Mapping[str, Callable[[], float]], turns: int, warm_up: int = 1) -> dict[str, list[float]]:
+    """Call the actions in turn, in alternating order; return their results without the first `warm_up` turns."""
     values: dict[str, list[float]] = {name: [] for name in actions}
     for turn in range(warm_up + turns):
         for name in list(actions)[:: 1 if turn % 2 else -1]:
-            value = actions[name]()
-            if turn >= warm_up:
-                values[name].append(value)
-    return values
+            values[name].append(actions[name]())
+    return {name: of_turns[warm_up:] for name, of_turns in values.items()}
 
 
 def ratios(values: Mapping[str, Sequence[float]], over: str, under: str) -> list[float]:
@@ -73,8 +76,8 @@ def summary(name: str, values: Sequence[float], aim: str = "", limit: float | No
     generator, draws = random.Random(0), 2000
     medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(draws))
     low, high = (float(f"{medians[int(share * draws)]:.4g}") for share in (0.025, 0.975))
-    found: dict[str, Any] = {"comparison": name, "median": float(f"{statistics.median(values):.4g}")}
-    found["interval"] = [low, high]
+    median = float(f"{statistics.median(values):.4g}")
+    found: dict[str, Any] = {"comparison": name, "median": median, "interval": [low, high]}
     line = f"{name}: {found['median']} ({low} to {high})"
     if limit is not None:
         worse, better = (low < limit, high < limit) if aim == "at least" else (high > limit, low > limit)
@@ -137,10 +140,7 @@ def compare(
 
 
 def gated(model: nn.Module) -> nn.Module:
-    """Make the forward passes in training wait for their turn, and return the model.
-
-    A file in the program's working folder holds the number of passes that are allowed so far.
-    """
+    """Make forward passes in training wait until a file in the working folder allows them; return the model."""
     model.register_forward_pre_hook(_Gate(Path.cwd()))
     return model
 
@@ -183,10 +183,7 @@ class Program:
         return seconds / steps
 
     def finished(self) -> float:
-        """Wait until both ranks end their turn, or the start, and return the seconds of the slower one.
-
-        Raises SystemExit, with the end of the output, if the program ends or takes longer than LONGEST_TURN_S.
-        """
+        """Wait until both ranks end their turn, or the start; return the slower rank's seconds. Raises SystemExit."""
         end = time.monotonic() + LONGEST_TURN_S
         while time.monotonic() < end and self.process.poll() is None:
             times = [json.loads(path.read_text()) for path in self._folder.glob("turns-*[0-9]")]

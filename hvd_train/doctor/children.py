@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 from typing import IO, Any
@@ -47,8 +47,8 @@ class Child:
             code = self.process.wait(max(0.0, self.started + self.timeout_s - time.monotonic()))
         seconds = time.monotonic() - self.started
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if self.send(number):
-                with contextlib.suppress(TimeoutExpired):  # a broken driver can hold nvidia-smi in the kernel
+            with contextlib.suppress(TimeoutExpired):  # a broken driver can hold nvidia-smi in the kernel
+                if self.send(number):
                     self.process.wait(_GRACE_S)
         self.output.seek(0)
         return Outcome(code, self.output.read().decode(errors="replace"), seconds)
@@ -60,12 +60,11 @@ class Child:
         return runs
 
 
-@dataclass
 class Children:
     """Starts child processes with an environment."""
 
-    environ: Mapping[str, str]
-    started: list[Child] = field(default_factory=list)
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ, self.started = environ, list[Child]()
 
     def start(self, command: Sequence[str | Path], timeout_s: float) -> Child:
         """Start a command that has to end within `timeout_s` seconds."""

@@ -97,19 +97,13 @@ _MOST_BYTES = 64 * 2**20
 class AppendedFile:
     """Appends whole entries. Only a process that is killed leaves a torn one."""
 
-    def __init__(
-        self,
-        path: Path,
-        report: Callable[[str], None],
-        held: Callable[[], bool] = lambda: True,
-        most_bytes: int = _MOST_BYTES,
-    ) -> None:
+    def __init__(self, path: Path, report: Callable[[str], None], held: Callable[[], bool] = lambda: True) -> None:
         """Prepare to append to `path`, which need not exist. No method raises OSError.
 
-        `report` is called once each if entries do not fit, if more than `most_bytes` wait and the oldest are dropped,
-        and if entries are missing at the end. If `held()` is False before a write, entries are dropped.
+        `report` is called once each if entries do not fit, if more than 64 MB wait and the oldest are dropped, and if
+        entries are missing at the end. If `held()` is False before a write, entries are dropped.
         """
-        self._path, self._report, self._held, self._most_bytes = path, report, held, most_bytes
+        self._path, self._report, self._held = path, report, held
         self._waiting = deque[bytes]()
         self._waiting_bytes = self._lost = 0
         self._file: int | None = None
@@ -119,20 +113,13 @@ class AppendedFile:
         """Append an entry after the waiting ones."""
         self._waiting.append(entry)
         self._waiting_bytes += len(entry)
-        while self._waiting_bytes > self._most_bytes:
+        while self._waiting_bytes > _MOST_BYTES:
             self._forget_first()
             self._lost += 1
             if self._lost == 1:
                 self._report(f"{self._path}: too much is waiting for the disk, the oldest of it is lost")
         if time.monotonic() >= self._next_try:
             self._flush()
-
-    def take_back(self) -> bool:
-        """Forget the newest entry if it is still waiting; return False if it is in the file already."""
-        if not self._waiting:
-            return False
-        self._waiting_bytes -= len(self._waiting.pop())
-        return True
 
     def sync(self) -> None:
         """Force written entries to disk."""

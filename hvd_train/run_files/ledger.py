@@ -15,7 +15,6 @@ from typing import Any
 from hvd_train import plain_file
 from hvd_train.console import say
 from hvd_train.errors import UsageError
-from hvd_train.plain_file import in_place
 from hvd_train.progress.fingerprint import added, fingerprint, of_all
 from hvd_train.progress.order import order_of
 from hvd_train.run_files.durable import lines_backwards
@@ -308,20 +307,17 @@ class LedgerFile:
         if entry.data_changed:
             self.complete()
             self._file.write(entry.line().encode())
-            return
-        if entry.steps[1] <= self._last_step:
-            return
-        if self._unwritten is not None and self._unwritten.steps[0] != entry.steps[0]:
-            self.complete()
-        self._unwritten = entry
+        elif entry.steps[1] > self._last_step:
+            if self._unwritten is not None and self._unwritten.steps[0] != entry.steps[0]:
+                self.complete()
+            self._unwritten = entry
 
     def complete(self) -> None:
         """Write the entry that steps may still join."""
         entry, self._unwritten = self._unwritten, None
         if entry is None or not self._folder.held():
             return
-        if entry.steps[0] <= self._last_step and not self._file.take_back():
-            # A stop wrote the entry, and steps have joined since.
+        if entry.steps[0] <= self._last_step:  # an earlier process wrote its first steps when it stopped
             self._cut(entry.steps[0] - 1, changes=True)
         self._file.write(entry.line().encode())
         self._last_step = entry.steps[1]
@@ -338,7 +334,7 @@ class LedgerFile:
 
     def _cut(self, step: int, *, changes: bool) -> None:
         """Remove entries beyond `step`, and a torn last line; `changes` keeps a change of data right after `step`."""
-        with open(self._path, "r+b", opener=in_place) as file:
+        with open(self._path, "r+b", opener=plain_file.in_place) as file:
             end = self._last_step = 0
             for begin, line in lines_backwards(file):
                 if not line.endswith(b"\n"):

@@ -283,29 +283,24 @@ def write_environment(folder: RunFolder, hosts: Sequence[str], gpu: str | None) 
 
 def environment(hosts: Sequence[str], gpu: str | None) -> dict[str, Any]:
     """Return this rank's environment for JSON. `hosts` has the host name of each rank, `gpu` names this rank's GPU."""
+    versions = {"hvd_train": __version__, "python": platform.python_version()}
+    for name in ("torch", "torchvision", "horovod", "numpy"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "host": socket.gethostname(),
         "world_size": len(hosts),
         "ranks_of_hosts": dict(Counter(hosts)),
-        "device": gpu or processor(),
+        "device": gpu or _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "system": platform.platform(),
-        "versions": versions(),
+        "versions": versions,
     }
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed packages that compute."""
-    found = {"hvd_train": __version__, "python": platform.python_version()}
-    for name in ("torch", "torchvision", "horovod", "numpy"):
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def processor() -> str:
+def _processor() -> str:
     """Return the processor's model name, or else its architecture."""
     with suppress(OSError):  # psutil and platform.processor() do not know the model name
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():

@@ -7,7 +7,7 @@ import pytest
 
 from hvd_train.doctor import cluster
 from hvd_train.doctor.children import ANSWER, Outcome
-from hvd_train.doctor.machine import MACHINE_CHECKS, Finding, Machine, Trial, check_trial, mpi_name, trials
+from hvd_train.doctor.machine import MACHINE_CHECKS, Finding, Machine, Trial, check_trial, trials
 
 GB = 2**30
 TORCH = {"version": "2.15.0+cu132", "cuda": "13.2", "torchvision": "0.29.2", "gpus": [], "gpu_warning": ""}
@@ -48,7 +48,6 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("examined", "name", "verdict", "says"),
     [
-        (machine(), "python", "ok", "3.11.7 in /env, hvd_train 0.1.0 (code d) in /code"),
         (machine({"python": "3.14.0"}), "python", "warning", "use Python 3.10 to 3.13"),
         (machine(), "torch", "ok", "2.15.0+cu132, built for CUDA 13.2; torchvision 0.29.2"),
         (machine(torch={**TORCH, "version": "2.5.1"}), "torch", "warning", "torch>=2.6"),
@@ -64,7 +63,6 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
         (machine({"horovod": None}, horovod={}), "horovod", "warning", "make env"),
         (machine({"horovod": {**INSTALLED, "build": None}}), "horovod", "warning", "built elsewhere"),
         (built(patches=[{"name": "C1"}]), "horovod", "warning", "without the patches C12, C2, C3, C4, C5, C6"),
-        (machine(), "horovod loads", "ok", "with torch 2.15.0+cu132"),
         (built(torch="2.13.0"), "horovod loads", "warning", "against torch 2.13.0, here is 2.15.0+cu132"),
         (machine(horovod={"error": "undefined symbol"}), "horovod loads", "broken", "build_horovod.py --force"),
         (machine(horovod={"error": "No module named 'psutil'"}), "horovod loads", "broken", "pip install psutil"),
@@ -80,11 +78,8 @@ def agrees(finding: Finding, verdict: str, says: str) -> None:
         (machine(mpirun_version=Outcome(None, "")), "MPI", "broken", "no answer"),
         (machine(), "shared memory", "ok", "8 GB in /dev/shm"),
         (machine({"shared_memory": [2**26, 2**26]}), "shared memory", "warning", "64 MB in /dev/shm, 64 MB free"),
-        (machine({"shared_memory": None}), "shared memory", "warning", "--shm-size"),
         (machine({"open_files": 256}), "open files", "warning", "ulimit -n"),
-        (machine(), "own name", "ok", "h1 is 127.0.1.1"),
         (machine({"names": {"h1": []}}), "own name", "warning", "/etc/hosts"),
-        (machine(), "disk", "ok", "9 GB"),
         (machine(free_bytes=2**20), "disk", "warning", "1 MB free"),
         (machine(free_bytes=None), "disk", "warning", "--output-dir"),
     ],
@@ -110,7 +105,6 @@ def connections(*answers: dict[str, Any]) -> Finding:
 @pytest.mark.parametrize(
     ("finding", "verdict", "says"),
     [
-        (cluster.check_reached("h1", None), "ok", "answers over ssh"),
         (cluster.check_reached("h1", "No such file or directory"), "broken", "same environment in the same place"),
         (cluster.check_reached("h1", "Permission denied."), "broken", "`ssh h1 true` must work without a password"),
         (cluster.check_reached("h1", "Host key verification failed."), "broken", "`ssh-keygen -R h1`"),
@@ -118,7 +112,6 @@ def connections(*answers: dict[str, Any]) -> Finding:
         (cluster.check_names([HOST_2, names_h1(HOST)]), "broken", "h1 is unknown on h1"),
         (cluster.check_names([HOST, names_h1(HOST_2, "10.9.9.9")]), "broken", "h1 is 10.9.9.9 on h2, no address of h1"),
         (cluster.check_names([HOST, names_h1(HOST_2, "127.0.1.1")]), "broken", "h1 is 127.0.1.1 on h2, no address of"),
-        (gpus(0, 0), "ok", "none: training runs on the CPUs"),
         (gpus(2, 4), "ok", "h1 2, h2 4"),
         (gpus(2, 0), "broken", "h2 has 0 for 2 slots"),
         (connections({"failures": [None, None]}, {"failures": [None, None]}), "ok", "2 hosts"),
@@ -179,8 +172,3 @@ def test_each_launcher_of_this_machine_is_tried() -> None:
     assert names(torch={**TORCH, "gpus": [A100] * 2}, horovod=NO_MPI) == ["horovodrun --gloo", "NCCL on 2 GPUs"]
     assert "--allow-run-as-root" in list(trials(machine()))[-1].launch
     assert list(trials(machine(mpirun_version=HYDRA)))[-1].launch == ("/env/mpirun", "-np", "2")
-
-
-def test_an_mpi_is_recognized_by_its_output() -> None:
-    intel = "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307"
-    assert [mpi_name(text) for text in (MPIRUN_5.output, intel, "?")] == ["Open MPI 5.0.7", "Intel MPI 2021.9", ""]

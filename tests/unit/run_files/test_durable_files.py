@@ -17,11 +17,6 @@ from tests.support.full_disk import no_room
 PATH = Path("file")
 
 
-@pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "_AGAIN_S", 0.0)
-
-
 def test_data_are_on_disk_before_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a power cut can leave an empty file."""
     calls = []
@@ -74,9 +69,9 @@ def test_entries_are_appended_to_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     assert "cannot write link: it is a symlink, which is not followed" in lines[0]
 
 
-@pytest.mark.usefixtures("_impatient")
-def test_what_does_not_fit_is_written_later_in_order_and_reported_once() -> None:
+def test_what_does_not_fit_is_written_later_in_order_and_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader never sees a part of a line."""
+    monkeypatch.setattr(durable, "_AGAIN_S", 0.0)
     lines: list[str] = []
     file, write = AppendedFile(PATH, lines.append), os.write
     file.write(b"one\n")
@@ -93,10 +88,11 @@ def test_what_does_not_fit_is_written_later_in_order_and_reported_once() -> None
     assert lines == ["cannot write file: No space left on device; what belongs there is kept until it fits"]
 
 
-@pytest.mark.usefixtures("_impatient")
-def test_memory_has_an_end_and_the_oldest_entries_go_first() -> None:
+def test_memory_has_an_end_and_the_oldest_entries_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(durable, "_MOST_BYTES", 10)
     lines: list[str] = []
-    file = AppendedFile(PATH, lines.append, most_bytes=10)
+    file = AppendedFile(PATH, lines.append)
     with no_room():
         for entry in (b"1234\n", b"2234\n", b"3234\n"):
             file.write(entry)
