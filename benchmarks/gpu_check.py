@@ -83,7 +83,7 @@ class Check:
     def run(self, line: str, ranks: int = 0, **variables: str) -> str:
         """Run a command, under horovodrun if `ranks` is not 0, and return its output. Raises Failed."""
         limit_s = max(1.0, min(120.0, self.deadline - time.monotonic()))
-        code, output = finished(command_of(line, ranks), self.folder, limit_s, {**self.variables, **variables})
+        code, output = finished(_command_of(line, ranks), self.folder, limit_s, {**self.variables, **variables})
         if code:
             errors = re.findall(r"\w*(?:Error|Exception|hvd-train): .*", output) or output.splitlines()[-1:]
             raise Failed(f"exit code {code}: {''.join(errors[-1:])[:300]}")
@@ -110,8 +110,7 @@ class Check:
             self.out.write_text(json.dumps({**self.record, "findings": self.findings}, indent=1) + "\n")
 
 
-def command_of(line: str, ranks: int) -> list[str]:
-    """Return a command, under horovodrun if `ranks` is not 0."""
+def _command_of(line: str, ranks: int) -> list[str]:
     return [*(["horovodrun", "--gloo", "-np", str(ranks)] if ranks else []), *line.split()]
 
 
@@ -173,7 +172,9 @@ def faults(check: Check) -> None:
                 raise Failed(f"exit code {code} after SIGTERM; audit: {report.faults[:1] or 'exact'}")
             return f"{report.steps:,} steps in worlds of {report.world_sizes} ranks, every sample once per epoch", {}
 
-        check.find("first steps", lambda: (f"after {more_steps(run):.1f} s, {used_mib()} MiB of GPU memory in use", {}))
+        check.find(
+            "first steps", lambda: (f"after {_more_steps(run):.1f} s, {_used_mib()} MiB of GPU memory in use", {})
+        )
         for name, number, rank_0 in STRIKES:
             check.find(name, partial(strike, job, run, ranks, number, rank_0))
         check.find("audit", end)
@@ -189,24 +190,24 @@ def strike(job: subprocess.Popen[bytes], run: Path, ranks: int, number: signal.S
         lines = (run / METRICS).read_text().splitlines()
         return [json.loads(line) for line in lines if '"name": "world"' in line and line.endswith("}")]
 
-    before, memory = len(events()), used_mib()
-    writes = {one: str(run / METRICS) in {file.path for file in one.open_files()} for one in workers(job)}
+    before, memory = len(events()), _used_mib()
+    writes = {one: str(run / METRICS) in {file.path for file in one.open_files()} for one in _workers(job)}
     next(worker for worker, is_rank_0 in writes.items() if is_rank_0 == rank_0).send_signal(number)
     survivors = _seconds_until("survivors", lambda: len(events()) > before)
     everyone = survivors + _seconds_until("all ranks", lambda: events()[-1]["world_size"] == ranks)
-    more_steps(run)
+    _more_steps(run)
     if lost := sum(int(event["steps_lost"]) for event in events()[before:]):
         raise Failed(f"{lost} steps lost")
-    figures = {"survivors_s": survivors, "all_ranks_s": everyone, "gpu_mib": [memory, used_mib()]}
+    figures = {"survivors_s": survivors, "all_ranks_s": everyone, "gpu_mib": [memory, _used_mib()]}
     return f"survivors train after {survivors:.1f} s, all {ranks} after {everyone:.1f} s, no step lost", figures
 
 
 def static(check: Check) -> Seen:
     """Kill a rank of a static job with kill -9, and run the same command again."""
     line = f"hvd-train train digits --device {check.device} --ledger --commit-steps 100 --epochs 20 --output-dir static"
-    with started(command_of(line, 2), check.folder, check.folder / "static.log", check.variables) as job:
+    with started(_command_of(line, 2), check.folder, check.folder / "static.log", check.variables) as job:
         wait_for("a commit", lambda: any((check.folder / "static" / "checkpoints").glob("*.ckpt")), 60)
-        workers(job)[-1].kill()
+        _workers(job)[-1].kill()
         code = job.wait(60)
     check.run(line, 2)
     found = audit(check.folder / "static").faults
@@ -223,8 +224,7 @@ def busy(check: Check) -> Seen:
     return "8 s of work before a sum, with a limit of 5 s for a silent rank: the sum is right", {}
 
 
-def workers(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Return the ranks of a job, without its launcher and driver."""
+def _workers(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return [one for one in ranks_of(job, "train") if any(word.endswith("/hvd-train") for word in one.cmdline()[:2])]
 
 
@@ -234,15 +234,13 @@ def _seconds_until(what: str, condition: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def more_steps(run: Path) -> float:
-    """Wait until the ledger of a run grows by some steps and return the seconds."""
+def _more_steps(run: Path) -> float:
     ledger = run / LEDGER
     size = ledger.stat().st_size if ledger.exists() else 0
     return _seconds_until("steps", lambda: ledger.exists() and ledger.stat().st_size > size + 500)
 
 
-def used_mib() -> int:
-    """Return the MiB in use on all GPUs."""
+def _used_mib() -> int:
     return sum((total - free) >> 20 for free, total in map(torch.cuda.mem_get_info, range(torch.cuda.device_count())))
 
 
@@ -259,8 +257,8 @@ def speed(check: Check) -> None:
         record = json.loads((check.folder / "throughput.json").read_text())
         other, mine = max(check.job("bare", f"{peer} {batch} {precision}", launched)), record["seconds_per_step"]
         figures = {"ours_ms": 1000 * mine, "other_ms": 1000 * other, "ratio": other / mine, "split": record["split"]}
-        seen = f"{other / mine:.3f} of its images/s: {batch * ranks / mine:,.0f} images/s"
-        seen += f", {1000 * mine:.1f} and {1000 * other:.1f} ms a step"
+        rate = f"{other / mine:.3f} of its images/s: {batch * ranks / mine:,.0f} images/s"
+        seen = f"{rate}, {1000 * mine:.1f} and {1000 * other:.1f} ms a step"
         if check.gpu and other / mine < AIM:
             raise Failed(f"{seen}, below {AIM}", figures)
         return seen, figures
@@ -289,11 +287,9 @@ def sum_job(device: str, *sizes: str) -> dict[str, Any]:
                     group = [(part * (hvd.rank() + 1)).to(kind).to(device) for part, kind in parts]
                     name = f"{size} of {kinds}, operation {operation}, batched={batched}"
                     outputs = hvd.grouped_allreduce(group, name=name, op=operation)
-                    expected = [(part * factor).to(kind) for part, kind in parts]
                     tried += len(parts)
-                    wrong += [
-                        name for one, own in zip(outputs, expected, strict=True) if not torch.equal(one.cpu(), own)
-                    ]
+                    for output, (part, kind) in zip(outputs, parts, strict=True):
+                        wrong += [] if torch.equal(output.cpu(), (part * factor).to(kind)) else [name]
         hvd.shutdown()
     return {"tried": tried, "wrong": wrong}
 

@@ -37,7 +37,7 @@ class Span(NamedTuple):
     track: str = ""  # a thread, a stream of a GPU, or for Horovod a tensor
 
 
-def of_torch(document: Mapping[str, Any], first: int, last: int) -> list[Span]:
+def _of_torch(document: Mapping[str, Any], first: int, last: int) -> list[Span]:
     """Return the spans between two times (nanoseconds since 1970) in torch's trace."""
     base, events = document["baseTimeNanoseconds"], document["traceEvents"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
@@ -51,8 +51,7 @@ def of_torch(document: Mapping[str, Any], first: int, last: int) -> list[Span]:
     return [span for span in spans if first <= span.start and span.end <= last]
 
 
-def of_horovod(events: Sequence[Mapping[str, Any]], first: int, last: int) -> list[Span]:
-    """Return the complete spans between two times in Horovod's timeline."""
+def _of_horovod(events: Sequence[Mapping[str, Any]], first: int, last: int) -> list[Span]:
     spans: list[Span] = []
     tensors: dict[int, str] = {}
     begun: dict[int, list[tuple[str, int]]] = {}
@@ -70,7 +69,7 @@ def of_horovod(events: Sequence[Mapping[str, Any]], first: int, last: int) -> li
     return [span for span in spans if first <= span.start and span.end <= last]
 
 
-def process(pid: int, name: str, spans: Iterable[Span], zero: int) -> list[Event]:
+def _process(pid: int, name: str, spans: Iterable[Span], zero: int) -> list[Event]:
     """Return a process's events, in microseconds since `zero`, with a thread a track."""
     events = [_metadata(pid, 0, "process_name", name=name), _metadata(pid, 0, "process_sort_index", sort_index=pid)]
     tids: dict[str, int] = {}
@@ -88,20 +87,18 @@ def _metadata(pid: int, tid: int, kind: str, **values: str | int) -> Event:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": values}
 
 
-def packed(events: Sequence[Event]) -> bytes:
+def _packed(events: Sequence[Event]) -> bytes:
     """Return events as JSON without the list's brackets, compressed by gzip."""
     return gzip.compress(json.dumps(events, separators=(",", ":")).encode()[1:-1], 5)
 
 
-def merged(parts: Iterable[bytes], facts: Mapping[str, Any]) -> bytes:
-    """Merge packed events and facts of the run to a gzipped trace."""
+def _merged(parts: Iterable[bytes], facts: Mapping[str, Any]) -> bytes:
     events = b",\n".join(filter(None, map(gzip.decompress, parts)))
     properties = json.dumps({"displayTimeUnit": "ms", "otherData": facts}).encode()[1:-1]
     return gzip.compress(b'{"traceEvents":[\n' + events + b"],\n" + properties + b"}", 5)
 
 
-def named(steps: range) -> str:
-    """Return "steps 20 to 25", or "step 20"."""
+def _named(steps: range) -> str:
     return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
 
 
@@ -169,7 +166,7 @@ class Profile:
         """Train inside this block, after `step` steps; its end ends a running profile."""
         try:
             if self._wanted and step >= self._wanted.start:
-                message = f"no further profile of {named(self._wanted)}: step {step} is done already"
+                message = f"no further profile of {_named(self._wanted)}: step {step} is done already"
                 self._journal.event("profile", message)
             self._begin_after(step)
             yield
@@ -215,16 +212,16 @@ class Profile:
         """Write the trace, and return the message for the user."""
         problem = next((problem for _, problem in traces if problem), None)
         if problem or not recording.steps:
-            return f"no profile of {named(self._wanted)}: {problem or reason}; training continues without it"
+            return f"no profile of {_named(self._wanted)}: {problem or reason}; training continues without it"
         numbers = [int(step.name.removeprefix("step ")) for step in recording.steps]
-        steps = named(range(numbers[0], numbers[-1] + 1))
+        steps = _named(range(numbers[0], numbers[-1] + 1))
         ranks = [rank for rank, (events, _) in enumerate(traces) if events]
-        horovod = process(size + 1, "Horovod, seen from rank 0", recording.horovod, recording.begun)
+        horovod = _process(size + 1, "Horovod, seen from rank 0", recording.horovod, recording.begun)
         facts = {"steps": steps, "ranks": ranks, "world_size": size, "torch": torch.__version__, "cut_short": reason}
         path = folder / f"{steps.replace(' ', '-')}.json.gz"
         try:
             folder.mkdir(exist_ok=True)
-            durable.write(path, merged([*(traces[rank][0] for rank in ranks), packed(horovod)], facts))
+            durable.write(path, _merged([*(traces[rank][0] for rank in ranks), _packed(horovod)], facts))
         except OSError as error:
             return f"no profile of {steps}: cannot write {path}: {error.strerror}; training continues without it"
         of_ranks = f"{len(ranks)} of {size} ranks" if size > 1 else "1 rank"
@@ -273,7 +270,7 @@ class _Recording:
         events = b""
         with self._not_fatal():
             if self.steps and self._folder is not None:
-                events = packed(self._events(rank, Path(self._folder.name) / "torch.json"))
+                events = _packed(self._events(rank, Path(self._folder.name) / "torch.json"))
         return (b"", f"rank {rank}: {self._problem}") if self._problem else (events, None)
 
     def close(self) -> None:
@@ -284,7 +281,7 @@ class _Recording:
     def _events(self, rank: int, path: Path) -> list[Event]:
         first, last = self.steps[0].start, self.steps[-1].end
         self._profiler.export_chrome_trace(str(path))
-        operators = of_torch(json.loads(path.read_bytes()), first, last)
+        operators = _of_torch(json.loads(path.read_bytes()), first, last)
         kind = "CUDA" if self._device.type == "cuda" else "CPU"
         self.costs = [
             (cost.key, cost.self_device_time_total if kind == "CUDA" else cost.self_cpu_time_total, cost.count)
@@ -294,9 +291,9 @@ class _Recording:
         self.phases = [span for span in self.phases if span.end <= last]
         file = self._horovods_file
         if file is not None and file.exists():
-            self.horovod = of_horovod(json.loads(file.read_bytes()), first, last)
+            self.horovod = _of_horovod(json.loads(file.read_bytes()), first, last)
         spans = [*self.steps, *self.phases, *operators]
-        return process(rank + 1, f"rank {rank} on {socket.gethostname()}", spans, self.begun + self._ahead_ns)
+        return _process(rank + 1, f"rank {rank} on {socket.gethostname()}", spans, self.begun + self._ahead_ns)
 
     @property
     def _horovods_file(self) -> Path | None:

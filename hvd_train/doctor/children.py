@@ -31,7 +31,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-class Child:
+class _Child:
     """A running command. Its output goes to a file: an orphan could hold a pipe open for ever."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> None:
@@ -54,7 +54,6 @@ class Child:
         return Outcome(code, self.output.read().decode(errors="replace"), seconds)
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal to the child's process group; return False if the child has ended."""
         if runs := self.process.poll() is None:
             os.killpg(self.process.pid, number)
         return runs
@@ -64,11 +63,11 @@ class Children:
     """Starts child processes with an environment."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self.environ, self.started = environ, list[Child]()
+        self.environ, self.started = environ, list[_Child]()
 
-    def start(self, command: Sequence[str | Path], timeout_s: float) -> Child:
+    def start(self, command: Sequence[str | Path], timeout_s: float) -> _Child:
         """Start a command that has to end within `timeout_s` seconds."""
-        self.started.append(Child([str(word) for word in command], self.environ, timeout_s))
+        self.started.append(_Child([str(word) for word in command], self.environ, timeout_s))
         return self.started[-1]
 
 

@@ -61,7 +61,7 @@ Check = Callable[[Machine], Finding | None]  # returns None if it does not apply
 
 def _check_python(machine: Machine) -> Finding:
     what = "{python} in {prefix}, hvd_train {hvd_train} in {folder}".format(**machine.host)
-    if version_numbers(machine.host["python"])[:2] > (3, 13):
+    if _version_numbers(machine.host["python"])[:2] > (3, 13):
         return Finding("python", "warning", what, "hvd_train was not tested with it: use Python 3.10 to 3.13")
     return Finding("python", "ok", what)
 
@@ -77,7 +77,7 @@ def _check_torch(machine: Machine) -> Finding:
         what += f"; import torchvision: {torch.get('torchvision_error') or torch.get('error')}"
         return Finding("torch", "broken", what, "install torch and torchvision from the same package index")
     what += f"; torchvision {torch['torchvision']}"
-    if version_numbers(torch["version"]) < (2, 6):
+    if _version_numbers(torch["version"]) < (2, 6):
         return Finding("torch", "warning", what, "too old: pip install 'torch>=2.6', then build Horovod again")
     return Finding("torch", "ok", what)
 
@@ -160,7 +160,7 @@ def _check_mpi(machine: Machine) -> Finding:
     if version.code != 0:
         what = f"{mpirun} --version: {first_error(version.output) or 'no answer'}"
         return Finding("MPI", "broken", what, "fix it or take it off the PATH; horovodrun --gloo works without it")
-    name = mpi_name(version.output)
+    name = _mpi_name(version.output)
     here = f"{name or 'an unknown MPI'} ({mpirun})"
     if machine.horovod.get("mpi") is False:
         return Finding("MPI", "warning", f"{here}, but this Horovod was built without MPI", REBUILD)
@@ -170,14 +170,13 @@ def _check_mpi(machine: Machine) -> Finding:
     return Finding("MPI", "ok", here)
 
 
-def mpi_name(text: str) -> str:
+def _mpi_name(text: str) -> str:
     """Return "Open MPI 4.1.8" from the output of `mpirun --version`, or ""."""
     match = re.search(r"(Open MPI|Intel\(R\) MPI|HYDRA)(?:.*?Version:)?\D*?(\d+(?:\.\d+)+)", text, re.DOTALL)
     return f"{match[1].replace('HYDRA', 'MPICH').replace('(R)', '')} {match[2]}" if match else ""
 
 
-def version_numbers(version: str) -> tuple[int, ...]:
-    """Return 2.15.0+cu132 as (2, 15, 0), which compares as versions do."""
+def _version_numbers(version: str) -> tuple[int, ...]:
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 

@@ -1,5 +1,4 @@
 """What a run was: a page about one run or many, a view in the terminal, pictures of data and predictions.
 
-Start with `report`, which composes the page from `curves`, `scaling` and `confusion`. `page` and templates/ hold its
-pieces, `charts` draws. `predictions` and `samples` need torch.
+Start with `report`, which composes the page; `page` and templates/ hold its pieces. `images` needs torch.
 """

@@ -70,10 +70,10 @@ def _images(config: Config, parts: Parts, layout: order.BatchLayout, epoch: orde
             names += [_name(target, parts.data.classes) for target in targets]
         if len(images) >= _MOST_IMAGES:
             break
-    return restored(torch.stack(images[:_MOST_IMAGES]), parts.data), names[:_MOST_IMAGES]
+    return _restored(torch.stack(images[:_MOST_IMAGES]), parts.data), names[:_MOST_IMAGES]
 
 
-def restored(images: Tensor, data: DataSet) -> Tensor:
+def _restored(images: Tensor, data: DataSet) -> Tensor:
     """Return normalised images [..., channels, height, width] with values from 0 to 1, on the CPU."""
     values = images.float().cpu()
     if data.mean:
@@ -150,7 +150,7 @@ def predict(run: Path, device: str, *, trust: bool = False) -> Predictions:
 
 
 def _png(image: Tensor, data: DataSet) -> bytes:
-    pixels = (restored(image, data) * 255).round().to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).numpy()
+    pixels = (_restored(image, data) * 255).round().to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).numpy()
     picture, buffer = Image.fromarray(pixels), io.BytesIO()
     picture.thumbnail((_SIDE, _SIDE))
     picture.save(buffer, format="png")

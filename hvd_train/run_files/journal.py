@@ -65,10 +65,10 @@ class Moment:
     images_per_second: float
 
 
-_LINE_SECONDS = 10.0  # a LineDisplay prints a line this often within a long epoch
+_LINE_SECONDS = 10.0  # the display prints a line this often within a long epoch
 
 
-class LineDisplay:
+class _LineDisplay:
     """Prints a line for each epoch, and one every ten seconds within."""
 
     def __init__(self) -> None:
@@ -76,31 +76,27 @@ class LineDisplay:
         self._last_line = time.monotonic()
 
     def begin(self, epochs: int, samples_per_epoch: int) -> None:
-        """Start the display of a training."""
         self._epochs, self._samples = epochs, samples_per_epoch
 
     def progress(self, moment: Moment) -> None:
-        """Show progress; called after every step."""
         if time.monotonic() - self._last_line >= _LINE_SECONDS:
             share = f"{moment.cursor / self._samples:.0%}"
             left = _time_left(self._epochs, self._samples, moment.epoch, moment.cursor, moment.images_per_second)
             self.say(f"{_position(moment, self._epochs)}  {share}  {_metrics(moment)}  {left} left")
 
     def epoch(self, record: EpochRecord) -> None:
-        """Show the results of an epoch."""
         left = _time_left(self._epochs, self._samples, record.epoch, 0, record.images_per_second)
-        self.say(f"{epoch_line(record, self._epochs)}  {left} left")
+        self.say(f"{_epoch_line(record, self._epochs)}  {left} left")
 
     def say(self, message: str) -> None:
-        """Print a line for the user."""
         self._last_line = time.monotonic()
         print(printable(message, keep="\n\t"), flush=True)
 
     def close(self) -> None:
-        """Restore the console and end the display."""
+        """Restore the console."""
 
 
-class TerminalDisplay(LineDisplay):
+class _TerminalDisplay(_LineDisplay):
     """Shows a live bar below the lines of epochs and messages."""
 
     def __init__(self) -> None:
@@ -127,7 +123,7 @@ class TerminalDisplay(LineDisplay):
 
     @override
     def epoch(self, record: EpochRecord) -> None:
-        self.say(epoch_line(record, self._epochs))
+        self.say(_epoch_line(record, self._epochs))
 
     @override
     def say(self, message: str) -> None:
@@ -138,8 +134,7 @@ class TerminalDisplay(LineDisplay):
         self._bar.stop()
 
 
-def epoch_line(record: EpochRecord, epochs: int) -> str:
-    """Return the line that shows an epoch out of `epochs`."""
+def _epoch_line(record: EpochRecord, epochs: int) -> str:
     line = f"epoch {record.epoch:>{len(str(epochs))}}/{epochs}  loss {record.loss:.4f}  top-1 {record.top1:7.2%}"
     if record.val_loss is not None:
         line += f"  val loss {record.val_loss:.4f}  val top-1 {record.val_top1:7.2%}"
@@ -204,7 +199,7 @@ class RunJournal(Journal):
         """
         from hvd_train.run_files.board import Board  # slow to import, and only one rank needs it
 
-        self._display = TerminalDisplay() if live else LineDisplay()
+        self._display = _TerminalDisplay() if live else _LineDisplay()
         report, path = self._display.say, folder.path / METRICS
         self._last_step, self._last_epoch, reached = _forget_after(path, resumed_step, epochs_done)
         self.steps_lost = max(0, reached - resumed_step)  # at least: not every step has a line

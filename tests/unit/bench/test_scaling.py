@@ -23,8 +23,6 @@ from hvd_train.errors import UsageError
         (None, 1, 64, "strong", {1: (64, None), 4: (64, None)}),
         (8, 1, None, "weak", {1: (None, 8), 4: (None, 8)}),
         (8, 2, None, "strong", {1: (16, 8), 2: (16, 8), 4: (16, 4)}),
-        (8, 1, 64, "weak", {4: (256, 8)}),
-        (8, 1, 64, "strong", {4: (64, 8)}),
     ],
 )
 def test_weak_scaling_multiplies_the_batch_and_strong_scaling_divides_it(
