@@ -1,20 +1,16 @@
-"""Random changes to batches of images in memory, with random numbers of each sample."""
+"""Random changes: of batches in memory, of single images and of micro-batches. torchvision is slow to import."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
-
-@dataclass(frozen=True)
-class Augment:
-    """A random change of a batch."""
-
-    num_uniforms: int
-    apply: Callable[[Tensor, Tensor], Tensor]  # images [n, c, h, w] float, uniforms [n, num_uniforms] in [0, 1)
+from hvd_train.data.dataset import Arrays, Augment, Mark, Staged
+from hvd_train.settings.data import DataConfig
 
 
 def crop_and_flip(padding: int) -> Augment:
@@ -48,3 +44,58 @@ def affine_jitter(degrees: float, shift: float, scale: float) -> Augment:
         return F.grid_sample(images, grid, align_corners=False)
 
     return Augment(4, apply)
+
+
+def training_transform(config: DataConfig, usual: Sequence[Any], mean: tuple[float, ...]) -> Any:
+    """Return a transform of uint8 images: the `usual` ones, then the config's.
+
+    The order follows torchvision's training references. TrivialAugment: Müller and Hutter, arXiv 2103.10158.
+    RandAugment: Cubuk et al., arXiv 1909.13719, with their 2 operations of magnitude 9. Random erasing: Zhong et al.,
+    arXiv 1708.04896, filled with the colour `mean` (values 0..1).
+    """
+    from torchvision.transforms import v2
+
+    steps = list(usual)
+    if config.augment == "trivial":
+        steps.append(v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR))
+    if config.augment == "rand":
+        steps.append(v2.RandAugment(interpolation=v2.InterpolationMode.BILINEAR))
+    if config.random_erasing > 0:
+        steps.append(v2.RandomErasing(p=config.random_erasing, value=[round(255 * share) for share in mean]))
+    return v2.Compose(steps or [v2.Identity()])
+
+
+class Items(Staged):
+    """A data set in memory whose images are read and transformed one by one."""
+
+    def __init__(self, arrays: Arrays, transform: Any) -> None:
+        self.arrays, self._transform = arrays, transform
+
+    @override
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    @override
+    def staged_item(self, index: int, mark: Mark) -> tuple[Tensor, int]:
+        row = self.arrays.rows(index)
+        image, label = self.arrays.images[row], int(self.arrays.labels[row])
+        mark("read")
+        image = self._transform(image)
+        mark("augment")
+        return image, label
+
+
+class Mix:
+    """Mixup or cutmix of a micro-batch (Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899)."""
+
+    def __init__(self, config: DataConfig, num_classes: int) -> None:
+        from torchvision.transforms import v2
+
+        kinds = ((v2.MixUp, config.mixup), (v2.CutMix, config.cutmix))
+        mixers = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha > 0]
+        self._mix = mixers[0] if len(mixers) == 1 else v2.RandomChoice(mixers)
+
+    def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mixed images [n, c, h, w] and targets [n, classes] for images and class numbers [n]."""
+        mixed: tuple[Tensor, Tensor] = self._mix(images, targets)
+        return mixed

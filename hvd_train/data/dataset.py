@@ -6,8 +6,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
-from hvd_train.data.augment import Augment
-
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Numbers = TypeVar("Numbers", int, Tensor)
 Mark = Callable[[str], None]  # is called with the name of each stage that an image has passed on its way to the model
@@ -49,6 +47,14 @@ class Arrays:
     def rows(self, numbers: Numbers) -> Numbers:
         """Return the row of a sample, or the rows of several, int64 [n]."""
         return numbers % len(self.images)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """A random change of a batch in memory, with random numbers of each sample."""
+
+    num_uniforms: int
+    apply: Callable[[Tensor, Tensor], Tensor]  # images [n, c, h, w] float, uniforms [n, num_uniforms] in [0, 1)
 
 
 Source = Arrays | MapDataset

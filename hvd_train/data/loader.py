@@ -6,26 +6,114 @@ import random
 import signal
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 from typing_extensions import override
 
-from hvd_train.data.batches import Batch, Loader, MicroBatch
-from hvd_train.data.dataset import Arrays, MapDataset, Mark, Source, Staged, unmarked
-from hvd_train.data.prepare import Prepare
+from hvd_train.data.dataset import Arrays, Augment, DataSet, MapDataset, Mark, Source, Staged, unmarked
 from hvd_train.errors import UsageError
 from hvd_train.progress import order
-from hvd_train.progress.order import Assignment, MicroBatchSamples
+from hvd_train.progress.order import Assignment, Indices, MicroBatchSamples
 
 _STEPS_AT_ONCE = 64  # to look up the samples of one step alone takes as long as to fetch their images
 _TRANSFORMS = 2  # in a key of random numbers: separates a sample's transforms from other uses of the seed
+_Sample = tuple[int, int, int]  # epoch, number in the data set, and copy (of repeated augmentation)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A micro-batch of a step, ready for the model."""
+
+    number: int  # within its step
+    inputs: Tensor  # [n, c, h, w] float
+    targets: Tensor  # [n]
+    samples: Indices  # [n]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's part of a step; `size` (samples) and `num_micro_batches` are of the global batch."""
+
+    size: int
+    num_micro_batches: int
+    micro_batches: tuple[MicroBatch, ...]
+
+
+class Prepare:
+    """Scales, resizes, augments and normalises whole batches of images, and repeats grey as three channels."""
+
+    def __init__(
+        self,
+        data: DataSet,
+        device: torch.device,
+        *,
+        image_size: int | None,
+        augment: Augment | None,
+        colour: bool,
+        channels_last: bool = False,
+    ) -> None:
+        """`image_size` (pixels; None: as stored) is the side of the result; `colour` asks for three channels."""
+        self.augment = augment
+        self._size, self._channels_last = image_size, channels_last
+        self._channels = 3 if colour and data.channels == 1 else None
+        self._normalises = len(data.mean) > 0
+        # A tensor without dimensions is applied to all pixels in half the time.
+        shape = () if len(data.mean) == 1 else (-1, 1, 1)
+        self._mean, self._std = (torch.tensor(values, device=device).view(shape) for values in (data.mean, data.std))
+
+    def __call__(self, images: Tensor, uniforms: Tensor | None, mark: Mark = unmarked) -> Tensor:
+        """Return model input [n, c, h, w] float for images [n, c, h, w], uint8 0..255 or float.
+
+        `uniforms` [n, k] are the samples' random numbers for the augmentation, if any. `images` do not change.
+        """
+        layout = torch.contiguous_format  # decoders interleave the colours
+        if images.dtype == torch.uint8:
+            images = images.to(torch.float32, memory_format=layout).div_(255)
+        else:
+            images = images.clone(memory_format=layout)
+        # In place from here: to allocate memory for a batch takes longer than the arithmetic.
+        if self._size is not None and images.shape[-2:] != (self._size, self._size):
+            images = F.interpolate(images, size=(self._size, self._size), mode="bilinear", antialias=True)
+        if self.augment is not None and uniforms is not None:
+            mark("prepare")
+            images = self.augment.apply(images, uniforms)
+            mark("augment")
+        if self._normalises:
+            grey_as_colour = images.shape[1] < len(self._mean.flatten())  # three results for each value
+            images = (images - self._mean if grey_as_colour else images.sub_(self._mean)).div_(self._std)
+        if self._channels is not None:
+            images = images.expand(-1, self._channels, -1, -1)
+        if self._channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        mark("prepare")
+        return images
+
+
+class Loader(Protocol):
+    """Turns the assignments of a rank into batches on its device, an epoch at a time."""
+
+    num_samples: int
+
+    def start(self) -> None:
+        """Start the loader processes, so that the first batch is fast. Raises UsageError if that fails."""
+        return
+
+    def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
+        """Yield the batches of these assignments of an epoch. Raises UsageError if a sample cannot be used."""
+
+    def watch(self, mark: Mark) -> None:
+        """Call `mark` at the end of each stage that images go through in this process."""
+
+    def close(self) -> None:
+        """End the loader processes, if there are any."""
+        return
 
 
 def open_loader(source: Source, prepare: Prepare, device: torch.device, seed: int, num_workers: int) -> Loader:
@@ -76,43 +164,29 @@ class ArrayLoader(Loader):
         self._mark = mark
 
 
-class Sample(NamedTuple):
-    """One draw of a sample; each copy by repeated augmentation has its own random numbers."""
-
-    epoch: int
-    number: int
-    copy: int
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """An error as a value: DataLoader would wrap an exception in a traceback."""
-
-    reason: str
-
-
 @dataclass
 class _Reader:
-    """Reads items by `Sample` for DataLoader; random numbers depend on seed and sample alone."""
+    """Reads items for DataLoader; random numbers depend on seed and sample alone."""
 
     data: MapDataset
     seed: int
     mark: Mark = unmarked
 
-    def __getitem__(self, sample: Sample) -> tuple[Tensor, int] | Unreadable:
-        number = order.key(self.seed, sample.epoch, _TRANSFORMS, sample.number, sample.copy)
+    def __getitem__(self, sample: _Sample) -> tuple[Tensor, int] | UsageError:
+        epoch, index, copy = sample
+        number = order.key(self.seed, epoch, _TRANSFORMS, index, copy)
         torch.default_generator.manual_seed(number)  # torch.manual_seed takes a hundred times as long
         random.seed(number)
         np.random.seed(number % 2**32)
         self.mark("random numbers")
         try:
             if isinstance(self.data, Staged):
-                return self.data.staged_item(sample.number, self.mark)
-            item = self.data[sample.number]
+                return self.data.staged_item(index, self.mark)
+            item = self.data[index]
             self.mark("items")
             return item
         except UsageError as error:
-            return Unreadable(str(error))
+            return error  # DataLoader would wrap it in a traceback
 
 
 @dataclass
@@ -123,10 +197,10 @@ class _MicroBatchSampler:
     epoch: int = 0
     micro_batches: Iterable[MicroBatchSamples] = ()
 
-    def __iter__(self) -> Iterator[list[Sample]]:
+    def __iter__(self) -> Iterator[list[_Sample]]:
         for micro in self.micro_batches:
             copies, numbers = np.divmod(micro.indices, self.num_samples)
-            yield [Sample(self.epoch, *of) for of in zip(numbers.tolist(), copies.tolist(), strict=True)]
+            yield [(self.epoch, number, copy) for number, copy in zip(numbers.tolist(), copies.tolist(), strict=True)]
 
 
 class MapLoader(Loader):
@@ -151,7 +225,6 @@ class MapLoader(Loader):
 
     @override
     def start(self) -> None:
-        """Let each loader process read a sample. Raises UsageError if the processes cannot be sent the data set."""
         first = MicroBatchSamples(0, np.zeros(1, dtype=np.int64))
         for _ in self._read(0, itertools.repeat(first, self._num_workers)):
             pass
@@ -165,16 +238,20 @@ class MapLoader(Loader):
             yield Batch(assignment.size, assignment.num_micro_batches, micro_batches)
 
     def _read(self, epoch: int, wanted: Iterable[MicroBatchSamples]) -> Iterator[Any]:
-        """Yield images and labels of each micro-batch, or Unreadable. Raises UsageError if a loader process ended."""
+        """Yield images and labels of each micro-batch, or a UsageError. Raises UsageError if a loader process ended."""
         self._sampler.epoch, self._sampler.micro_batches = epoch, wanted
+        # Terminals send these to all processes of a job. The training needs its loader processes until its commit.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
-            with _terminal_signals_blocked(), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it
                 batches = iter(self._loader)
         except Exception as error:  # noqa: BLE001  # a data set may raise anything when it is pickled
             reason = str(error).partition("\n")[0]
             advice = "export a shorter TMPDIR" if "path too long" in reason else "type --workers 0"
             raise UsageError(f"loader processes cannot be sent the data set ({reason}); {advice}") from None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         try:
             yield from batches
         except (RuntimeError, OSError, EOFError):
@@ -191,9 +268,9 @@ class MapLoader(Loader):
                 advice = "a smaller --workers if memory or /dev/shm was full, else --workers 0 to see why"
                 raise UsageError(f"loader process {process.pid} {how}; type {advice}") from None
 
-    def _micro_batch(self, micro: MicroBatchSamples, batch: list[Tensor] | Unreadable) -> MicroBatch:
-        if isinstance(batch, Unreadable):
-            raise UsageError(batch.reason)
+    def _micro_batch(self, micro: MicroBatchSamples, batch: list[Tensor] | UsageError) -> MicroBatch:
+        if isinstance(batch, UsageError):
+            raise batch
         self._reader.mark("collate")
         images, labels = (part.to(self._device, non_blocking=True) for part in batch)
         self._reader.mark("transfer")
@@ -201,7 +278,6 @@ class MapLoader(Loader):
 
     @override
     def watch(self, mark: Mark) -> None:
-        """Call `mark` at the end of each stage in this process."""
         self._reader.mark = mark
 
     @override
@@ -209,19 +285,37 @@ class MapLoader(Loader):
         del self._loader
 
 
-def _collate(items: list[tuple[Tensor, int] | Unreadable]) -> list[Tensor] | Unreadable:
-    errors = [item for item in items if isinstance(item, Unreadable)]
+def _collate(items: list[tuple[Tensor, int] | UsageError]) -> list[Tensor] | UsageError:
+    errors = [item for item in items if isinstance(item, UsageError)]
     try:
         return errors[0] if errors else default_collate(items)
     except RuntimeError as error:
-        return Unreadable(f"the items of a batch do not fit together: {str(error).splitlines()[0]}")
+        return UsageError(f"the items of a batch do not fit together: {str(error).splitlines()[0]}")
 
 
-@contextmanager
-def _terminal_signals_blocked() -> Iterator[None]:
-    # Terminals send them to all processes of a job. The training needs its loader processes until its commit.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+class Ahead:
+    """An iterator over batches that can prepare the next one during the reduction."""
+
+    def __init__(self, batches: Iterator[Batch], mark: Mark) -> None:
+        self._batches, self._mark = batches, mark
+        self._next: Batch | Exception | None = None
+
+    def prepare(self) -> None:
+        """Make the next batch ready; keep an error until that batch is requested."""
+        try:
+            self._next = next(self._batches)
+        except Exception as error:  # noqa: BLE001  # a data set may raise anything; StopIteration ends the batches
+            self._next = error
+        self._mark("data")
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._next is None:
+            self.prepare()
+        batch, self._next = self._next, None
+        if isinstance(batch, Exception):
+            raise batch
+        assert batch is not None
+        return batch

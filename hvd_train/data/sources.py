@@ -2,7 +2,8 @@
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, TensorDataset
 
 from hvd_train import plugin
-from hvd_train.data import own_data
-from hvd_train.data.augment import affine_jitter, crop_and_flip
-from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet
+from hvd_train.data.augment import Items, affine_jitter, crop_and_flip, training_transform
+from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, MapDataset, Staged
 from hvd_train.errors import UsageError, unknown_name
 from hvd_train.settings.data import DataConfig
 
@@ -32,7 +34,7 @@ def check_name(name: str) -> None:
 def open_data(config: DataConfig, seed: int, own: OwnData | None = None) -> DataSet:
     """Return the data set of `own` or of the config. Raises UsageError if the data cannot be used."""
     if own is not None or plugin.is_reference(config.data):
-        data = own_data.from_result(config.data, (own or plugin.load("data", config.data))(config))
+        data = _from_result(config.data, (own or plugin.load("data", config.data))(config))
     else:
         data = _OPENERS[config.data](config, seed)
     if len(data.train) == 0:
@@ -46,8 +48,6 @@ def _apply_augmentation(config: DataConfig, data: DataSet) -> DataSet:
         data = replace(data, augment=None, transforms=tuple)
     if config.augment in ("standard", "none") and not config.random_erasing:
         return data
-    from hvd_train.data.transforms import Items, training_transform  # slow to import
-
     if not isinstance(data.train, Arrays) or data.train.images.dtype != torch.uint8:
         raise UsageError(
             f"--augment {config.augment} and --random-erasing do not go with --data {config.data}, whose items are as "
@@ -154,3 +154,95 @@ _OPENERS: dict[str, Callable[[DataConfig, int], DataSet]] = {
     "folder": _folder,
     "synthetic": _synthetic,
 }
+
+
+def _from_result(name: str, result: Any) -> DataSet:
+    """Return the data set in `result`, of the user's function `name`. Raises UsageError now or as items are read."""
+    titles = [f"the {part} set of --data {name}" for part in ("training", "validation", "test")]
+    if not isinstance(result, DataSet):
+        if not isinstance(result, (tuple, list)) or len(result) != 2 or result[0] is None:
+            raise UsageError(f"--data {name}: it must return (training set, validation set or None)")
+        train, val = map(_in_memory, titles, result)
+        result = DataSet(train, val, _class_names(name, result[0], train))
+    parts = zip(titles, (result.train, result.val, result.test), strict=True)
+    train, val, test = (_checked(title, _in_memory(title, part), len(result.classes)) for title, part in parts)
+    return DataSet(**{**vars(result), "train": train, "val": val, "test": test})
+
+
+@dataclass(frozen=True)
+class _CheckedItems:
+    """A map-style data set that checks each item, and returns labels as ints."""
+
+    title: str
+    data: MapDataset
+    num_classes: int
+    form: tuple[object, ...] | None = None  # type and shape of all images
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        item: Any = self.data[index]
+        if isinstance(item, (tuple, list)) and len(item) == 2:
+            image, number = item[0], _class_number(item[1])
+            is_image = isinstance(image, Tensor) and self.form in (None, (image.dtype, image.shape))
+            if is_image and number is not None and 0 <= number < self.num_classes:
+                return image, number
+        raise UsageError(
+            f"item {index} of {self.title} is {_described(item)}; return (image tensor, integer class number from "
+            f"0 to {self.num_classes - 1}), with images of one type and size"
+        )
+
+
+def _in_memory(title: str, part: Any) -> Any:
+    if part is None or isinstance(part, Arrays):
+        return part
+    if isinstance(part, IterableDataset) or not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
+        raise UsageError(f"{title} is {_described(part)}; return a map-style data set, with __len__ and __getitem__")
+    is_plain = type(part).__getitem__ is TensorDataset.__getitem__ and len(part.tensors) == 2
+    return Arrays(part.tensors[0], part.tensors[1], len(part)) if is_plain else part
+
+
+def _class_names(name: str, original: Any, train: Any) -> tuple[str, ...]:
+    with suppress(TypeError):  # `classes` is no list
+        if names := tuple(map(str, getattr(original, "classes", ()))):
+            return names
+    if isinstance(train, Arrays):
+        last = max(_class_number(label) or 0 for label in [0, *train.labels.tolist()])
+        return tuple(map(str, range(min(last + 1, 1_000_000))))  # a larger label is a mistake
+    raise UsageError(f"--data {name}: the training set needs an attribute `classes`: the list of class names")
+
+
+def _checked(title: str, part: Any, num_classes: int) -> Any:
+    if part is None or isinstance(part, Staged):
+        return part
+    if not len(part):
+        raise UsageError(f"{title} is empty")
+    in_memory = isinstance(part, Arrays)
+    items = _CheckedItems(title, TensorDataset(part.images, part.labels) if in_memory else part, num_classes)
+    image, _ = items[0]
+    labels = getattr(part, "targets", getattr(part, "labels", None))
+    labels = labels.tolist() if isinstance(labels, (Tensor, np.ndarray)) else labels
+    if isinstance(labels, (list, tuple)) and len(labels) == len(items):
+        # If a label looks wrong, check its item, which may have another label.
+        items[next((i for i, label in enumerate(labels) if _class_number(label) not in range(num_classes)), 0)]
+    if in_memory:
+        return replace(part, labels=part.labels.reshape(-1).long())
+    return replace(items, form=(image.dtype, image.shape))
+
+
+def _class_number(label: Any) -> int | None:
+    if isinstance(label, int):
+        return int(label)
+    with suppress(TypeError, ValueError, RuntimeError):  # what numpy cannot take
+        array = np.asarray(label.cpu() if isinstance(label, Tensor) else label)
+        return int(array.item()) if array.size == 1 and array.dtype.kind in "biu" else None
+    return None
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_described, value[:4]))})"
+    if (number := _class_number(value)) is not None:
+        return str(number)
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, (Tensor, np.ndarray)) else type(value).__name__

@@ -1,10 +1,11 @@
-"""Compute the samples of each rank: pure functions of seed, epoch, cursor, rank and size. No torch.
+"""Compute what each step uses: pure functions of progress, seed and world size. No torch.
 
-The order of an epoch is a permutation that is computed index by index, in constant memory for any data set.
+These are the samples of each rank, their fingerprint, and the learning rate. The order of an epoch is a permutation
+that is computed index by index, in constant memory for any data set.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,8 @@ from typing_extensions import override
 
 from hvd_train.errors import UsageError
 from hvd_train.settings.batch import BatchConfig
+from hvd_train.settings.optimizer import OptimizerConfig
+from hvd_train.settings.schedule import ScheduleConfig
 
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -22,6 +25,7 @@ _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
 _BLOCK, _STEPS = 1 << 12, 64  # the most samples of a rank, and the most steps, looked up at once
 _SMALL = 1 << 12  # up to this domain, a table of all words is computed once
+_AT_ONCE = 1 << 20  # samples whose fingerprint is computed at once
 _NONE = np.empty(0, dtype=np.int64)
 
 
@@ -258,3 +262,58 @@ def _micro_batch_size(global_batch: int) -> int:
     """Return the default: 16 to 48 samples, in 1, 2, 4, 8 or a multiple of 8 micro-batches if possible."""
     few = next(number for number in (8, 4, 2, 1) if global_batch >= 16 * number or number == 1)
     return math.ceil(global_batch / max(few, 8 * round(global_batch / (8 * 32))))
+
+
+def fingerprint(samples: Indices) -> int:
+    """Return the sum of `scramble(number + 1)` modulo 2^64 over sample numbers, int64 [n].
+
+    `scramble` maps numbers one to one, so other samples have the same fingerprint with a probability of 1 in 2^64.
+    """
+    return int(scramble(samples.astype(np.uint64) + np.uint64(1)).sum(dtype=np.uint64))
+
+
+def added(fingerprints: Iterable[int]) -> int:
+    """Return the fingerprint of all these fingerprints' samples."""
+    return sum(fingerprints) % 2**64
+
+
+def of_all(count: int) -> int:
+    """Return the fingerprint of the samples 0, 1, ... `count` - 1."""
+    return added(fingerprint(np.arange(start, min(start + _AT_ONCE, count))) for start in range(0, count, _AT_ONCE))
+
+
+def in_bytes(value: int) -> tuple[float, ...]:
+    """Return the 8 bytes of a fingerprint. Their float32 sums over up to 65,000 ranks are exact."""
+    return tuple(map(float, value.to_bytes(8, "little")))
+
+
+def from_bytes(sums: Sequence[float]) -> int:
+    """Return the fingerprint of all ranks' samples from summed `in_bytes`."""
+    return added(int(number) << 8 * place for place, number in enumerate(sums))
+
+
+def peak_learning_rate(optimizer: OptimizerConfig, global_batch_size: int) -> float:
+    """Return the learning rate after the warm-up, scaled by `lr_scaling`.
+
+    linear: Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677); sqrt: Krizhevsky, "One weird trick for
+    parallelizing convolutional neural networks" (arXiv 1404.5997).
+    """
+    ratio = global_batch_size / optimizer.lr_base_batch
+    factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[optimizer.lr_scaling]
+    return optimizer.learning_rate * factor
+
+
+def learning_rate_factor(schedule: ScheduleConfig, epochs_done: float) -> float:
+    """Return the share (0 to 1) of the peak learning rate after `epochs_done` epochs.
+
+    Pass the middle of a step's batch: at its edges a warm-up starts, and a cosine ends, with a learning rate of zero.
+    """
+    if epochs_done < schedule.warmup_epochs:
+        return epochs_done / schedule.warmup_epochs
+    if schedule.schedule == "cosine":
+        length = schedule.epochs - schedule.warmup_epochs
+        share = min(1.0, (epochs_done - schedule.warmup_epochs) / length) if length else 1.0
+        return 0.5 * (1 + math.cos(math.pi * share))
+    if schedule.schedule == "step":
+        return schedule.decay_factor ** sum(epochs_done >= epoch for epoch in schedule.decay_epochs)
+    return 1.0

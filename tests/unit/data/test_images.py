@@ -19,9 +19,8 @@ from torchvision.transforms import v2
 
 from hvd_train.data import identity, sources
 from hvd_train.data.dataset import DataSet
-from hvd_train.data.folder import CenterCrop, ImageFolder, RandomCrop, open_folder
+from hvd_train.data.folder import UNREADABLE, CenterCrop, ImageFolder, RandomCrop, decode, open_folder
 from hvd_train.data.loader import MapLoader
-from hvd_train.data.pictures import UNREADABLE, decode
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
 from hvd_train.settings.data import DataConfig

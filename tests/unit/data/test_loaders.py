@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from hvd_train.data.augment import Augment
-from hvd_train.data.batches import Batch
 from hvd_train.data.dataset import Arrays, DataSet
-from hvd_train.data.loader import ArrayLoader, MapLoader, open_loader
-from hvd_train.data.prepare import Prepare
+from hvd_train.data.loader import ArrayLoader, Batch, MapLoader, Prepare, open_loader
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import BatchLayout, EpochOrder, RepeatedOrder, assignments
 from tests.support.batches import CPU, PLAIN, PLAIN_DATA, RandomItems, flat

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hvd_train.data import sources
-from hvd_train.data.augment import affine_jitter, crop_and_flip
-from hvd_train.data.transforms import Items, Mix
+from hvd_train.data.augment import Items, Mix, affine_jitter, crop_and_flip
 from hvd_train.errors import UsageError
 from hvd_train.progress import order
 from hvd_train.settings.data import DataConfig

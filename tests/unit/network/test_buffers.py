@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hvd_train.errors import UsageError
-from hvd_train.network.step_buffers import StepBuffers
+from hvd_train.network.buffers import StepBuffers
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
 from tests.support.runs import small_config, trained

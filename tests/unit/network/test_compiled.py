@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from hvd_train.network.compiled import any_size, compile_model
+from hvd_train.network.models import any_size, compile_model
 from hvd_train.run import train
 from hvd_train.step import Step
 from tests.support import runs

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hvd_train.network.digest import digest_of
+from hvd_train.network.buffers import digest_of
 
 BODY, HEAD = torch.arange(6.0).view(2, 3), torch.arange(6.0, 12.0).view(2, 3)
 STATE = {"body": BODY, "head": HEAD}

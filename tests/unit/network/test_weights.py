@@ -29,7 +29,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from hvd_train import Config
 from hvd_train.data.dataset import Arrays, DataSet
-from hvd_train.data.prepare import Prepare
+from hvd_train.data.loader import Prepare
 from hvd_train.errors import UsageError
 from hvd_train.network import models, weights
 from hvd_train.parts import build

@@ -10,16 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_train.errors import UsageError
-from hvd_train.network.compiled import micro_batch_sizes
-from hvd_train.progress.fingerprint import added, fingerprint, from_bytes, in_bytes, of_all
+from hvd_train.network.models import micro_batch_sizes
 from hvd_train.progress.order import (
     BatchLayout,
     EpochOrder,
     InSequence,
     RepeatedOrder,
+    added,
     assignments,
     choose_layout,
+    fingerprint,
+    from_bytes,
+    in_bytes,
     key,
+    of_all,
     order_of,
     resized_layout,
     uniforms,

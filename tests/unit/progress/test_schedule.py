@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hvd_train.progress.schedule import learning_rate_factor, peak_learning_rate
+from hvd_train.progress.order import learning_rate_factor, peak_learning_rate
 from hvd_train.settings.optimizer import OptimizerConfig
 from hvd_train.settings.schedule import ScheduleConfig
 
