@@ -5,13 +5,11 @@ import os
 import random
 import re
 import shutil
-import warnings
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from PIL import EpsImagePlugin, Image
@@ -19,7 +17,7 @@ from torchvision.transforms import v2
 
 from hvd_train.data import identity, sources
 from hvd_train.data.dataset import DataSet
-from hvd_train.data.folder import UNREADABLE, CenterCrop, ImageFolder, RandomCrop, decode, open_folder
+from hvd_train.data.folder import UNREADABLE, CenterCrop, RandomCrop, decode, open_folder
 from hvd_train.data.loader import MapLoader
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
@@ -28,27 +26,29 @@ from tests.support.batches import CPU, PLAIN
 from tests.support.bombs import BOMBS, peak_growth
 from tests.support.jpegs import encoded, noise, whole
 
-WAYS: dict[str, dict[str, Any]] = {
-    "4:4:4": {"subsampling": 0},
-    "4:2:2": {"subsampling": 1},
-    "4:2:0": {"subsampling": 2},
-    "progressive": {"progressive": True},
-    "restarts": {"restart_marker_blocks": 3},
-    "without colour transform": {"keep_rgb": True},
-}
+WAYS: list[tuple[str, str, dict[str, Any]]] = [
+    *(("RGB", "jpeg", {"subsampling": number}) for number in range(3)),
+    *(("RGB", "jpeg", way) for way in ({"progressive": True}, {"restart_marker_blocks": 3}, {"keep_rgb": True})),
+    *((mode, "jpeg", {}) for mode in ("L", "CMYK")),
+    *((mode, "png", {}) for mode in ("RGB", "P", "RGBA", "1")),
+    ("RGB", "webp", {}),
+]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_jpeg_has_the_pixels_of_pillow(way: str) -> None:
-    for mode in ("RGB", "L") if way != "without colour transform" else ("RGB",):
-        for width, height in ((1, 1), (7, 90), (129, 65), (200, 150)):
-            data = encoded(noise(width, height, mode), **WAYS[way])
-            assert torch.equal(decode(data), whole(data)), (mode, width, height)
+@pytest.mark.parametrize(("mode", "kind", "options"), WAYS)
+def test_an_image_has_the_pixels_of_pillow(mode: str, kind: str, options: dict[str, Any]) -> None:
+    for width, height in ((1, 1), (7, 90), (129, 65), (200, 150)):
+        data = encoded(noise(width, height, mode), kind, **options)
+        assert torch.equal(decode(data), whole(data)), (width, height)
+    for orientation in range(1, 9) if kind == "jpeg" else ():
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encoded(noise(40, 24, mode), kind, exif=exif, **options)
+        assert torch.equal(decode(data), whole(data)), orientation
 
 
 def test_a_damaged_jpeg_is_refused_or_has_the_pixels_of_pillow() -> None:
     chance, sound = random.Random(1), encoded(noise(48, 40), quality=80)
-    same = 0
     for _ in range(300):
         changed = bytearray(sound)
         for _ in range(chance.randint(1, 3)):
@@ -60,57 +60,23 @@ def test_a_damaged_jpeg_is_refused_or_has_the_pixels_of_pillow() -> None:
                 decode(bytes(changed))
             continue
         assert torch.equal(decode(bytes(changed)), expected)
-        same += 1
-    assert same > 80
     for length in range(0, len(sound), 97):
         with pytest.raises(UNREADABLE):
             decode(sound[:length])
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind"), [("RGB", "png"), ("P", "png"), ("RGBA", "png"), ("1", "png"), ("CMYK", "jpeg"), ("RGB", "webp")]
-)
-def test_other_formats_come_as_pillow_shows_them(mode: str, kind: str) -> None:
-    data = encoded(noise(30, 20, mode), kind)
-    assert torch.equal(decode(data), whole(data))
 
 
 GREY = np.arange(0, 65536, 256, dtype=np.uint16).reshape(16, 16)
 
 
 def test_sixteen_bits_are_scaled_in_every_format() -> None:
-    """Pillow's conversion alone would make all but the darkest values white."""
+    """Pillow's conversion would make most values white; values without a known range are refused."""
     png, *others = (encoded(Image.fromarray(GREY), kind) for kind in ("png", "tiff", "ppm"))
     assert torch.equal(decode(png)[1].flatten(), torch.arange(256, dtype=torch.uint8))
     for data in (*others, b"P5 16 16 4095\n" + (GREY >> 4).astype(">u2").tobytes()):
         assert (decode(data)[1].flatten().int() - torch.arange(256)).abs().max() <= 1
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_grey_values_without_a_known_range_are_refused(dtype: Any) -> None:
-    """Pillow would clip them to 0 and 255."""
-    image = Image.fromarray(GREY.astype(dtype))
-    with pytest.raises(UNREADABLE, match=f"mode {image.mode}, .*no known range"):
-        decode(encoded(image, "tiff"))
-
-
-def test_odd_exif_data_give_no_warning() -> None:
-    data = encoded(noise(40, 24), exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x02\0")
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        whole(data)
-        assert seen, "Pillow alone warns"
-        seen.clear()
-        decode(data)
-    assert not seen
-
-
-def test_a_turned_image_is_set_upright() -> None:
-    for orientation in range(1, 9):
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        data = encoded(noise(40, 24), exif=exif)
-        assert torch.equal(decode(data), whole(data)), orientation
+    for dtype in (np.int32, np.float32):
+        with pytest.raises(UNREADABLE, match=r"mode ., .*no known range"):
+            decode(encoded(Image.fromarray(GREY.astype(dtype)), "tiff"))
 
 
 def test_other_formats_are_refused_and_run_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,45 +89,6 @@ def test_other_formats_are_refused_and_run_no_program(tmp_path: Path, monkeypatc
         with pytest.raises(UNREADABLE, match="none of JPEG, PNG, PPM, BMP, TIFF, WEBP"):
             decode(encoded(noise(16, 16), kind))
     assert not Path("started").exists()
-
-
-@pytest.mark.parametrize("kind", BOMBS)
-def test_a_small_file_that_claims_many_pixels_takes_no_memory(kind: str) -> None:
-    for side in (10_000, 65_000):
-        data = BOMBS[kind](side)
-        assert len(data) < 1000
-
-        def look(data: bytes = data) -> None:
-            with pytest.raises(UNREADABLE, match="more pixels than --max-image-pixels 90000000 allows"):
-                decode(data)
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert peak_growth(look) < 16e6
-
-
-def test_the_limit_is_the_largest_image_that_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow's own limit neither warns nor changes for other code."""
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    for kind in BOMBS:
-        data = encoded(noise(30, 20), kind)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert decode(data, max_pixels=600).shape == (3, 20, 30)
-        with pytest.raises(UNREADABLE, match="--max-image-pixels 599"):
-            decode(data, max_pixels=599)
-    assert Image.MAX_IMAGE_PIXELS == 100
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind", "options"),
-    [("CMYK", "jpeg", {"progressive": True, "subsampling": 0}), ("RGBA", "webp", {"lossless": True})],
-)
-def test_decoding_takes_memory_in_proportion_to_the_pixels(mode: str, kind: str, options: dict[str, Any]) -> None:
-    side = 2000
-    data = encoded(Image.new(mode, (side, side)), kind, **options)
-    decode(encoded(Image.new(mode, (8, 8)), kind, **options))  # loads libraries
-    assert peak_growth(lambda: decode(data)) < 25.5 * side * side
 
 
 def picture(path: Path, shade: int, size: tuple[int, int] = (40, 30)) -> None:
@@ -197,7 +124,6 @@ def test_class_folders_become_a_data_set(folder: Path) -> None:
 
 CHANGES = {
     "removed": (lambda train, _: (train / "cat" / "1.jpg").unlink(), {"training": "5 images, the run had 6.*'cat'"}),
-    "renamed": (lambda train, _: (train / "dog" / "1.jpeg").rename(train / "dog" / "x.jpeg"), {"training": "'dog'"}),
     "other size": (lambda train, _: (train / "cat" / "1.jpg").write_bytes(b"other"), {"training": "'cat'"}),
     "validation": (lambda _, val: (val / "dog" / "0.jpeg").unlink(), {"validation": "3 images, the run had 4.*'dog'"}),
     "class renamed": (
@@ -274,6 +200,17 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_small_file_that_claims_many_pixels_takes_no_memory(kind: str) -> None:
+    data = BOMBS[kind](65_000)
+
+    def look() -> None:
+        with pytest.raises(UNREADABLE, match="more pixels than --max-image-pixels 90000000 allows"):
+            decode(data)
+
+    assert peak_growth(look) < 16e6
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_folder_that_cannot_be_used_is_refused(folder: Path, fault: str) -> None:
     damage, message = FAULTS[fault]
@@ -310,17 +247,3 @@ def test_of_a_thin_image_only_the_middle_is_resized(kind: str) -> None:
         data = encoded(noise(*size), kind)
         for view in (CenterCrop(256, 224), RandomCrop(224)):
             assert peak_growth(lambda data=data, view=view: view(decode(data))) < 20e6
-
-
-def test_a_data_set_is_never_in_memory() -> None:
-    root = Path("many")
-    (root / "a").mkdir(parents=True)
-    (root / "a" / "00.jpg").write_bytes(encoded(noise(1500, 1000), quality=60))
-    for number in range(1, 60):
-        (root / "a" / f"{number:02}.jpg").hardlink_to(root / "a" / "00.jpg")
-    images = ImageFolder(root, ["a"], RandomCrop(32))
-    images[0]
-    before = psutil.Process().memory_info().rss
-    for number in range(len(images)):
-        images[number]
-    assert psutil.Process().memory_info().rss - before < 27e6

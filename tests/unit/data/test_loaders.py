@@ -113,19 +113,6 @@ class Items:
         return self._items[index], index
 
 
-def test_a_batch_does_not_depend_on_how_its_images_lie_in_memory() -> None:
-    """Decoders interleave colours; the model gets one memory layout."""
-    planes = [torch.rand(3, 5, 6) for _ in range(2)]
-    by_pixel = [image.permute(1, 2, 0).contiguous().permute(2, 0, 1) for image in planes]
-    found = []
-    for first, second in (planes, by_pixel, (by_pixel[0], planes[1])):
-        loader = MapLoader(Items(first, second), PLAIN, CPU, seed=0, num_workers=0)
-        (batch,) = loader.load(0, assignments(EpochOrder(0, 0, 2), 0, BatchLayout(2, 2), 0, 1))
-        found.append(batch.micro_batches[0].inputs)
-    assert all(torch.equal(found[0], other) for other in found)
-    assert len({each.stride() for each in found}) == 1
-
-
 def test_a_data_set_that_cannot_be_sent_to_processes_is_an_error_of_use() -> None:
     data = Items(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2))
     data.closure = lambda: None

@@ -35,9 +35,6 @@ def test_crop_and_flip_of_a_batch_changes_each_image_alone() -> None:
 
 @pytest.mark.numeric
 def test_an_affine_change_turns_shifts_and_zooms() -> None:
-    images = torch.cos(torch.arange(3 * 64.0).view(3, 1, 8, 8))
-    result = affine_jitter(degrees=10, shift=0.1, scale=0.1).apply(images, torch.full((3, 4), 0.5))
-    torch.testing.assert_close(result, images, atol=1e-5, rtol=0)
     image = torch.zeros(1, 1, 8, 8)
     image[0, 0, 4, 4] = 1
     moved = affine_jitter(degrees=0, shift=0.25, scale=0).apply(image, torch.tensor([[0.5, 0.5, 1.0, 0.5]]))

@@ -24,13 +24,6 @@ def own() -> Iterator[str]:
     sys.modules.pop("my_networks", None)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "googlenet"])
-def test_torchvision_models_by_name(name: str) -> None:
-    assert models.needs_colour(name)
-    model = models.build(name, num_classes=7, channels=3, seed=0)
-    assert model.train()(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
-
-
 def test_models_of_timm_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for channels in (1, 3):
         model = models.build("timm:resnet10t", num_classes=7, channels=channels, seed=0)
@@ -40,13 +33,6 @@ def test_models_of_timm_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UsageError, match="pip install timm"):
         models.check_name("timm:resnet10t")
-
-
-def test_digits_convnet_takes_grey_images_of_8_pixels_or_a_few_more() -> None:
-    model = models.build("digits-convnet", num_classes=10, channels=1, seed=0)
-    assert not models.needs_colour("digits-convnet")
-    models.check_fits(model, "digits-convnet", torch.zeros(2, 1, 8, 8), 10)
-    models.check_fits(model, "digits-convnet", torch.zeros(1, 1, 12, 9), 10)
 
 
 def test_an_unknown_model_is_answered_with_the_nearest() -> None:

@@ -9,8 +9,7 @@ from hvd_train.progress.clock import PHASES, RunningClock, Split, Stopwatch, Tim
 from hvd_train.progress.metrics import Totals
 
 
-def test_the_first_five_answers_are_counted() -> None:
-    """The sums are the loss and the hits at each of the first five places."""
+def test_losses_and_the_first_five_answers_are_summed() -> None:
     logits = torch.tensor([[6.0, 5, 4, 3, 2, 1, 0]] * 7, dtype=torch.float64)
     targets = torch.tensor([0, 0, 0, 1, 4, 5, 6])
     sums = metrics.sums_of(torch.tensor(2.5, dtype=torch.float64), logits, targets)
@@ -18,9 +17,6 @@ def test_the_first_five_answers_are_counted() -> None:
     assert Totals.of(sums.tolist(), 7) == Totals(2.5, 3, 5, 7)
     top1, top5 = metrics.hits(logits, targets)
     assert (int(top1.sum()), int(top5.sum())) == (3, 5)
-
-
-def test_totals_add_and_divide_once() -> None:
     total = Totals(1.0, 1, 2, 2) + Totals(8.0, 1, 1, 4)
     assert total.means() == {"loss": 1.5, "top1": 2 / 6, "top5": 3 / 6}
     assert all(math.isnan(value) for value in Totals().means().values())
