@@ -32,12 +32,10 @@ from hvd_train.settings.data import DataConfig
 _AT_ONCE = 1000  # files whose sizes one of 16 threads asks for: a network file system needs milliseconds for each
 _VAL_CROP = 224 / 256  # fraction of the shorter side that evaluation shows; usual since AlexNet
 _THIN = 16  # an image more times as long as wide is not resized as a whole: that takes too much memory
-Change = Callable[[Tensor], Tensor]  # of one image, uint8
 _DAMAGED = (ValueError, TypeError, SyntaxError, EOFError, LookupError, ArithmeticError, struct.error)
 UNREADABLE = (OSError, *_DAMAGED)  # the file is damaged, has too many pixels or is no image in a supported format
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # torchvision's IMG_EXTENSIONS
-_ORIENTATION, _UPRIGHT = 0x0112, 1  # a tag of Exif
-_BITS_PER_SAMPLE = 258  # a tag of TIFF
+_ORIENTATION, _BITS_PER_SAMPLE = 0x0112, 258  # tags of Exif and TIFF
 
 
 class RandomCrop:
@@ -89,7 +87,11 @@ class ImageFolder(Staged):
     """The images of one split; an item is (image [3, size, size] uint8, class number). No image is kept in memory."""
 
     def __init__(
-        self, root: Path, classes: list[str], transform: Change, max_pixels: int = DataConfig.max_image_pixels
+        self,
+        root: Path,
+        classes: list[str],
+        transform: Callable[[Tensor], Tensor],
+        max_pixels: int = DataConfig.max_image_pixels,
     ) -> None:
         """List the files below `root`/CLASS. Raises UsageError if a class has no images."""
 
@@ -206,7 +208,7 @@ def decode(data: bytes, max_pixels: int = DataConfig.max_image_pixels) -> Tensor
     """
     with _opened(data, max_pixels) as image:
         pixels = None
-        if image.format == "JPEG" and image.mode == "RGB" and image.getexif().get(_ORIENTATION, _UPRIGHT) == _UPRIGHT:
+        if image.format == "JPEG" and image.mode == "RGB" and image.getexif().get(_ORIENTATION, 1) == 1:  # upright
             pixels = _decode_jpeg(data, max_pixels)  # in two thirds of Pillow's time
         return torch.from_numpy(_decode_by_pillow(image) if pixels is None else pixels).permute(2, 0, 1)
 
@@ -224,17 +226,13 @@ def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
     except UnidentifiedImageError:
         raise ValueError(f"it is damaged, or none of {', '.join(_FORMATS)}") from None
     except Image.DecompressionBombError:
-        raise _too_many(max_pixels) from None
+        raise ValueError(f"it has more pixels than --max-image-pixels {max_pixels} allows") from None
     finally:
         Image.MAX_IMAGE_PIXELS = usual
 
 
-def _too_many(max_pixels: int) -> ValueError:
-    return ValueError(f"it has more pixels than --max-image-pixels {max_pixels} allows")
-
-
 def _decode_jpeg(data: bytes, max_pixels: int) -> np.ndarray | None:
-    """Return pixels [height, width, 3], or None if simplejpeg refuses the file. Raises ValueError."""
+    """Return pixels [height, width, 3], or None if simplejpeg refuses the file."""
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(data)
         if int(height) * int(width) <= max_pixels:
@@ -242,7 +240,7 @@ def _decode_jpeg(data: bytes, max_pixels: int) -> np.ndarray | None:
             return pixels
     except ValueError:
         return None
-    raise _too_many(max_pixels)  # libjpeg and Pillow do not agree about the header
+    raise Image.DecompressionBombError  # libjpeg and Pillow do not agree about the header
 
 
 def _decode_by_pillow(image: Image.Image) -> np.ndarray:

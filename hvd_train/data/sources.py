@@ -80,10 +80,10 @@ def _digits(config: DataConfig, seed: int) -> DataSet:
 
 def _rows_of_digits() -> npt.NDArray[np.float64]:
     """Return 64 pixels and the label of each image, if possible without importing scikit-learn."""
-    if (package := importlib.util.find_spec("sklearn")) is not None and package.origin is not None:
-        file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-        if file.exists():
-            return np.loadtxt(file, delimiter=",")
+    package = importlib.util.find_spec("sklearn")
+    file = Path((package and package.origin) or "").parent / "datasets" / "data" / "digits.csv.gz"
+    if file.exists():
+        return np.loadtxt(file, delimiter=",")
     from sklearn.datasets import load_digits  # for a version that keeps the file elsewhere
 
     raw = load_digits()

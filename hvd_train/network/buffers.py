@@ -1,6 +1,6 @@
 """Find, average, copy and restore the buffers of a model; update them in a step; digest tensors."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -109,13 +109,6 @@ def copy_into(buffer: Buffer, value: Tensor) -> None:
         here.copy_(value)
     else:
         buffer.put(value.detach().to(here.device, copy=True))
-
-
-def copy_others(source: nn.Module, target: nn.Module, names: Set[str]) -> None:
-    """Copy the buffers of `source`, except `names`, to its copy `target`."""
-    for buffer, own in zip(buffers_of(source), buffers_of(target), strict=True):
-        if buffer.name not in names:
-            copy_into(own, buffer.tensor)
 
 
 class StepBuffers:

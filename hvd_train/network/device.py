@@ -10,8 +10,6 @@ from hvd_train.errors import UsageError
 from hvd_train.progress.clock import Split
 from hvd_train.world.world import Place
 
-# Initial loss scales. 65,536 is torch's default; if only the wire is fp16, a lower one skips no steps at the start.
-_FP16_SCALE, _WIRE_SCALE = 65536.0, 1024.0
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
 
 
@@ -113,7 +111,7 @@ def loss_scaler(config: Config, device: torch.device, *, fp16_wire: bool) -> tor
     Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
     """
     arithmetic = config.precision.precision == "fp16"
-    scale = _FP16_SCALE if arithmetic else _WIRE_SCALE
+    scale = 65536.0 if arithmetic else 1024.0  # torch's default, or a lower one that skips no steps at the start
     scaler = torch.amp.GradScaler(device.type, init_scale=scale, enabled=arithmetic or fp16_wire)
     scaler.scale(torch.ones((), device=device))  # creates its tensors: a rank may have no micro-batch in the first step
     return scaler

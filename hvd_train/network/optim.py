@@ -31,19 +31,13 @@ def build(config: OptimizerConfig, model: nn.Module) -> Optimizer:
         return _of_timm(config, groups, common)
     # Fused optimizers pass over memory once; they take only real numbers without gaps in memory.
     common["fused"] = all(p.is_floating_point() and has_no_gaps(p) for group in groups for p in group["params"])
-    if config.optimizer == "sgd":
-        return _sgd(config, groups, common)
-    cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
-    return _never_compiled(cls)(groups, **common)
-
-
-def _sgd(config: OptimizerConfig, groups: list[dict[str, Any]], common: dict[str, Any]) -> Optimizer:
-    """Return SGD with momenta of zero: without them fused SGD (torch 2.15) fails at a parameter that thaws later."""
+    if config.optimizer != "sgd":
+        cls: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
+        return _never_compiled(cls)(groups, **common)
     built = _never_compiled(torch.optim.SGD)(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
-    if config.momentum:
-        for group in groups:
-            for parameter in group["params"]:
-                built.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    for parameter in (p for group in groups for p in group["params"] if config.momentum):
+        # Without momenta fused SGD (torch 2.15) fails at a parameter that thaws later.
+        built.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return built
 
 
@@ -119,7 +113,9 @@ class MovingAverage(AveragedModel):
     def update_parameters(self, model: nn.Module) -> None:
         """Add the model's current values; the first call copies them."""
         super().update_parameters(model)
-        buffers.copy_others(model, self.module, self._averaged)
+        for buffer, own in zip(buffers.buffers_of(model), buffers.buffers_of(self.module), strict=True):
+            if buffer.name not in self._averaged:
+                buffers.copy_into(own, buffer.tensor)
 
 
 def moving_average(config: OptimizerConfig, model: nn.Module, patterns: Sequence[str] = ()) -> MovingAverage | None:
