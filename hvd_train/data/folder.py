@@ -236,8 +236,7 @@ def _decode_jpeg(data: bytes, max_pixels: int) -> np.ndarray | None:
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(data)
         if int(height) * int(width) <= max_pixels:
-            pixels: np.ndarray = simplejpeg.decode_jpeg(data)
-            return pixels
+            return np.asarray(simplejpeg.decode_jpeg(data))
     except ValueError:
         return None
     raise Image.DecompressionBombError  # libjpeg and Pillow do not agree about the header

@@ -64,18 +64,9 @@ def _digits(config: DataConfig, seed: int) -> DataSet:
     images = torch.from_numpy(pixels).view(-1, 1, 8, 8)
     labels = torch.from_numpy(rows[:, -1].astype(np.int64))
     shuffled = torch.from_numpy(np.random.default_rng(1998).permutation(len(labels)))
-    test, train = shuffled[:360], shuffled[360:]
-    return DataSet(
-        train=Arrays(images[train], labels[train], len(train)),
-        val=Arrays(images[test], labels[test], len(test)),
-        classes=tuple(str(digit) for digit in range(10)),
-        channels=1,
-        image_size=8,
-        mean=(0.305,),
-        std=(0.376,),
-        augment=affine_jitter(degrees=10, shift=0.1, scale=0.1),
-        transforms=partial(_affine, degrees=10, shift=0.1, scale=0.1),
-    )
+    train, val = (Arrays(images[part], labels[part], len(part)) for part in (shuffled[360:], shuffled[:360]))
+    classes, change = tuple(map(str, range(10))), {"degrees": 10, "shift": 0.1, "scale": 0.1}
+    return DataSet(train, val, classes, 1, 8, (0.305,), (0.376,), affine_jitter(**change), partial(_affine, **change))
 
 
 def _rows_of_digits() -> npt.NDArray[np.float64]:

@@ -11,6 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvd_train.world.world import World
 
+_SHARED_NAME = "batch_norm"
+
 
 def synchronised(model: nn.Module, world: World) -> nn.Module:
     """Replace each batch norm layer by a SyncBatchNorm. Parameters and statistics are the same tensors."""
@@ -22,9 +24,6 @@ def synchronised(model: nn.Module, world: World) -> nn.Module:
             return synchronised_layer
         setattr(model.get_submodule(parent), own_name, synchronised_layer)
     return model
-
-
-_SHARED_NAME = "batch_norm"
 
 
 class SumOverRanks:
@@ -114,6 +113,7 @@ class SyncBatchNorm(_BatchNorm):
         centre = torch.zeros(self.num_features, device=input.device)
         if self.running_mean is not None:
             centre = self.running_mean.float().clone()
+        output: Tensor
         output, mean, variance, count = _SyncBatchNorm.apply(input, self.weight, self.bias, centre, self.eps, self.add)
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
@@ -121,8 +121,7 @@ class SyncBatchNorm(_BatchNorm):
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
             unbiased = variance * (count / (count - 1).clamp(min=1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
-        result: Tensor = output
-        return result
+        return output
 
 
 class _SyncBatchNorm(torch.autograd.Function):

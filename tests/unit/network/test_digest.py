@@ -1,6 +1,5 @@
 """The digest of a state's tensors."""
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -24,23 +23,17 @@ def test_equal_states_have_the_same_digest_on_any_host() -> None:
         assert digest({"weight": plain.flip(0)}) != digest({"weight": plain})
 
 
-OTHERS = {
-    "swapped": {"body": HEAD, "head": BODY},
-    "renamed": {"body": BODY, "tail": HEAD},
-    "missing": {"body": BODY},
-    "another shape": {"body": BODY.view(3, 2), "head": HEAD},
-    "another type": {"body": BODY.view(torch.int32), "head": HEAD},
-    "other numbers": {"body": BODY, "head": -HEAD},
-    "more": {**STATE, "more": torch.empty(0)},
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_states_that_differ_have_other_digests(name: str) -> None:
-    assert digest(OTHERS[name]) != digest(STATE)
-
-
-def test_facts_and_tensors_of_any_type_count() -> None:
+def test_states_that_differ_have_other_digests() -> None:
+    others: list[dict[str, Tensor]] = [
+        {"body": HEAD, "head": BODY},
+        {"body": BODY, "tail": HEAD},
+        {"body": BODY},
+        {"body": BODY.view(3, 2), "head": HEAD},
+        {"body": BODY.view(torch.int32), "head": HEAD},
+        {**STATE, "more": torch.empty(0)},
+    ]
+    for other in others:
+        assert digest(other) != digest(STATE)
     assert digest(STATE, "step 4") != digest(STATE)
     for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.complex64):
         assert digest({"step": torch.tensor(0).to(dtype)}) != digest({"step": torch.tensor(1).to(dtype)})

@@ -77,33 +77,6 @@ def test_a_thousand_ranks_share_a_huge_epoch_in_little_memory(cursor: int) -> No
     assert len(set(taken)) == len(taken) == min(layout.global_batch, HUGE - cursor)
 
 
-@given(
-    seed=st.integers(0, 2**63),
-    epoch=st.integers(0, 1000),
-    rows=st.lists(st.integers(0, 2**40), min_size=1, max_size=50),
-)
-def test_random_numbers_belong_to_the_sample(seed: int, epoch: int, rows: list[int]) -> None:
-    """They lie in [0, 1) and do not depend on the other samples of the call."""
-    numbers = uniforms(seed, epoch, np.array(rows, dtype=np.int64), 3)
-    assert numbers.dtype == np.float32
-    assert ((numbers >= 0) & (numbers < 1)).all()
-    for position, row in enumerate(rows):
-        alone = uniforms(seed, epoch, np.array([row], dtype=np.int64), 3)
-        assert np.array_equal(alone[0], numbers[position])
-
-
-@pytest.mark.parametrize(
-    ("settings", "size", "layout"),
-    [
-        ({"batch_size": 8, "accumulation_steps": 3}, 2, BatchLayout(48, 8)),
-        ({"global_batch_size": 64, "batch_size": 8}, 3, BatchLayout(64, 8)),
-        ({"global_batch_size": 48, "batch_size": 8, "accumulation_steps": 3}, 5, BatchLayout(48, 8)),
-    ],
-)
-def test_batch_settings_decide_the_layout(settings: dict[str, int], size: int, layout: BatchLayout) -> None:
-    assert choose_layout(BatchConfig(**settings), size, 1000) == layout
-
-
 @pytest.mark.parametrize(
     ("samples", "layout", "sizes"),
     [
@@ -135,18 +108,15 @@ def test_a_global_batch_alone_has_the_same_layout_on_any_number_of_ranks(global_
     assert [len(micro.indices) for micro in step.micro_batches] == sizes
 
 
-def test_batches_that_cannot_be_are_refused() -> None:
+def test_batch_settings_decide_the_layout_or_are_refused() -> None:
     with pytest.raises(UsageError, match=r"--accumulation-steps 2 with --global-batch-size 64 needs --batch-size"):
         choose_layout(BatchConfig(global_batch_size=64, accumulation_steps=2), 2, 1000)
     with pytest.raises(UsageError, match=r"1001 samples is larger than the training set of 1000.*size 1000 or less"):
         choose_layout(BatchConfig(global_batch_size=1001), 1, 1000)
-    assert choose_layout(BatchConfig(global_batch_size=1000), 1, 1000).global_batch == 1000
-
-
-def test_a_batch_that_follows_the_workers_stays_within_the_data() -> None:
+    assert choose_layout(BatchConfig(batch_size=8, accumulation_steps=3), 2, 1000) == BatchLayout(48, 8)
+    assert choose_layout(BatchConfig(global_batch_size=64, batch_size=8), 3, 1000) == BatchLayout(64, 8)
     batch = BatchConfig(batch_size=30, accumulation_steps=2)
-    assert [resized_layout(batch, size, 190).global_batch for size in (1, 2, 3, 4)] == [60, 120, 180, 190]
-    assert resized_layout(batch, 4, 190).micro_batch == 30
+    assert [resized_layout(batch, size, 190) for size in (3, 4)] == [BatchLayout(180, 30), BatchLayout(190, 30)]
 
 
 @pytest.mark.parametrize("times", [1, 3, 4])
