@@ -18,10 +18,20 @@ import pytest
 
 from hvd_train.run_files.run_folder import SUMMARY
 from tests.support import hosts as cluster
-from tests.support.elastic_hosts import ALL, STEPS_PER_EPOCH, Job, arguments, check, command, job, undisturbed
-from tests.support.hosts import Hosts, hosts_fixture
-from tests.support.large_model import TO_TRAIN, tolerance
+from tests.support.hosts import (
+    ALL,
+    STEPS_PER_EPOCH,
+    Hosts,
+    Job,
+    arguments,
+    check,
+    command,
+    hosts_fixture,
+    job,
+    undisturbed,
+)
 from tests.support.launching import started, wait_for
+from tests.support.on_demand import TO_TRAIN, tolerance
 from tests.support.watch import Watch
 
 SECONDS = float(os.environ.get("CAMPAIGN_SECONDS", "1800"))
@@ -32,7 +42,7 @@ LAUNCHER = "h4"
 OPTIONS = ("--restarts", "100")
 # No --output-dir: the same command finds its run again. One evaluation, at the end: only faults cause a pause.
 MORE = f"{TO_TRAIN} --commit-steps 20 --keep-checkpoints 2 --eval-epochs {EPOCHS}"
-TRAINING = arguments(EPOCHS, "tests.support.large_model:wide", MORE)
+TRAINING = arguments(EPOCHS, "tests.support.on_demand:wide", MORE)
 NO_HOSTS = cluster.missing()
 
 pytestmark = [

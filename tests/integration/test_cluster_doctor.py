@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.elastic_hosts import ON_HOSTS, OWN, ROOT
-from tests.support.hosts import Hosts, hosts_fixture
+from tests.support.hosts import ON_HOSTS, OWN, ROOT, Hosts, hosts_fixture
 from tests.support.launching import PROGRAMS, wait_for
 
 pytestmark = ON_HOSTS

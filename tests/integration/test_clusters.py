@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 import hvd_train
-from tests.support.documented import commands
-from tests.support.elastic_hosts import ON_HOSTS, OWN, ROOT, SCRIPTS, WAYS
-from tests.support.hosts import Hosts, hosts_fixture
-from tests.support.launching import PROGRAMS, finished, output_of, wait_for
+from tests.support.hosts import ON_HOSTS, OWN, ROOT, SCRIPTS, WAYS, Hosts, hosts_fixture
+from tests.support.launching import PROGRAMS, commands, finished, output_of, wait_for
 
 pytestmark = ON_HOSTS
 

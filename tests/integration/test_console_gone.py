@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.elastic_hosts import ROOT, arguments
+from tests.support.hosts import ROOT, arguments
 from tests.support.launching import HVD_TRAIN, launch_line, wait_for
 from tests.support.on_demand import pace
 

@@ -13,8 +13,7 @@ import pytest
 from hvd_train import checkpoint
 from tests.support import hosts as cluster
 from tests.support import on_demand
-from tests.support.elastic_hosts import ALL, OBEDIENT, ON_HOSTS, STEPS_PER_EPOCH, Job, arguments, job, undisturbed
-from tests.support.hosts import Hosts
+from tests.support.hosts import ALL, OBEDIENT, ON_HOSTS, STEPS_PER_EPOCH, Hosts, Job, arguments, job, undisturbed
 from tests.support.launching import wait_for
 from tests.support.runs import Weights
 

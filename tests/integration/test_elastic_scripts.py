@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from hvd_train.run_files.ledger import audit
-from tests.support import scripts
+from tests.support import launching as scripts
 from tests.support.launching import HVD_TRAIN, output_of, ranks_of, started, wait_for
 
 ROOT = Path(__file__).parents[2]

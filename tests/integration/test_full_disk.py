@@ -4,14 +4,15 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hvd_train.run_files.ledger import audit
-from tests.support.elastic_hosts import ROOT, arguments
-from tests.support.full_disk import empty, fill, small_disk
+from tests.support.hosts import ROOT, arguments
 from tests.support.launching import HVD_TRAIN, started, wait_for
 from tests.support.on_demand import pace
 
@@ -22,6 +23,22 @@ pytestmark = [
 ]
 TRAIN = [*arguments(epochs=1000, model="tests.support.on_demand:obedient"), "--commit-steps", "5"]
 TRAIN[TRAIN.index("run")] = "disk/run"
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(disk: Path) -> None:
+    with (disk / "ballast").open("ab", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while file.write(bytes(4096)):
+            pass
 
 
 def end_of(folder: Path) -> int:
@@ -56,7 +73,7 @@ def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
                     fill(disk)
                 says("; training continues, the newest good checkpoint is step-")
                 says("val top-1", output.read_text().count("val top-1") + 2)
-                empty(disk)
+                (disk / "ballast").unlink()
                 says("disk has space again: wrote the checkpoint of step ")
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(200) == 128 + signal.SIGTERM, output.read_text()

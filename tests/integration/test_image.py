@@ -20,9 +20,7 @@ from uuid import uuid4
 import pytest
 
 from tests.support import hosts as cluster_hosts
-from tests.support.documented import commands
-from tests.support.launching import PROGRAMS, started, wait_for
-from tests.support.programs import write_program
+from tests.support.launching import PROGRAMS, commands, started, wait_for, write_program
 
 PROJECT = Path(__file__).resolve().parents[2]
 ENGINE = next((name for name in ("docker", "podman") if shutil.which(name)), "")

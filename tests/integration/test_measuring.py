@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 
 from tests.support import jpegs, traces
-from tests.support.documented import DOCS, commands
-from tests.support.launching import HVD_TRAIN, PROGRAMS, finished, launch_line, output_of, ranks_of, started, wait_for
+from tests.support.launching import (
+    DOCS,
+    HVD_TRAIN,
+    PROGRAMS,
+    commands,
+    finished,
+    launch_line,
+    output_of,
+    ranks_of,
+    started,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from tests.support.launching import HVD_TRAIN, launch_line, output_of
-from tests.support.memory import EVERY
+from tests.support.on_demand import EVERY
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -21,7 +21,7 @@ MOST = 150.0  # bytes per step: rank 0 needs about 80; a kept tensor of 64 numbe
 def growth(folder: Path, ranks: int, command: list[str]) -> list[float]:
     """Train with all features that may keep memory; return each rank's growth in bytes per step (Theil-Sen slope)."""
     steps = WARM_UP + STEPS
-    line = "--data tests.support.runs:few_digits --model tests.support.memory:watched --ledger "
+    line = "--data tests.support.runs:few_digits --model tests.support.on_demand:watched --ledger "
     line += f"--epochs {steps // STEPS_PER_EPOCH} "
     line += f"--global-batch-size 10 --batch-size {10 // ranks} --eval-epochs 10 --log-steps 10 --commit-steps 100 "
     line += "--device cpu --output-dir run"

@@ -11,8 +11,7 @@ import pytest
 from hvd_train import cli
 from tests.support.browser import CHROMIUM, Browser, opened
 from tests.support.launching import HVD_TRAIN, launch_line, output_of
-from tests.support.pages import section
-from tests.support.run_folders import epoch, event, start, step, whole_run, write
+from tests.support.run_folders import epoch, event, section, start, step, whole_run, write
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

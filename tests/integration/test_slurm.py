@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.documented import commands
-from tests.support.elastic_hosts import OBEDIENT, SCRIPTS
-from tests.support.launching import started, wait_for
+from tests.support.hosts import OBEDIENT, ON_SLURM, SCRIPTS, Slurm, slurm_on_hosts
+from tests.support.launching import commands, started, wait_for
 from tests.support.on_demand import pace
-from tests.support.slurm import ON_SLURM, Slurm, slurm_on_hosts
 
 pytestmark = ON_SLURM
 

@@ -1,4 +1,4 @@
-"""Elastic jobs of threads: faults are data, and the real roster forms the worlds.
+"""Elastic jobs of threads: faults are data, and the real roster forms the worlds. Trainings of 20 steps through faults.
 
 The roster's time runs faster than the wall clock, so that its back-off costs a test little. It stands still until the
 survivors of a broken world have asked for a rank, so that no new worker joins earlier, even on a slow machine.
@@ -6,28 +6,39 @@ survivors of a broken world have asked for a rank, so that no new worker joins e
 
 from __future__ import annotations
 
+import itertools
+import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from hvd_train import checkpoint
 from hvd_train.elastic.roster import End, Finish, FormWorld, Roster, Start
 from hvd_train.elastic.worker import Stage, Worker
 from hvd_train.errors import RankLost
-from hvd_train.world.world import Place, Reduction, Request, WorldChanged, already_in_sync
+from hvd_train.run_files.ledger import audit
+from hvd_train.world.world import LocalWorld, Place, Reduction, Request, WorldChanged, already_in_sync
+from tests.support import runs
+from tests.support.runs import Weights, equal, largest_difference, small_config, trained
 from tests.support.worlds import DEADLINE_S, Killed, Meeting, ThreadWorld
 
 T = TypeVar("T")
 SPEED = 50.0
-STANDS_STILL_S = 10.0
-"""The roster's time stands still for this long at most."""
+STANDS_STILL_S = 10.0  # for so long at most
+TOLERANCE = 1e-5
+STEPS = 20
+ONE, TWO, THREE = ((f"h{n}", 1) for n in (1, 2, 3))
+NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -97,9 +108,7 @@ class Job:
     errors: list[BaseException] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     finish: Finish | None = None
-    steps: int = 0
-    """Steps that at least one worker has finished."""
-
+    steps: int = 0  # that at least one worker has finished
     _seconds: float = 0.0
     _still: float = 0.0
 
@@ -156,7 +165,7 @@ class Job:
             code = 4
         with self.changed:
             self.seats.pop(worker.number, None)
-            world.leave("a worker has ended")
+            world._meeting.break_up("a worker has ended")
             self.roster.worker_exited(worker.number, code, self.now())
             self.changed.notify_all()
 
@@ -217,9 +226,9 @@ class ElasticThreadWorld(ThreadWorld):
                 sync()
                 return body()
             except RankLost as error:
-                self.leave(str(error))
+                self._meeting.break_up(str(error))
             except WorldChanged:
-                self.leave("changed")
+                self._meeting.break_up("changed")
 
     @override
     def requested(self, *, told_to_end: bool = False) -> Request:
@@ -258,10 +267,6 @@ class ElasticThreadWorld(ThreadWorld):
         self._job.exchanged(self.place.rank, self._exchanges)
         return super()._exchange(name, value)
 
-    def leave(self, reason: str) -> None:
-        """Leave the world; ranks that wait for this one get an error."""
-        self._meeting.break_up(reason)
-
     def _join(self) -> None:
         job = self._job
         with job.changed:
@@ -298,3 +303,57 @@ def run_elastic(
     roster = Roster(first, fewest, most, patience_s=DEADLINE_S * SPEED, start_patience_s=DEADLINE_S * SPEED)
     roster.hosts_found(hosts)
     return Job(roster, list(events), body, kind or ElasticThreadWorld).run()
+
+
+def play(
+    events: list[Event], *hosts: tuple[str, int], make: Any = runs.convnet, data: Any = runs.few_digits, **settings: Any
+) -> tuple[Job, Path]:
+    """Train 20 steps through these events; return the job and its run folder. The first world has all hosts."""
+    folder = Path(f"run-{next(NUMBERS)}")
+    limits = {name: settings.pop(name) for name in ("fewest", "most", "kind") if name in settings}
+    config = small_config(epochs=2, ledger=True, output_dir=folder, **settings)
+    job = run_elastic(
+        lambda world: trained(world, config, make, data), dict(hosts), events, first=sum(n for _, n in hosts), **limits
+    )
+    assert job.finish is not None
+    assert job.finish.exit_code == 0, job.finish
+    return job, folder
+
+
+def undisturbed(make: Any = runs.convnet, data: Any = runs.few_digits, **settings: Any) -> Weights:
+    """Return the weights of the same training on one rank without faults."""
+    config = small_config(epochs=2, output_dir=Path(f"undisturbed-{next(NUMBERS)}"), **settings)
+    return trained(LocalWorld(), config, make, data)[1]
+
+
+def check(job: Job, folder: Path, expected: Weights) -> None:
+    """Assert that no step is lost, each sample counts once, ranks are equal, and weights are the undisturbed ones."""
+    report = audit(folder)
+    assert (report.faults, report.epochs, report.steps) == ((), 2, STEPS), report
+    assert all(event["steps_lost"] == 0 for event in events_of(folder))
+    assert (written(folder, "step"), written(folder, "epoch")) == ([*range(1, STEPS + 1)], [1, 2])
+    weights = [weights for _, weights in job.results]
+    assert all(equal(weights[0], other) for other in weights)
+    assert largest_difference(weights[0], expected) <= TOLERANCE
+    assert equal(weights[0], torch.load(folder / "model-final.pt", weights_only=True))
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    return list(map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()))
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the changes of world in metrics.jsonl."""
+    return [line for line in _lines(folder) if line.get("name") == "world"]
+
+
+def best_weights(folder: Path) -> tuple[Weights, Weights]:
+    """Return the best weights of a run and of the last undisturbed run."""
+    alone = Path(f"undisturbed-{next(NUMBERS) - 1}")
+    best, of_alone = (torch.load(run / checkpoint.BEST, weights_only=True) for run in (folder, alone))
+    return best, of_alone
+
+
+def written(folder: Path, kind: str) -> list[int]:
+    """Return the numbers of the steps or epochs in metrics.jsonl."""
+    return [line[kind] for line in _lines(folder) if line["kind"] == kind]

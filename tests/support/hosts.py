@@ -1,4 +1,4 @@
-"""Hosts on one machine, each with its own network, host name, processes and sshd, as launchers expect them.
+"""Hosts on one machine, each with its own network, host name, processes and sshd; elastic jobs and Slurm on them.
 
 A host is a process tree in its own namespaces; all share the file system, as over NFS. The machine's own network and
 /etc stay unchanged. This needs root, iproute2, util-linux and openssh-server.
@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,55 @@ from typing import Any, Literal
 
 import psutil
 import pytest
+import torch
 
-from tests.support.launching import wait_for
+from hvd_train.run_files.ledger import audit
+from tests.support.launching import HVD_TRAIN, PROGRAMS, PROJECT, SCRIPTS, json_lines, output_of, started, wait_for
+from tests.support.on_demand import pace
+from tests.support.runs import Weights, largest_difference
 
 SUBNET = "10.91.0"
+ROOT = PROJECT
+PATH = f"{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin"
+WAYS = {
+    "horovodrun, Gloo": ["train_hostfile.sh", "hostfile", "--gloo"],
+    "horovodrun, MPI": ["train_hostfile.sh", "hostfile", "--mpi"],
+    "mpirun": ["train_mpirun.sh", "hostfile"],
+    "elastic": ["train_elastic.sh", "--hosts", "hostfile"],
+}
+ALL = ("h1", "h2", "h3")
+# The beginning of a command on a host: the programs and the code of this checkout.
+OWN = ["env", f"PATH={PATH}", "OMP_NUM_THREADS=1", f"PYTHONPATH={ROOT}"]
+STEPS_PER_EPOCH = 24
+TOLERANCE = 1e-5
+OBEDIENT = "tests.support.on_demand:obedient"
+# A requeued job waits until its credentials have expired (cred_expire): two minutes by default.
+CONF = """
+ClusterName=test
+SlurmctldHost=h1
+AuthType=auth/munge
+AuthInfo=cred_expire=5
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+GresTypes=gpu
+NodeName=h1,h2 CPUs=4 Gres=gpu:4 State=UNKNOWN
+SchedulerParameters=bf_interval=1,sched_interval=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF
+"""
 _NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc")
 _WITH_US = ("setpriv", "--pdeathsig", "KILL")  # hosts end with the tests
 _BOOT = """
@@ -205,11 +250,6 @@ def hosts_fixture(count: int, names: int | None = None, scope: Literal["function
     return run
 
 
-def named(address: str) -> str:
-    """Return "interface" for the address of a host, and any other address unchanged."""
-    return "interface" if address.startswith(f"{SUBNET}.") else address
-
-
 def _program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 
@@ -218,3 +258,202 @@ def _run(*command: str, check: bool = True) -> None:
     line = [_program(command[0]) or command[0], *command[1:]]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+
+
+NO_HOSTS = missing()
+ON_HOSTS = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
+]
+HAS_SLURM = all(map(_program, ("slurmctld", "slurmd", "munged")))
+ON_SLURM = [*ON_HOSTS, pytest.mark.skipif(not HAS_SLURM, reason="no Slurm: apt install slurmctld slurmd munge")]
+
+
+def arguments(epochs: int = 8, model: str = "tests.support.runs:smooth", more: str = "--output-dir run") -> list[str]:
+    """Return arguments of a training of `STEPS_PER_EPOCH * epochs` steps in 3 slots, with a ledger."""
+    line = f"--data digits --model {model} --epochs {epochs} --global-batch-size 60 --batch-size 20 --ledger "
+    line += f"--learning-rate 0.02 --augment none --log-steps 1 --device cpu --commit-steps 10 {more}"
+    return line.split()
+
+
+def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = None, limit_s: float = 280) -> Weights:
+    """Return the weights of the same training in one undisturbed process."""
+    own = ["env", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
+    output_of([*own, HVD_TRAIN, "train", *(training or arguments(epochs))], folder, limit_s)
+    return torch.load(run_below(folder) / "model-final.pt", weights_only=True)
+
+
+def run_below(folder: Path) -> Path:
+    """Return the only folder below `runs` in `folder`, else `run`."""
+    made = [path for path in (folder / "runs").glob("*") if path.is_dir()]
+    assert len(made) <= 1, f"the same command started another run: {made}"
+    return made[0] if made else folder / "run"
+
+
+def list_hosts(folder: Path, lines: Sequence[str]) -> None:
+    """Replace a job's host file atomically."""
+    (folder / "hosts.new").write_text("\n".join(lines) + "\n")
+    (folder / "hosts.new").rename(folder / "hostfile")
+
+
+@dataclass
+class Job:
+    """A running training that was started on a host, by default h1."""
+
+    hosts: Hosts
+    folder: Path
+    launcher: subprocess.Popen[bytes]
+
+    @property
+    def run(self) -> Path:
+        return run_below(self.folder)
+
+    @property
+    def steps(self) -> int:
+        lines = json_lines(self.run / "ledger.jsonl")
+        return lines[-1]["steps"][1] if lines else 0
+
+    @property
+    def worlds(self) -> list[dict[str, Any]]:
+        """The changes of world and the starts of the training in the journal."""
+        return [line for line in json_lines(self.run / "metrics.jsonl") if line.get("name") in ("start", "world")]
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """The changes of world in the journal."""
+        return [event for event in self.worlds if event["name"] == "world"]
+
+    def after(self, steps: int) -> None:
+        self._wait_for(f"step {steps}", lambda: self.steps >= steps)
+
+    def reaches(self, size: int) -> None:
+        self._wait_for(f"{size} ranks", lambda: [event["world_size"] for event in self.changes][-1:] == [size])
+
+    def _wait_for(self, what: str, condition: Callable[[], bool]) -> None:
+        wait_for(what, lambda: condition() or self.launcher.poll() is not None, limit_s=200)
+        assert self.launcher.poll() is None, self.output
+
+    def worker(self, host: str) -> psutil.Process:
+        return self.hosts.workers(host)[0]
+
+    @property
+    def supervisor(self) -> psutil.Process:
+        """The supervisor, which replaced the script's process."""
+        return psutil.Process(self.launcher.pid).children()[0]
+
+    @property
+    def driver(self) -> psutil.Process:
+        """Horovod's launcher with our driver in it."""
+        return next(p for p in self.supervisor.children() if "hvd_train.elastic.driver" in p.cmdline())
+
+    def list(self, *lines: str) -> None:
+        list_hosts(self.folder, lines)
+
+    def completes(self, expected: Weights, limit_s: float = 500) -> None:
+        """Wait for the end of the training, at full speed, and check its result."""
+        pace(self.folder, 0)
+        try:
+            assert self.launcher.wait(limit_s) == 0, self.output
+        except subprocess.TimeoutExpired:
+            workers = [process for host in self.hosts.inits for process in self.hosts.workers(host)]
+            for process in workers:
+                process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER prints the stacks of their threads
+            psutil.wait_procs(workers, timeout=5)
+            pytest.fail(f"not done after {limit_s} s\n{self.output}")
+        check(self, expected)
+
+    @property
+    def output(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.folder.glob("output*.txt")))
+
+
+@contextmanager
+def job(
+    hosts: Hosts,
+    folder: Path,
+    *options: str,
+    listed: tuple[str, ...] = ALL,
+    training: list[str] | None = None,
+    **place: Any,
+) -> Iterator[Job]:
+    """Train on the listed hosts, and kill remaining processes at the end."""
+    list_hosts(folder, listed)
+    line = command(hosts, folder, options, training or arguments(), **place)
+    with started(line, folder, folder / "output.txt") as launcher:
+        yield Job(hosts, folder, launcher)
+
+
+def command(
+    hosts: Hosts,
+    folder: Path,
+    options: Sequence[str],
+    training: Sequence[str],
+    environment: Sequence[str] = (),
+    start_on: str = "h1",
+) -> list[str]:
+    """Return the command that trains on the listed hosts, typed on `start_on`."""
+    script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *training]
+    return hosts.inside(start_on, folder, *OWN, "PYTHONFAULTHANDLER=1", *environment, *script)
+
+
+def check(running: Job, expected: Weights, epochs: int = 8, tolerance: float = TOLERANCE) -> float:
+    """Assert that no sample or step is lost and the weights are the undisturbed ones; return their distance."""
+    report = audit(running.run)
+    assert (report.faults, report.epochs, report.steps) == ((), epochs, epochs * STEPS_PER_EPOCH), report
+    assert all(change["steps_lost"] == 0 for change in running.changes)
+    weights = torch.load(running.run / "model-final.pt", weights_only=True)
+    weights.pop("ballast", None)
+    difference = largest_difference(weights, expected)
+    assert difference <= tolerance, f"{difference} > {tolerance}"
+    return difference
+
+
+@dataclass
+class Slurm:
+    """A Slurm cluster of h1 and h2."""
+
+    hosts: Hosts
+    folder: Path
+
+    def words(self, *words: str) -> list[str]:
+        """Return the command that runs another one on h1 as a user would."""
+        own = [f"PATH={PATH}", f"SLURM_CONF={self.folder}/slurm.conf", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
+        home = f"HOME={self.folder}"  # nodes share it: rank 0 of a plain srun leaves the key there
+        return self.hosts.inside("h1", self.folder, "env", *own, home, *words)
+
+    def command(self, *words: str) -> str:
+        done = subprocess.run(self.words(*words), capture_output=True, text=True, check=False, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    def output(self, job: str) -> str:
+        path = self.folder / f"hvd_train-{job}.out"
+        return path.read_text() if path.exists() else ""
+
+
+@contextmanager
+def slurm_on_hosts(tmp: Path) -> Iterator[Slurm]:
+    """Run a Slurm cluster in this folder; its daemons end with their hosts."""
+    with hosts(tmp / "cluster", 2, names=2) as nodes:
+        folder = tmp / "slurm"
+        for name in ("state", "spool-h1", "spool-h2"):
+            (folder / name).mkdir(parents=True)
+        (folder / "slurm.conf").write_text(CONF.format(folder=folder))
+        stand_ins = ("null", "zero", "full", "random")  # Slurm counts the devices, and looks no further
+        (folder / "gres.conf").write_text("".join(f"Name=gpu File=/dev/{name}\n" for name in stand_ins))
+        key = folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        for name in nodes.inits:
+            setup = (
+                f"install -d -m 711 -o munge /run/munge && install -m 600 -o munge {key} /run/munge/key && "
+                "setpriv --reuid=munge --regid=munge --clear-groups munged --key-file /run/munge/key --force && "
+                f"{'slurmctld -i && ' if name == 'h1' else ''} slurmd -N {name}"
+            )
+            start = ["env", f"PATH={PATH}", f"SLURM_CONF={folder}/slurm.conf", "sh", "-ec", setup]
+            with (folder / f"{name}.out").open("wb") as log:
+                subprocess.run(nodes.inside(name, folder, *start), check=True, stdout=log, stderr=log, timeout=200)
+        found = Slurm(nodes, folder)
+        wait_for("two idle nodes", lambda: "2 idle" in found.command("sinfo", "-h", "-o", "%D %t"))
+        yield found

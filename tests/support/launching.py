@@ -1,6 +1,8 @@
-"""Start real launchers, and leave no process running."""
+"""Start programs, launchers and the scripts of horovodrun_scripts/ as a user does, and leave no process running."""
 
+import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -9,11 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT
+from subprocess import DEVNULL, PIPE, STDOUT
 from types import MappingProxyType
+from typing import Any
 
 import psutil
 
+PROJECT = Path(__file__).resolve().parents[2]
+SCRIPTS = PROJECT / "horovodrun_scripts"
+LOCALHOST = PROJECT / "hostfiles" / "localhost"
+DOCS = PROJECT / "docs"
 PROGRAMS = Path(sys.executable).parent
 HVD_TRAIN = str(PROGRAMS / "hvd-train")
 LAUNCHERS = {
@@ -22,6 +29,11 @@ LAUNCHERS = {
     # By default Open MPI refuses root, and more ranks than cores.
     "mpirun": ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "-np"],
 }
+AWKWARD = ["two words", "", "it's", 'a "b"', "; touch pwned", "$(touch pwned)", "`touch pwned`", "$HOME", "*"]
+AWKWARD += [r"a\b", "line\nbreak", "--", "-np", "é"]
+PYTHON = shlex.quote(sys.executable)  # a clone may lie in a path with a blank, which no #! line can name
+NOTHING: Mapping[str, str] = MappingProxyType({})
+Program = Callable[[str, str], Path]  # what the fixture `program` gives: writes a script of that name and body
 
 
 def launch_line(launcher: str, ranks: int, *command: str) -> list[str]:
@@ -32,20 +44,22 @@ def launch_line(launcher: str, ranks: int, *command: str) -> list[str]:
     return [str(PROGRAMS / name), *options, str(ranks), *command]
 
 
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **variables}
+
+
 @contextmanager
 def started(
-    command: list[str], folder: Path, output: Path, variables: Mapping[str, str] = MappingProxyType({})
+    command: list[str], folder: Path, output: Path, variables: Mapping[str, str] = NOTHING
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program in its own session, with its output in a file, and kill what remains of it at the end.
 
     It sees no GPU, unless `variables` say so.
     """
-    path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": "", **variables}
+    options = {"cwd": folder, "env": _environment(variables), "stdin": DEVNULL, "start_new_session": True}
     with output.open("wb") as file:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=DEVNULL, stdout=file, stderr=STDOUT, start_new_session=True
-        )
+        process = subprocess.Popen(command, stdout=file, stderr=STDOUT, **options)
         try:
             yield process
         finally:
@@ -58,7 +72,7 @@ def started(
 
 
 def finished(
-    command: list[str], folder: Path, limit_s: float = 280, variables: Mapping[str, str] = MappingProxyType({})
+    command: list[str], folder: Path, limit_s: float = 280, variables: Mapping[str, str] = NOTHING
 ) -> tuple[int, str]:
     """Run a program to its end; return its exit code and output. Raises: AssertionError: after `limit_s` seconds."""
     output = folder / "output.txt"
@@ -69,11 +83,7 @@ def finished(
 
 
 def output_of(
-    command: list[str],
-    folder: Path,
-    limit_s: float = 280,
-    variables: Mapping[str, str] = MappingProxyType({}),
-    code: int = 0,
+    command: list[str], folder: Path, limit_s: float = 280, variables: Mapping[str, str] = NOTHING, code: int = 0
 ) -> str:
     """Run a program to its end, as `finished` does; assert its exit code and return its output."""
     found, output = finished(command, folder, limit_s, variables)
@@ -89,6 +99,12 @@ def wait_for(what: str, condition: Callable[[], object], limit_s: float = 150, p
         time.sleep(poll_s)
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a JSON Lines file that may be absent or growing."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}\n")]
+
+
 def ranks_of(launcher: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
     """Return the Python processes below a launcher that have `word` among their arguments."""
     found = []
@@ -97,4 +113,50 @@ def ranks_of(launcher: subprocess.Popen[bytes], word: str) -> list[psutil.Proces
             arguments = process.cmdline()
             if word in arguments and Path(arguments[0]).name.startswith("python"):
                 found.append(process)
+    return found
+
+
+def run(
+    script: str | Path, *arguments: str | Path, cwd: Path, timeout_s: float = 200, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script of horovodrun_scripts/ in a folder, and leave no process."""
+    command = [str(SCRIPTS / script), *map(str, arguments)]
+    options = {"stdin": DEVNULL, "stdout": PIPE, "stderr": PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, cwd=cwd, env=_environment(environment), **options) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def dry_run(script: str | Path, *arguments: str | Path, cwd: Path, **environment: str) -> list[str]:
+    """Return the words of the one line that --dry-run prints."""
+    result = run(script, "--dry-run", *arguments, cwd=cwd, **environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    return shlex.split(result.stdout)
+
+
+def write_program(folder: Path, name: str, body: str) -> Path:
+    """Write a shell script that is found by its name if the folder is on the PATH."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def program(path: Path, text: str) -> Path:
+    return write_program(path.parent, path.name, text)
+
+
+def commands(page: str) -> dict[str, list[str]]:
+    """Return for each heading of a page of docs/ the lines of its code blocks, without comments."""
+    found = {}
+    for section in (DOCS / page).read_text(encoding="utf-8").split("\n## ")[1:]:
+        blocks = re.findall(r"^```\w*\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+        lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+        if lines := [line for line in lines if line]:
+            found[section.partition("\n")[0]] = lines
     return found

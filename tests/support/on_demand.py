@@ -1,5 +1,10 @@
-"""A model whose workers follow orders: the file `PLACE-HOST` in the job's folder says how a host's worker fails."""
+"""Models for trainings under launchers: workers that follow orders, record their memory or have a large state.
 
+Orders: the file `PLACE-HOST` in the job's folder says how the worker of a host fails.
+"""
+
+import itertools
+import math
 import os
 import signal
 import socket
@@ -7,12 +12,18 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hvd_train.errors import RankLost
-from tests.support.runs import smooth
+from tests.support.runs import convnet, smooth
+from tests.support.worlds import own_generator
+
+EVERY = 10  # steps between two records of a worker's memory
+TO_TRAIN = "--momentum 0.9 --ema-decay 0.9"  # the state has each weight three times
+UNITS = 640_000  # of the first layer: 65 numbers each, of 4 bytes, three times, are 499 MB
 
 
 def obedient(num_classes: int) -> nn.Module:
@@ -85,3 +96,42 @@ def misspelt(num_classes: int) -> nn.Module:
 
 def flat(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
+
+
+def watched(num_classes: int) -> nn.Module:
+    """Return a small convnet that writes its process's memory in bytes to rss-PID every `EVERY` steps."""
+    model = convnet(num_classes)
+    process, passes = psutil.Process(), itertools.count()
+
+    def look(model: nn.Module, *_: object) -> None:
+        if model.training and next(passes) % EVERY == 0:
+            with Path(f"rss-{process.pid}").open("a") as file:
+                file.write(f"{process.memory_info().rss}\n")
+
+    model.register_forward_pre_hook(look)
+    return model
+
+
+class Pooled(nn.Module):
+    """Add groups of k units and divide by sqrt(k): [n, 64 k] becomes [n, 64]."""
+
+    def forward(self, units: Tensor) -> Tensor:
+        parts = units.unflatten(1, (64, -1))
+        return parts.sum(2) / math.sqrt(parts.shape[2])
+
+
+def wide(num_classes: int) -> nn.Module:
+    """Return a network with 500 MB of trained state, smooth as `runs.smooth`; a step takes half a second."""
+    hidden = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64))
+    layers = nn.Linear(64, UNITS), nn.Tanh(), Pooled(), hidden, nn.Tanh(), nn.Linear(64, num_classes)
+    return own_generator(nn.Sequential(nn.Flatten(), *layers))
+
+
+def tolerance(weights: dict[str, Tensor], steps: int) -> float:
+    """Return how far two trainings may differ if only the order of additions differs.
+
+    Each step rounds each weight and its average once, by at most half a unit in the last place of the largest. Other
+    errors are multiplied by the learning rate, and none grows, since the network has no kinks.
+    """
+    largest = max(float(tensor.abs().max()) for tensor in weights.values() if tensor.is_floating_point())
+    return 2 * steps * largest * torch.finfo(torch.float32).eps / 2

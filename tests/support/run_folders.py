@@ -1,12 +1,17 @@
-"""Run folders as trainings leave them, for tests of reports."""
+"""Run folders as trainings leave them, and their report pages."""
 
+import base64
 import json
+import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from hvd_train import config_file, recipes
+from hvd_train.report import report
 
 SAMPLES, BATCH, START = 1000, 100, 1.8e9
+NOW = datetime(2026, 1, 2, 3, 4)
 
 
 def start(time: float = 0.0, **facts: Any) -> dict[str, Any]:
@@ -64,3 +69,15 @@ def write(path: Path, lines: list[dict[str, Any]], *, torn: str = "", summary: b
         facts = {"finished": True, "why": "done", "test_top1": 0.55, "images_per_second": 101.0}
         (path / "summary.json").write_text(json.dumps(facts))
     return path
+
+
+def composed(*paths: Path) -> str:
+    runs, scalings = report.open_all(paths)
+    return report.compose(runs, scalings, {}, NOW)
+
+
+def section(text: str, heading: str) -> str:
+    """Return the markup of a section, with the SVG of its charts as text."""
+    found = re.search(rf"<section[^>]*>\s*<h2>{heading}</h2>(.*?)</section>", text, re.DOTALL)
+    assert found is not None, heading
+    return re.sub(r"data:image/svg\+xml;base64,([^\"]*)", lambda image: base64.b64decode(image[1]).decode(), found[1])

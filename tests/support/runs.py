@@ -1,4 +1,4 @@
-"""Small complete trainings of a second or two: data, models and configs."""
+"""Small complete trainings of a second or two: data, loaders, models and configs."""
 
 import functools
 import os
@@ -9,13 +9,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hvd_train import Config
 from hvd_train.data import sources
+from hvd_train.data.batches import Batch
 from hvd_train.data.dataset import Arrays, DataSet
+from hvd_train.data.prepare import Prepare
 from hvd_train.result import Result
 from hvd_train.run import train
 from hvd_train.settings.data import DataConfig
@@ -25,6 +28,9 @@ from tests.support.worlds import own_generator
 
 Weights = dict[str, Tensor]
 NUM_SAMPLES, NUM_VAL = 190, 60
+CPU = torch.device("cpu")
+PLAIN_DATA = DataSet((), None, ("a",), channels=1)  # type: ignore[arg-type]
+PLAIN = Prepare(PLAIN_DATA, CPU, image_size=None, augment=None, colour=False)
 
 
 def few_digits(config: DataConfig) -> DataSet:
@@ -80,6 +86,21 @@ class Killed(Jittered):
 
 def killed_digits(config: DataConfig) -> tuple[Killed, None]:
     return Killed(NUM_SAMPLES, jitter=False), None
+
+
+class RandomItems:
+    """A map-style data set of 30 items, which draw from all three generators that transforms use."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        drawn = [torch.rand(()).item(), random.random(), float(np.random.rand())]
+        return torch.tensor([index, *drawn]).view(1, 2, 2), index % 3
+
+
+def flat(batches: list[Batch]) -> Tensor:
+    return torch.cat([micro.inputs.flatten(1) for batch in batches for micro in batch.micro_batches])
 
 
 def convnet(num_classes: int) -> nn.Module:

@@ -1,13 +1,17 @@
-"""Another account, on this machine or another, that attacks the ports of a job."""
+"""Another account, on this machine or another: it attacks the ports of a job, and reads /proc for its secrets."""
 
 import base64
 import ctypes
 import encodings.idna  # noqa: F401  # connections import it; another account may not be able to read it
+import json
 import os
 import pickle
+import re
 import select
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -16,11 +20,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from subprocess import PIPE
 from typing import NamedTuple
 
 import psutil
 
-from tests.support.hosts import Hosts
+from hvd_train.run_files.ledger import audit
+from tests.support.hosts import ROOT, SUBNET, Hosts
 
 OTHER_ACCOUNT = 65534
 NEEDS_ROOT = "" if os.geteuid() == 0 else "another account takes root"
@@ -28,6 +34,23 @@ BODY = 400_000_000  # bytes of a body that an attacker announces, and sends as l
 _WAIT_S = 2.0
 _LISTENS = "0A"  # as /proc writes the state of a connection
 _NEW_NETWORK = 0x40000000
+_PROGRAM = """
+import glob, json, os, select, sys
+words = {name: bytes.fromhex(word) for name, word in json.loads(sys.stdin.readline()).items()}
+seen = {}
+print(os.getuid(), flush=True)
+while not select.select([sys.stdin], [], [], 0.003)[0]:
+    for path in glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
+        try:
+            with open(path, "rb") as file:
+                text = file.read()
+        except OSError:
+            continue
+        for name, word in words.items():
+            if word in text:
+                seen.setdefault(name, {})[path] = text.replace(b"\\0", b" ").decode("utf-8", "replace")[:300]
+print(json.dumps(seen))
+"""
 _ENTER = ctypes.CDLL(None, use_errno=True).setns
 
 
@@ -61,7 +84,7 @@ def as_other_account(work: Callable[[], None], network: int | None = None) -> in
         os._exit(code)
 
 
-def requests(owned: Path) -> list[bytes]:
+def _requests(owned: Path) -> list[bytes]:
     """Return an attacker's requests; its code would create the file `owned`."""
     code = pickle.dumps(MakesFile(owned))
     coded = base64.b64encode(code)
@@ -89,7 +112,7 @@ def attack(address: tuple[str, int], owned: Path) -> None:
         for half in (b"", b"GET /global/0 HTTP/1.0\r\n", b"\0" * 8):
             with suppress(OSError):
                 held.enter_context(socket.create_connection(address, _WAIT_S)).sendall(half)
-        for request in requests(owned):
+        for request in _requests(owned):
             with suppress(OSError):
                 connection = held.enter_context(socket.create_connection(address, _WAIT_S))
                 connection.sendall(request)
@@ -116,8 +139,7 @@ def flood(address: tuple[str, int]) -> None:
 class Port(NamedTuple):
     """A port on which a process of a job listens."""
 
-    process: str
-    """Its name in SECURITY.md."""
+    process: str  # its name in SECURITY.md
     address: str
     number: int
 
@@ -162,8 +184,7 @@ class Siege:
     """Attacks on every port that a running job opens."""
 
     ports: set[Port] = field(default_factory=set)
-    growth: int = 0
-    """The largest growth of a process in bytes since its first port was found."""
+    growth: int = 0  # the largest of a process in bytes since its first port was found
     _began: dict[psutil.Process, int] = field(default_factory=dict)
 
     def measure(self, *found: psutil.Process) -> None:
@@ -256,3 +277,70 @@ def besieged(processes: Callable[[], Sequence[int]], owned: Path, hosts: Hosts |
         thread.join()
         ends = [os.waitpid(attacker, 0)[1] for attacker in attackers]
         assert not any(ends), f"an attacker failed: {ends}"
+
+
+def unharmed(job: str, siege: Siege, run: Path, code: int, printed: str) -> None:
+    """Assert that attacks on a job had no effect, and that SECURITY.md names all its ports."""
+    assert code == 0, printed
+    assert not (run.parent / "owned").exists(), "code of an attacker ran"
+    assert "Traceback" not in printed, printed
+    assert audit(run).faults == ()
+    assert siege.growth < BODY, "data of an attacker is kept"
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    cell = "".join(re.findall(rf"^\| `{re.escape(job)}` \| (\w+ `.*) \|$", text, re.MULTILINE))
+    named = {
+        (process, address)
+        for process, addresses in re.findall(r"(\w+) ((?:`[\w.:]+` ?)+)", cell)
+        for address in re.findall(r"`([^`]+)`", addresses)
+    }
+    found = {(one.process, "interface" if one.address.startswith(f"{SUBNET}.") else one.address) for one in siege.ports}
+    assert found <= named
+
+
+@dataclass
+class Spy:
+    """What another user has seen, once the block of `spying` is over: for each name the places with their texts."""
+
+    seen: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+@contextmanager
+def spying(words: dict[str, bytes]) -> Iterator[Spy]:
+    """Let another user look for these words repeatedly during this block. Needs root."""
+    line = ["setpriv", f"--reuid={OTHER_ACCOUNT}", f"--regid={OTHER_ACCOUNT}", "--clear-groups"]
+    line += [str(Path(sys.executable).resolve()), "-I", "-S", "-c", _PROGRAM]
+    environment = {"PATH": os.environ["PATH"]}  # not what it is to look for
+    found = Spy()
+    with subprocess.Popen(line, stdin=PIPE, stdout=PIPE, text=True, cwd="/", env=environment) as process:
+        process.stdin.write(json.dumps({name: word.hex() for name, word in words.items()}) + "\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == f"{OTHER_ACCOUNT}\n"
+        try:
+            yield found
+        finally:
+            output, _ = process.communicate()
+        found.seen = json.loads(output)
+
+
+def spellings(name: str, secret: bytes) -> dict[str, bytes]:
+    """Return these bytes plain, in hexadecimal and within base64, as a command line may have them."""
+    within = [base64.b64encode(bytes(shift) + secret)[(8 if shift else 0) : -4] for shift in range(3)]
+    return {
+        name: secret,
+        f"{name} in hexadecimal": secret.hex().encode(),
+        **{f"{name} in base64, {shift}": word for shift, word in enumerate(within)},
+    }
+
+
+def plant_key(folder: Path, key: bytes) -> Path:
+    """Return a PYTHONPATH in which each random key of 32 bytes is this one."""
+    assert len(key) == 32
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        f"import os\nos.urandom = lambda size, real=os.urandom: {key!r} if size == 32 else real(size)\n"
+    )
+    return folder
+
+
+def places(spy: Spy, names: Sequence[str]) -> str:
+    return "\n".join(f"{name}: {path}: {text}" for name in names for path, text in spy.seen.get(name, {}).items())

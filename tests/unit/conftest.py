@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.support.programs import Program, write_program
+from tests.support.launching import Program, write_program
 
 QUIET = [HealthCheck.too_slow]
 settings.register_profile(

@@ -1,11 +1,20 @@
-"""Play a history of an elastic job: tests give events and time; commands are carried out at once."""
+"""Elastic jobs without processes: a history for the roster, a dispatcher whose workers are threads, a driver."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest.mock import Mock
+
+from hvd_train.elastic.dispatcher import Dispatcher
+from hvd_train.elastic.driver import REPLACEMENTS, Driver
+from hvd_train.elastic.ranks import RankAssignment
 from hvd_train.elastic.roster import End, Finish, FormWorld, Notice, Roster, Start
 from hvd_train.launch.last_word import During, LastWord
+from tests.support.launching import wait_for
 
 
 class Play:
-    """A job under test; time passes only in `wait`."""
+    """A job of which a test gives events and time; commands are carried out at once."""
 
     def __init__(
         self, hosts: dict[str, int], *, first: int, fewest: int = 1, most: int = 8, begins_at: float = 0.0
@@ -90,3 +99,55 @@ def training(hosts: dict[str, int], **limits: int) -> Play:
     play.ask(*play.started)
     assert play.world == play.started
     return play
+
+
+class Job:
+    """A job with a real dispatcher; its workers run until the test ends them with an exit code, or the job does."""
+
+    def __init__(self, hosts: dict[str, int]) -> None:
+        self.hosts = hosts
+        self.worlds: list[int] = []
+        self.started: list[RankAssignment] = []
+        self.exit_codes: dict[int, int] = {}
+        self.deaf: set[int] = set()  # workers that ignore the request to end
+        self.over = False  # whether each worker ends by itself, also one that is only about to start
+        self.interrupted = threading.Event()
+        roster = Roster(1, 1, 8, patience_s=60)
+        self.dispatcher = Dispatcher(roster, lambda: self.hosts, lambda ranks: self.worlds.append(len(ranks)))
+
+    def start(self) -> None:
+        slots = sum(self.hosts.values())
+        self.dispatcher.start(slots, self._run_worker, self.interrupted)
+        wait_for("all workers", lambda: len(self.started) == slots)
+
+    def _run_worker(self, ranks: RankAssignment, events: list[threading.Event]) -> tuple[int, float]:
+        self.started.append(ranks)
+        while ranks.worker in self.deaf or not any(event.is_set() for event in events):
+            if self.over or ranks.worker in self.exit_codes:
+                return self.exit_codes.get(ranks.worker, 0), 0.0
+            events[0].wait(0.01)
+        return 143, 0.0
+
+    def ask(self, *numbers: int) -> dict[int, RankAssignment | None]:
+        """Let these workers ask for a rank at the same time, and return the answers."""
+        host_of = {ranks.worker: ranks.hostname for ranks in self.started}
+        with ThreadPoolExecutor(len(numbers)) as pool:
+            answers = pool.map(self.dispatcher.wait_for_ranks, [host_of[number] for number in numbers], numbers)
+        return dict(zip(numbers, answers, strict=True))
+
+    def end(self) -> Finish:
+        """End all remaining workers successfully; return how the job finished."""
+        self.deaf.clear()
+        self.over = True
+        self.dispatcher.stop()
+        return self.dispatcher.wait_for_end()
+
+
+def driver(least: int = 1, most: int | None = None, timeout: int | None = 600) -> Driver:
+    """Return a driver without hosts or a server."""
+    return Driver(Mock(), Mock(find_available_hosts_and_slots=dict), least, most, timeout)
+
+
+def replacement_of(name: str) -> Any:
+    """Return what the driver puts in the place of a function of Horovod's launcher."""
+    return next(replacement.ours for replacement in REPLACEMENTS if replacement.name == name)

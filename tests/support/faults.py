@@ -1,0 +1,60 @@
+"""Faults for tests: malicious pickles, a full disk, a wrong program at the port of a store, refused settings."""
+
+import errno
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from hvd_train import Config
+from hvd_train.errors import UsageError
+
+
+class Malicious:
+    """Makes the folder `owned` if it is unpickled without care."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return os.mkdir, ("owned",)
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """Let this process create files, but write no further byte into them."""
+    fits = os.write
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(file: int, data: bytes) -> int:
+        return fits(file, data) if os.fstat(file).st_nlink == 0 else full()  # pipes of Python's own
+
+    with patch("os.write", write), patch("os.fsync", full):
+        yield
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """Give one answer to the first client of a port of the loopback, and yield the port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield str(server.getsockname()[1])
+
+
+def assert_refused(changes: dict[str, Any], message: str) -> None:
+    """Assert that these changes of the default config are refused in one line with the message."""
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        Config().replace(**changes)
+    assert "\n" not in str(caught.value)
