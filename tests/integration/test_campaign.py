@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,9 +18,9 @@ import psutil
 import pytest
 
 from hvd_train.run_files.run_folder import SUMMARY
-from tests.support import hosts as cluster
 from tests.support.hosts import (
     ALL,
+    NO_HOSTS,
     STEPS_PER_EPOCH,
     Hosts,
     Job,
@@ -30,9 +31,8 @@ from tests.support.hosts import (
     job,
     undisturbed,
 )
-from tests.support.launching import started, wait_for
+from tests.support.launching import json_lines, started, wait_for
 from tests.support.on_demand import TO_TRAIN, tolerance
-from tests.support.watch import Watch
 
 SECONDS = float(os.environ.get("CAMPAIGN_SECONDS", "1800"))
 SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
@@ -43,7 +43,6 @@ OPTIONS = ("--restarts", "100")
 # No --output-dir: the same command finds its run again. One evaluation, at the end: only faults cause a pause.
 MORE = f"{TO_TRAIN} --commit-steps 20 --keep-checkpoints 2 --eval-epochs {EPOCHS}"
 TRAINING = arguments(EPOCHS, "tests.support.on_demand:wide", MORE)
-NO_HOSTS = cluster.missing()
 
 pytestmark = [
     pytest.mark.campaign,
@@ -51,8 +50,28 @@ pytestmark = [
     pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "-"),
 ]
 
-
 hosts = hosts_fixture(4)  # workers on h1, h2 and h3; launcher and driver on h4
+
+
+class Watch(threading.Thread):
+    """Watch the metrics of a job, which log every step."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.over = folder, threading.Event()
+        self.seen = set[tuple[int, float]]()  # the numbers and times of steps
+        self.last = 0  # the number of the step that was finished last
+        self.lost = 0  # steps that were finished and had to be taken again
+
+    def run(self) -> None:
+        while not self.over.wait(0.05):
+            lines = [line for path in self.folder.glob("runs/*/metrics.jsonl") for line in json_lines(path)]
+            for step, written in sorted(
+                {(line["step"], line["time"]) for line in lines if line["kind"] == "step"} - self.seen
+            ):
+                self.lost += any(step <= earlier for earlier, _ in self.seen)
+                self.seen.add((step, written))
+                self.last = step
 
 
 @dataclass
@@ -124,7 +143,7 @@ class Campaign:
 
     def play(self, fault: Callable[[Campaign], None]) -> str:
         """Play a fault until three workers took a few steps together; return its cost."""
-        begun, lost = time.time(), self.watch.lost
+        begun, lost = time.monotonic(), self.watch.lost
         fault(self)
         first = self.watch.last
 
@@ -134,115 +153,88 @@ class Campaign:
             return last["world_size"] == 3 and self.watch.last >= max(first, last["step"]) + 5
 
         self.wait(is_whole)
-        seconds, lost = self.watch.pause(begun), self.watch.lost - lost
-        return f"step {self.watch.last:3}: {fault.__name__:17} pause {seconds:5.1f} s, {lost} steps lost"
+        seconds, lost = time.monotonic() - begun, self.watch.lost - lost
+        return f"step {self.watch.last:3}: {fault.__name__:17} {seconds:5.1f} s, {lost} steps lost"
+
+    def kill_workers(self) -> None:
+        """Kill one or two workers, the second one perhaps while a new worker receives the state."""
+        self.kill(self.a_host())
+        if self.chance.random() < 0.5:
+            self.pause(0, 15)
+            self.kill(self.a_host())
+
+    def stop(self) -> None:
+        """Stop a worker for a while or forever."""
+        for worker in self.hosts.workers(self.a_host()):
+            worker.send_signal(signal.SIGSTOP)
+            if self.chance.random() < 0.5:
+                self.pause(0.5, 12)
+                if worker.is_running():
+                    worker.send_signal(signal.SIGCONT)
+
+    def lose_host(self) -> None:
+        host = self.a_host()
+        self.power_off(host)
+        self.pause(0, 10)
+        self.hosts.boot(host)
+
+    def unplug(self) -> None:
+        """Cut the network of a worker, or of the driver for less time than workers wait for it."""
+        host = self.chance.choice((*ALL, LAUNCHER))
+        self.without_network(host, 0.2, 7 if host == LAUNCHER else 12)
+
+    def cut_off_driver(self) -> None:
+        """Cut the network until the workers have ended."""
+        workers = self.workers()
+        self.without_network(LAUNCHER, 11, 16)
+        self.ends(workers)
+
+    def kill_driver(self) -> None:
+        workers = self.workers()
+        self.job.driver.kill()
+        self.ends(workers)
+
+    def lose_launcher(self) -> None:
+        """Kill the launcher's host, perhaps a worker's host as well, and repeat the command.
+
+        Near the end only the driver dies: the command could start another run.
+        """
+        if self.watch.last > STEPS - 60:
+            return self.kill_driver()
+        workers = self.workers()
+        self.power_off(LAUNCHER)
+        if self.chance.random() < 0.5:
+            self.pause(0, 12)
+            self.lose_host()
+        return self.type_again(workers)
+
+    def kill_out_of_reach(self) -> None:
+        """Kill a worker while the others cannot reach the driver."""
+        self.hosts.unplug(LAUNCHER)
+        self.pause(0, 4)
+        self.kill(self.a_host())
+        self.pause(0, 3)
+        self.hosts.plug(LAUNCHER)
+
+    def send_sigterm(self) -> None:
+        """Send SIGTERM to a host, as before a spot instance is taken away, and list it again later."""
+        host = self.a_host()
+        self.hosts.signal_all(host, signal.SIGTERM)
+        self.pause(2, 6)
+        self.job.list(*(other for other in ALL if other != host))
+        self.pause(2, 6)
+        self.job.list(*ALL)
+
+    def relist(self) -> None:
+        self.job.list(*self.chance.sample(ALL, self.chance.choice((1, 2))))
+        self.pause(0.2, 10)
+        self.job.list(*ALL)
 
 
-def kill(it: Campaign) -> None:
-    for host in it.chance.sample(ALL, it.chance.choice((1, 1, 2))):
-        it.kill(host)
-
-
-def kill_twice(it: Campaign) -> None:
-    """Kill one worker, and a second one perhaps while a new worker receives the state."""
-    it.kill(it.a_host())
-    it.pause(0, 15)
-    it.kill(it.a_host())
-
-
-def stop(it: Campaign) -> None:
-    """Stop a worker for a while or forever."""
-    for worker in it.hosts.workers(it.a_host()):
-        worker.send_signal(signal.SIGSTOP)
-        if it.chance.random() < 0.5:
-            it.pause(0.5, 12)
-            if worker.is_running():
-                worker.send_signal(signal.SIGCONT)
-
-
-def abort(it: Campaign) -> None:
-    for worker in it.hosts.workers(it.a_host()):
-        worker.send_signal(signal.SIGABRT)
-
-
-def lose_host(it: Campaign) -> None:
-    host = it.a_host()
-    it.power_off(host)
-    it.pause(0, 10)
-    it.hosts.boot(host)
-
-
-def unplug(it: Campaign) -> None:
-    it.without_network(it.a_host(), 0.2, 12)
-
-
-def unplug_driver(it: Campaign) -> None:
-    """Cut the network for less time than workers wait for the driver."""
-    it.without_network(LAUNCHER, 0.2, 7)
-
-
-def cut_off_driver(it: Campaign) -> None:
-    """Cut the network until the workers have ended."""
-    workers = it.workers()
-    it.without_network(LAUNCHER, 11, 16)
-    it.ends(workers)
-
-
-def kill_driver(it: Campaign) -> None:
-    workers = it.workers()
-    it.job.driver.kill()
-    it.ends(workers)
-
-
-def lose_launcher(it: Campaign) -> None:
-    """Kill the launcher's host and repeat the command, but not near the end: it could start another run."""
-    if it.watch.last > STEPS - 60:
-        return kill_driver(it)
-    workers = it.workers()
-    it.power_off(LAUNCHER)
-    return it.type_again(workers)
-
-
-def lose_two_hosts(it: Campaign) -> None:
-    """Kill the launcher's host, and a worker's host shortly afterwards."""
-    if it.watch.last > STEPS - 60:
-        return lose_host(it)
-    workers, host = it.workers(), it.a_host()
-    it.power_off(LAUNCHER)
-    it.pause(0, 12)
-    it.power_off(host)
-    it.hosts.boot(host)
-    return it.type_again(workers)
-
-
-def kill_out_of_reach(it: Campaign) -> None:
-    """Kill a worker while the others cannot reach the driver."""
-    it.hosts.unplug(LAUNCHER)
-    it.pause(0, 4)
-    it.kill(it.a_host())
-    it.pause(0, 3)
-    it.hosts.plug(LAUNCHER)
-
-
-def send_sigterm(it: Campaign) -> None:
-    """Send SIGTERM to a host, as before a spot instance is taken away, and list it again later."""
-    host = it.a_host()
-    it.hosts.signal_all(host, signal.SIGTERM)
-    it.pause(2, 6)
-    it.job.list(*(other for other in ALL if other != host))
-    it.pause(2, 6)
-    it.job.list(*ALL)
-
-
-def relist(it: Campaign) -> None:
-    it.job.list(*it.chance.sample(ALL, it.chance.choice((1, 2))))
-    it.pause(0.2, 10)
-    it.job.list(*ALL)
-
-
-FAULTS: list[Callable[[Campaign], None]] = [
-    *(kill, kill_twice, stop, abort, lose_host, unplug, send_sigterm, relist),
-    *(unplug_driver, kill_out_of_reach, cut_off_driver, kill_driver, lose_launcher, lose_two_hosts),
+FAULTS = [
+    *(Campaign.kill_workers, Campaign.stop, Campaign.lose_host, Campaign.unplug, Campaign.send_sigterm),
+    *(Campaign.relist, Campaign.kill_out_of_reach, Campaign.cut_off_driver, Campaign.kill_driver),
+    Campaign.lose_launcher,
 ]
 
 
@@ -261,12 +253,15 @@ def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[st
             capsys.disabled(),
             ExitStack() as typed,
             job(hosts, folder, *OPTIONS, training=TRAINING, start_on=LAUNCHER) as running,
-            Watch(folder) as watch,
         ):
+            watch = Watch(folder)
+            watch.start()
             campaign = Campaign(running, watch, chance, typed)
             campaign.wait(lambda watch=watch: watch.last >= 3)  # type: ignore[misc]
             while not campaign.is_over:
                 print(time.strftime("%H:%M:%S"), campaign.play(chance.choice(FAULTS)), flush=True)
+            watch.over.set()
+            watch.join()
         failed = f"training {trainings} of seed {SEED}: {folder}"
         assert running.launcher.returncode == 0, f"{failed}\n{running.output}"
         assert (running.run / SUMMARY).exists(), failed

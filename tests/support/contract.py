@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,10 +33,16 @@ _FEW_ROUNDINGS = 1.1e-12
 
 @on_every_rank
 def test_a_sum_adds_what_each_rank_gives(world: World) -> None:
+    """It keeps type and shape, step after step."""
     rank, size = world.place.rank, world.place.size
     total = world.sum(torch.tensor([rank + 0.5, -2.0 * rank, 1.0]), "uneven")
     pairs = size * (size - 1) / 2
     assert total.tolist() == [pairs + 0.5 * size, -2 * pairs, size]
+    for step in range(5):
+        given = torch.full((2, 1, 3), 1.0 + 2.0**-40 * step, dtype=torch.float64)
+        total = world.sum(given.clone(), "again")
+        assert total.dtype == torch.float64
+        assert torch.equal(total, given * size)
 
 
 @on_every_rank
@@ -49,15 +54,6 @@ def test_sums_may_be_awaited_in_another_order_than_they_were_started(world: Worl
     assert third().tolist() == [100.0 * size]
     assert first().tolist() == [1.0 * size] * 3
     assert second().tolist() == [[10.0 * size] * 2] * 2
-
-
-@on_every_rank
-def test_a_sum_keeps_type_and_shape_step_after_step(world: World) -> None:
-    for step in range(5):
-        given = torch.full((2, 1, 3), 1.0 + 2.0**-40 * step, dtype=torch.float64)
-        total = world.sum(given.clone(), "again")
-        assert total.dtype == torch.float64
-        assert torch.equal(total, given * world.place.size)
 
 
 @on_every_rank
@@ -123,9 +119,7 @@ def test_gradients_become_the_sum_over_all_ranks_and_passes(world: World) -> Non
         passes = of_ranks[: world.place.size]
         _backward(world, model, optimizer, range(passes[world.place.rank]))
         with world.reduced(optimizer):
-            expected = _gradients([(rank, n) for rank, count in enumerate(passes) for n in range(count)])
-            for got, want in zip(_grads(model), expected, strict=True):
-                torch.testing.assert_close(got, want, rtol=0, atol=_FEW_ROUNDINGS)
+            _assert_gradients(model, [(rank, n) for rank, count in enumerate(passes) for n in range(count)])
             optimizer.step()
 
 
@@ -143,30 +137,21 @@ def test_numbers_that_travel_with_gradients_are_summed_as_they_are(world: World)
         with world.reduced(optimizer):
             ranks = range(world.place.size)
             assert wait().tolist() == [len(ranks), sum(rank + 0.25 for rank in ranks)]
-            for got, want in zip(_grads(model), _gradients([(rank, 0) for rank in ranks]), strict=True):
-                torch.testing.assert_close(got, want, rtol=0, atol=_FEW_ROUNDINGS)
+            _assert_gradients(model, [(rank, 0) for rank in ranks])
 
 
 @on_every_rank
-def test_a_parameter_without_a_gradient_gets_zeros(world: World) -> None:
-    """Weight decay then acts on it on every rank."""
-    model, optimizer = _model(world)
-    world.expect_passes(optimizer, 1)
-    model.zero_grad(set_to_none=True)
-    model[0](torch.ones(1, 4, dtype=torch.float64)).sum().backward()
-    with world.reduced(optimizer):
-        assert torch.equal(model[2].weight.grad, torch.zeros(2, 3, dtype=torch.float64))
-        assert model[0].bias.grad.tolist() == [float(world.place.size)] * 3
-
-
-@on_every_rank
-def test_a_frozen_parameter_stays_without_a_gradient(world: World) -> None:
+def test_only_trained_parameters_get_gradients(world: World) -> None:
+    """One without a gradient gets zeros, so that weight decay acts on it on every rank; a frozen one gets none."""
     model = _weights()
     model[0].weight.requires_grad_(False)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = world.wrap(torch.optim.SGD(trained, lr=0.1, weight_decay=0.1), model, Reduction())
-    _backward(world, model, optimizer)
+    world.expect_passes(optimizer, 1)
+    model[0](torch.ones(1, 4, dtype=torch.float64)).sum().backward()
     with world.reduced(optimizer):
+        assert torch.equal(model[2].weight.grad, torch.zeros(2, 3, dtype=torch.float64))
+        assert model[0].bias.grad.tolist() == [float(world.place.size)] * 3
         optimizer.step()
     assert model[0].weight.grad is None
     assert torch.equal(model[0].weight, _weights()[0].weight)
@@ -180,11 +165,11 @@ def test_a_wire_of_half_precision_keeps_its_three_digits(world: World) -> None:
     _backward(world, model, optimizer)
     with world.reduced(optimizer):
         expected = _gradients([(rank, 0) for rank in range(world.place.size)], torch.float32)
-        for got, want in zip(_grads(model), expected, strict=True):
-            assert got.dtype == torch.float32
+        for parameter, want in zip(model.parameters(), expected, strict=True):
+            assert parameter.grad.dtype == torch.float32
             # half a unit in the last place of each addend and of each addition, at the largest magnitude
             bound = 2.0**-10 * world.place.size * float(want.abs().max().clamp(min=1.0))
-            assert float((got - want).abs().max()) <= bound
+            assert float((parameter.grad - want).abs().max()) <= bound
 
 
 @on_every_rank
@@ -205,16 +190,11 @@ def test_weights_stay_bit_identical_on_all_ranks(world: World) -> None:
 
 @on_every_rank
 def test_ranks_synchronize_once_and_then_train(world: World) -> None:
-    """`run` calls `sync` and then the body; a signal to end stops all ranks of a fixed world."""
+    """A signal to end stops all ranks of a fixed world; an error of the user's code does not become RankLost."""
     calls: list[str] = []
     result = world.run(lambda: calls.append("body") or world.place.rank, lambda: calls.append("sync"))
     assert (calls, result) == (["sync", "body"], world.place.rank)
     assert (world.requested(), world.requested(told_to_end=True)) == ("train", "stop")
-
-
-@on_every_rank
-def test_an_error_of_the_body_leaves_run_as_it_is(world: World) -> None:
-    """An error of the user's code does not become RankLost."""
 
     def fail() -> None:
         raise KeyError("user")
@@ -225,44 +205,28 @@ def test_an_error_of_the_body_leaves_run_as_it_is(world: World) -> None:
 
 @on_every_rank
 def test_the_facts_of_the_place_fit_together(world: World) -> None:
-    """Ranks are 0..size-1, each once, and no rank is beyond the size of its host."""
+    """Ranks are 0..size-1, each once, no rank is beyond the size of its host, and all name one transport."""
     places = world.gather(world.place)
     assert [place.rank for place in places] == list(range(world.place.size))
     assert all(place.size == len(places) and 0 <= place.local_rank < place.local_size for place in places)
-
-
-@on_every_rank
-def test_all_ranks_name_the_same_transport(world: World) -> None:
     (transport,) = set(world.gather(world.transport(torch.device("cpu"))))
     assert transport in ("Gloo", "MPI", "threads", "none")
-
-
-@on_every_rank
-def test_a_timeline_that_was_not_requested_at_the_start_changes_nothing(world: World) -> None:
-    """It may begin and end twice around sums; no file appears."""
-    path = Path(f"timeline-{world.place.rank}.json")
-    for turn in (path, path, None, None):
-        world.timeline(turn)
-        assert world.sum(torch.ones(2), "during a timeline").tolist() == [world.place.size] * 2
-    assert not path.exists()
 
 
 def _of_many_kinds(seed: int) -> list[Tensor]:
     """Return small tensors and one that is split; each element differs from the elements of other seeds."""
     numbers = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5) * 5 + seed
-    kinds = [
+    return [
         numbers.float().to(memory_format=torch.channels_last),
         numbers.double().transpose(0, 1),
         numbers.bfloat16(),
-    ]
-    kinds += [
         torch.tensor(seed + 0.5),
         torch.empty(0, 3),
         torch.tensor([seed % 2 == 0]),
         torch.zeros((), dtype=torch.int64),
+        torch.arange(3_000_001, dtype=torch.int32) + seed,
+        torch.nn.Parameter(numbers[0].half()),
     ]
-    kinds += [torch.arange(3_000_001, dtype=torch.int32) + seed, torch.nn.Parameter(numbers[0].half())]
-    return kinds
 
 
 def _weights(dtype: torch.dtype = torch.float64) -> nn.Sequential:
@@ -305,8 +269,10 @@ def _gradients(passes: list[tuple[int, int]], dtype: torch.dtype = torch.float64
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
 
 
-def _grads(model: nn.Module) -> list[Tensor]:
-    return [p.grad for p in model.parameters() if p.grad is not None]
+def _assert_gradients(model: nn.Module, passes: list[tuple[int, int]]) -> None:
+    """Assert that the gradients are the sum over these (rank, pass)."""
+    for parameter, want in zip(model.parameters(), _gradients(passes), strict=True):
+        torch.testing.assert_close(parameter.grad, want, rtol=0, atol=_FEW_ROUNDINGS)
 
 
 PROMISES = [name for name in dir() if name.startswith("test_")]
