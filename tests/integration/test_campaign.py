@@ -66,9 +66,8 @@ class Watch(threading.Thread):
     def run(self) -> None:
         while not self.over.wait(0.05):
             lines = [line for path in self.folder.glob("runs/*/metrics.jsonl") for line in json_lines(path)]
-            for step, written in sorted(
-                {(line["step"], line["time"]) for line in lines if line["kind"] == "step"} - self.seen
-            ):
+            steps = {(line["step"], line["time"]) for line in lines if line["kind"] == "step"}
+            for step, written in sorted(steps - self.seen):
                 self.lost += any(step <= earlier for earlier, _ in self.seen)
                 self.seen.add((step, written))
                 self.last = step
