@@ -1,19 +1,16 @@
 """Real trainings on a file system of 2 MB that is filled and emptied."""
 
-import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hvd_train.run_files.ledger import audit
-from tests.support.hosts import ROOT, arguments
-from tests.support.launching import HVD_TRAIN, started, wait_for
+from tests.support.hosts import OBEDIENT, ROOT, arguments
+from tests.support.launching import HVD_TRAIN, json_lines, started, wait_for
 from tests.support.on_demand import pace
 
 pytestmark = [
@@ -21,18 +18,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root"),
 ]
-TRAIN = [*arguments(epochs=1000, model="tests.support.on_demand:obedient"), "--commit-steps", "5"]
+TRAIN = [*arguments(epochs=1000, model=OBEDIENT), "--commit-steps", "5"]
 TRAIN[TRAIN.index("run")] = "disk/run"
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill(disk: Path) -> None:
@@ -45,9 +32,8 @@ def end_of(folder: Path) -> int:
     """Assert that the files of a run lack nothing, and return the number of its steps."""
     report = audit(folder)
     assert report.faults == ()
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = list(range(1, report.steps + 1))
-    assert [line["step"] for line in lines if line["kind"] == "step"] == steps
+    assert [line["step"] for line in json_lines(folder / "metrics.jsonl") if line["kind"] == "step"] == steps
     shown = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
     assert [event.step for event in shown.Scalars("train/loss")] == steps
     assert list(folder.rglob("*.partial")) == []
@@ -56,9 +42,11 @@ def end_of(folder: Path) -> int:
 
 def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
     """Neither a running nor a resumed training ends, and all files catch up when there is room."""
-    output, done = tmp_path / "output.txt", 0
+    output, disk, done = tmp_path / "output.txt", tmp_path / "disk", 0
     pace(tmp_path, 0.005)
-    with small_disk(tmp_path / "disk") as disk:
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)], check=True)
+    try:
         for full_from_the_start in (False, True):
             if full_from_the_start:
                 fill(disk)
@@ -78,6 +66,7 @@ def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(200) == 128 + signal.SIGTERM, output.read_text()
             assert "Traceback" not in output.read_text()
-            steps = end_of(tmp_path / "disk/run")
-            assert steps > done
-            done = steps
+            before, done = done, end_of(disk / "run")
+            assert done > before
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
