@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 from collections.abc import Callable
@@ -13,16 +12,14 @@ import psutil
 import pytest
 
 from hvd_train.run_files.ledger import audit
-from tests.support import launching as scripts
-from tests.support.launching import HVD_TRAIN, output_of, ranks_of, started, wait_for
+from tests.support import launching
+from tests.support.launching import LOCALHOST, SCRIPTS, json_lines, ranks_of, started, wait_for
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "horovodrun_scripts"
 pytestmark = pytest.mark.integration
 
 
 def run(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return scripts.run(script, *arguments, cwd=Path(), timeout_s=280, **environment)
+    return launching.run(script, *arguments, cwd=Path(), timeout_s=280, **environment)
 
 
 def test_a_host_file_in_any_form_is_printed_as_horovod_wants_it() -> None:
@@ -31,8 +28,7 @@ def test_a_host_file_in_any_form_is_printed_as_horovod_wants_it() -> None:
     assert run("discover_hosts.sh", "hosts").stdout == "h1:4\nh2:2\nh3:1\nh4:3\n"
     assert run("discover_hosts.sh", "--command", "cat hosts").stdout == "h1:4\nh2:2\nh3:1\nh4:3\n"
     Path("hosts").write_text("# all are away\n")
-    done = run("discover_hosts.sh", "hosts")
-    assert (done.returncode, done.stdout) == (0, "")
+    assert run("discover_hosts.sh", "hosts").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -50,39 +46,32 @@ def test_a_list_that_cannot_be_read_is_one_line(arguments: list[str], code: int,
     """The exit code makes a running job keep its list."""
     Path("hosts").write_text("h1\nh2 two\n")
     done = run("discover_hosts.sh", *arguments)
-    assert (done.returncode, done.stdout) == (code, "")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (code, "", 1)
     assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_nodes_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
     """sinfo marks their state with *."""
     states = r"printf 'n1 alloc\nn2 alloc*\nn3 down\nn4 mix\nn5 failg\n'"
-    sinfo = scripts.program(tmp_path / "bin" / "sinfo", states)
+    sinfo = launching.program(tmp_path / "bin" / "sinfo", states)
     environment = {"PATH": f"{sinfo.parent}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[1-5]"}
     assert run("discover_hosts.sh", "--slurm", **environment).stdout == "n1:1\nn4:1\n"
     assert run("discover_hosts.sh", "--slurm", SLURM_GPUS_ON_NODE="8", **environment).stdout == "n1:8\nn4:8\n"
 
 
 def test_wrong_settings_are_refused_before_anything_starts() -> None:
-    """They are one line with exit code 2, before any worker starts or any folder is made."""
     done = run("train_elastic.sh", "--", "digits", "--learning-rate", "fast")
-    assert done.returncode == 2
+    assert (done.returncode, len(done.stderr.splitlines()), list(Path().iterdir())) == (2, 1, [])
     assert "learning-rate" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert list(Path().iterdir()) == []
 
 
 def test_the_start_waits_for_the_slots_listed() -> None:
     """--max-np limits the number of workers at the start."""
     Path("hosts").write_text("h1 slots=4\nh2 slots=4\n")
-    words = shlex.split(
-        run("train_elastic.sh", "--dry-run", "--hosts", "hosts", "--", "digits", "--epochs", "2").stdout
-    )
-    assert words[words.index("-np") + 1] == "8"
-    assert words[-4:] == ["train", "digits", "--epochs", "2"]
-    words = shlex.split(run("train_elastic.sh", "--dry-run", "--hosts", "hosts", "--max-np", "6").stdout)
-    assert words[words.index("-np") + 1] == "6"
+    for options, workers in (([], "8"), (["--max-np", "6"], "6")):
+        line = launching.dry_run("train_elastic.sh", "--hosts", "hosts", *options, "--", "digits", cwd=Path())
+        assert line[line.index("-np") + 1] == workers
+        assert line[-2:] == ["train", "digits"]
 
 
 @pytest.mark.slow
@@ -97,14 +86,8 @@ def test_paths_outside_ascii_in_the_plainest_locale() -> None:
     assert json.loads((folder / "run" / "summary.json").read_text())["world_size"] == 2
 
 
-def lines_of(folder: Path, name: str) -> list[str]:
-    return [
-        line for path in folder.glob(f"runs/*/{name}") for line in path.read_text().splitlines() if line[-1:] == "}"
-    ]
-
-
 def changes_of(folder: Path) -> list[dict[str, Any]]:
-    lines = map(json.loads, lines_of(folder, "metrics.jsonl"))
+    lines = [line for path in folder.glob("runs/*/metrics.jsonl") for line in json_lines(path)]
     return [line for line in lines if line.get("name") == "world"]
 
 
@@ -113,7 +96,7 @@ def workers_of(script: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 # The host file has two slots. Without one, a machine with a single core has one.
-JOB = [str(SCRIPTS / "train_elastic.sh"), "--hosts", str(scripts.LOCALHOST), "--"]
+JOB = [str(SCRIPTS / "train_elastic.sh"), "--hosts", str(LOCALHOST), "--"]
 ENDLESS = [*JOB, "digits", "--epochs", "4000", "--ledger"]
 
 
@@ -124,14 +107,14 @@ def crash(script: subprocess.Popen[bytes], folder: Path) -> None:
         wait_for(what, lambda: condition() or script.poll() is not None)
         assert script.poll() is None, (folder / "output.txt").read_text()
 
-    wait("the first steps", lambda: len(lines_of(folder, "ledger.jsonl")) > 10)
+    wait("ten steps", lambda: [path for path in folder.glob("runs/*/ledger.jsonl") if len(json_lines(path)) > 10])
     workers_of(script)[0].kill()
     wait("the survivor to continue", lambda: changes_of(folder))
     wait("a newcomer to join", lambda: any(change["came"] for change in changes_of(folder)))
 
 
-def stop(script: subprocess.Popen[bytes], folder: Path) -> Path:
-    """Send SIGTERM to the script, check that the job commits and that its ledger is exact; return the run folder."""
+def stop(script: subprocess.Popen[bytes], folder: Path) -> None:
+    """Send SIGTERM to the script, and check that the job commits and that its ledger is exact."""
     output = folder / "output.txt"
     script.send_signal(signal.SIGTERM)
     assert script.wait(200) == 128 + signal.SIGTERM, output.read_text()
@@ -139,19 +122,16 @@ def stop(script: subprocess.Popen[bytes], folder: Path) -> Path:
     (run,) = (folder / "runs").iterdir()
     report = audit(run)
     assert (report.faults, report.world_sizes) == ((), (1, 2))
-    return run
 
 
 def test_a_killed_worker_is_replaced_and_no_sample_is_lost(tmp_path: Path) -> None:
-    """After kill -9 the survivor continues and a newcomer joins; SIGTERM commits, and `hvd-train audit` says exact."""
+    """After kill -9 the survivor continues and a newcomer joins; SIGTERM commits."""
     with started(ENDLESS, tmp_path, tmp_path / "output.txt") as script:
         crash(script, tmp_path)
-        run = stop(script, tmp_path)
+        stop(script, tmp_path)
     changes = changes_of(tmp_path)
     assert changes[0]["left"] and changes[-1]["world_size"] == 2
     assert all(change["steps_lost"] == 0 for change in changes)
-    output = output_of([HVD_TRAIN, "audit", str(run)], tmp_path)
-    assert "exact: every one of 1,437 samples counted" in output
 
 
 @pytest.mark.slow
@@ -177,13 +157,3 @@ def test_a_job_without_output_dir_continues_in_its_own_folder(tmp_path: Path) ->
             worker.kill()
         wait_for("the job to resume again", lambda: output.read_text().count("resuming at") == 2)
         stop(script, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_typo_in_the_model_ends_the_job(tmp_path: Path) -> None:
-    """Three workers fail; there is one traceback and one line why, and no retry."""
-    command = [str(SCRIPTS / "train_elastic.sh"), "--", "digits", "--model", "tests.support.on_demand:misspelt"]
-    output = output_of(command, tmp_path, variables={"PYTHONPATH": str(ROOT)}, code=5)
-    assert output.count("Traceback") == 1
-    assert output.count("NameError: a typo in the model") == 1
-    assert "3 workers in a row ended with an error before the ranks met (see above)" in output

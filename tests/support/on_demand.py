@@ -90,10 +90,6 @@ def _obey(place: str) -> None:
     raise RuntimeError(what)
 
 
-def misspelt(num_classes: int) -> nn.Module:
-    raise NameError(f"a typo in the model of {num_classes} classes")
-
-
 def flat(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
 
