@@ -18,19 +18,8 @@ import psutil
 import pytest
 
 from hvd_train.run_files.run_folder import SUMMARY
-from tests.support.hosts import (
-    ALL,
-    NO_HOSTS,
-    STEPS_PER_EPOCH,
-    Hosts,
-    Job,
-    arguments,
-    check,
-    command,
-    hosts_fixture,
-    job,
-    undisturbed,
-)
+from tests.support import hosts as cluster
+from tests.support.hosts import ALL, NO_HOSTS, STEPS_PER_EPOCH, Hosts, Job, arguments, command, hosts_fixture, job
 from tests.support.launching import json_lines, started, wait_for
 from tests.support.on_demand import TO_TRAIN, tolerance
 
@@ -241,7 +230,7 @@ def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[st
     """No fault that leaves a worker costs a step, repeats a sample or changes the weights."""
     chance = random.Random(SEED)
     (tmp_path / "undisturbed").mkdir()
-    expected = undisturbed(tmp_path / "undisturbed", EPOCHS, TRAINING, limit_s=1500)
+    expected = cluster.undisturbed(tmp_path / "undisturbed", EPOCHS, TRAINING, limit_s=1500)
     shutil.rmtree(tmp_path / "undisturbed")
     allowed = tolerance(expected, STEPS)
     trainings, end = 0, time.monotonic() + SECONDS
@@ -265,7 +254,7 @@ def test_campaign(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert running.launcher.returncode == 0, f"{failed}\n{running.output}"
         assert (running.run / SUMMARY).exists(), failed
         assert watch.lost == 0, failed
-        difference = check(running, expected, EPOCHS, allowed)
+        difference = cluster.check(running, expected, EPOCHS, allowed)
         trainings += 1
         shutil.rmtree(folder)
         with capsys.disabled():

@@ -11,20 +11,19 @@ from torchvision.models import get_model, get_model_weights
 
 from hvd_train.config_file import load
 from tests.support import cifar, jpegs
-from tests.support.launching import HVD_TRAIN, launch_line, output_of
+from tests.support.launching import HVD_TRAIN, json_lines, launch_line, output_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ON_CPU = ["--device", "cpu", "--workers", "1", "--eval-batch-size", "20", "--output-dir", "run"]
 
 
-def on_two_ranks(folder: Path, *arguments: str, limit_s: float = 600) -> tuple[dict[str, Any], str]:
+def on_two_ranks(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     """Train to the end and return summary and output; `home` below the folder is torch's folder of weights."""
-    environment = ["env", "TORCH_HOME=home", f"PYTHONPATH={folder / 'site'}"]
-    command = [*environment, *launch_line("gloo", 2, HVD_TRAIN, "train", *arguments)]
-    output = output_of(command, folder, limit_s)
-    summary: dict[str, Any] = json.loads((folder / "run/summary.json").read_text())
-    return summary, output
+    command = launch_line("gloo", 2, HVD_TRAIN, "train", *arguments, *ON_CPU)
+    variables = {"TORCH_HOME": "home", "PYTHONPATH": str(folder / "site")}
+    output = output_of(command, folder, limit_s=600, variables=variables)
+    return json.loads((folder / "run/summary.json").read_text()), output
 
 
 def offline_weights(folder: Path, model: str) -> None:
@@ -39,14 +38,11 @@ def offline_weights(folder: Path, model: str) -> None:
 def with_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder whose `data` has a few images in CIFAR-10's format, which ranks take for the published one."""
     cifar.unpack(cifar.publish("cifar10", tmp_path / "web", monkeypatch), tmp_path / "data")
-    lists = {"train_list": CIFAR10.train_list, "test_list": CIFAR10.test_list, "meta": CIFAR10.meta}
+    code = "import sys\nif sys.argv[0].endswith('hvd-train'):\n    from torchvision.datasets import CIFAR10\n"
+    for name in ("train_list", "test_list", "meta"):
+        code += f"    CIFAR10.{name} = {getattr(CIFAR10, name)!r}\n"
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(
-        "import sys\n"
-        "if sys.argv[0].endswith('hvd-train'):\n"
-        "    from torchvision.datasets import CIFAR10\n"
-        + "".join(f"    CIFAR10.{name} = {value!r}\n" for name, value in lists.items())
-    )
+    (tmp_path / "site" / "sitecustomize.py").write_text(code)
     return tmp_path
 
 
@@ -54,7 +50,7 @@ def test_cifar10_resnet18_transfer(with_cifar: Path) -> None:
     """Only the new last layer is trained; everything else, statistics included, is as downloaded."""
     offline_weights(with_cifar, "resnet18")
     settings = ["-b", "8", "--accumulation_steps", "4", "--image-size", "32", "--epochs", "2", "--warmup-epochs", "0"]
-    summary, output = on_two_ranks(with_cifar, "cifar10-resnet18-transfer", *settings, *ON_CPU)
+    summary, output = on_two_ranks(with_cifar, "cifar10-resnet18-transfer", *settings)
     assert summary["epochs"] == 2
     assert "starting from the weights DEFAULT, but a new last layer (fc) for 10 classes" in output
     before = torch.load(next(with_cifar.glob("home/hub/checkpoints/*")), weights_only=True)
@@ -63,9 +59,8 @@ def test_cifar10_resnet18_transfer(with_cifar: Path) -> None:
 
 
 def test_cifar10_resnet50(with_cifar: Path) -> None:
-    summary, _ = on_two_ranks(
-        with_cifar, "cifar10-resnet50", "-b", "16", "--epochs", "1", "--warmup-epochs", "0", *ON_CPU
-    )
+    settings = ["-b", "16", "--epochs", "1", "--warmup-epochs", "0"]
+    summary, _ = on_two_ranks(with_cifar, "cifar10-resnet50", *settings)
     assert (summary["epochs"], summary["world_size"]) == (1, 2)
 
 
@@ -74,10 +69,10 @@ def test_imagenet20_vgg19(tmp_path: Path) -> None:
     jpegs.digits(tmp_path / "data", range(20), most=2, test=True)
     offline_weights(tmp_path, "vgg19")
     settings = ["--data-dir", "data", "--image-size", "32", "-b", "10", "--epochs", "1", "--lr-base-batch", "10"]
-    summary, output = on_two_ranks(tmp_path, "imagenet20-vgg19", *settings, "--log-steps", "1", *ON_CPU)
+    summary, output = on_two_ranks(tmp_path, "imagenet20-vgg19", *settings, "--log-steps", "1")
     assert "a new last layer (classifier.6) for 20 classes" in output
-    lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
-    rates = {round(line["learning_rate"], 8) for line in lines if line["kind"] == "step"}
+    steps = [line for line in json_lines(tmp_path / "run/metrics.jsonl") if line["kind"] == "step"]
+    rates = {round(step["learning_rate"], 8) for step in steps}
     assert rates == {round(1e-4 * 2**0.5, 8)}
     assert summary["test_loss"] > 0
     assert load(tmp_path / "run/config.yaml").schedule.best_by == "loss"
@@ -92,10 +87,8 @@ def test_imagenet_resnet50(recipe: str, tmp_path: Path) -> None:
         "imagenet-resnet50": "--epochs 1",
         "imagenet-resnet50-modern": "--epochs 2 --repeated-augmentation 2 --val-crop-size 40 --val-resize-size 44",
     }[recipe]
-    settings = line.split()
-    summary, _ = on_two_ranks(tmp_path, recipe, *settings, *ON_CPU)
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    epochs = [line for line in lines if line["kind"] == "epoch"]
+    summary, _ = on_two_ranks(tmp_path, recipe, *line.split())
+    epochs = [line for line in json_lines(tmp_path / "run/metrics.jsonl") if line["kind"] == "epoch"]
     assert len(epochs) == summary["epochs"] > 0
     assert all(0 <= epochs[-1][name] <= 1 for name in ("top1", "top5", "val_top1", "val_top5"))
     config = load(tmp_path / "run/config.yaml")
@@ -107,7 +100,7 @@ def test_real_images_reach_97_percent(tmp_path: Path) -> None:
     jpegs.digits(tmp_path / "data")
     settings = ["digits", "--data", "folder", "--data-dir", "data", "--image-size", "32", "--model", "resnet18"]
     settings += ["--augment", "none", "--epochs", "8", "--lr", "0.05"]
-    summary, output = on_two_ranks(tmp_path, *settings, *ON_CPU)
+    summary, output = on_two_ranks(tmp_path, *settings)
     assert summary["top1"] >= 0.97, output
 
 
@@ -116,7 +109,7 @@ def test_transfer_beats_training_from_scratch(tmp_path: Path) -> None:
     jpegs.digits(tmp_path / "first", range(5))
     jpegs.digits(tmp_path / "second", range(5, 10))
     settings = ["digits", "--data", "folder", "--image-size", "32", "--model", "resnet18", "--augment", "none"]
-    settings += ["--lr", "0.02", "--warmup-epochs", "0", *ON_CPU]
+    settings += ["--lr", "0.02", "--warmup-epochs", "0"]
     on_two_ranks(tmp_path, *settings, "--data-dir", "first", "--epochs", "3")
     (tmp_path / "run/model-best.pt").rename(tmp_path / "first.pt")
     scores = {}
