@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.hosts import OBEDIENT, ROOT, arguments
+from tests.support.hosts import ROOT, arguments
 from tests.support.launching import HVD_TRAIN, json_lines, launch_line, wait_for
 from tests.support.on_demand import pace
 
@@ -31,7 +31,7 @@ def journal(kind: str) -> list[dict[str, str]]:
 def test_a_terminal_that_goes_away_ends_in_a_commit() -> None:
     """All processes of the session get SIGHUPs; loader processes live until the last step."""
     pace(Path(), 0.01)
-    train = [HVD_TRAIN, "train", *arguments(epochs=300, model=OBEDIENT), "--commit-steps", "1000"]
+    train = [HVD_TRAIN, "train", *arguments(epochs=300), "--commit-steps", "1000"]
     train += ["--data", "tests.support.runs:mapped_digits", "--workers", "2", "--progress", "bar"]
     process, terminal = pty.fork()
     if process == 0:

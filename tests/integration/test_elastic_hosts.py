@@ -13,13 +13,14 @@ import pytest
 from hvd_train import checkpoint
 from tests.support import hosts as cluster
 from tests.support import on_demand
-from tests.support.hosts import ALL, OBEDIENT, ON_HOSTS, STEPS_PER_EPOCH, Hosts, Job, arguments, job, undisturbed
+from tests.support.hosts import ALL, ON_HOSTS, STEPS_PER_EPOCH, Hosts, Job, arguments, job, undisturbed
 from tests.support.launching import wait_for
 from tests.support.runs import Weights
 
 STEPS = 8 * STEPS_PER_EPOCH
 AWAY_S = 6.0  # workers wait 10 s for the driver
-RARE = arguments(model=OBEDIENT, more="--output-dir run --commit-steps 1000")
+RARE = arguments(more="--output-dir run --commit-steps 1000")
+LIMIT = ["HOROVOD_GLOO_TIMEOUT_SECONDS=2"]
 
 pytestmark = ON_HOSTS
 
@@ -37,11 +38,6 @@ def hosts(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hosts]:
         yield found
 
 
-def kill(job: Job, *names: str) -> None:
-    for worker in [job.worker(name) for name in names]:
-        worker.kill()
-
-
 def unplug_for_a_while(job: Job) -> None:
     job.hosts.unplug("h2")
     reached = len(job.changes)
@@ -49,44 +45,40 @@ def unplug_for_a_while(job: Job) -> None:
     job.hosts.plug("h2")
 
 
-def kill_a_survivor(job: Job) -> None:
-    """Kill a worker, and another one when its state is read for a digest or commit."""
-    on_demand.order(job.folder, "state", "h3", "die")
-    kill(job, "h2")
-
-
 def take_and_add(job: Job) -> None:
     job.hosts.boot("h4")
     job.list("h1", "h3", "h4")
 
 
+def kill_ssh(job: Job) -> None:
+    """Kill the ssh of a worker, which ends as well."""
+    left = job.worker("h2")
+    next(one for one, words in job.hosts.processes("h1") if words[:1] == ["ssh"] and "h2" in words).kill()
+    wait_for("its end", lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
+
+
 FAULTS: dict[str, Callable[[Job], None]] = {
-    "kill": lambda job: kill(job, "h2"),
-    "kill rank 0": lambda job: kill(job, "h1"),
-    "kill two": lambda job: kill(job, "h1", "h3"),
+    "kill rank 0": lambda job: job.worker("h1").kill(),
+    "kill ssh": kill_ssh,
     "power off": lambda job: job.hosts.power_off("h3"),
     "stop": lambda job: job.worker("h2").send_signal(signal.SIGSTOP),
     "partition": unplug_for_a_while,
     "out and in": take_and_add,
     "rank 0's host is taken from the list": lambda job: job.list("h2", "h3"),
     "unreachable": lambda job: job.list("h1", "h2", "h3", "h4"),
-    "abort": lambda job: job.worker("h2").send_signal(signal.SIGABRT),
-    "an error in the model": lambda job: on_demand.order(job.folder, "forward", "h2", "an error in the user's model"),
-    "rank 0 misses the end of a step": lambda job: on_demand.order(job.folder, "update", "h1", "lost"),
-    "a survivor dies during the rendezvous": kill_a_survivor,
+    "an error in the model": lambda job: on_demand.fail(job.folder, "h2", "an error in the user's model"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault(name: str, hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """No step is lost, each sample counts once per epoch, and the weights are the undisturbed ones."""
-    with job(hosts, tmp_path, training=arguments(model=OBEDIENT)) as running:
+    with job(hosts, tmp_path) as running:
         running.after(random.Random(name).randint(15, 35))
         FAULTS[name](running)
         running.completes(expected)
     assert running.changes or name in ("out and in", "unreachable")
     assert ("RuntimeError: an error in the user's model" in running.output) == (name == "an error in the model")
-    assert not [path for place in ("forward", "update", "state") for path in tmp_path.glob(f"{place}-h*")], "not obeyed"
 
 
 def newest_commit(run: Path) -> int:
@@ -97,15 +89,6 @@ def newest_commit(run: Path) -> int:
 
 def resumed_at(running: Job) -> int:
     return int(running.output.split("resuming at", 1)[1].splitlines()[0].split("step ")[1])
-
-
-def test_below_the_fewest_and_back(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """With --min-np 3 two survivors wait for a third; Horovod deadlocks (issue #3494)."""
-    with job(hosts, tmp_path, "--min-np", "3") as running:
-        running.after(20)
-        running.worker("h2").kill()
-        running.completes(expected)
-    assert {change["world_size"] for change in running.changes} == {3}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -119,7 +102,6 @@ def test_the_same_command_resumes_on_other_hosts(
         if number == signal.SIGINT:
             assert running.launcher.wait(200) == 128 + number, running.output
             assert f"at step {running.steps}, committed" in running.output
-            assert not any(map(hosts.workers, hosts.inits))
         wait_for("the workers to end", lambda: not any(map(hosts.workers, hosts.inits)))
         steps = running.steps
         assert steps < STEPS
@@ -132,9 +114,7 @@ def test_a_newcomer_that_a_member_cannot_reach(hosts: Hosts, tmp_path: Path, exp
     """One line names its host, and the others train without it."""
     on_demand.pace(tmp_path, 0.5)
     hosts.part("h2", "h3")
-    limit = ["HOROVOD_GLOO_TIMEOUT_SECONDS=2"]
-    training = arguments(model=OBEDIENT)
-    with job(hosts, tmp_path, listed=("h1", "h2"), training=training, environment=limit) as running:
+    with job(hosts, tmp_path, listed=("h1", "h2"), environment=LIMIT) as running:
         running.after(5)
         running.list(*ALL)
         wait_for("the end of the attempt", lambda: "h3[0] is evicted" in running.output)
@@ -145,8 +125,7 @@ def test_a_newcomer_that_a_member_cannot_reach(hosts: Hosts, tmp_path: Path, exp
 
 def test_survivors_that_cannot_connect_commit_and_the_job_ends(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """One line reports it after three attempts; the same command resumes when the network is back."""
-    limit = ["HOROVOD_GLOO_TIMEOUT_SECONDS=2"]
-    with job(hosts, tmp_path, training=RARE, environment=limit) as running:
+    with job(hosts, tmp_path, training=RARE, environment=LIMIT) as running:
         running.after(15)
         hosts.part("h2", "h3")
         assert running.launcher.wait(200) == 5, running.output
@@ -160,22 +139,8 @@ def test_survivors_that_cannot_connect_commit_and_the_job_ends(hosts: Hosts, tmp
     assert resumed_at(running) >= steps
 
 
-def test_a_worker_that_outlives_its_ssh_is_replaced(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    on_demand.pace(tmp_path, 0.1)
-    with job(hosts, tmp_path, training=RARE) as running:
-        running.after(10)
-        left = running.worker("h2")
-        ssh = next(process for process, words in hosts.processes("h1") if words[:1] == ["ssh"] and "h2" in words)
-        ssh.kill()
-        wait_for("its end", lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
-        running.reaches(2)
-        running.reaches(3)
-        running.completes(expected)
-    assert "worker h2[0] ended with exit code" in running.output
-
-
 # The rank with the greater address connects to the other; 127.0.1.1 lies between the subnets.
-@pytest.mark.parametrize("hosts", ["10.91.0", "172.16.91", "192.168.91"], indirect=True)
+@pytest.mark.parametrize("hosts", ["10.91.0", "192.168.91"], indirect=True)
 def test_a_job_that_begins_on_the_launchers_host_alone(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Other hosts join it although its name resolves to 127.0.1.1, interfaces differ, and one network is dead."""
     on_demand.pace(tmp_path, 0.3)
@@ -183,7 +148,7 @@ def test_a_job_that_begins_on_the_launchers_host_alone(hosts: Hosts, tmp_path: P
     for name in ALL:
         hosts.add_network(name, "bridge0", "172.17.0.1/16")
     hosts.rename_network("h3", "enp3s0")
-    with job(hosts, tmp_path, listed=("localhost",), training=arguments(model=OBEDIENT)) as running:
+    with job(hosts, tmp_path, listed=("localhost",)) as running:
         running.after(3)
         running.list("localhost", "h2")
         running.reaches(2)
@@ -241,8 +206,7 @@ def test_rank_0_dies_while_it_writes(unfinished: str, hosts: Hosts, tmp_path: Pa
 def test_several_workers_on_each_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """If one or both workers of a host die, each is replaced in its own slot."""
     on_demand.pace(tmp_path, 0.5)
-    training = arguments(model=OBEDIENT)
-    with job(hosts, tmp_path, listed=("h1 slots=1", "h2 slots=2"), training=training) as running:
+    with job(hosts, tmp_path, listed=("h1 slots=1", "h2 slots=2")) as running:
         running.after(5)
         hosts.workers("h2")[1].kill()
         running.reaches(2)
@@ -283,7 +247,7 @@ def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Pat
 def test_the_first_host_powers_off(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
     """Survivors commit every finished step; the same command on another host waits for that and resumes."""
     on_demand.pace(tmp_path, 0.1)
-    never = arguments(model=OBEDIENT, more="--commit-steps 1000")
+    never = arguments(more="--commit-steps 1000")
     with job(hosts, tmp_path, training=never) as running:
         running.after(30)
         hosts.power_off("h1")
@@ -291,10 +255,9 @@ def test_the_first_host_powers_off(hosts: Hosts, tmp_path: Path, expected: Weigh
         with job(hosts, tmp_path, listed=("h2", "h3"), training=never, start_on="h2") as again:
             wait_for("the next job", lambda: "resuming at" in again.output)
             again.completes(expected)
-    committed = resumed_at(again)
-    assert committed >= steps
-    journal = (again.run / "metrics.jsonl").read_text()
-    assert f"step {committed} is committed in runs/{again.run.name}/checkpoints/step-{committed:010}.ckpt" in journal
+    assert resumed_at(again) >= steps
+    committed = f"checkpoints/step-{resumed_at(again):010}.ckpt"
+    assert f"is committed in runs/{again.run.name}/{committed}" in (again.run / "metrics.jsonl").read_text()
 
 
 def test_a_host_that_gets_sigterm(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:

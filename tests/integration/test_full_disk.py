@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hvd_train.run_files.ledger import audit
-from tests.support.hosts import OBEDIENT, ROOT, arguments
+from tests.support.hosts import ROOT, arguments
 from tests.support.launching import HVD_TRAIN, json_lines, started, wait_for
 from tests.support.on_demand import pace
 
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root"),
 ]
-TRAIN = [*arguments(epochs=1000, model=OBEDIENT), "--commit-steps", "5"]
+TRAIN = [*arguments(epochs=1000), "--commit-steps", "5"]
 TRAIN[TRAIN.index("run")] = "disk/run"
 
 

@@ -271,7 +271,7 @@ HAS_SLURM = all(map(_program, ("slurmctld", "slurmd", "munged")))
 ON_SLURM = [*ON_HOSTS, pytest.mark.skipif(not HAS_SLURM, reason="no Slurm: apt install slurmctld slurmd munge")]
 
 
-def arguments(epochs: int = 8, model: str = "tests.support.runs:smooth", more: str = "--output-dir run") -> list[str]:
+def arguments(epochs: int = 8, model: str = OBEDIENT, more: str = "--output-dir run") -> list[str]:
     """Return arguments of a training of `STEPS_PER_EPOCH * epochs` steps in 3 slots, with a ledger."""
     line = f"--data digits --model {model} --epochs {epochs} --global-batch-size 60 --batch-size 20 --ledger "
     line += f"--learning-rate 0.02 --augment none --log-steps 1 --device cpu --commit-steps 10 {more}"

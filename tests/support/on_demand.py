@@ -1,12 +1,7 @@
-"""Models for trainings under launchers: workers that follow orders, record their memory or have a large state.
-
-Orders: the file `PLACE-HOST` in the job's folder says how the worker of a host fails.
-"""
+"""Models for trainings under launchers, which are slow, fail, record their memory or have a large state."""
 
 import itertools
 import math
-import os
-import signal
 import socket
 import time
 from contextlib import suppress
@@ -15,9 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hvd_train.errors import RankLost
 from tests.support.runs import convnet, smooth
 from tests.support.worlds import own_generator
 
@@ -27,35 +20,16 @@ UNITS = 640_000  # of the first layer: 65 numbers each, of 4 bytes, three times,
 
 
 def obedient(num_classes: int) -> nn.Module:
-    """Return `smooth`, which obeys orders in forward passes, before updates and when its state is read.
-
-    "update" is between a step's last message from other ranks and its first change of a weight.
-    """
+    """Return `smooth`, whose slots last as long as `pace` says and which raises the errors of `fail`."""
     model = smooth(num_classes)
-    model.register_forward_pre_hook(lambda *_: _obey("forward"))
+    model.register_forward_pre_hook(_raise_error)
     model.register_forward_hook(_take_time)
-    model.register_state_dict_pre_hook(lambda *_: _obey("state"))
-    register_optimizer_step_pre_hook(lambda *_: _obey("update"))
     return model
 
 
-def heavy(num_classes: int) -> nn.Module:
-    """Return `smooth` with a ballast of 100 MB, so that writing a checkpoint takes a while."""
-    model = smooth(num_classes)
-    model.register_buffer("ballast", torch.zeros(25, 2**20))
-    return model
-
-
-def weighty(num_classes: int) -> nn.Module:
-    """Return `obedient` with 25 MB of distinct numbers, which take a while on a slow link."""
-    model = obedient(num_classes)
-    model.register_buffer("ballast", torch.arange(25 * 2**18, dtype=torch.int32))
-    return model
-
-
-def order(folder: Path, place: str, host: str, what: str) -> None:
-    """Order the next worker of `host` at `place` to "die", lose a rank ("lost") or raise an error."""
-    _put(folder / f"{place}-{host}", what)
+def fail(folder: Path, host: str, what: str) -> None:
+    """Let the next worker of `host` raise an error with this text in a forward pass."""
+    _put(folder / f"error-{host}", what)
 
 
 def pace(folder: Path, seconds: float) -> None:
@@ -70,24 +44,32 @@ def _put(path: Path, text: str) -> None:
     new.rename(path)
 
 
+def _raise_error(*_: object) -> None:
+    path = Path(f"error-{socket.gethostname()}")
+    with suppress(FileNotFoundError):
+        what = path.read_text()
+        path.unlink()
+        raise RuntimeError(what)
+
+
 def _take_time(model: nn.Module, *_: object) -> None:
     with suppress(FileNotFoundError):
         if model.training:
             time.sleep(float(Path("pace").read_text()))
 
 
-def _obey(place: str) -> None:
-    path = Path(f"{place}-{socket.gethostname()}")
-    try:
-        what = path.read_text()
-        path.unlink()
-    except FileNotFoundError:
-        return
-    if what == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what == "lost":
-        raise RankLost("an operation that is done on all other ranks")
-    raise RuntimeError(what)
+def heavy(num_classes: int) -> nn.Module:
+    """Return `smooth` with a ballast of 100 MB, so that writing a checkpoint takes a while."""
+    model = smooth(num_classes)
+    model.register_buffer("ballast", torch.zeros(25, 2**20))
+    return model
+
+
+def weighty(num_classes: int) -> nn.Module:
+    """Return `obedient` with 25 MB of distinct numbers, which take a while on a slow link."""
+    model = obedient(num_classes)
+    model.register_buffer("ballast", torch.arange(25 * 2**18, dtype=torch.int32))
+    return model
 
 
 def flat(num_classes: int) -> nn.Module:
