@@ -14,8 +14,6 @@ from tests.support.on_demand import pace
 pytestmark = ON_SLURM
 
 SBATCH = ["sbatch", "--parsable", "--nodes", "2", "--ntasks-per-node", "1"]
-WAYS = [[], ["--horovodrun", "--"]]
-"""The options of `train_slurm.sbatch` for each way to start ranks."""
 
 
 @pytest.fixture
@@ -28,9 +26,8 @@ def test_a_preempted_job_commits_and_finishes_later(slurm: Slurm) -> None:
     """A job of another partition takes the nodes; the training commits in time and finishes later."""
     job = slurm.command(*SBATCH, str(SCRIPTS / "train_slurm.sbatch"), "digits", "--epochs", "12")
     wait_for("two epochs", lambda: "epoch  2/12" in slurm.output(job))
-    slurm.command(
-        "sbatch", "-p", "urgent", "--exclusive", "-N", "2", "--output=urgent.out", "--wrap", "echo it matters"
-    )
+    urgent = ["sbatch", "-p", "urgent", "--exclusive", "-N", "2", "--output=urgent.out", "--wrap", "echo it matters"]
+    slurm.command(*urgent)
     wait_for("the other job", lambda: (slurm.folder / "urgent.out").exists())
     assert "committed; the same command resumes from there" in slurm.output(job)
     assert "done: top-1" not in slurm.output(job)
@@ -55,7 +52,7 @@ def test_the_warning_before_the_time_limit(slurm: Slurm) -> None:
     pace(slurm.folder, 1)
     batch = [*SBATCH, "--time", "3", str(SCRIPTS / "train_slurm.sbatch")]
     training = ["digits", "--model", OBEDIENT, "--epochs", "12"]
-    jobs = [slurm.command(*batch, *way, *training) for way in WAYS]
+    jobs = [slurm.command(*batch, *way, *training) for way in ([], ["--horovodrun", "--"])]
     for job in jobs:
         wait_for("the requeue", lambda job=job: "back into the queue" in slurm.output(job))
         assert "committed; the same command resumes from there" in slurm.output(job)
