@@ -12,7 +12,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -20,10 +20,15 @@ from uuid import uuid4
 import pytest
 
 from tests.support import hosts as cluster_hosts
-from tests.support.launching import PROGRAMS, commands, started, wait_for, write_program
+from tests.support.launching import AWKWARD, PROGRAMS, PROJECT, commands, started, wait_for, write_program
 
-PROJECT = Path(__file__).resolve().parents[2]
-ENGINE = next((name for name in ("docker", "podman") if shutil.which(name)), "")
+
+def answers(engine: str) -> bool:
+    """Return whether an engine works: docker may be a client alone."""
+    return shutil.which(engine) is not None and not subprocess.run([engine, "info"], capture_output=True).returncode
+
+
+ENGINE = next(filter(answers, ("docker", "podman")), "")
 IS_PODMAN = ENGINE == "podman"
 COMPOSE_PROGRAM = os.environ.get("IMAGE_COMPOSE", "" if IS_PODMAN else "docker compose").split()
 PODMAN_OPTIONS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096")  # some kernels let it raise no limit
@@ -32,7 +37,7 @@ BUILD, ON_HOSTS, COMPOSE, KUBERNETES = commands("clusters.md")["Containers"]  # 
 pytestmark = [
     pytest.mark.image,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(not ENGINE, reason="neither docker nor podman is on this machine"),
+    pytest.mark.skipif(not ENGINE, reason="neither docker nor podman works on this machine"),
 ]
 
 
@@ -43,9 +48,7 @@ def engine(*arguments: str | Path, timeout_s: float = 300) -> subprocess.Complet
 
 def obtain_base(folder: Path) -> None:
     """Pull the base image, or, with podman as root, make it from Debian's packages."""
-    match = re.search(r"^ARG BASE=(\S+)$", (PROJECT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert match
-    base = match[1]
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", (PROJECT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
     if engine("image", "inspect", base).returncode == 0 or engine("pull", base).returncode == 0:
         return
     if not IS_PODMAN or os.geteuid() != 0 or not shutil.which("debootstrap"):
@@ -87,36 +90,31 @@ def typed(line: str, program: Path) -> list[str]:
     return ["env", "-C", str(PROJECT), f"PATH={program.parent}:{os.environ['PATH']}", "sh", "-c", f"exec {line}"]
 
 
-def run(image: str, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def run(image: str, *arguments: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     podman = (*PODMAN_OPTIONS, "--network=none") if IS_PODMAN else ()
     return engine("run", "--rm", *options, *podman, image, *arguments, timeout_s=900)
 
 
-def finished(image: str, *arguments: str, options: tuple[str, ...] = ()) -> str:
+def finished(image: str, *arguments: str, options: Sequence[str] = ()) -> str:
     result = run(image, *arguments, options=options)
     assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
     return result.stdout
 
 
-def test_trains_the_digits(image: str) -> None:
-    """There is one rank per GPU, or two; top-1 is at least 98%."""
-    top1 = re.search(r"done: top-1 ([\d.]+)%.* on (\d+) ranks?", finished(image))
-    assert top1
-    assert float(top1[1]) >= 98
-    assert int(top1[2]) == min(2, len(os.sched_getaffinity(0)))
-
-
-def test_trains_as_an_ordinary_user_without_any_right(image: str, tmp_path: Path) -> None:
-    """With a read-only root and no capability, the run's files are on the host in the mounted folder, not root's."""
+def test_trains_the_digits_as_an_ordinary_user(image: str, tmp_path: Path) -> None:
+    """With one rank per GPU, or two, a read-only root and no capability; the files on the host are not root's."""
     runs = tmp_path / "runs"
     runs.mkdir()
     runs.chmod(0o777)
-    options = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
-    if IS_PODMAN:
-        options += ("--read-only-tmpfs=false",)  # docker has none
-    finished(image, "train", "digits", "--epochs", "3", options=(*options, f"--volume={runs}:/home/trainer/runs"))
+    rights = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
+    rights += ["--read-only-tmpfs=false"] if IS_PODMAN else []  # docker has none
+    options = [*rights, f"--volume={runs}:/home/trainer/runs"]
+    top1 = re.search(r"done: top-1 ([\d.]+)%.* on (\d+) ranks?", finished(image, options=options))
+    assert top1
+    assert float(top1[1]) >= 98
+    assert int(top1[2]) == min(2, len(os.sched_getaffinity(0)))
     (summary,) = runs.glob("*/summary.json")
-    assert json.loads(summary.read_text(encoding="utf-8"))["epochs"] == 3
+    assert json.loads(summary.read_text())["finished"]
     assert os.geteuid() != 0 or summary.stat().st_uid != 0
 
 
@@ -130,12 +128,11 @@ def test_the_doctor_finds_every_controller(image: str) -> None:
 
 def test_arguments_arrive_as_typed(image: str) -> None:
     """A mistyped command is one line with exit code 2."""
-    words = ["a b", "", "it's", 'q"q', "; touch pwned", "$(touch pwned)", "*"]
-    assert shlex.split(finished(image, "train_local.sh", "--dry-run", "--", *words))[-len(words) :] == words
+    line = finished(image, "train_local.sh", "--dry-run", "--", *AWKWARD)
+    assert shlex.split(line)[-len(AWKWARD) :] == AWKWARD
     result = run(image, "trian")
-    assert result.returncode == 2
+    assert (result.returncode, "Traceback" in result.stderr) == (2, False)
     assert "train" in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_holds_no_compiler_and_no_secret(image: str) -> None:
@@ -164,8 +161,7 @@ class Cluster:
         options += [f"--network={self.name}", *(PODMAN_OPTIONS if IS_PODMAN else ())]
         options += [f"--volume={self.folder}/keys:/etc/hvd_train/ssh:ro"]
         options += [f"--volume={self.folder}/runs:/home/trainer/runs"]
-        started = engine("run", "--detach", *options, self.image, *arguments)
-        assert started.returncode == 0, started.stderr
+        assert engine("run", "--detach", *options, self.image, *arguments).returncode == 0
 
     def inside(self, host: str, *command: str) -> subprocess.CompletedProcess[str]:
         return engine("exec", f"{self.name}-{host}", *command)
@@ -180,10 +176,7 @@ class Cluster:
             logs = engine("logs", f"{self.name}-train")
             return logs.stdout + logs.stderr
 
-        try:
-            wait_for(text, lambda: text in output(), limit_s=600)
-        except AssertionError:
-            pytest.fail(f"no {text!r} in:\n{output()[-4000:]}")
+        wait_for(text, lambda: text in output(), limit_s=600)
         return output()
 
 
@@ -208,10 +201,12 @@ def two(image: str, tmp_path: Path) -> Iterator[Cluster]:
         engine("network", "rm", cluster.name)
 
 
-@pytest.mark.parametrize("way", ["--gloo", "--mpi"])
-def test_two_containers_are_two_hosts(way: str, two: Cluster) -> None:
-    two.start("train", "train_hostfile.sh", "/opt/hvd_train/hostfiles/two_hosts", way, "--", "digits", "--epochs", "3")
-    assert "on 2 ranks" in two.waits_for("next:  hvd-train evaluate")
+def test_two_containers_are_two_hosts(two: Cluster) -> None:
+    for way in ("--gloo", "--mpi"):
+        hosts = ["/opt/hvd_train/hostfiles/two_hosts", way]
+        two.start("train", "train_hostfile.sh", *hosts, "--", "digits", "--epochs", "3")
+        assert "on 2 ranks" in two.waits_for("next:  hvd-train evaluate")
+        two.remove("train")
 
 
 def test_a_container_is_killed_and_comes_back(two: Cluster) -> None:
