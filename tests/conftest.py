@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,11 @@ LAUNCHERS = "tests/integration/"
 SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "KMP_")
 # Busy-waiting threads would slow down the ranks that they wait for. torch reads this when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# Background jobs of a shell ignore SIGINT, and children inherit that; tests send SIGINT.
+# Background jobs of a shell ignore SIGINT, nohup SIGHUP, and children inherit that; tests send both.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Children inherit nohup, too. With a handler only the tests outlive their terminal, not their child processes.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, lambda *_: None)
-
+    signal.signal(signal.SIGHUP, lambda *_: None)  # the tests outlive their terminal, not their child processes
 
 NO_SKIPS = "HVD_TRAIN_NO_SKIPS"  # "1": a skipped test is a failure
 _skipped: list[str] = []
@@ -45,16 +42,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class OneAtATime(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            if by_file:
-                return "hosts" if _makes_hosts(file) else file
-            return "launchers" if file.startswith(LAUNCHERS) else nodeid
+            if not by_file:
+                return "launchers" if file.startswith(LAUNCHERS) else nodeid
+            makes_hosts = re.search(r"^from tests\.support.*hosts", (ROOT / file).read_text(), re.MULTILINE)
+            return "hosts" if makes_hosts else file
 
     return OneAtATime(config, log)
-
-
-@cache
-def _makes_hosts(file: str) -> bool:
-    return re.search(r"^from tests\.support.*hosts", (ROOT / file).read_text(), re.MULTILINE) is not None
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -106,11 +99,7 @@ def _no_left_processes() -> Iterator[None]:
     """Assert that child processes of the test have ended; kill and name those that have not."""
     before = set(_children())
     yield
-    started = [process for process in _children() if process not in before]
-    # One server of multiprocessing and its tracker live as long as the process that started loader workers.
-    servers = [process for process in started if _is_forkserver(process)]
-    own = [p for p in started if p not in servers and not any(server in _parents(p) for server in servers)]
-    _, left = psutil.wait_procs(own, timeout=20)
+    _, left = psutil.wait_procs([one for one in _children() if one not in before and not _of_loaders(one)], timeout=20)
     names = []
     for process in left:
         with suppress(psutil.NoSuchProcess):
@@ -129,18 +118,11 @@ def _children() -> list[psutil.Process]:
     return []
 
 
-def _parents(process: psutil.Process) -> list[psutil.Process]:
-    with suppress(psutil.NoSuchProcess):
-        return process.parents()
-    return []
-
-
-def _is_forkserver(process: psutil.Process) -> bool:
-    try:
-        line = " ".join(process.cmdline())
-    except psutil.Error:
-        return False
-    return "multiprocessing.forkserver" in line or "multiprocessing.resource_tracker" in line
+def _of_loaders(process: psutil.Process) -> bool:
+    """Return whether this is multiprocessing's server, its tracker or a fork; they live as long as the tests."""
+    with suppress(psutil.Error):
+        return re.search(r"multiprocessing\.(forkserver|resource_tracker)", " ".join(process.cmdline())) is not None
+    return False
 
 
 @pytest.fixture(autouse=True)

@@ -91,10 +91,6 @@ FAULTS: dict[str, tuple[Callable[[Hosts, Path], None], list[tuple[str, str, str,
             ("h3", "broken", "Permission denied", "`ssh h3 true` must work without a password"),
         ],
     ),
-    "no Python": (
-        lambda hosts, _: hide(hosts, "h3", str(PROGRAMS)),
-        [("h3", "broken", "No such file or directory", "set up the same environment in the same place")],
-    ),
     "a wrong address": (
         lambda hosts, _: hosts.resolve("h2", "h3", "10.91.0.1"),
         [("names", "broken", "h3 is 10.91.0.1 on h2, no address of h3", "fix /etc/hosts")],

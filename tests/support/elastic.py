@@ -42,11 +42,21 @@ NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
-class Kill:
-    """In the reductions of this step (from 1, over the whole run), or later if it is not there, this rank dies."""
-
-    step: int
+class _AtStep:
+    step: int  # from 1, over the whole run
     rank: int
+
+
+class Kill(_AtStep):
+    """In the reductions of this step, or later if it is not there, this rank dies."""
+
+
+class Tell(_AtStep):
+    """Before this step this rank gets a signal."""
+
+
+class Unheard(_AtStep):
+    """The reductions of this step are done on all ranks but this one, which gets a fault instead."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +65,6 @@ class Hosts:
 
     step: int
     slots: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Before this step (from 1, over the whole run) this rank gets a signal."""
-
-    step: int
-    rank: int
-
-
-@dataclass(frozen=True)
-class Unheard:
-    """The reductions of this step are done on all ranks but this one, which gets a fault instead."""
-
-    step: int
-    rank: int
 
 
 @dataclass(frozen=True)
@@ -110,28 +104,22 @@ class Job:
     finish: Finish | None = None
     steps: int = 0  # that at least one worker has finished
     _seconds: float = 0.0
-    _still: float = 0.0
-
-    def now(self) -> float:
-        return self._seconds
-
-    def _let_pass(self, elapsed: float) -> None:
-        """Advance the roster's time, unless a worker has a seat in a broken world: it is about to ask for another."""
-        self._still = self._still + elapsed if any(meeting.lost for _, meeting in self.seats.values()) else 0.0
-        if not 0 < self._still < STANDS_STILL_S:
-            self._seconds += min(elapsed * SPEED, 0.5)  # it never jumps, so a slow machine makes no worker late
 
     def run(self) -> Job:
         wall = time.monotonic()
-        deadline, self._seconds = wall + DEADLINE_S, wall * SPEED
+        deadline, self._seconds, still = wall + DEADLINE_S, wall * SPEED, 0.0
         with self.changed:
             while self.finish is None:
                 before, wall = wall, time.monotonic()
                 assert wall < deadline, f"the job hangs: {self.roster}"
-                self._let_pass(wall - before)
+                # A worker with a seat in a broken world is about to ask for another.
+                still = still + wall - before if any(meeting.lost for _, meeting in self.seats.values()) else 0.0
+                if not 0 < still < STANDS_STILL_S:
+                    # It never jumps, so a slow machine makes no worker late.
+                    self._seconds += min((wall - before) * SPEED, 0.5)
                 for worker in self.roster._workers:
-                    self.roster.heartbeat_received(worker.number, self.now())
-                for command in self.roster.commands(self.now()):
+                    self.roster.heartbeat_received(worker.number, self._seconds)
+                for command in self.roster.commands(self._seconds):
                     self._carry_out(command)
                 self.changed.wait(0.01)
         if self.errors:
@@ -166,7 +154,7 @@ class Job:
         with self.changed:
             self.seats.pop(worker.number, None)
             world._meeting.break_up("a worker has ended")
-            self.roster.worker_exited(worker.number, code, self.now())
+            self.roster.worker_exited(worker.number, code, self._seconds)
             self.changed.notify_all()
 
     def begun(self, rank: int, step: int) -> None:
@@ -236,7 +224,7 @@ class ElasticThreadWorld(ThreadWorld):
         with job.changed:
             if (event := Tell(self._step, self.place.rank)) in job.events:
                 job.events.remove(event)
-                job.roster.signal_received(self._number, job.now())
+                job.roster.signal_received(self._number, job._seconds)
             return "stop" if job.roster.wants_stop() else "change" if job.roster.wants_change() else "train"
 
     @override
@@ -271,10 +259,11 @@ class ElasticThreadWorld(ThreadWorld):
         job = self._job
         with job.changed:
             job.seats.pop(self._number, None)
-            job.roster.rank_requested(self._number, job.now())
+            job.roster.rank_requested(self._number, job._seconds)
             job.changed.notify_all()
             while self._number not in job.seats:
-                if job.roster.worker(self._number) is None or job.finish or self._is_evicted():
+                worker = job.roster.worker(self._number)
+                if worker is None or worker.stage is Stage.ENDING or job.finish:
                     raise SystemExit(0)
                 job.changed.wait(1.0)
             rank, meeting = job.seats[self._number]
@@ -283,10 +272,6 @@ class ElasticThreadWorld(ThreadWorld):
         self._turns.clear()
         self._exchanges = 0
         self.place = Place(rank, meeting.size, rank, meeting.size, 0)
-
-    def _is_evicted(self) -> bool:
-        worker = self._job.roster.worker(self._number)
-        return worker is not None and worker.stage is Stage.ENDING
 
 
 def run_elastic(

@@ -172,15 +172,10 @@ class Hosts:
         _run("nsenter", "-t", str(self.init(name)), "-n", "tc", "qdisc", "replace", "dev", "eth0", *rate)
         _run("nsenter", "-t", str(self.switch), "-n", "tc", "qdisc", "replace", "dev", f"p{name[1:]}", *rate)
 
-    def part(self, one: str, other: str) -> None:
+    def part(self, one: str, other: str, *, undo: bool = False) -> None:
         """Keep two hosts from reaching each other, as a firewall does; others reach both."""
         for host, unreachable in ((one, other), (other, one)):
-            self._ip(host, "route", "add", "blackhole", f"{self.address(unreachable)}/32")
-
-    def join(self, one: str, other: str) -> None:
-        """Undo `part`."""
-        for host, unreachable in ((one, other), (other, one)):
-            self._ip(host, "route", "del", "blackhole", f"{self.address(unreachable)}/32")
+            self._ip(host, "route", "del" if undo else "add", "blackhole", f"{self.address(unreachable)}/32")
 
     def resolve(self, name: str, known: str, address: str) -> None:
         """Let the name `known` resolve to this address on one host only."""
@@ -280,8 +275,8 @@ def arguments(epochs: int = 8, model: str = OBEDIENT, more: str = "--output-dir 
 
 def undisturbed(folder: Path, epochs: int = 8, training: Sequence[str] | None = None, limit_s: float = 280) -> Weights:
     """Return the weights of the same training in one undisturbed process."""
-    own = ["env", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
-    output_of([*own, HVD_TRAIN, "train", *(training or arguments(epochs))], folder, limit_s)
+    variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    output_of([HVD_TRAIN, "train", *(training or arguments(epochs))], folder, limit_s, variables)
     return torch.load(run_below(folder) / "model-final.pt", weights_only=True)
 
 
@@ -351,17 +346,11 @@ class Job:
     def list(self, *lines: str) -> None:
         list_hosts(self.folder, lines)
 
-    def completes(self, expected: Weights, limit_s: float = 500) -> None:
+    def completes(self, expected: Weights) -> None:
         """Wait for the end of the training, at full speed, and check its result."""
         pace(self.folder, 0)
-        try:
-            assert self.launcher.wait(limit_s) == 0, self.output
-        except subprocess.TimeoutExpired:
-            workers = [process for host in self.hosts.inits for process in self.hosts.workers(host)]
-            for process in workers:
-                process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER prints the stacks of their threads
-            psutil.wait_procs(workers, timeout=5)
-            pytest.fail(f"not done after {limit_s} s\n{self.output}")
+        wait_for("the end", lambda: self.launcher.poll() is not None, limit_s=500)
+        assert self.launcher.returncode == 0, self.output
         check(self, expected)
 
     @property
@@ -395,7 +384,7 @@ def command(
 ) -> list[str]:
     """Return the command that trains on the listed hosts, typed on `start_on`."""
     script = [str(SCRIPTS / "train_elastic.sh"), "--hosts", "hostfile", *options, "--", *training]
-    return hosts.inside(start_on, folder, *OWN, "PYTHONFAULTHANDLER=1", *environment, *script)
+    return hosts.inside(start_on, folder, *OWN, *environment, *script)
 
 
 def check(running: Job, expected: Weights, epochs: int = 8, tolerance: float = TOLERANCE) -> float:

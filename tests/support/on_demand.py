@@ -1,20 +1,17 @@
-"""Models for trainings under launchers, which are slow, fail, record their memory or have a large state."""
+"""Models for trainings under launchers, which are slow, fail or have a large state."""
 
-import itertools
 import math
 import socket
 import time
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import torch
 from torch import Tensor, nn
 
-from tests.support.runs import convnet, smooth
+from tests.support.runs import smooth
 from tests.support.worlds import own_generator
 
-EVERY = 10  # steps between two records of a worker's memory
 TO_TRAIN = "--momentum 0.9 --ema-decay 0.9"  # the state has each weight three times
 UNITS = 640_000  # of the first layer: 65 numbers each, of 4 bytes, three times, are 499 MB
 
@@ -74,20 +71,6 @@ def weighty(num_classes: int) -> nn.Module:
 
 def flat(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
-
-
-def watched(num_classes: int) -> nn.Module:
-    """Return a small convnet that writes its process's memory in bytes to rss-PID every `EVERY` steps."""
-    model = convnet(num_classes)
-    process, passes = psutil.Process(), itertools.count()
-
-    def look(model: nn.Module, *_: object) -> None:
-        if model.training and next(passes) % EVERY == 0:
-            with Path(f"rss-{process.pid}").open("a") as file:
-                file.write(f"{process.memory_info().rss}\n")
-
-    model.register_forward_pre_hook(look)
-    return model
 
 
 class Pooled(nn.Module):

@@ -5,7 +5,6 @@ import ctypes
 import encodings.idna  # noqa: F401  # connections import it; another account may not be able to read it
 import json
 import os
-import pickle
 import re
 import select
 import socket
@@ -54,16 +53,6 @@ print(json.dumps(seen))
 _ENTER = ctypes.CDLL(None, use_errno=True).setns
 
 
-class MakesFile:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, int]]:
-        return os.open, (str(self._path), os.O_CREAT | os.O_WRONLY)
-
-
 def as_other_account(work: Callable[[], None], network: int | None = None) -> int:
     """Run `work` as another account in a fork, in the network of process `network` if given; return its number."""
     if (child := os.fork()) > 0:
@@ -85,8 +74,8 @@ def as_other_account(work: Callable[[], None], network: int | None = None) -> in
 
 
 def _requests(owned: Path) -> list[bytes]:
-    """Return an attacker's requests; its code would create the file `owned`."""
-    code = pickle.dumps(MakesFile(owned))
+    """Return an attacker's requests; their pickle would make the folder `owned`."""
+    code = f"cos\nmkdir\n(V{owned}\ntR.".encode()
     coded = base64.b64encode(code)
     puts = {"worker_addresses/localhost:0": coded, "runfunc/func": coded, "hvd_train/verdict.0": b"stop"}
     puts |= {"global/0": code, "last_word/0": b'{"exit_code": 2, "error": "a lie"}'}
@@ -324,12 +313,10 @@ def spying(words: dict[str, bytes]) -> Iterator[Spy]:
 
 def spellings(name: str, secret: bytes) -> dict[str, bytes]:
     """Return these bytes plain, in hexadecimal and within base64, as a command line may have them."""
-    within = [base64.b64encode(bytes(shift) + secret)[(8 if shift else 0) : -4] for shift in range(3)]
-    return {
-        name: secret,
-        f"{name} in hexadecimal": secret.hex().encode(),
-        **{f"{name} in base64, {shift}": word for shift, word in enumerate(within)},
-    }
+    words = {name: secret, f"{name} in hexadecimal": secret.hex().encode()}
+    for shift in range(3):
+        words[f"{name} in base64, {shift}"] = base64.b64encode(bytes(shift) + secret)[(8 if shift else 0) : -4]
+    return words
 
 
 def plant_key(folder: Path, key: bytes) -> Path:
