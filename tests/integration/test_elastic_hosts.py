@@ -204,19 +204,15 @@ def test_rank_0_dies_while_it_writes(unfinished: str, hosts: Hosts, tmp_path: Pa
 
 
 def test_several_workers_on_each_host(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
-    """If one or both workers of a host die, each is replaced in its own slot."""
+    """If both workers of a host die, each is replaced in its own slot."""
     on_demand.pace(tmp_path, 0.5)
     with job(hosts, tmp_path, listed=("h1 slots=1", "h2 slots=2")) as running:
         running.after(5)
-        hosts.workers("h2")[1].kill()
-        running.reaches(2)
-        running.reaches(3)
         for worker in hosts.workers("h2"):
             worker.kill()
-        wait_for("the fault to be noticed", lambda: len(running.changes) > 2)
+        running.reaches(1)
         running.reaches(3)
         running.completes(expected)
-    assert 1 in {change["world_size"] for change in running.changes}
 
 
 def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Path, expected: Weights) -> None:
@@ -231,12 +227,6 @@ def test_a_driver_that_is_out_of_reach_and_then_dies(hosts: Hosts, tmp_path: Pat
         running.after(running.steps + 10)
         assert [running.worker(name).pid for name in ("h2", "h3")] == before
         assert not running.changes
-
-        running.worker("h2").kill()
-        running.reaches(1)
-        running.reaches(2)
-        running.after(running.steps + 5)
-
         steps = running.steps
         running.driver.kill()
         wait_for("a commit", lambda: newest_commit(running.run) >= steps)

@@ -1,12 +1,14 @@
-"""Rooms of the package: modules import only from their own room and lower rooms, without cycles."""
+"""The package's modules: they import downward, never read a pickle of another process, and have exact names."""
 
 import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
+import hvd_train
 from tests.support import rooms
 from tests.support.rooms import PACKAGE, ROOMS
 
@@ -21,6 +23,15 @@ NO_TORCH = [
     "cli",
 ]  # fmt: skip
 NO_TORCH_ROOMS = ("launch", "elastic", "doctor", "commands")
+# Functions of Horovod and mpi4py that send pickles (mpi4py's buffer functions begin with a capital), and modules that
+# read pickles.
+PICKLES = {
+    *("broadcast_object", "broadcast_object_fn", "allgather_object", "broadcast_optimizer_state", "run_func"),
+    *("TorchState", "ObjectState", "read_data_from_kvstore", "put_data_into_kvstore", "loads_base64", "dumps_base64"),
+    *("bcast", "scatter", "allgather", "alltoall", "sendrecv", "isend", "irecv"),
+    *("cloudpickle", "dill", "joblib", "marshal", "shelve"),
+}
+HARMLESS = {"pickle.UnpicklingError", "hvd.allgather"}  # the latter takes a tensor
 HOROVOD = {"elastic.driver", "launch.client", "world.horovod_world"}
 
 
@@ -89,3 +100,46 @@ def test_the_default_recipe_imports_nothing_slow_except_torch() -> None:
     """scikit-learn, torchvision and torch's compiler each take about as long as torch."""
     code = "from hvd_train import cli\nassert cli.run(['train', '--epochs', '1', '--device', 'cpu']) == 0"
     assert not loaded_by(code) & {"sklearn", "torchvision", "torch._dynamo"}
+
+
+def is_pickle(name: str) -> bool:
+    reads = name.startswith(("pickle.", "torch.load")) or not PICKLES.isdisjoint(name.split("."))
+    return reads and name not in HARMLESS
+
+
+def unpickling(tree: ast.AST) -> Iterator[str]:
+    """Yield the names in a module that read or send a pickle."""
+    safe = {
+        id(node.func)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and "weights_only=True" in map(ast.unparse, node.keywords)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name) and id(node) not in safe:
+            yield from filter(is_pickle, [ast.unparse(node)])
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            yield from filter(is_pickle, [f"{module}{alias.name}" for alias in node.names])
+
+
+def test_no_module_reads_a_foreign_pickle() -> None:
+    """Files and messages are JSON or loaded by torch with `weights_only`, which runs no code."""
+    sources = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    assert {path.name: found for path, tree in sources.items() if (found := list(unpickling(tree)))} == {}
+
+
+def test_public_names_are_exact() -> None:
+    """They are documented and the same for type checkers; any other name is an AttributeError."""
+    assert sorted(hvd_train.__all__) == [
+        "Config", "DataSet", "HvdTrainError", "Result", "Scores", "UsageError", "__version__", "evaluate", "recipes",
+        "train",
+    ]  # fmt: skip
+    assert dir(hvd_train) == sorted(hvd_train.__all__)
+    for name in hvd_train.__all__:
+        assert name == "__version__" or getattr(hvd_train, name).__doc__, name
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == set(hvd_train.__all__) - {"__version__"}
+    with pytest.raises(AttributeError, match="module 'hvd_train' has no attribute 'trian'"):
+        hvd_train.trian  # noqa: B018
