@@ -19,8 +19,8 @@ from uuid import uuid4
 
 import pytest
 
-from tests.support import hosts as cluster_hosts
-from tests.support.launching import AWKWARD, PROGRAMS, PROJECT, commands, started, wait_for, write_program
+from tests.support import hosts as cluster
+from tests.support.launching import AWKWARD, PROJECT, commands, started, wait_for, write_program
 
 
 def answers(engine: str) -> bool:
@@ -186,33 +186,29 @@ def two(image: str, tmp_path: Path) -> Iterator[Cluster]:
     for name in ("keys", "runs"):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(0o777)
-    cluster = Cluster(image, tmp_path)
+    both = Cluster(image, tmp_path)
     finished(image, "keys", options=(f"--volume={tmp_path}/keys:/etc/hvd_train/ssh",))
-    assert engine("network", "create", cluster.name).returncode == 0
+    assert engine("network", "create", both.name).returncode == 0
     try:
         for host in ("h1", "h2"):
-            cluster.start(host, "host")
+            both.start(host, "host")
         for host in ("h1", "h2"):
-            wait_for(host, lambda host=host: cluster.inside("h1", "ssh", host, "true").returncode == 0)  # type: ignore[misc]
-        yield cluster
+            wait_for(host, lambda host=host: both.inside("h1", "ssh", host, "true").returncode == 0)
+        yield both
     finally:
         for host in ("h1", "h2", "train"):
-            cluster.remove(host)
-        engine("network", "rm", cluster.name)
+            both.remove(host)
+        engine("network", "rm", both.name)
 
 
 def test_two_containers_are_two_hosts(two: Cluster) -> None:
+    """If one is killed, the training continues without a lost step and takes in the new container."""
+    listed = "/opt/hvd_train/hostfiles/two_hosts"
     for way in ("--gloo", "--mpi"):
-        hosts = ["/opt/hvd_train/hostfiles/two_hosts", way]
-        two.start("train", "train_hostfile.sh", *hosts, "--", "digits", "--epochs", "3")
+        two.start("train", "train_hostfile.sh", listed, way, "--", "digits", "--epochs", "3")
         assert "on 2 ranks" in two.waits_for("next:  hvd-train evaluate")
         two.remove("train")
-
-
-def test_a_container_is_killed_and_comes_back(two: Cluster) -> None:
-    """The training continues without a lost step and takes in the new container."""
-    hosts, train = "/opt/hvd_train/hostfiles/two_hosts", ["digits", "--epochs", "5000", "--output-dir", "runs/one"]
-    two.start("train", "train_elastic.sh", "--hosts", hosts, "--", *train)
+    two.start("train", "train_elastic.sh", "--hosts", listed, "--", "digits", "--epochs", "5000")
     two.waits_for("epoch    2/5000")
     two.remove("h2")
     two.waits_for("world 2 -> 1")
@@ -256,7 +252,7 @@ def test_the_documented_cluster_on_one_machine(image: str, tmp_path: Path) -> No
         subprocess.run(typed("docker compose down --volumes", program), check=False, capture_output=True, timeout=120)
 
 
-@pytest.mark.skipif(bool(cluster_hosts.missing()), reason=cluster_hosts.missing() or "-")
+@pytest.mark.skipif(bool(cluster.NO_HOSTS), reason=cluster.NO_HOSTS or "-")
 def test_the_documented_training_on_hosts(image: str, tmp_path: Path) -> None:
     """`train_docker.sh` as printed runs a container on each host of the list and leaves none."""
     if not IS_PODMAN:
@@ -267,9 +263,8 @@ def test_the_documented_training_on_hosts(image: str, tmp_path: Path) -> None:
     program = docker(tmp_path, *own, "--storage-opt", f"additionalimagestore={storage}")
     for name in ("horovodrun_scripts", "hostfiles"):
         (tmp_path / name).symlink_to(PROJECT / name)
-    environment = [f"PATH={PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin", f"CONTAINER_ENGINE={program}"]
-    environment.append(f"CONTAINER_FLAGS={' '.join(PODMAN_OPTIONS)}")
-    with cluster_hosts.hosts(tmp_path / "cluster", 2, names=2) as hosts:
+    environment = [f"PATH={cluster.PATH}", f"CONTAINER_ENGINE={program}", f"CONTAINER_FLAGS={' '.join(PODMAN_OPTIONS)}"]
+    with cluster.hosts(tmp_path / "cluster", 2, names=2) as hosts:
         command = hosts.inside("h1", tmp_path, "env", *environment, *shlex.split(ON_HOSTS))
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
