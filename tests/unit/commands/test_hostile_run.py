@@ -10,9 +10,7 @@ from hvd_train import cli
 from hvd_train.network.models import digits_convnet
 from tests.support.run_folders import whole_run, write
 
-UNASKED = (
-    "names code (model: runs.evil.payload:net), which only `train` imports unasked; if you trust who wrote it, add"
-)
+UNASKED = "names code (model: runs.evil.payload:net), which only `train` imports unasked"
 
 
 @pytest.fixture
