@@ -6,7 +6,7 @@ from torch import nn
 
 from hvd_train import checkpoint
 from hvd_train.data.batches import Ahead, Loader
-from hvd_train.errors import Diverged, first_few
+from hvd_train.errors import Diverged
 from hvd_train.goals import better, reason_to_end
 from hvd_train.job import Job
 from hvd_train.network import freeze, optim
@@ -139,10 +139,8 @@ def give_up(job: Job, result: StepResult) -> None:
     """Commit the weights, which skipped steps have not changed, and raise Diverged."""
     state = job.state
     saved = result_of_rank_0(job.world, job.output.store.commit_last(state))
-    num_samples = job.parts.train_loader.num_samples
-    of_ranks = job.world.gather([int(sample) % num_samples for sample in result.not_finite])
-    samples = [f"rank {rank}: samples {first_few(found, 8)}" for rank, found in enumerate(of_ranks) if found]
-    cause = f"the loss is not finite ({'; '.join(samples)})" if samples else "the loss is finite, but not its gradient"
+    finite = math.isfinite(result.totals.loss)
+    cause = "the loss is finite, but not its gradient" if finite else "the loss is not finite"
     kept = "committed" if saved else "NOT committed (see above)"
     progress = state.progress
     raise Diverged(

@@ -1,19 +1,37 @@
-"""The report of one process for a rendezvous, and the faults that it has seen."""
+"""Keep a training through changes of its ranks: reports, faults, the transfer of the state, a survivor's commit."""
 
 import os
 import socket
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import IO
 
+import torch
+from torch import Tensor
+
+from hvd_train import checkpoint
+from hvd_train.checkpoint import BadCheckpoint
+from hvd_train.config import Config
+from hvd_train.console import say
 from hvd_train.elastic.members import Member, RankReport, change_between
-from hvd_train.errors import FaultRepeats, RankLost
+from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError, counted, first_few
 from hvd_train.job import Arrival
 from hvd_train.launch import launcher
+from hvd_train.network.digest import tensors_in
+from hvd_train.output import Claim, Output
 from hvd_train.run_files import run_folder
-from hvd_train.state import TrainState
+from hvd_train.run_files.run_folder import Busy
+from hvd_train.state import TrainState, digest_of_snapshot, map_tensors
+from hvd_train.world.wire import has_no_gaps
+from hvd_train.world.world import Place, World, unwatched
 
+_QUIET_S = 3.0  # a shorter transfer is not worth a line
+_EVERY_S = 10.0
+_PATIENCE_S = 100.0  # a file server keeps the locks of a dead host for a while: NFS 4 for 90 s
+_POLL_S = 0.2
+_RESUME = "the same command resumes from there"
 _SAME_STEP_FAULTS = 5  # a fault that repeats this often at one step is in the step, not in the cluster
 
 
@@ -86,3 +104,92 @@ class Membership:
         """Let another job use the run folder: this process has nothing left to write."""
         if self._stay is not None:
             self._stay.close()
+
+
+def synchronize(state: TrainState, world: World, root: int) -> None:
+    """Send the state of rank `root` to every other rank, which loads it.
+
+    A rank receives the state into host memory and loads it after all ranks have compared digests. So after an error
+    each rank still has its own state. Raises: RankLost: if another rank is lost; ReplicasDiffer: if a rank received
+    something else than the root sent; UsageError: if the state belongs to another model or optimizer.
+    """
+    is_root = world.place.rank == root
+    snapshot = map_tensors(state.live(), _without_gaps) if is_root else {}
+    outline = map_tensors(snapshot, lambda tensor: torch.empty_like(tensor, device="meta"))
+    outline = world.broadcast(outline, root)
+    if not is_root:
+        snapshot = map_tensors(outline, lambda tensor: torch.empty_like(tensor, device="cpu"))
+    tensors = [tensor for _, tensor in tensors_in(snapshot)]
+    sent = _Notice(sum(tensor.nbytes for tensor in tensors), world.place.size - 1) if is_root else unwatched
+    world.broadcast_tensors(tensors, root, sent)
+    digests = world.gather(digest_of_snapshot(snapshot))
+    if damaged := [rank for rank, digest in enumerate(digests) if digest != digests[root]]:
+        raise ReplicasDiffer(f"the state of rank {root} arrived damaged on ranks {first_few(damaged)}")
+    if not is_root:
+        state.load(snapshot)
+
+
+def _without_gaps(tensor: Tensor) -> Tensor:
+    return tensor.detach() if has_no_gaps(tensor) else tensor.detach().contiguous()
+
+
+class _Notice:
+    """Shows the progress of a long transfer."""
+
+    def __init__(self, num_bytes: int, num_ranks: int) -> None:
+        self._num_bytes, self._sent = num_bytes, 0
+        self._ranks = counted(num_ranks, "rank")
+        self._begun = time.monotonic()
+        self._next = self._begun + _QUIET_S
+
+    def __call__(self, num_bytes: int) -> None:
+        self._sent += num_bytes
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _EVERY_S
+            unit, name, digits = (1e9, "GB", 1) if self._num_bytes >= 1e9 else (1e6, "MB", 0)
+            sent, whole = (f"{count / unit:.{digits}f}" for count in (self._sent, self._num_bytes))
+            say(f"sending the state to {self._ranks}: {sent} of {whole} {name} after {now - self._begun:.0f} s")
+
+
+def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: Path) -> str:
+    """Commit this rank's last step, unless another rank does; return the outcome.
+
+    Survivors may call this at the same time and differ by one step. Each waits for the run folder and commits if the
+    newest commit is older than its own step. A process that holds the folder may be the rest of the job, or a new run.
+    """
+    path = checkpoint.path_of(run_dir, state.progress.step)
+    named = config.replace(output_dir=run_dir, resume="auto")
+    deadline = time.monotonic() + _PATIENCE_S
+    while not _committed_by_another(path):
+        try:
+            folder = run_folder.claim(named, datetime.now(), owner=launcher.owner(os.environ))
+        except Busy:
+            if time.monotonic() > deadline:
+                return "NOT committed: another process has the run folder"
+            time.sleep(_POLL_S)
+            continue
+        except UsageError as error:
+            return f"NOT committed: {error}"
+        output.open(Claim(folder), state, Place())
+        if _committed_by_another(path):  # before this rank had the lock
+            break
+        output.journal.catch_up(state.recent, state.last_step, state.last_epoch)
+        if not output.commit_last(state):
+            return "NOT committed (see above); the same command resumes from the last commit"
+        line = f"rank 0 is gone: step {state.progress.step} is committed in {path} by {socket.gethostname()}; {_RESUME}"
+        output.journal.event("rescued", line)
+        return f"committed in {path}; {_RESUME}"
+    return f"committed by another rank; {_RESUME}"
+
+
+def _committed_by_another(path: Path) -> bool:
+    """Return whether a whole checkpoint of this step or a later one exists."""
+    for other in checkpoint.committed(path.parent.parent):
+        if other.name >= path.name:
+            try:
+                checkpoint.read(other)
+            except BadCheckpoint:
+                continue
+            return True
+    return False

@@ -25,10 +25,9 @@ from hvd_train.network import freeze, models, weights
 from hvd_train.network.models import Builder
 from hvd_train.parts import Parts, build
 from hvd_train.progress.stop import StopSignal
-from hvd_train.result import Result
 from hvd_train.run_files import history, run_folder
 from hvd_train.step import Step
-from hvd_train.training import Training
+from hvd_train.training import Result, Training
 from hvd_train.validate import Scores
 from hvd_train.validate import evaluate as evaluate_model
 from hvd_train.world.world import LocalWorld, Place, World, together

@@ -57,6 +57,8 @@ class Evaluation:
     top5: float
 
 
+_TENSORS = "model", "average", "buffers", "optimizer"
+_FACTS = "progress", "layout", "totals", "best", "last", "scaler"
 _VALUES: dict[str, type[Any]] = {"layout": BatchLayout, "progress": Progress, "totals": Totals, "best": Evaluation}
 _VALUES |= {"last": Evaluation, "last_step": StepRecord, "last_epoch": EpochRecord}
 
@@ -101,10 +103,7 @@ class TrainState:
     def snapshot(self) -> Snapshot:
         """Return a copy of the state in host memory, which later steps do not touch."""
         live = self.live()
-        return {
-            **live,
-            **{name: to_host(live[name]) for name in ("model", "average", "buffers", "optimizer", "scaler")},
-        }
+        return {**live, **{name: to_host(live[name]) for name in (*_TENSORS, "scaler")}}
 
     def live(self) -> Snapshot:
         """Return the state as `snapshot` does, but with the tensors themselves, which later steps change."""
@@ -159,19 +158,10 @@ class TrainState:
 
     def digests(self) -> dict[str, str]:
         """Return fingerprints of the parts that must be equal on all ranks, by name."""
-        parts: dict[str, Any] = {**self.model.state_dict()}
-        for module, prefix in ((self.model, ""), (self.average, "average ")):
-            if module is not None:
-                parts |= {f"{prefix}{name}": tensor for name, tensor in buffers.not_in_state_dict(module).items()}
-        if self.average is not None:
-            parts |= {f"average {name}": tensor for name, tensor in self.average.state_dict().items()}
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        for parameter, values in self.optimizer.state.items():
-            parts |= {f"{key} of {names.get(id(parameter), 'a parameter')}": value for key, value in values.items()}
-        parts |= {"loss scale": self.scaler.state_dict(), "progress": self.progress, "totals": self.totals}
-        parts |= {"layout": self.layout, "best": self.best, "last": self.last}
-        values = {name: "" if isinstance(part, Tensor) else repr(part) for name, part in parts.items()}
-        return {name: digest_of(values[name], tensors_in(part)) for name, part in parts.items()}
+        live = self.live()
+        tensors = tensors_in({name: live[name] for name in _TENSORS})
+        digests = {path.removeprefix("/"): digest_of("", [("", tensor)]) for path, tensor in tensors}
+        return digests | {name: repr(live[name]) for name in _FACTS}
 
 
 def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
@@ -184,16 +174,14 @@ def result_in(snapshot: Snapshot) -> dict[str, Tensor]:
 
 def digest_of_snapshot(snapshot: Snapshot) -> str:
     """Return what `TrainState.digest` returns for the state with this snapshot."""
-    facts = [snapshot[name] for name in ("progress", "layout", "totals", "best", "last", "scaler")]
-    tensors = {name: snapshot[name] for name in ("model", "average", "buffers")}
-    return digest_of(repr(facts), tensors_in({**tensors, "optimizer": snapshot["optimizer"]["state"]}))
+    facts, tensors = ([snapshot[name] for name in names] for names in (_FACTS, _TENSORS))
+    return digest_of(repr(facts), tensors_in(tensors))
 
 
 def confirm_equal(state: TrainState, world: World) -> None:
     """Compare the states of all ranks bit for bit. Raises ReplicasDiffer, which says what differs, and RankLost."""
     digests = world.gather(state.digest())
-    odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
-    if odd:
+    if odd := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
         of_ranks = world.gather(state.digests())
         found = "; ".join(f"rank {rank} in {first_few(_differing(of_ranks[rank], of_ranks[0]))}" for rank in odd[:3])
         raise ReplicasDiffer(

@@ -56,16 +56,6 @@ class StepResult:
     gradient_norm: float | None  # the 2-norm of the whole gradient before it was clipped, if it was asked for
     skipped: bool = False  # whether loss or gradient was not finite, so that nothing changed
     fingerprint: int | None = None  # of the samples of all ranks (`progress.fingerprint`), if the run keeps a ledger
-    not_finite: tuple[int, ...] = ()  # this rank's samples whose loss is not finite, after a skipped step
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """The outputs of the forward pass over one micro-batch, without its graph."""
-
-    logits: Tensor  # [n, classes]
-    targets: Tensor  # after the mixer
-    sums: Tensor  # the sums of the metrics (`sums_of`)
 
 
 @contextmanager
@@ -153,18 +143,16 @@ class Step:
         self._buffers.begin()
 
         # All micro-batches but the last: their gradients add up on this rank.
-        outcomes: list[_Outcome] = []
+        sums_of_passes: list[Tensor] = []
         for micro in micro_batches[:-1]:
-            loss = self._forward(model, micro, state.progress.step, outcomes)
+            loss = self._forward(model, micro, state.progress.step, sums_of_passes)
             self._backward(loss, scaler, share)
         # The last micro-batch: its backward pass starts the reduction of each gradient. The message that travels with
         # them must be complete before it: sums of all forward passes, votes, fingerprint and changes of buffers.
         for micro in micro_batches[-1:]:
             self._sums_in_passes.begin_last_micro_batch()
-            loss = self._forward(model, micro, state.progress.step, outcomes)
-        sums = _constant((0.0,) * NUM_SUMS, self._device)
-        if outcomes:
-            sums = reduce(operator.add, [outcome.sums for outcome in outcomes])
+            loss = self._forward(model, micro, state.progress.step, sums_of_passes)
+        sums = reduce(operator.add, sums_of_passes) if sums_of_passes else _constant((0.0,) * NUM_SUMS, self._device)
         flags = votes.stop, votes.commit, votes.change, self._buffers.others_changed
         flags_sent = _constant(tuple(map(float, flags)), self._device)
         fields = [sums, flags_sent, *([self._fingerprint(batch)] if self._ledger else [])]
@@ -172,7 +160,7 @@ class Step:
         message = torch.cat([*fields, *self._buffers.changes])
         num_fields = sum(map(len, fields))
         pending = self._world.sum_with_gradients(optimizer, message)
-        if outcomes:
+        if micro_batches:
             self._backward(loss, scaler, share)
         self._sums_in_passes.end_step()
         meanwhile()
@@ -195,19 +183,17 @@ class Step:
                 scaler.step(optimizer)
             scaler.update()
         self._mark("optimizer")
-        not_finite = self._not_finite(batch, outcomes) if skipped else ()
-        return StepResult(totals, agreed, norm if want_norm else None, skipped, taken, not_finite)
+        return StepResult(totals, agreed, norm if want_norm else None, skipped, taken)
 
-    def _forward(self, model: nn.Module, micro: MicroBatch, step: int, outcomes: list[_Outcome]) -> Tensor:
-        """Return the summed loss of one micro-batch, and add its outputs to `outcomes`."""
+    def _forward(self, model: nn.Module, micro: MicroBatch, step: int, sums: list[Tensor]) -> Tensor:
+        """Return the summed loss of one micro-batch, and append the sums of its metrics."""
         self._buffers.put_back()
         seed(self._device, order.key(self._seed, MICRO_BATCH, step, micro.number))  # the same on any rank
         inputs, targets = self._mix(micro.inputs, micro.targets)
         with self.autocast():
             logits = model(inputs)
-            loss = self._losses(logits, targets, "sum")
-        logits = logits.detach()
-        outcomes.append(_Outcome(logits, targets, sums_of(loss.detach(), logits, micro.targets)))
+            loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self._label_smoothing)
+        sums.append(sums_of(loss.detach(), logits.detach(), micro.targets))
         self._buffers.end_micro_batch(micro.number)
         self._mark("forward")
         return loss
@@ -219,15 +205,6 @@ class Step:
     def _fingerprint(self, batch: Batch) -> Tensor:
         samples = np.concatenate([np.zeros(0, np.int64), *[micro.samples for micro in batch.micro_batches]])
         return torch.tensor(in_bytes(fingerprint(samples)), device=self._device)
-
-    def _losses(self, logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        return F.cross_entropy(logits, targets, reduction=reduction, label_smoothing=self._label_smoothing)
-
-    def _not_finite(self, batch: Batch, outcomes: list[_Outcome]) -> tuple[int, ...]:
-        """Return the numbers of this rank's samples whose loss is not finite."""
-        losses = (self._losses(outcome.logits.float(), outcome.targets, "none").tolist() for outcome in outcomes)
-        pairs = (zip(m.samples, found, strict=True) for m, found in zip(batch.micro_batches, losses, strict=True))
-        return tuple(int(sample) for of_micro in pairs for sample, loss in of_micro if not math.isfinite(loss))
 
     def _clip(self, parameters: list[nn.Parameter]) -> float:
         """Clip the 2-norm of the whole gradient; return the norm before."""

@@ -52,17 +52,6 @@ def test_ranks_and_one(world: World, name: str) -> None:
     assert all(equal(weights, other) for other in world.gather(weights)), "ranks hold different bits"
 
 
-@pytest.mark.slow
-@pytest.mark.parallel
-def test_batch_norm_over_ranks_is_that_of_the_joined_batch(world: World) -> None:
-    size = world.place.size
-    whole = small_config(batch_size=4 * size, global_batch_size=4 * size, epochs=2)
-    _, expected = trained(LocalWorld(), whole.replace(output_dir=Path("alone")), runs.batch_norm)
-    config = whole.replace(batch_size=4, sync_batch_norm=True, output_dir=Path("ranks"))
-    _, weights = trained(world, config, runs.batch_norm)
-    assert largest_difference(weights, expected) <= TOLERANCE
-
-
 class StopLast:
     """The same world, in which the last rank votes to stop after this many steps."""
 
@@ -155,15 +144,3 @@ def test_adasum(world: World) -> None:
         expected = of_ranks[0][number] if size == 1 else adasum(of_ranks[0][number], of_ranks[1][number])
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parallel
-def test_a_training_with_adasum(world: World) -> None:
-    import horovod.torch as hvd
-
-    if world.place.size == 3 or (world.place.size > 1 and not hvd.mpi_enabled()):
-        return
-    result, weights = trained(world, small_config(reduction="adasum", epochs=3), runs.convnet)
-    assert result.loss < 2.0
-    assert all(equal(weights, other) for other in world.gather(weights))

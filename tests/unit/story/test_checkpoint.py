@@ -115,23 +115,6 @@ def test_a_damaged_file_is_found(whole: bytes, data: st.DataObject) -> None:
         assert snapshot["progress"]["step"] == 5
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"PK\x03\x04 a zip file of torch.save\n", "is not a checkpoint of hvd_train"),
-        (MAGIC + b"not json\n", "its header is damaged"),
-        (MAGIC + b"[1, 2]\n", "its header is damaged"),
-        (MAGIC + b"{}\n", "its header is damaged"),
-        (MAGIC + b'{"size": 100, "digest": ""}\nabc', "is truncated: 3 of 100 bytes"),
-    ],
-)
-def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(content: bytes, message: str) -> None:
-    path = Path("x.ckpt")
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=rf"^x\.ckpt.*{message}$"):
-        checkpoint.read(path)
-
-
 def test_a_hole_a_pipe_and_a_missing_file_are_refused() -> None:
     for beginning in (b"", MAGIC, MAGIC + b'{"size": 1000000000000, "digest": ""}\n'):
         Path("hole.ckpt").write_bytes(beginning)
@@ -274,25 +257,6 @@ def test_a_full_disk_costs_no_checkpoint_that_is_there() -> None:
         f"{folder}3.ckpt: {why}; the newest good checkpoint is step-0000000001.ckpt",
         f"cannot write run/model-final.pt: {why}",
         "disk has space again: wrote the checkpoint of step 4",
-    ]
-
-
-def test_best_weights_that_do_not_fit_are_written_with_a_later_commit() -> None:
-    """The later training steps do not change them; the user gets one line."""
-    lines: list[str] = []
-    disk, state = store(lines), state_at(1)
-    with no_room():
-        disk.save_weights("model-best.pt", state)
-        with torch.no_grad():
-            state.model.get_parameter("bias").fill_(6.0)
-        commit_next(disk, 2)
-        wait_for("both errors", lambda: len(lines) == 2)
-    commit_next(disk, 3)
-    disk.close()
-    assert steps_on_disk() == [3]
-    assert bias_in("model-best.pt") == [1.0, 1.0]
-    assert [line for line in lines if "model-best.pt" in line] == [
-        "cannot write run/model-best.pt: No space left on device; it is kept in memory until it fits"
     ]
 
 

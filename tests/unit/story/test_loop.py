@@ -22,7 +22,7 @@ from hvd_train.data.loader import ArrayLoader
 from hvd_train.errors import Diverged, UsageError
 from hvd_train.job import Clocks
 from hvd_train.progress.clock import Stopwatch, Timer
-from hvd_train.progress.order import Assignment, order_of
+from hvd_train.progress.order import Assignment
 from hvd_train.run_files.ledger import audit
 from hvd_train.settings.schedule import ScheduleConfig
 from hvd_train.state import Evaluation, TrainState
@@ -78,16 +78,13 @@ def test_a_step_that_is_not_finite_changes_nothing(optimizer: str, monkeypatch: 
 
 
 def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
-    """The error names step, ranks and samples; the last good weights are committed."""
+    """The error names the step; the last good weights are committed."""
     config = small_config(epochs=1, max_skipped_steps=3, ledger=True, batch_size=10)
     for last in (8, 9):
         make = lambda _, last=last: own_generator(Poisoned(lambda step: step >= 6 or last == 9))  # noqa: E731
         with pytest.raises(Diverged) as error:
             run_ranks(2, lambda world, make=make: trained(world, config, make))
-        lines = [json.loads(line) for line in Path("run/ledger.jsonl").read_text().splitlines()]
-        samples = order_of(config.seed, 0, NUM_SAMPLES, 1)[slice(*lines[last - 1]["positions"])]
         assert f"steps in a row were skipped; in the last one, step {last}, the loss is not finite" in str(error.value)
-        assert f"(rank 0: samples {samples[0]}; rank 1: samples {samples[10]})" in str(error.value)
         newest = checkpoint.newest_good(Path("run"), pytest.fail)
         assert newest["progress"]["step"] == last
         assert all(bool(value.isfinite().all()) for value in newest["model"].values())

@@ -18,7 +18,6 @@ from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.ledger import Entry, read
 from hvd_train.run_files.records import StepRecord
-from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 from tests.support.runs import small_config
@@ -186,24 +185,3 @@ def test_a_stopped_rank_0_whose_folder_was_taken_over_writes_nothing(state: Trai
     output.write_surroundings(["node1"], None)
     output.close()
     assert sorted(RUN.rglob("*")) == before
-
-
-def test_a_full_disk_is_reported_and_costs_nothing_that_fits_later(
-    state: TrainState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = opened(small_config(), state)
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "writing", full)
-        assert not output.write_summary({"top1": 1.0})
-        output.write_surroundings(["node1"], None)
-        assert not output.commit_last(state)
-    assert output.write_summary({"top1": 0.5, "why": "done"})
-    assert output.commit_last(state)
-    output.close()
-    printed, why = capsys.readouterr().out, "No space left on device"
-    for name, file in (("summary", "run/summary.json"), ("note", "environment.json")):
-        line = f"cannot write {file}: {why}"
-        assert (messages(name), printed.count(line)) == ([line], 1)
-    assert why in messages("checkpoint")[0]
-    assert steps_on_disk() == [7]
-    assert (RUN / "summary.json").read_text() == '{\n  "top1": 0.5,\n  "why": "done"\n}\n'

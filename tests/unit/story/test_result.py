@@ -13,8 +13,8 @@ import torch
 
 from hvd_train import recipes
 from hvd_train.progress.order import BatchLayout
-from hvd_train.result import Result, describe, ending, summary
 from hvd_train.state import TrainState
+from hvd_train.training import Result, describe, ending, summary
 from hvd_train.world.world import Place
 
 DIGITS = recipes.get("digits")

@@ -175,15 +175,12 @@ class OneLogit(nn.Module):
         return torch.stack([self.weight * images[:, 0, 0, 0], torch.full((len(images),), -torch.inf)], 1)
 
 
-def test_a_loss_that_is_not_finite_skips_the_step_and_names_the_samples() -> None:
-    """Although the gradient is finite; the numbers are those in the data set."""
+def test_a_loss_that_is_not_finite_skips_the_step() -> None:
+    """Although the gradient is finite."""
     model = OneLogit()
     before = to_host(model.state_dict())
     targets = torch.tensor([0, 0, 0, 1]), torch.tensor([1, 0, 1, 0])
-    samples = np.array([70, 61, 52, 43]), np.array([34, 25, 16, 7])
-    micros = zip(batch(4).micro_batches, targets, samples, strict=True)
-    part = Batch(8, 2, tuple(dataclasses.replace(micro, targets=t, samples=s) for micro, t, s in micros))
-    result = take(Config(), state_of(model), part)
-    assert result.skipped
-    assert result.not_finite == (43, 34, 16)
+    micros = zip(batch(4).micro_batches, targets, strict=True)
+    part = Batch(8, 2, tuple(dataclasses.replace(micro, targets=t) for micro, t in micros))
+    assert take(Config(), state_of(model), part).skipped
     assert equal(to_host(model.state_dict()), before)

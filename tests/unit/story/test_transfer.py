@@ -3,16 +3,15 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, ReplicasDiffer
+from hvd_train.membership import synchronize
 from hvd_train.state import Evaluation
-from hvd_train.transfer import synchronize
 from hvd_train.world.world import LocalWorld, unwatched
 from tests.support.worlds import Killed, ThreadWorld, run_ranks
-from tests.unit.story.test_state import complete, state_after, step
+from tests.unit.story.test_state import state_after, step
 
 
 class SmallPieces(ThreadWorld):
@@ -40,25 +39,6 @@ def test_all_ranks_load_the_state_of_one(root: int) -> None:
     assert after == expected.digest()
     synchronize(expected, LocalWorld(), 0)
     assert after == expected.digest()
-
-
-def test_a_rank_keeps_its_own_memory_format() -> None:
-    """Tensors with gaps and buffers in no state_dict arrive too."""
-
-    def body(world: ThreadWorld) -> tuple[str, bool]:
-        number, order = 1.0 + world.place.rank, (torch.channels_last, torch.contiguous_format)[world.place.rank]
-        state = complete()
-        convolution = torch.nn.Conv2d(3, 4, 2).to(memory_format=order)
-        torch.nn.init.constant_(convolution.weight, number)
-        torch.nn.init.zeros_(convolution.bias)
-        state.model.append(convolution)
-        state.model.register_buffer("gaps", torch.full((6,), number)[::2])
-        state.model.register_buffer("expanded", torch.tensor(number).expand(3), persistent=False)
-        synchronize(state, world, 0)
-        return state.digest(), convolution.weight.is_contiguous(memory_format=order)
-
-    ((_, keeps_order),) = set(run_ranks(2, body, kind=SmallPieces))
-    assert keeps_order
 
 
 @pytest.mark.parametrize("turn", [0, 7])

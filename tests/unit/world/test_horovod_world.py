@@ -2,10 +2,7 @@
 
 import os
 import socket
-import sys
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,7 +11,7 @@ from torch import nn
 
 from hvd_train.errors import RankLost, UsageError
 from hvd_train.launch import client, mpi_roll_call, slurm
-from hvd_train.world import horovod_world, mpi
+from hvd_train.world import horovod_world
 from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, RankGroup, hvd
 from hvd_train.world.world import Place, Reduction
 
@@ -110,37 +107,3 @@ def test_a_port_in_use_under_srun_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         under_srun(monkeypatch, port)
         with pytest.raises(UsageError, match=rf"port {port}, .* export {slurm.PORT}=N"):
             horovod_world._rendezvous_of_srun()
-
-
-def test_rank_0_under_srun_alone_serves_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
-    under_srun(monkeypatch, 0)
-    server = horovod_world._rendezvous_of_srun()
-    try:
-        port = str(server.server_address[1])
-        place = {client.ADDRESS: "127.0.0.1", client.PORT: port, client.KEY: os.environ[client.KEY]}
-        client.put(place, "global/1", "an address", 60)
-        assert client.get(place, "global/1", 60) == "an address"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def test_the_roll_call_uses_the_mpi_of_horovod_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without mpi4py, or with a second MPI library, there is no roll call."""
-    calls: list[Any] = []
-    fake = Mock(COMM_WORLD="all ranks", **{"Is_finalized.return_value": False, "Is_initialized.return_value": False})
-    fake.Init_thread.side_effect = lambda level: calls.append("init")
-    libraries = {"/opt/openmpi/lib/libmpi.so.40"}
-    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=fake))  # type: ignore[arg-type]
-    monkeypatch.setattr(mpi, "_loaded_libraries", lambda: libraries)
-    monkeypatch.setattr(mpi_roll_call, "call", lambda communicator, facts: calls.append((communicator, facts)))
-    assert mpi.call_roll({"torch": "2.15"}) is fake
-    assert calls == ["init", ("all ranks", {"torch": "2.15"})]
-    fake.Is_initialized.return_value = True  # by the user's own script
-    assert mpi.call_roll({}) is None
-    assert calls[2:] == [("all ranks", {})]
-    libraries.add("/venv/lib/libmpich.so")
-    assert mpi.call_roll({}) is None
-    monkeypatch.setitem(sys.modules, "mpi4py", None)  # type: ignore[arg-type]
-    assert mpi.call_roll({}) is None
-    assert len(calls) == 3
