@@ -7,7 +7,7 @@ import re
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,6 @@ from hvd_train.world.world import PendingSum, Place, Reduction, World, WorldChan
 
 T = TypeVar("T")
 
-_MPI_TRANSPORTS = "OMPI_MCA_btl"
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of this system call
 _SHORTEST_SLICE_NS = 100_000  # the kernel allows no less
 _PIECES_UNDER_WAY = 4  # while one is sent, the ranks agree on the next ones, which takes as long on a fast link
@@ -70,7 +69,6 @@ class HorovodWorld(World):
             place = start(self._group.communicator)
             return replace(place, local_rank=self._group.local_rank, local_size=self._group.local_size)
         if mpi_roll_call.meets_over_mpi(os.environ) and hvd.mpi_built():
-            _leave_mpi_quickly(os.environ)
             self._mpi = _call_roll_over_mpi(self._facts)
         elif (board := roll_call.store(os.environ)) is not None:
             rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
@@ -344,17 +342,6 @@ def _rendezvous_of_srun() -> Any:
     server.init([])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
-
-
-def _leave_mpi_quickly(environ: MutableMapping[str, str]) -> None:
-    """Exclude Open MPI's one-sided transfers over libfabric, unless the user lists transports.
-
-    Neither Horovod nor we use them, and in Open MPI 4.1 closing them delays the end of a run by a second.
-    """
-    given = environ.get(_MPI_TRANSPORTS, "^")
-    if given.startswith("^"):
-        left_out = [name for name in given[1:].split(",") if name]
-        environ[_MPI_TRANSPORTS] = "^" + ",".join(dict.fromkeys([*left_out, "ofi"]))
 
 
 def _call_roll_over_mpi(facts: Mapping[str, str]) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from typing_extensions import override
 
 from hvd_train import checkpoint, goals
 from hvd_train.checkpoint import DiskStore
 from hvd_train.config import Config
-from hvd_train.data import loader
-from hvd_train.data.batches import Batch
-from hvd_train.data.loader import ArrayLoader
 from hvd_train.errors import Diverged, UsageError
 from hvd_train.job import Clocks
 from hvd_train.progress.clock import Stopwatch, Timer
-from hvd_train.progress.order import Assignment
-from hvd_train.run_files.ledger import audit
 from hvd_train.settings.schedule import ScheduleConfig
 from hvd_train.state import Evaluation, TrainState
 from hvd_train.world.world import LocalWorld
@@ -88,23 +82,6 @@ def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
         newest = checkpoint.newest_good(Path("run"), pytest.fail)
         assert newest["progress"]["step"] == last
         assert all(bool(value.isfinite().all()) for value in newest["model"].values())
-
-
-@pytest.mark.parametrize("epochs", [2, 3])
-def test_the_ledger_shows_a_loader_that_delivers_another_sample(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    class Deviates(ArrayLoader):
-        @override
-        def load(self, epoch: int, work: Iterable[Assignment]) -> Iterator[Batch]:
-            for number, batch in enumerate(super().load(epoch, work)):
-                for micro in batch.micro_batches:
-                    if (epoch, number) == (1, 3) and micro.number == 1:
-                        micro.samples[2] = (micro.samples[2] + 1) % NUM_SAMPLES
-                yield batch
-
-    monkeypatch.setattr(loader, "ArrayLoader", Deviates)
-    run_ranks(2, lambda world: trained(world, small_config(epochs=epochs, ledger=True)))
-    assert audit(Path("run")).faults == ("step 14: not the samples that stand at positions 60 to 79 of epoch 1",)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from hvd_train.launch import launcher
 from hvd_train.output import Claim, Output
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
-from hvd_train.run_files import run_folder
 from hvd_train.run_files.ledger import Entry, read
 from hvd_train.run_files.records import StepRecord
 from hvd_train.state import TrainState
@@ -171,17 +170,3 @@ def test_a_rank_that_is_no_longer_rank_0_releases_the_folder(state: TrainState) 
     former.close()
     assert not (RUN / checkpoint.BEST).exists()
     assert [entry.steps for entry in read(RUN / "ledger.jsonl")] == [(1, 7)]
-
-
-def test_a_stopped_rank_0_whose_folder_was_taken_over_writes_nothing(state: TrainState) -> None:
-    output = opened(small_config(ledger=True), state)
-    output.journal.took(Entry(0, (1, 7), 1, (0, 140), 1))
-    before = sorted(RUN.rglob("*"))
-    run_folder.take_over(RUN)
-    assert not output.commit_last(state)
-    assert not output.store.commit_last(state).result()
-    output.store.save_weights(checkpoint.BEST, state)
-    assert not output.write_summary({"top1": 0.0})
-    output.write_surroundings(["node1"], None)
-    output.close()
-    assert sorted(RUN.rglob("*")) == before

@@ -166,13 +166,6 @@ def test_hosts_come_and_go(events: list[Event], hosts: tuple[tuple[str, int], ..
     assert sizes <= set(job.sizes)
 
 
-def test_below_the_fewest_and_back() -> None:
-    """Below --min-np the survivors wait for another worker (horovod issue #3494 deadlocks there)."""
-    job, folder = play([Kill(6, rank=1)], ONE, TWO, fewest=2)
-    check(job, folder, PLAIN())
-    assert job.sizes == [2, 2]
-
-
 @pytest.mark.parametrize("global_batch", [20, None])
 def test_a_newcomer_takes_the_batch_layout_of_the_run(global_batch: int | None) -> None:
     """The same settings would make another layout for its number of workers."""

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -27,10 +26,9 @@ from hvd_train.launch import last_word
 from hvd_train.progress.order import order_of
 from hvd_train.progress.stop import StopSignal
 from hvd_train.run_files import run_folder
-from hvd_train.run_files.ledger import audit
 from hvd_train.run_files.run_folder import RunFolder
 from hvd_train.settings.data import DataConfig
-from hvd_train.world.world import DriverLost, LocalWorld, Request, already_in_sync
+from hvd_train.world.world import DriverLost, LocalWorld, already_in_sync
 from tests.support import runs
 from tests.support.elastic import ElasticThreadWorld, run_elastic
 from tests.support.fault_plays import ONE, STEPS, THREE, TOLERANCE, TWO, best_weights, check, play, undisturbed
@@ -106,21 +104,6 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
 
     monkeypatch.setattr(last_word, "tell", send)
     return sent
-
-
-def test_records_of_the_start_and_the_end() -> None:
-    """The facts that an audit needs, the hosts of all ranks, and the folder of the files."""
-    run_ranks(2, lambda world: trained(world, small_config(epochs=2, seed=3, repeated_augmentation=2)))
-    events = records("event")
-    (start,) = (event for event in events if event["name"] == "start")
-    facts = ("world_size", "num_samples", "repeated_augmentation", "seed")
-    assert [start[name] for name in facts] == [2, 190, 2, 3]
-    assert "(190 images), 2 ranks on cpu, 20 images a step in 5 micro-batches of 4" in start["message"]
-    written = json.loads(Path("run/environment.json").read_text())
-    assert (written["world_size"], written["ranks_of_hosts"]) == (2, {socket.gethostname(): 2})
-    assert isinstance(written["device"], str)
-    assert events[-1]["name"] == "end"
-    assert "files: run\n" in events[-1]["message"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -264,22 +247,6 @@ def test_a_rank_that_dies_in_the_last_write_is_replaced(file: str, monkeypatch: 
     assert all(result.finished and result.saved for result, _ in job.results)
     assert checkpoint.committed(folder)[0] == checkpoint.path_of(folder, STEPS)
     assert (folder / "summary.json").exists()
-
-
-def test_a_rank_that_dies_while_it_commits_a_stop_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-
-    class Stopped(ElasticThreadWorld):
-        @override
-        def requested(self, *, told_to_end: bool = False) -> Request:
-            return "stop" if self._job.steps >= 6 else super().requested(told_to_end=told_to_end)
-
-    deaths = kill_writer(monkeypatch, checkpoint, "write_into", lambda *_: True)
-    job, folder = play([], ONE, TWO, most=2, kind=Stopped)
-    assert not deaths
-    results = [result for result, _ in job.results]
-    assert [(result.finished, result.saved) for result in results] == [(False, True)] * len(results)
-    assert checkpoint.committed(folder)[0] == checkpoint.path_of(folder, results[0].steps)
-    assert audit(folder).faults == ()
 
 
 class LastUnreadable(runs.Jittered):

@@ -4,9 +4,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +15,6 @@ from hvd_train.launch.launcher import WORKER
 from hvd_train.progress.clock import RunningClock
 from hvd_train.world import heartbeat
 from hvd_train.world.heartbeat import Heartbeat
-from hvd_train.world.world import DriverLost
 
 NOTHING: Mapping[int, Any] = MappingProxyType({})
 
@@ -159,29 +157,3 @@ def test_the_driver_decides_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> N
     assert requests == ["train", "change", "stop"]
     assert paths == ["heartbeat/1007", "leaving/1007", "leaving/1007"]
     assert requested_after(["train", *[""] * 5], monkeypatch, signal) == [*["train"] * 4, "stop", "stop"]
-
-
-def test_a_worker_retries_an_unreachable_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit of 10 s includes silence before the first request."""
-    now, beat = [1000.0], Heartbeat()
-    no_route = OSError("no route to host")
-    ask = Mock(side_effect=[*[no_route] * 11, "", "ask", *[no_route] * 20])
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    monkeypatch.setattr(client, "get", ask)
-    monkeypatch.setattr(client, "put", ask)
-    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(beat, "now", RunningClock(heartbeat._PAUSED_S, lambda: now[0]))
-    beat._note("train")
-    heartbeat.announce_rejoining({WORKER: "1007"}, beat, "connection refused")
-    assert now[0] == 1000.0 + heartbeat.GONE_S + 1
-    beat._note("train")
-    for _ in range(2):
-        sleep(4)
-        beat.now()
-    begun = now[0]
-    with pytest.raises(DriverLost, match=r"the driver has not answered for 10 s \(no route to host\)"):
-        heartbeat.announce_rejoining({WORKER: "1007"}, beat)
-    assert now[0] == begun + heartbeat.GONE_S - 8 + 1
