@@ -147,9 +147,8 @@ class _Notice:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _EVERY_S
-            unit, name, digits = (1e9, "GB", 1) if self._num_bytes >= 1e9 else (1e6, "MB", 0)
-            sent, whole = (f"{count / unit:.{digits}f}" for count in (self._sent, self._num_bytes))
-            say(f"sending the state to {self._ranks}: {sent} of {whole} {name} after {now - self._begun:.0f} s")
+            sent, whole = (f"{count / 1e6:,.0f}" for count in (self._sent, self._num_bytes))
+            say(f"sending the state to {self._ranks}: {sent} of {whole} MB after {now - self._begun:.0f} s")
 
 
 def commit_for_all(output: Output, config: Config, state: TrainState, run_dir: Path) -> str:

@@ -1,24 +1,30 @@
-"""The report of a process at a rendezvous, and repeated faults."""
+"""A process at a rendezvous: its report, repeated faults, and the state, which arrives whole or not at all."""
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from torch import Tensor
+from typing_extensions import override
 
 from hvd_train.elastic.members import Member, RankReport
-from hvd_train.errors import FaultRepeats, RankLost
-from hvd_train.membership import Membership
+from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer
+from hvd_train.membership import Membership, synchronize
 from hvd_train.run_files import run_folder
-from hvd_train.state import TrainState
+from hvd_train.state import Evaluation, TrainState
+from hvd_train.world.world import LocalWorld, unwatched
 from tests.support.runs import small_config
+from tests.support.worlds import Killed, ThreadWorld, run_ranks
+from tests.unit.story.test_state import state_after, step
 
 
 def test_a_step_that_fails_five_times_in_a_row_ends_the_job(state: TrainState) -> None:
     """A finished step or the death of a process restarts the count."""
     membership, lost = Membership(), RankLost("connection reset")
-    for step in (7, 7, 7, 7, 8, 7, 7, 7, 7):
-        membership.count_fault(lost, step)
+    for done in (7, 7, 7, 7, 8, 7, 7, 7, 7):
+        membership.count_fault(lost, done)
     with pytest.raises(FaultRepeats, match="step 8 has failed 5 times in a row; the last time: connection reset"):
         membership.count_fault(lost, 7)
     membership = Membership()
@@ -45,9 +51,82 @@ def test_the_next_job_waits_for_members_of_an_elastic_job(
         monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     member = Membership()
     member.run_dir = tmp_path / "run"
-    for step in range(2):
-        member.join([member.report(state)], step)
+    for done in range(2):
+        member.join([member.report(state)], done)
     with pytest.raises(run_folder.Busy) if elastic else nullcontext():
         run_folder.claim(config, datetime.now(), wait=True).release()
     member.close()
     run_folder.claim(config, datetime.now(), wait=True).release()
+
+
+class SmallPieces(ThreadWorld):
+    most_bytes = 500
+
+
+@pytest.mark.parametrize("root", [0, 1, 2])
+def test_all_ranks_load_the_state_of_one(root: int) -> None:
+    """They have its bits, and take the same next step."""
+
+    def body(world: ThreadWorld) -> tuple[str, int, str]:
+        rank = world.place.rank
+        state = state_after(4 if rank == root else rank % 2, seed=rank)
+        state.best = Evaluation(rank, 0.5, 0.5, 0.5)
+        synchronize(state, world, root)
+        taken = state.digest(), state.progress.step
+        step(state, 9)
+        return *taken, state.digest()
+
+    ((digest, steps, after),) = set(run_ranks(3, body, kind=SmallPieces))
+    expected = state_after(4, seed=root)
+    expected.best = Evaluation(root, 0.5, 0.5, 0.5)
+    assert (digest, steps) == (expected.digest(), 4)
+    step(expected, 9)
+    assert after == expected.digest()
+    synchronize(expected, LocalWorld(), 0)
+    assert after == expected.digest()
+
+
+@pytest.mark.parametrize("turn", [0, 7])
+def test_a_rank_keeps_its_state_if_the_sender_dies(turn: int) -> None:
+    """Also if it had the same state as the sender."""
+
+    class Dying(SmallPieces):
+        def _exchange(self, name: str, value: object) -> list[object]:
+            if name == "tensors" and self._turns[name] == turn and self.place.rank == 0:
+                raise Killed("half-way")
+            return super()._exchange(name, value)
+
+    def body(world: ThreadWorld) -> tuple[bool, int]:
+        state = state_after(3 if world.place.rank == 1 else 4)
+        before = state.digest()
+        with pytest.raises(RankLost):
+            synchronize(state, world, 0)
+        return state.digest() == before, state.progress.step
+
+    assert run_ranks(3, body, kind=Dying)[1:] == [(True, 3), (True, 4)]
+
+
+class LosesTheLast(ThreadWorld):
+    """A network that reports success, but leaves out the last tensor on rank 2."""
+
+    @override
+    def broadcast_tensors(
+        self, tensors: Sequence[Tensor], root: int, arrived: Callable[[int], None] = unwatched
+    ) -> None:
+        super().broadcast_tensors(tensors, root, arrived)
+        if self.place.rank == 2:
+            tensors[-1].zero_()
+
+
+def test_a_damaged_state_is_not_loaded() -> None:
+    """Horovod may report an error as success."""
+
+    def body(world: ThreadWorld) -> bool:
+        rank = world.place.rank
+        state = state_after(3 if rank == 0 else 1, seed=rank)
+        before = state.digest()
+        with pytest.raises(ReplicasDiffer, match=r"the state of rank 0 arrived damaged on ranks 2$"):
+            synchronize(state, world, 0)
+        return state.digest() == before
+
+    assert run_ranks(3, body, kind=LosesTheLast) == [True] * 3
