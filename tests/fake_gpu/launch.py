@@ -1,7 +1,6 @@
 """Starts commands whose torch, Horovod and NCCL are those of the stand-in."""
 
 import os
-import sys
 from pathlib import Path
 
 from tests.fake_gpu.build import LIBRARY
@@ -10,43 +9,8 @@ SITE = Path(__file__).parent / "site"
 ROOT = Path(__file__).parents[2]
 
 
-def environment(
-    libraries: Path,
-    *,
-    report: Path,
-    seed: int = 0,
-    devices: int = 4,
-    faults: str = "",
-    caching: bool = False,
-    **settings: object,
-) -> dict[str, str]:
-    """Return the variables under which torch, Horovod and hvd-train run on the stand-in.
-
-    `report` is the file that gets a line for each mistake which the stand-in sees, such as a race. `seed` decides when
-    streams are late, `faults` orders errors as README.md has it, and `settings` are variables of the stand-in in small
-    letters without their prefix (`memory=10**8`). Without `caching` by torch each tensor has memory of its own, so that
-    its end is seen.
-    """
-    numbers = {"SEED": seed, "DEVICES": devices, **{name.upper(): value for name, value in settings.items()}}
-    return {
-        "LD_PRELOAD": _before("LD_PRELOAD", libraries / LIBRARY),
-        "LD_LIBRARY_PATH": _before("LD_LIBRARY_PATH", libraries),
-        "PYTHONPATH": _before("PYTHONPATH", SITE, ROOT),
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices))),
-        **({} if caching else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
-        "FAKE_GPU_REPORT": str(report),
-        "FAKE_GPU_FAULTS": faults,
-        **{f"FAKE_GPU_{name}": str(value) for name, value in numbers.items()},
-    }
-
-
-def _before(variable: str, *paths: Path) -> str:
-    """Return the value of a list of paths with these put before what it has."""
-    return os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get(variable)])])
-
-
 class OnGpu:
-    """Runs commands on the stand-in in a test's folder, and keeps what it has told of them."""
+    """Runs commands on the stand-in in a test's folder, and keeps what it has reported."""
 
     def __init__(self, libraries: Path, folder: Path) -> None:
         self.folder = folder
@@ -54,14 +18,28 @@ class OnGpu:
         self._report = folder / "fake_gpu.txt"
 
     def variables(self, **settings: object) -> dict[str, str]:
-        return environment(self._libraries, report=self._report, **settings)  # type: ignore[arg-type]
+        """Return the variables under which torch, Horovod and hvd-train run on the stand-in.
 
-    def play(self, name: str, *arguments: str, of: str = "plays") -> list[str]:
-        """Return the command that runs a play of tests/fake_gpu/plays.py or torch_plays.py."""
-        return [sys.executable, "-m", f"tests.fake_gpu.{of}", name, *arguments]
+        `settings` are variables of README.md in small letters without their prefix (`seed=3`). Torch's own cache is
+        off, so that each tensor has memory of its own and its end is seen.
+        """
+        return {
+            "LD_PRELOAD": _before("LD_PRELOAD", self._libraries / LIBRARY),
+            "LD_LIBRARY_PATH": _before("LD_LIBRARY_PATH", self._libraries),
+            "PYTHONPATH": _before("PYTHONPATH", SITE, ROOT),
+            "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+            "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+            "FAKE_GPU_REPORT": str(self._report),
+            **{f"FAKE_GPU_{name.upper()}": str(value) for name, value in settings.items()},
+        }
 
     def mistakes(self) -> list[str]:
-        """Return the mistakes that the stand-in has seen since this was last called."""
+        """Return the mistakes that the stand-in has seen since the last call."""
         lines = self._report.read_text().splitlines() if self._report.exists() else []
         self._report.unlink(missing_ok=True)
         return lines
+
+
+def _before(variable: str, *paths: Path) -> str:
+    """Return the value of a list of paths with these put before what it has."""
+    return os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get(variable)])])

@@ -49,7 +49,6 @@ def _replace() -> None:
             continue  # a view
         library.impl(full[6:], _kernel(operator), "CUDA", allow_override=True)
     library.impl("copy_", _copy, "CUDA", allow_override=True)
-    library.impl("record_stream", _record_stream, "CUDA", allow_override=True)
 
 
 def _kernel(operator: Any) -> Callable[..., Any]:
@@ -78,9 +77,7 @@ class _Call:
         self._reads: list[Tensor] = []
         self._writes: list[tuple[Tensor, Tensor]] = []
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
-        error = _LIBRARY.fake_gpu_launch(device, self._stream)
-        if error:
-            raise RuntimeError(f"CUDA error: {_LIBRARY.cudaGetErrorString(error).decode()}")
+        _LIBRARY.fake_gpu_launch(device, self._stream)
 
     def taken(self, value: Any, is_written: bool) -> Any:
         if isinstance(value, Tensor):
@@ -138,12 +135,6 @@ def _copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         return result
     torch.ops.aten.copy_.default._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, self, source, non_blocking)
     return self
-
-
-def _record_stream(tensor: Tensor, stream: torch.Stream) -> None:
-    names = "stream_id", "device_index", "device_type"
-    of_cuda = torch.cuda.Stream(**{name: getattr(stream, name) for name in names}).cuda_stream
-    _LIBRARY.fake_gpu_tell(tensor.device.index, of_cuda, tensor.untyped_storage().data_ptr())
 
 
 _COPY_ON_DEVICE = _kernel(torch.ops.aten.copy_.default)
@@ -211,10 +202,7 @@ def _library() -> ctypes.CDLL:
         *(count, pointers, sizes),
         *(count, pointers, pointers, sizes),
     ]
-    library.fake_gpu_effects.restype = None
-    library.fake_gpu_tell.argtypes = [device, stream, ctypes.c_void_p]
-    library.fake_gpu_tell.restype = None
-    library.cudaGetErrorString.restype = ctypes.c_char_p
+    library.fake_gpu_launch.restype = library.fake_gpu_effects.restype = None
     return library
 
 

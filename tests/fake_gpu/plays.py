@@ -1,6 +1,6 @@
-"""What tests play on the stand-in, each in a process of its own: python -m tests.fake_gpu.plays NAME ARGUMENTS.
+"""What the stand-in's own tests play on it, each in its own process: python -m tests.fake_gpu.plays NAME ARGUMENTS.
 
-Each play prints what it has seen as one line of JSON.
+Each play prints what it has seen as one line of JSON. The calls are CUDA's and NCCL's, without torch.
 """
 
 import ctypes
@@ -8,218 +8,228 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
+from ctypes import byref, c_int, c_size_t, c_void_p
 from typing import Any
 
 import numpy as np
 
-from tests.fake_gpu.calls import CUDA, MAX, MEAN, Communicator, CudaError, Memory, cuda, held, new_event, new_stream
+LIBRARY = ctypes.CDLL(None)  # it has been preloaded
+SIZE, BUSY_MS = 1000, 500
 
-SIZE = 1000
+
+def call(name: str, *arguments: Any) -> None:
+    error = getattr(LIBRARY, name)(*arguments)
+    assert error == 0, f"{name}: {error}"
+
+
+def new_stream() -> c_void_p:
+    stream = c_void_p()
+    call("cudaStreamCreateWithPriority", byref(stream), 0, 0)
+    return stream
+
+
+def recorded(stream: c_void_p) -> c_void_p:
+    """Return a new event that the stream records."""
+    event = c_void_p()
+    call("cudaEventCreateWithFlags", byref(event), 0)
+    call("cudaEventRecord", event, stream)
+    return event
+
+
+class Memory:
+    """Numbers on the current device; new memory if there are no values."""
+
+    def __init__(self, values: np.ndarray | None = None) -> None:
+        self.at, self._like = c_void_p(), np.ones(SIZE) if values is None else values
+        call("cudaMalloc", byref(self.at), c_size_t(self._like.nbytes))
+        if values is not None:
+            call("cudaMemcpyAsync", self.at, c_void_p(values.ctypes.data), c_size_t(values.nbytes), c_int(1), None)
+            call("cudaDeviceSynchronize")
+
+    def copy_from(self, other: "Memory", stream: c_void_p) -> None:
+        call("cudaMemcpyAsync", self.at, other.at, c_size_t(self._like.nbytes), c_int(4), stream)
+
+    def values(self) -> np.ndarray:
+        """Return what is there now, without a wait."""
+        result = np.empty_like(self._like)
+        ctypes.memmove(result.ctypes.data, self.at, self._like.nbytes)
+        return result
+
+    def is_nan(self) -> bool:
+        return bool(np.isnan(self.values()).all())
+
+
+class UniqueId(ctypes.Structure):
+    """As in nccl.h."""
+
+    _fields_ = (("internal", ctypes.c_char * 128),)
+
+
+def communicator(name: str, size: int, rank: int) -> c_void_p:
+    handle = c_void_p()
+    call("ncclCommInitRank", byref(handle), size, UniqueId(f"/fake_gpu-test-{name}".encode()), rank)
+    return handle
+
+
+def all_reduce(memory: Memory, handle: c_void_p, stream: c_void_p, operation: int = 0) -> None:
+    like = memory.values()
+    kind = 6 if like.dtype == np.float16 else 7
+    call("ncclAllReduce", memory.at, memory.at, c_size_t(like.size), kind, operation, handle, stream)
 
 
 def order() -> Any:
     """Two hundred copies on a stream, each from the last one's target, with events between them."""
     stream = new_stream()
-    chain = [Memory.holding(np.arange(SIZE, dtype=np.int64)), *(Memory(np.zeros(SIZE, np.int64)) for _ in range(200))]
+    chain = [Memory(np.arange(float(SIZE))), *(Memory() for _ in range(200))]
     events = []
     for source, target in itertools.pairwise(chain):
         target.copy_from(source, stream)
-        events.append(new_event())
-        cuda("cudaEventRecord", events[-1], stream)
+        events.append(recorded(stream))
     ready = [False]
     while not all(ready):
-        ready = [CUDA.cudaEventQuery(event) == 0 for event in reversed(events)][::-1]
+        ready = [LIBRARY.cudaEventQuery(event) == 0 for event in reversed(events)][::-1]
         assert ready == sorted(ready, reverse=True), "an event was ready before one that was recorded earlier"
     return chain[-1].values().tolist() == list(range(SIZE))
 
 
 def event() -> Any:
-    """An event behind a held stream is not ready, a stream waits for it, and the host can."""
-    first, second, done = new_stream(), new_stream(), new_event()
-    source, middle, target = Memory.holding(np.ones(SIZE)), Memory(np.ones(SIZE)), Memory(np.ones(SIZE))
-    release = held(first)
+    """An event behind a busy stream is not ready, a stream waits for it, and the host can."""
+    first, second = new_stream(), new_stream()
+    source, middle, target = Memory(np.ones(SIZE)), Memory(), Memory()
+    LIBRARY.fake_gpu_busy(first, BUSY_MS)
     middle.copy_from(source, first)
-    cuda("cudaEventRecord", done, first)
-    cuda("cudaStreamWaitEvent", second, done, 0)
+    done = recorded(first)
+    call("cudaStreamWaitEvent", second, done, 0)
     target.copy_from(middle, second)
-    early = CUDA.cudaEventQuery(done), CUDA.cudaStreamQuery(second), bool(np.isnan(target.values()).all())
-    release()
-    cuda("cudaStreamSynchronize", second)
-    return early, CUDA.cudaEventQuery(done), target.values().tolist() == [1.0] * SIZE
+    early = LIBRARY.cudaEventQuery(done), LIBRARY.cudaStreamQuery(second), target.is_nan()
+    call("cudaStreamSynchronize", second)
+    return early, LIBRARY.cudaEventQuery(done), target.values().tolist() == [1.0] * SIZE
 
 
 def race(kind: str) -> Any:
-    """Two streams use the same bytes, and only in `fine` the second one waits."""
-    first, second, done = new_stream(), new_stream(), new_event()
-    source, shared, target = Memory.holding(np.ones(SIZE)), Memory(np.ones(SIZE)), Memory(np.ones(SIZE))
+    """Two streams use the same bytes; in `fine` the second one waits, and in `seen` the host does."""
+    first, second = new_stream(), new_stream()
+    source, shared, target = Memory(np.ones(SIZE)), Memory(), Memory()
     shared.copy_from(source, first)
-    if kind == "read":
-        target.copy_from(shared, second)
-    elif kind == "write":
-        shared.copy_from(source, second)
-    elif kind == "late":  # what is recorded after the wait is not waited for
-        cuda("cudaEventRecord", done, first)
-        cuda("cudaStreamWaitEvent", second, done, 0)
+    if kind in ("late", "fine"):
+        call("cudaStreamWaitEvent", second, recorded(first), 0)
+    if kind == "late":  # the wait is for what was recorded before
         shared.copy_from(source, first)
+    if kind == "seen":
+        call("cudaStreamSynchronize", first)
+    if kind == "write":
+        shared.copy_from(source, second)
+    else:
         target.copy_from(shared, second)
-    elif kind == "fine":
-        cuda("cudaEventRecord", done, first)
-        cuda("cudaStreamWaitEvent", second, done, 0)
-        target.copy_from(shared, second)
-    elif kind == "seen":
-        cuda("cudaStreamSynchronize", first)
-        target.copy_from(shared, second)
-    cuda("cudaDeviceSynchronize")
+    call("cudaDeviceSynchronize")
     return True
 
 
 def freed(kind: str) -> Any:
-    """Memory is given back while a stream may use it (`early`), told of it or not, or is used afterwards."""
-    owner, other, done = new_stream(), new_stream(), new_event()
-    source, shared, target = Memory.holding(np.ones(SIZE)), Memory(np.ones(SIZE)), Memory(np.ones(SIZE))
-    is_new_nan = bool(np.isnan(shared.values()).all())
+    """Memory is freed while another stream may use it (`early`), is freed twice, or is used afterwards."""
+    owner, other = new_stream(), new_stream()
+    source, shared, target = Memory(np.ones(SIZE)), Memory(), Memory()
+    is_new_nan = shared.is_nan()
     shared.copy_from(source, owner)
-    cuda("cudaEventRecord", done, owner)
-    cuda("cudaStreamWaitEvent", other, done, 0)
+    call("cudaStreamWaitEvent", other, recorded(owner), 0)
     target.copy_from(shared, other)
-    if kind == "told":
-        CUDA.fake_gpu_tell(0, other, shared.at)
-    if kind in ("used", "twice"):
-        cuda("cudaStreamSynchronize", other)
-    shared.free()
+    if kind != "early":
+        call("cudaStreamSynchronize", other)
+    call("cudaFree", shared.at)
     if kind == "used":
         target.copy_from(shared, owner)
     if kind == "twice":
-        CUDA.cudaFree(shared.at)
-    cuda("cudaDeviceSynchronize")
-    return is_new_nan, bool(np.isnan(shared.values()).all())
+        LIBRARY.cudaFree(shared.at)
+    call("cudaDeviceSynchronize")
+    return is_new_nan, shared.is_nan()
 
 
-def errors() -> Any:
-    seen = [CUDA.fake_gpu_launch(0, None) for _ in range(3)]
-    return seen, CUDA.cudaDeviceSynchronize(), CUDA.cudaGetLastError(), CUDA.cudaGetLastError()
+def absent() -> Any:
+    return LIBRARY.cudaGraphDestroy(None)
 
 
-def last_error() -> Any:
-    """An error stays for the thread until it is asked for, once."""
-    wrong = CUDA.cudaSetDevice(77)
-    return wrong, CUDA.cudaPeekAtLastError(), CUDA.cudaGetLastError(), CUDA.cudaGetLastError()
-
-
-def memory(size: str) -> Any:
-    """Pieces of this many bytes until there is none."""
-    pieces = []
-    try:
-        while True:
-            pieces.append(Memory(np.empty(int(size), np.uint8)))
-    except CudaError as error:
-        count = len(pieces)
-        pieces.pop().free()
-        pieces.append(Memory(np.empty(int(size), np.uint8)))
-        return count, error.args[0]
-
-
-def visible() -> Any:
-    count = ctypes.c_int()
-    error = CUDA.cudaGetDeviceCount(ctypes.byref(count))
-    assert error == (0 if count.value else 100)
-    text = ctypes.create_string_buffer(20)
-    found = []
-    for device in range(count.value):
-        cuda("cudaDeviceGetPCIBusId", text, 20, device)
-        found.append(text.value.decode())
-    return found
-
-
-def collective(name: str, rank: str, size: str) -> Any:
-    """All that NCCL sums, on every rank; numbers over several pieces."""
-    communicator, stream = Communicator(name, int(size), int(rank)), new_stream()
-    results = []
-    for kind in (np.float32, np.float16, np.int64):
-        memory = Memory.holding((np.arange(700_000) % 7 * (int(rank) + 1)).astype(kind))
-        assert communicator.all_reduce(memory, stream) == 0
-        cuda("cudaStreamSynchronize", stream)
-        total = int(size) * (int(size) + 1) // 2
-        results.append(bool((memory.values() == np.arange(700_000) % 7 * total).all()))
-    others = []
-    for operation in (MAX, MEAN):
-        memory = Memory.holding(np.array([int(rank), -int(rank)], dtype=np.float32))
-        communicator.all_reduce(memory, stream, operation)
-        cuda("cudaStreamSynchronize", stream)
-        others.append(memory.values().tolist())
-    return results, others, communicator.destroy(), CUDA.fake_gpu_communicators()
+def collective(name: str, rank: str) -> Any:
+    """Sums over several pieces, and a mean."""
+    handle, stream = communicator(name, 3, int(rank)), new_stream()
+    seen = []
+    for kind, operation, total in (("f4", 0, 6), ("f2", 0, 6), ("f4", 4, 2)):
+        memory = Memory((np.arange(700_000) % 7 * (int(rank) + 1)).astype(kind))
+        all_reduce(memory, handle, stream, operation)
+        call("cudaStreamSynchronize", stream)
+        seen.append(bool((memory.values() == np.arange(700_000) % 7 * total).all()))
+    call("ncclCommDestroy", handle)
+    return seen
 
 
 def abort(name: str, rank: str) -> Any:
     """Rank 1 stops halfway through a sum of 16 pieces, and rank 0 gives up when something has come."""
-    communicator, stream, done = Communicator(name, 2, int(rank)), new_stream(), new_event()
-    memory = Memory.holding(np.ones(16 << 18, dtype=np.float32))
-    communicator.all_reduce(memory, stream)
-    cuda("cudaEventRecord", done, stream)
-    wait(lambda: memory.values()[0] == 2)
-    if rank == "1":
-        return True  # the process ends in the middle of its sum
-    time.sleep(0.3)
-    early = CUDA.cudaEventQuery(done)
-    assert communicator.abort() == 0
-    cuda("cudaEventSynchronize", done)
-    values = memory.values()
-    return early, int((values == 2).sum()), int((values == 1).sum())
-
-
-def init(name: str, rank: str) -> Any:
-    """Rank 1 dies in it, as ordered; the other one gives up."""
-    communicator = Communicator(name, 2, int(rank), blocking=False)
-    first, error = communicator.result, communicator.error
-    time.sleep(0.3)
-    later = communicator.error
-    return first, error, later, communicator.abort(), CUDA.fake_gpu_communicators()
-
-
-def asynchronous(name: str, rank: str) -> Any:
-    """The second sum goes wrong on rank 0, as ordered: its event comes with the abort."""
-    communicator, stream, done = Communicator(name, 2, int(rank), blocking=False), new_stream(), new_event()
-    wait(lambda: communicator.error != 7)  # ncclInProgress
-    memory = Memory.holding(np.ones(SIZE, dtype=np.float32))
-    communicator.all_reduce(memory, stream)
-    cuda("cudaStreamSynchronize", stream)
-    if rank == "1":
-        return communicator.abort()
-    communicator.all_reduce(memory, stream)
-    cuda("cudaEventRecord", done, stream)
-    wait(lambda: communicator.error != 0)
-    seen = communicator.error, CUDA.cudaEventQuery(done)
-    communicator.abort()
-    cuda("cudaEventSynchronize", done)
-    return seen, communicator.error  # asked of a communicator that is gone
-
-
-def devices(name: str) -> Any:
-    """One process with two devices and a communicator over both."""
-    CUDA.ncclGroupStart()
-    ranks = []
-    for rank in range(2):
-        cuda("cudaSetDevice", rank)
-        ranks.append(Communicator(name, 2, rank))
-    assert CUDA.ncclGroupEnd() == 0
-    parts = []
-    for rank, communicator in enumerate(ranks):
-        cuda("cudaSetDevice", rank)
-        stream, part = new_stream(), Memory.holding(np.full(SIZE, rank + 1.0, dtype=np.float32))
-        parts.append((part, stream))
-        communicator.all_reduce(part, stream)
-    for _, stream in parts:
-        cuda("cudaStreamSynchronize", stream)
-    return [float(part.values().sum()) for part, _ in parts]
-
-
-def wait(condition: Callable[[], bool]) -> None:
-    """Until it holds, for a minute at most."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
+    handle, stream = communicator(name, 2, int(rank)), new_stream()
+    memory = Memory(np.ones(16 << 18, dtype=np.float32))
+    all_reduce(memory, handle, stream)
+    done = recorded(stream)
+    while memory.values()[0] != 2:
         time.sleep(0.001)
+    if rank == "1":
+        return None  # the process ends in the middle of its sum
+    early = LIBRARY.cudaEventQuery(done)
+    call("ncclCommAbort", handle)
+    call("cudaEventSynchronize", done)
+    values, error = memory.values(), LIBRARY.ncclCommGetAsyncError(handle, byref(c_int()))
+    return early, int((values == 2).sum()), int((values == 1).sum()), error
+
+
+def operators() -> Any:
+    """Return which groups of torch's operators differ from the CPU's."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    torch.set_num_threads(1)  # as operators.py has it: another number gives other sums
+
+    def results(device: str) -> dict[str, torch.Tensor]:
+        torch.manual_seed(1)
+        images = torch.randn(4, 3, 8, 8).to(device)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+        model.to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)  # as on a GPU
+        for _ in range(3):
+            F.cross_entropy(model(images), torch.arange(4).to(device)).backward()
+            optimizer.step()
+        views = images.clone()
+        views[:, 1].zero_()  # not all bytes from the first to the last are its own
+        views.permute(3, 0, 2, 1)[0, 1].mul_(torch.tensor(3.0).to(device))
+        out = torch.empty(0, device=device)
+        torch.add(images, 1, out=out)  # has another size
+        last = images.contiguous(memory_format=torch.channels_last)
+        assert (last + 1).is_contiguous(memory_format=torch.channels_last)
+        return {
+            "training": torch.cat([parameter.detach().flatten() for parameter in model.parameters()]),
+            "views": views,
+            "out": out,
+            "formats": images.half().float() + images.bfloat16().float() + (images > 0).float(),
+            "layout": F.interpolate(last, size=(5, 5), mode="bilinear", antialias=True),
+        }
+
+    on_gpu, on_cpu = results("cuda"), results("cpu")
+    return [name for name, host in on_cpu.items() if not torch.equal(on_gpu[name].cpu(), host)]
+
+
+def side_stream(kind: str) -> Any:
+    """A sum on a side stream of what the default stream writes, and a late copy from pinned memory."""
+    import torch
+
+    side, x = torch.cuda.Stream(), torch.ones(1000, device="cuda")
+    x += 1
+    if kind == "waits":
+        side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        total = x.sum()
+    side.synchronize()
+    pinned = torch.ones(1000).pin_memory()
+    LIBRARY.fake_gpu_busy(None, BUSY_MS)
+    device = pinned.to("cuda", non_blocking=True)
+    pinned[:500] = 2
+    return total.item(), sorted(set(device.tolist()))
 
 
 if __name__ == "__main__":

@@ -1,57 +1,81 @@
-// The devices that this process may use, what they are like, and the errors of its calls.
-#include "errors.h"
-#include "memory.h"
-#include "settings.h"
+// The devices of a process, orders by environment variables, and reports.
+#include "gpu.h"
 
-#include <atomic>
+#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <cuda.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sstream>
+#include <string>
+#include <unistd.h>
 
 namespace fake {
 namespace {
 
-constexpr int VERSION = 13020;
-std::atomic<cudaError_t> breakdown{cudaSuccess};
+constexpr int DEVICES = 4;
 thread_local cudaError_t last = cudaSuccess;
 
-// Returns the numbers of the visible devices on the machine. As in CUDA, the list ends at the first that is not there.
-const std::vector<int> &visible() {
-    static auto &devices = *new std::vector<int>([] {
-        std::vector<int> found;
-        int count = int(setting("DEVICES", 4));
-        const char *list = getenv("CUDA_VISIBLE_DEVICES");
-        if (list == nullptr) {
-            for (int device = 0; device < count; ++device)
-                found.push_back(device);
-            return found;
-        }
-        while (*list) {
-            char *end;
-            long device = strtol(list, &end, 10);
-            if (end == list || device < 0 || device >= count) break;
-            found.push_back(int(device));
-            list = *end == ',' ? end + 1 : end;
-        }
-        return found;
-    }());
-    return devices;
+bool first_in_job(const std::string &order) {
+    const char *folder = getenv("FAKE_GPU_ONCE");
+    if (folder == nullptr) return true;
+    int mark = open((std::string(folder) + "/" + order).c_str(), O_CREAT | O_EXCL | O_WRONLY, 0600);
+    if (mark < 0) return false;
+    close(mark);
+    return true;
 }
-
-bool is_there(int device) { return device >= 0 && device < int(visible().size()); }
 
 } // namespace
 
-cudaError_t broken() { return breakdown; }
-void break_down(cudaError_t error) { breakdown = error; }
+long setting(const char *name, long otherwise) {
+    const char *value = getenv((std::string("FAKE_GPU_") + name).c_str());
+    return value != nullptr ? atol(value) : otherwise;
+}
+
+int rank_in_job() {
+    const char *rank = getenv("HOROVOD_RANK");
+    return rank != nullptr ? atoi(rank) : 0;
+}
+
+bool due(const char *name, int rank) {
+    const char *orders = getenv("FAKE_GPU_FAULTS");
+    if (orders == nullptr) return false;
+    static std::mutex mutex;
+    static auto &occasions = *new std::map<std::string, long>;
+    std::lock_guard<std::mutex> guard(mutex);
+    std::string now = std::string(name) + "@" + std::to_string(++occasions[name]);
+    std::string on_rank = now + ":" + std::to_string(rank);
+    std::istringstream words(orders);
+    for (std::string order; words >> order;)
+        if ((order == now || order == on_rank) && first_in_job(order)) return true;
+    return false;
+}
+
+void report(const char *format, ...) {
+    char text[600];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    std::string line = "fake_gpu: rank " + std::to_string(rank_in_job()) + ": " + text + "\n";
+    fputs(line.c_str(), stderr);
+    const char *path = getenv("FAKE_GPU_REPORT");
+    FILE *file = path != nullptr ? fopen(path, "a") : nullptr;
+    if (file == nullptr) return;
+    fputs(line.c_str(), file);
+    fclose(file);
+}
+
 cudaError_t fail(cudaError_t error) { return last = error; }
 
 } // namespace fake
 using namespace fake;
 
 API cudaError_t cudaGetDeviceCount(int *count) {
-    *count = int(visible().size());
-    return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice);
+    *count = DEVICES;
+    return cudaSuccess;
 }
 
 API cudaError_t cudaGetDevice(int *device) {
@@ -60,58 +84,19 @@ API cudaError_t cudaGetDevice(int *device) {
 }
 
 API cudaError_t cudaSetDevice(int device) {
-    RETURN_IF_BROKEN;
-    if (!is_there(device)) return fail(cudaErrorInvalidDevice);
+    if (device < 0 || device >= DEVICES) return fail(cudaErrorInvalidDevice);
     current_device = device;
     return cudaSuccess;
 }
 
-API cudaError_t cudaInitDevice(int device, unsigned, unsigned) { return cudaSetDevice(device); }
-
-API cudaError_t cudaDriverGetVersion(int *version) {
-    *version = VERSION;
-    return cudaSuccess;
-}
-
-API cudaError_t cudaRuntimeGetVersion(int *version) {
-    *version = VERSION;
-    return cudaSuccess;
-}
-
 API cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
-    if (!is_there(device)) return fail(cudaErrorInvalidDevice);
+    if (device < 0 || device >= DEVICES) return fail(cudaErrorInvalidDevice);
     memset(properties, 0, sizeof *properties);
-    int number = visible()[device];
-    snprintf(properties->name, sizeof properties->name, "Fake GPU %d", number);
-    properties->uuid.bytes[0] = char(number);
-    properties->pciBusID = number + 1;
-    properties->totalGlobalMem = memory_of_a_device();
-    properties->major = 9, properties->minor = 0;
-    properties->multiProcessorCount = 8, properties->warpSize = 32;
+    snprintf(properties->name, sizeof properties->name, "Fake GPU %d", device);
+    properties->uuid.bytes[0] = char(device);
+    properties->totalGlobalMem = size_t(8) << 30;
+    properties->major = 9, properties->multiProcessorCount = 8, properties->warpSize = 32;
     properties->maxThreadsPerBlock = 1024, properties->maxThreadsPerMultiProcessor = 2048;
-    properties->sharedMemPerBlock = 48 << 10, properties->sharedMemPerBlockOptin = 227 << 10;
-    properties->sharedMemPerMultiprocessor = 228 << 10;
-    properties->regsPerBlock = properties->regsPerMultiprocessor = 65536;
-    properties->l2CacheSize = 1 << 20;
-    for (int axis = 0; axis < 3; ++axis)
-        properties->maxThreadsDim[axis] = 1024, properties->maxGridSize[axis] = 65535;
-    return cudaSuccess;
-}
-
-API cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
-    if (!is_there(device)) return fail(cudaErrorInvalidDevice);
-    *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : attribute == cudaDevAttrMultiProcessorCount ? 8 : 0;
-    return cudaSuccess;
-}
-
-API cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {
-    if (!is_there(device)) return fail(cudaErrorInvalidDevice);
-    snprintf(text, size_t(size), "0000:%02x:00.0", visible()[device] + 1);
-    return cudaSuccess;
-}
-
-API cudaError_t cudaDeviceCanAccessPeer(int *can, int, int) {
-    *can = 0;
     return cudaSuccess;
 }
 
@@ -121,68 +106,38 @@ API cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     return cudaSuccess;
 }
 
-API cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
-    RETURN_IF_BROKEN;
-    *total = memory_of_a_device();
-    *free = *total - used_on(current_device);
-    return cudaSuccess;
-}
-
 API cudaError_t cudaGetLastError() {
-    cudaError_t error = broken() != cudaSuccess ? broken() : last;
+    cudaError_t error = last;
     last = cudaSuccess;
     return error;
 }
 
-API cudaError_t cudaPeekAtLastError() { return broken() != cudaSuccess ? broken() : last; }
-
-// The driver has the names of errors: those that the stand-in gives are here.
-API const char *cudaGetErrorName(cudaError_t error) {
-    switch (error) {
-    case cudaSuccess:
-        return "cudaSuccess";
-    case cudaErrorMemoryAllocation:
-        return "cudaErrorMemoryAllocation";
-    case cudaErrorNoDevice:
-        return "cudaErrorNoDevice";
-    case cudaErrorInvalidDevice:
-        return "cudaErrorInvalidDevice";
-    case cudaErrorNoKernelImageForDevice:
-        return "cudaErrorNoKernelImageForDevice";
-    case cudaErrorIllegalAddress:
-        return "cudaErrorIllegalAddress";
-    case cudaErrorLaunchOutOfResources:
-        return "cudaErrorLaunchOutOfResources";
-    case cudaErrorNotReady:
-        return "cudaErrorNotReady";
-    case cudaErrorNotSupported:
-        return "cudaErrorNotSupported";
-    default:
-        return "cudaErrorUnknown";
-    }
-}
+API cudaError_t cudaPeekAtLastError() { return last; }
 
 API const char *cudaGetErrorString(cudaError_t error) {
-    switch (error) {
-    case cudaSuccess:
-        return "no error";
-    case cudaErrorMemoryAllocation:
-        return "out of memory";
-    case cudaErrorNoDevice:
-        return "no CUDA-capable device is detected";
-    case cudaErrorInvalidDevice:
-        return "invalid device ordinal";
-    case cudaErrorNoKernelImageForDevice:
-        return "no kernel image is available for execution on the device";
-    case cudaErrorIllegalAddress:
-        return "an illegal memory access was encountered";
-    case cudaErrorLaunchOutOfResources:
-        return "too many resources requested for launch";
-    case cudaErrorNotReady:
-        return "device not ready";
-    case cudaErrorNotSupported:
-        return "operation not supported";
-    default:
-        return "unknown error";
-    }
+    static thread_local std::string text;
+    text = "error " + std::to_string(error) + " of the stand-in for CUDA";
+    return text.c_str();
+}
+
+// The few calls of the driver (libcuda) that torch makes.
+API CUresult cuCtxGetDevice(CUdevice *device) {
+    *device = current_device;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned *flags, int *active) {
+    *flags = 0, *active = 1;
+    return CUDA_SUCCESS;
+}
+
+// torch looks for support with some calls that are absent, and manages without.
+static CUresult not_there() { return CUDA_ERROR_NOT_SUPPORTED; }
+
+API cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned, unsigned long long,
+                                                 cudaDriverEntryPointQueryResult *result) {
+    *function = dlsym(RTLD_DEFAULT, name);
+    if (*function == nullptr) *function = reinterpret_cast<void *>(not_there);
+    if (result != nullptr) *result = cudaDriverEntryPointSuccess;
+    return cudaSuccess;
 }

@@ -1,14 +1,14 @@
-#include "memory.h"
-
-#include "settings.h"
+// Memory: who uses which bytes. Freed memory is full of NaN and stays unused for a while, so that a use is reported.
+#include "gpu.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <set>
 
 namespace fake {
 namespace {
+
+constexpr int PINNED = -1, PAGEABLE = -2; // in place of a device's number
 
 constexpr int NANS = 0xFF; // bytes that are NaN in every format of floating point
 constexpr size_t MOST_FREED = 64 << 20;
@@ -24,9 +24,8 @@ struct Past {
 struct Block {
     size_t size = 0;
     int place = PINNED;
-    bool is_freed = false, is_ours = true;
+    bool is_freed = false;
     int owner = 0; // the stream that used it first: torch gives freed memory to that one again
-    std::set<int> told;
     std::vector<Past> history;
 };
 
@@ -40,7 +39,6 @@ std::deque<const char *> &freed() {
     return queue;
 }
 // Never destroyed: the threads of streams outlive main().
-auto &used = *new std::map<int, size_t>;
 auto &owners = *new std::map<int, Stream *>;
 size_t freed_bytes = 0;
 
@@ -77,97 +75,24 @@ void check_order(Block &block, const Clock &clock, const Stream &stream, const P
     history.push_back(now);
 }
 
-} // namespace
-
-size_t memory_of_a_device() { return size_t(setting("MEMORY", 8L << 30)); }
-
-void *allocate(size_t size, int place) {
+cudaError_t allocate(void **pointer, size_t size, int place) {
     std::lock_guard<std::mutex> guard(order());
-    if (place >= 0 && used[place] + size > memory_of_a_device()) return nullptr;
-    void *begin = nullptr;
-    if (posix_memalign(&begin, 512, std::max<size_t>(size, 1)) != 0) return nullptr;
-    if (place >= 0) memset(begin, NANS, size); // nobody may count on zeros
-    used[place] += size;
+    if (posix_memalign(pointer, 512, std::max<size_t>(size, 1)) != 0) return fail(cudaErrorMemoryAllocation);
+    if (place >= 0) memset(*pointer, NANS, size); // no program may count on zeros
     Block block;
     block.size = size, block.place = place;
-    blocks()[static_cast<const char *>(begin)] = block;
-    return begin;
+    blocks()[static_cast<const char *>(*pointer)] = block;
+    return cudaSuccess;
 }
 
-bool release(void *pointer) {
-    std::set<int> users;
-    {
-        std::lock_guard<std::mutex> guard(order());
-        auto found = blocks().find(static_cast<const char *>(pointer));
-        if (found == blocks().end() || found->second.is_freed) {
-            report("%p is freed, which is no memory in use", pointer);
-            return false;
-        }
-        Block &block = found->second;
-        Clock clock = block.owner ? owners[block.owner]->clock() : Clock();
-        for (auto &past : block.history)
-            users.insert(past.stream);
-        for (auto &past : block.history) {
-            if (block.place < 0 || past.stream == block.owner || is_done(clock, past)) continue;
-            if (block.told.count(past.stream)) continue;
-            report("freed too early: %zu bytes at %p of stream %d, which %s on stream %d may still use: it has not "
-                   "been told (record_stream)",
-                   block.size, pointer, block.owner, past.name, past.stream);
-            break;
-        }
-    }
-    // cudaFree waits for the device; torch's cache, which is off here, waits for nobody, and a sum may hang.
-    settle(users);
-    std::lock_guard<std::mutex> guard(order());
-    Block &block = blocks()[static_cast<const char *>(pointer)];
-    block.is_freed = true;
-    used[block.place] -= block.size;
-    memset(pointer, NANS, block.size);
-    freed().push_back(static_cast<const char *>(pointer));
-    freed_bytes += block.size;
-    while (freed_bytes > MOST_FREED) {
-        auto *oldest = freed().front();
-        freed().pop_front();
-        freed_bytes -= blocks()[oldest].size;
-        blocks().erase(oldest);
-        free(const_cast<char *>(oldest));
-    }
-    return true;
-}
-
-bool pin(void *begin, size_t size) {
-    std::lock_guard<std::mutex> guard(order());
-    if (find(begin) != blocks().end()) return false;
-    Block block;
-    block.size = size, block.is_ours = false;
-    blocks()[static_cast<const char *>(begin)] = block;
-    return true;
-}
-
-bool unpin(void *begin) {
-    std::lock_guard<std::mutex> guard(order());
-    auto found = blocks().find(static_cast<const char *>(begin));
-    if (found == blocks().end() || found->second.is_ours) return false;
-    blocks().erase(found);
-    return true;
-}
-
+// Returns the device that has this memory, or PINNED or PAGEABLE.
 int place_of(const void *pointer) {
     std::lock_guard<std::mutex> guard(order());
     auto found = find(pointer);
     return found == blocks().end() || found->second.is_freed ? PAGEABLE : found->second.place;
 }
 
-size_t used_on(int device) {
-    std::lock_guard<std::mutex> guard(order());
-    return used[device];
-}
-
-void tell(const void *pointer, const Stream &stream) {
-    std::lock_guard<std::mutex> guard(order());
-    auto found = find(pointer);
-    if (found != blocks().end()) found->second.told.insert(stream.number);
-}
+} // namespace
 
 void check(Stream &stream, uint64_t sequence, const Task &task) {
     for (auto &access : task.accesses) {
@@ -189,3 +114,67 @@ void check(Stream &stream, uint64_t sequence, const Task &task) {
 }
 
 } // namespace fake
+using namespace fake;
+
+API cudaError_t cudaMalloc(void **pointer, size_t size) { return allocate(pointer, size, current_device); }
+API cudaError_t cudaHostAlloc(void **pointer, size_t size, unsigned) { return allocate(pointer, size, PINNED); }
+
+API cudaError_t cudaFree(void *pointer) {
+    if (pointer == nullptr) return cudaSuccess;
+    std::set<int> users;
+    {
+        std::lock_guard<std::mutex> guard(order());
+        auto found = blocks().find(static_cast<const char *>(pointer));
+        if (found == blocks().end() || found->second.is_freed) {
+            report("%p is freed, which is no memory in use", pointer);
+            return fail(cudaErrorInvalidValue);
+        }
+        Block &block = found->second;
+        Clock clock = block.owner ? owners[block.owner]->clock() : Clock();
+        for (auto &past : block.history)
+            users.insert(past.stream);
+        for (auto &past : block.history) {
+            if (block.place < 0 || past.stream == block.owner || is_done(clock, past)) continue;
+            report("freed too early: %zu bytes at %p of stream %d, which %s on stream %d may still use", block.size,
+                   pointer, block.owner, past.name, past.stream);
+            break;
+        }
+    }
+    // cudaFree waits for the device; torch's cache, which is off here, waits for nobody, and a sum may hang.
+    settle(users);
+    std::lock_guard<std::mutex> guard(order());
+    Block &block = blocks()[static_cast<const char *>(pointer)];
+    block.is_freed = true;
+    memset(pointer, NANS, block.size);
+    freed().push_back(static_cast<const char *>(pointer));
+    freed_bytes += block.size;
+    while (freed_bytes > MOST_FREED) {
+        auto *oldest = freed().front();
+        freed().pop_front();
+        freed_bytes -= blocks()[oldest].size;
+        blocks().erase(oldest);
+        free(const_cast<char *>(oldest));
+    }
+    return cudaSuccess;
+}
+
+API cudaError_t cudaFreeHost(void *pointer) { return cudaFree(pointer); }
+
+API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer) {
+    memset(attributes, 0, sizeof *attributes);
+    int place = place_of(pointer);
+    attributes->type = place >= 0        ? cudaMemoryTypeDevice
+                       : place == PINNED ? cudaMemoryTypeHost
+                                         : cudaMemoryTypeUnregistered;
+    attributes->device = std::max(place, 0);
+    return cudaSuccess;
+}
+
+API cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind, cudaStream_t handle) {
+    Stream &stream = stream_of(handle, current_device);
+    bool from_program = place_of(from) == PAGEABLE, to_program = place_of(to) == PAGEABLE;
+    stream.push({"cudaMemcpyAsync", {{from, size, false}, {to, size, true}}, [=] { memcpy(to, from, size); }});
+    // Memory that is not pinned is read before the call returns, but its copy may come to the device later.
+    if (from_program || to_program) stream.wait(/*known=*/to_program);
+    return cudaSuccess;
+}

@@ -1,4 +1,5 @@
-// Streams are threads: each does its tasks in order, and late whenever that is allowed.
+// A GPU on the host: streams are threads, and device memory is the host's. The stand-in knows which task uses which
+// bytes, so it reports a race even if the bytes came out right by luck.
 #pragma once
 
 #include <condition_variable>
@@ -11,12 +12,24 @@
 #include <set>
 #include <vector>
 
+#define API extern "C" __attribute__((visibility("default")))
+
 namespace fake {
+
+// Returns the number in FAKE_GPU_<name>, or `otherwise` if it is not set.
+long setting(const char *name, long otherwise);
+// Returns this process's rank in its job, or 0 without a launcher.
+int rank_in_job();
+// Counts an occasion for a fault; returns whether FAKE_GPU_FAULTS orders it: NAME@N, or NAME@N:R for rank R alone.
+// If FAKE_GPU_ONCE names a folder, each fault happens once among all processes that share it.
+bool due(const char *name, int rank);
+// Reports a mistake of the program, or a call that is absent, on stderr and in the file FAKE_GPU_REPORT.
+__attribute__((format(printf, 1, 2))) void report(const char *format, ...);
+// Keeps an error of this thread for cudaGetLastError, and returns it.
+cudaError_t fail(cudaError_t error);
 
 // How far each stream, by number, is known to have come: up to which of its tasks, which count from 1.
 using Clock = std::map<int, uint64_t>;
-
-void merge(Clock &into, const Clock &from);
 
 // Bytes that a task reads or writes.
 struct Access {
@@ -38,7 +51,7 @@ class Stream {
     explicit Stream(int device);
     const int number, device;
 
-    // Queues a task, after a look at whether CUDA orders it after those that use the same bytes (memory.h).
+    // Queues a task, after `check`.
     void push(Task task);
     // Waits until all that is queued now is done. The host then knows it, unless it is not to be `known`.
     void wait(bool known = true);
@@ -57,20 +70,17 @@ class Stream {
     Clock clock_;
 };
 
-// Guards clocks and the table of memory: what is queued is looked at in one order.
+// Guards clocks and the table of memory: tasks are checked in one order.
 std::mutex &order();
-// The host has seen that this is done: whatever it queues from now on comes after it.
-void observe(const Clock &seen);
 // What the host has seen. Call it with order() locked.
 const Clock &observed();
-
-extern thread_local int current_device;
-// Returns the stream of a handle; the default stream is the current device's.
-Stream &stream_of(cudaStream_t handle);
-Stream &default_stream(int device);
-// Waits for all streams of a device.
-void wait_for_device(int device);
+// Returns the stream of a handle; the default stream is the device's.
+Stream &stream_of(cudaStream_t handle, int device);
 // Waits for these streams, which the host does not learn from it.
 void settle(const std::set<int> &numbers);
+// Reports a task that uses freed memory, or bytes that another stream may still use. Call it with order() locked.
+void check(Stream &stream, uint64_t sequence, const Task &task);
+
+extern thread_local int current_device;
 
 } // namespace fake
