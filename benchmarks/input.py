@@ -34,12 +34,11 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from benchmarks.turns import parser, ratios, summary, take_turns, write
+from hvd_train.config import DataConfig
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Source
 from hvd_train.data.folder import open_folder
-from hvd_train.data.loader import open_loader
-from hvd_train.data.prepare import Prepare
+from hvd_train.data.loader import Prepare, open_loader
 from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
-from hvd_train.settings.data import DataConfig
 
 BATCH = 32
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.speed import ours
 from benchmarks.turns import ENVIRONMENT, LAUNCHERS, ROOT, compare, parser, summary, write
-from hvd_train.settings.run import RunConfig
+from hvd_train.config import RunConfig
 
 ELASTIC = [str(ROOT / "horovodrun_scripts" / "train_elastic.sh"), "-np", "2", "--"]
 ONE_THREAD = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}

@@ -31,8 +31,7 @@ import psutil
 
 from benchmarks.turns import ROOT, write
 from tests.support import hosts as cluster
-from tests.support.elastic_hosts import ALL, job, list_hosts
-from tests.support.hosts import Hosts
+from tests.support.hosts import ALL, Hosts, job, list_hosts
 from tests.support.launching import started, wait_for
 
 LIMIT_S, REPEATS = 60.0, 10

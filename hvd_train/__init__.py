@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from hvd_train.data.dataset import DataSet as DataSet
     from hvd_train.errors import HvdTrainError as HvdTrainError
     from hvd_train.errors import UsageError as UsageError
-    from hvd_train.result import Result as Result
     from hvd_train.run import evaluate as evaluate
     from hvd_train.run import train as train
+    from hvd_train.training import Result as Result
     from hvd_train.validate import Scores as Scores
 
 _HOME = {
     "Config": "config",
     "DataSet": "data.dataset",
     "HvdTrainError": "errors",
-    "Result": "result",
+    "Result": "training",
     "Scores": "validate",
     "UsageError": "errors",
     "evaluate": "run",

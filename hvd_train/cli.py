@@ -12,8 +12,8 @@ from hvd_train import recipes
 from hvd_train._version import __version__
 from hvd_train.console import PROGRAM
 from hvd_train.errors import HvdTrainError, unknown_name
-from hvd_train.launch import last_word, launcher, rank_log
-from hvd_train.launch.error_report import report_once
+from hvd_train.launch import exit_report, launcher, rank_log
+from hvd_train.launch.exit_report import report_once
 
 # The module of `hvd_train.commands` with the function of each command.
 _MODULES = {
@@ -30,7 +30,7 @@ def main() -> None:
     rank_log.whole_lines()
     codes: list[int] = []
     atexit.register(_leave, codes)  # registered first, so it runs last
-    with last_word.exit_code_told(os.environ):
+    with exit_report.reporting_exit_code(os.environ):
         codes.append(run(sys.argv[1:]))
         sys.exit(codes[0])
 
@@ -76,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:
-        if not last_word.tell(os.environ, error):
+        if not exit_report.send(os.environ, error):
             raise
         return 1
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from hvd_train.config import Config, ScheduleConfig
 from hvd_train.elastic.members import Change
-from hvd_train.launch import launcher, processes
+from hvd_train.launch import launcher
 from hvd_train.output import Output
 from hvd_train.parts import Parts
-from hvd_train.profiling.profile import Profile
+from hvd_train.profiling import Profile
 from hvd_train.progress.clock import Split, Stopwatch, Timer
 from hvd_train.progress.stop import StopSignal
 from hvd_train.state import Evaluation, TrainState
@@ -33,7 +33,7 @@ class Clocks:
     @classmethod
     def of(cls, config: Config) -> Clocks:
         """Return clocks that start now; the time limit has run since the start of the job."""
-        passed = launcher.running_for(os.environ, processes.age_s())
+        passed = launcher.running_for(os.environ, launcher.age_s())
         return cls(Timer(config.run.commit_seconds), Timer(config.run.max_seconds, passed=passed))
 
 

@@ -5,16 +5,14 @@ import math
 from torch import nn
 
 from hvd_train import checkpoint
-from hvd_train.data.batches import Ahead, Loader
+from hvd_train.data.loader import Ahead, Loader
 from hvd_train.errors import Diverged
-from hvd_train.goals import better, reason_to_end
-from hvd_train.job import Job
+from hvd_train.job import Job, better, reason_to_end
 from hvd_train.network import freeze, optim
-from hvd_train.progress import schedule
 from hvd_train.progress.metrics import Totals
-from hvd_train.progress.order import assignments, order_of
+from hvd_train.progress.order import assignments, learning_rate_factor, order_of, peak_learning_rate
+from hvd_train.run_files.journal import EpochRecord, Moment, StepRecord
 from hvd_train.run_files.ledger import Entry
-from hvd_train.run_files.records import EpochRecord, Moment, StepRecord
 from hvd_train.state import Evaluation
 from hvd_train.step import StepResult, Votes
 from hvd_train.validate import Scores, evaluate
@@ -32,7 +30,7 @@ def train(job: Job) -> bool:
     config, world, state, parts, clocks = job.config, job.world, job.state, job.parts, job.clocks
     journal, store = job.output.journal, job.output.store
     num_samples = parts.train_loader.num_samples
-    peak = schedule.peak_learning_rate(config.optimizer, state.layout.global_batch)
+    peak = peak_learning_rate(config.optimizer, state.layout.global_batch)
     journal.begin(config.schedule.epochs, num_samples)
     journal.catch_up(state.recent, state.last_step, state.last_epoch)
     clocks.stopwatch.restart()
@@ -52,7 +50,7 @@ def train(job: Job) -> bool:
         for batch in batches:
             # the learning rate in the middle of this batch, as a function of the samples seen
             middle = (state.progress.cursor + batch.size / 2) / num_samples
-            learning_rate = peak * schedule.learning_rate_factor(config.schedule, epoch + middle)
+            learning_rate = peak * learning_rate_factor(config.schedule, epoch + middle)
             optim.set_learning_rate(state.optimizer, learning_rate)
 
             # one optimizer step of all ranks; while gradients are sent, the next batch is prepared
@@ -90,7 +88,7 @@ def votes(job: Job) -> Votes:
     every = job.config.run.commit_steps
     by_steps = every is not None and (job.state.progress.step + 1) % every == 0
     got_signal = job.stop.received is not None
-    request = job.world.requested(told_to_end=got_signal)
+    request = job.world.requested(got_signal=got_signal)
     return Votes(
         stop=job.clocks.time_limit.due or request == "stop",
         commit=by_steps or job.clocks.commit_timer.due or (got_signal and request == "change"),

@@ -19,7 +19,7 @@ from hvd_train.elastic.members import Member, RankReport, change_between
 from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError, counted, first_few
 from hvd_train.job import Arrival
 from hvd_train.launch import launcher
-from hvd_train.network.digest import tensors_in
+from hvd_train.network.buffers import tensors_in
 from hvd_train.output import Claim, Output
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import Busy

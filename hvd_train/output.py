@@ -25,7 +25,7 @@ from hvd_train.launch import launcher
 from hvd_train.network import optim
 from hvd_train.plugin import is_reference
 from hvd_train.progress.order import BatchLayout
-from hvd_train.run_files import machine, run_folder
+from hvd_train.run_files import run_folder
 from hvd_train.run_files.journal import Journal, RunJournal
 from hvd_train.run_files.run_folder import Busy, RunFolder
 from hvd_train.state import Progress, Snapshot, TrainState, check_same_shapes
@@ -146,7 +146,7 @@ class Output:
         if self._folder is None or not self._folder.held():
             return
         try:
-            machine.write(self._folder, hosts, gpu)
+            run_folder.write_environment(self._folder, hosts, gpu)
             self._folder.write(run_folder.DATA, json.dumps(data) + "\n")
         except OSError as error:
             self.journal.event("note", f"cannot write {run_folder.ENVIRONMENT}: {error.strerror}")

@@ -10,17 +10,14 @@ from torch.optim import Optimizer
 
 from hvd_train.config import Config, DataConfig
 from hvd_train.data import sources
-from hvd_train.data.batches import Loader
 from hvd_train.data.dataset import Arrays, DataSet, Source
-from hvd_train.data.loader import open_loader
-from hvd_train.data.prepare import Prepare
+from hvd_train.data.loader import Loader, Prepare, open_loader
 from hvd_train.data.sources import OwnData
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.network import buffers, freeze, models, normalization, optim, weights
-from hvd_train.network.compiled import any_size, compile_model, micro_batch_sizes
 from hvd_train.network.device import choose_device, loss_scaler, num_cores, uses_channels_last, uses_fp16_wire
-from hvd_train.network.models import Builder
+from hvd_train.network.models import Builder, any_size, compile_model, micro_batch_sizes
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
 from hvd_train.state import TrainState
@@ -154,7 +151,7 @@ def mixer(config: DataConfig, num_classes: int) -> Mixer:
     """Return the mixer of the config: mixup, cutmix, one of them at random, or neither."""
     if not (config.mixup or config.cutmix):
         return unmixed
-    from hvd_train.data.transforms import Mix  # slow to import
+    from hvd_train.data.augment import Mix  # slow to import
 
     return Mix(config, num_classes)
 

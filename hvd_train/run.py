@@ -88,7 +88,9 @@ def check(config: Config) -> None:
         raise UsageError("--reduction adasum does not go with an elastic job: workers come and go in any number")
     if config.run.profile is not None and os.environ.get(launcher.TIMELINE, launcher.ON_DEMAND) != launcher.ON_DEMAND:
         raise UsageError(f"--profile writes Horovod's timeline itself: unset {launcher.TIMELINE}")
-    named = config.run.resume not in ("auto", "never") and not launcher.goes_on(os.environ)  # then the job has read it
+    named = config.run.resume not in ("auto", "never") and not launcher.continues(
+        os.environ
+    )  # then the job has read it
     if named and not Path(config.run.resume).is_file():
         raise UsageError(f"--resume {config.run.resume}: no such file; it must be auto, never or a checkpoint file")
 

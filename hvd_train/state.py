@@ -17,11 +17,11 @@ from torch.optim.swa_utils import AveragedModel
 from hvd_train.data.identity import Identity
 from hvd_train.errors import ReplicasDiffer, UsageError, first_few
 from hvd_train.network import buffers, optim, weights
-from hvd_train.network.digest import digest_of, tensors_in
+from hvd_train.network.buffers import digest_of, tensors_in
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
+from hvd_train.run_files.journal import EpochRecord, StepRecord
 from hvd_train.run_files.ledger import Entry, extended
-from hvd_train.run_files.records import EpochRecord, StepRecord
 from hvd_train.world.world import World
 
 Snapshot = dict[str, Any]  # plain values and CPU tensors only, so that loading it runs no code

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train.config import Config
-from hvd_train.data.batches import Batch, MicroBatch
+from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.errors import RankLost, Untrainable
+from hvd_train.network.buffers import StepBuffers
 from hvd_train.network.device import seed
 from hvd_train.network.normalization import sums_in_passes
-from hvd_train.network.step_buffers import StepBuffers
 from hvd_train.progress import order
 from hvd_train.progress.clock import Split
-from hvd_train.progress.fingerprint import fingerprint, from_bytes, in_bytes
 from hvd_train.progress.metrics import NUM_SUMS, Totals, sums_of
+from hvd_train.progress.order import fingerprint, from_bytes, in_bytes
 from hvd_train.state import TrainState
 from hvd_train.world.world import World
 
@@ -55,7 +55,7 @@ class StepResult:
     agreed: Votes  # the votes of at least one rank
     gradient_norm: float | None  # the 2-norm of the whole gradient before it was clipped, if it was asked for
     skipped: bool = False  # whether loss or gradient was not finite, so that nothing changed
-    fingerprint: int | None = None  # of the samples of all ranks (`progress.fingerprint`), if the run keeps a ledger
+    fingerprint: int | None = None  # of the samples of all ranks (`progress.order`), if the run keeps a ledger
 
 
 @contextmanager

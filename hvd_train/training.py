@@ -20,19 +20,17 @@ from hvd_train.data import identity
 from hvd_train.data.sources import OwnData
 from hvd_train.elastic.members import RankReport, most_advanced, survivors_differ
 from hvd_train.errors import FaultRepeats, HvdTrainError, RankLost, ReplicasDiffer, UsageError, counted
-from hvd_train.goals import reason_to_end
-from hvd_train.job import Arrival, Clocks, Job
-from hvd_train.launch import last_word
-from hvd_train.launch.last_word import During
+from hvd_train.job import Arrival, Clocks, Job, reason_to_end
+from hvd_train.launch import exit_report
+from hvd_train.launch.exit_report import During
 from hvd_train.membership import Membership, commit_for_all, synchronize
 from hvd_train.network import weights
-from hvd_train.network.compiled import micro_batch_sizes
 from hvd_train.network.device import gpu_name, split_on
-from hvd_train.network.models import Builder
+from hvd_train.network.models import Builder, micro_batch_sizes
 from hvd_train.output import Claim, Output
 from hvd_train.parts import build_step, fresh_state, warm_parts
 from hvd_train.plugin import is_reference
-from hvd_train.profiling.profile import Profile
+from hvd_train.profiling import Profile
 from hvd_train.progress.order import choose_layout, resized_layout
 from hvd_train.progress.stop import StopSignal
 from hvd_train.state import TrainState, confirm_equal
@@ -101,7 +99,7 @@ class Training:
                 self._commit_own()
             if isinstance(error, HvdTrainError) and has_trained and not error.of_all_ranks:
                 error.raised_by = self._world.place.rank
-            last_word.tell(os.environ, error, self._during, self._state.progress.step if self._state else 0)
+            exit_report.send(os.environ, error, self._during, self._state.progress.step if self._state else 0)
             raise
 
     def close(self) -> None:
@@ -119,7 +117,7 @@ class Training:
         ReplicasDiffer: if survivors differ without a commit, or ranks differ after loading; UsageError: if rank 0
         cannot claim the run folder, or the batch does not fit the data; RankLost: each rank keeps a whole state.
         """
-        config, world, membership, self._during = self._config, self._world, self._membership, "meeting"
+        config, world, membership, self._during = self._config, self._world, self._membership, "rendezvous"
         # Built once: an optimizer that is wrapped twice sums gradients twice.
         state = self._state = self._state or fresh_state(config, world, self._parts, self._optimizer)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hvd_train.data.batches import Loader
+from hvd_train.data.loader import Loader
 from hvd_train.network.buffers import unchanged
 from hvd_train.progress import metrics
 from hvd_train.progress.order import BatchLayout, InSequence, assignments

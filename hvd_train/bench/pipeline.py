@@ -10,8 +10,8 @@ from hvd_train.bench import record
 from hvd_train.bench.record import Measurement, written_speed
 from hvd_train.bench.throughput import batches, repeat
 from hvd_train.config import Config
-from hvd_train.data.batches import Batch
 from hvd_train.data.dataset import Arrays
+from hvd_train.data.loader import Batch
 from hvd_train.network.device import num_cores, synchronize
 from hvd_train.parts import Parts, build, loader_processes
 from hvd_train.world.world import Place, World, together

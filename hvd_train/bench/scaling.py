@@ -18,8 +18,8 @@ from hvd_train.bench.record import Measurement
 from hvd_train.config import Config
 from hvd_train.console import show
 from hvd_train.errors import UsageError
-from hvd_train.launch import horovodrun
-from hvd_train.progress import order, schedule
+from hvd_train.launch.launcher import horovodrun, program
+from hvd_train.progress import order
 from hvd_train.report.curves import COLUMNS, RECORD, charts
 from hvd_train.run_files import durable, run_folder
 
@@ -74,9 +74,9 @@ def run(sizes: list[Size], folder: Path, about: Measurement, *, host_file: str |
         if (size.folder / run_folder.SUMMARY).exists():
             show(f"{name}: trained already, in {size.folder}")
         else:
-            launcher = horovodrun.line(size.workers, host_file, controller)
+            launcher = horovodrun(size.workers, host_file, controller)
             settings = size.folder.with_suffix(".yaml").resolve()
-            line = [*launcher, horovodrun.program("hvd-train"), "train", "--config", str(settings)]
+            line = [*launcher, program("hvd-train"), "train", "--config", str(settings)]
             show(f"{name}: {shlex.join(line)}")
             failed = train(line, size)
         rows.append({**_NOTHING, "workers": size.workers, "failed": failed} if failed else row_of(size))
@@ -133,7 +133,7 @@ def row_of(size: Size) -> Measurement:
     losses = [line["val_loss"] for line in epochs if line["val_loss"] is not None]
     return {
         "workers": size.workers,
-        "learning_rate": schedule.peak_learning_rate(size.config.optimizer, layout.global_batch),
+        "learning_rate": order.peak_learning_rate(size.config.optimizer, layout.global_batch),
         "global_batch_size": layout.global_batch,
         "steps_per_epoch": len(layout.batches(range(samples))),
         "epoch_seconds": samples / speed if speed else None,

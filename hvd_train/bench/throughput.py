@@ -11,7 +11,7 @@ import torch
 from hvd_train.bench import record
 from hvd_train.bench.record import Measurement, written, written_speed
 from hvd_train.config import Config
-from hvd_train.data.batches import Ahead, Batch, Loader
+from hvd_train.data.loader import Ahead, Batch, Loader
 from hvd_train.errors import UsageError
 from hvd_train.network import freeze, optim
 from hvd_train.network.device import split_on, synchronize, uses_channels_last, uses_fp16_wire

@@ -19,7 +19,7 @@ from hvd_train.console import PROGRAM, show
 from hvd_train.errors import UsageError, unknown_name, whole_number
 from hvd_train.flags import parse_flags, take, take_number
 from hvd_train.launch import hosts, launcher, roll_call
-from hvd_train.run_files import machine
+from hvd_train.run_files import run_folder
 
 if TYPE_CHECKING:
     from hvd_train.bench.record import Measurement
@@ -132,7 +132,7 @@ def _measure(
         if first:
             show(table(measurement))
         if first and path is not None:
-            about = machine.environment(names, gpu_name(torch.device(measurement["device"])))
+            about = run_folder.environment(names, gpu_name(torch.device(measurement["device"])))
             record.write(path, {"bench": tool, "environment": about, **measurement})
     return 0
 
@@ -166,7 +166,7 @@ def _scaling(arguments: list[str], path: Path | None) -> int:
     from hvd_train.run import check  # imports torch
 
     check(config)
-    about = {"bench": "scaling", "environment": machine.environment([socket.gethostname()], None), "mode": mode}
+    about = {"bench": "scaling", "environment": run_folder.environment([socket.gethostname()], None), "mode": mode}
     try:
         measurement = scaling.run(sizes, folder, about, host_file=host_file, controller=controller)
     except KeyboardInterrupt:

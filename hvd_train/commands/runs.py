@@ -20,7 +20,7 @@ from hvd_train.plugin import Untrusted
 from hvd_train.run_files import durable
 
 if TYPE_CHECKING:
-    from hvd_train.report.confusion import Predictions
+    from hvd_train.report.report import Predictions
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _check_output(path: Path) -> None:
 
 
 def _predicted(run: Path, device: str, *, trust: bool) -> Predictions | str:
-    from hvd_train.report.predictions import predict  # imports torch
+    from hvd_train.report.images import predict  # imports torch
 
     try:
         return predict(run, device, trust=trust)

@@ -20,7 +20,7 @@ from hvd_train.config import Config
 from hvd_train.console import printable
 from hvd_train.errors import HvdTrainError, UsageError
 from hvd_train.flags import take, take_number
-from hvd_train.launch import launcher, mpi_roll_call
+from hvd_train.launch import launcher, roll_call
 from hvd_train.run_files import durable
 
 if TYPE_CHECKING:
@@ -99,12 +99,12 @@ def _run_by_mpi(trainings: Sequence[tuple[str, Config]], workers: int, folder: P
         ranks = RankGroup(mine, on_host.rank, on_host.size)
         here = trainings[group::at_a_time]
         rows = [_try(name, config, HorovodWorld(ranks), speaks=mine.rank == 0) for name, config in here]
-    mpi_roll_call.come_together(all_ranks)
-    texts = mpi_roll_call.gathered(all_ranks, json.dumps([row for row in rows if row]))
+    roll_call.come_together(all_ranks)
+    texts = roll_call.gathered(all_ranks, json.dumps([row for row in rows if row]))
     of_all: list[dict[str, Any]] = list(itertools.chain(*(json.loads(text) for text in texts)))
     code = _conclude(of_all, folder) if all_ranks.rank == 0 else 0
-    mpi_roll_call.come_together(all_ranks)  # rank 0 has written a file
-    return int(mpi_roll_call.gathered(all_ranks, str(code))[0])
+    roll_call.come_together(all_ranks)  # rank 0 has written a file
+    return int(roll_call.gathered(all_ranks, str(code))[0])
 
 
 def _try(name: str, config: Config, world: World, *, speaks: bool) -> dict[str, Any] | None:

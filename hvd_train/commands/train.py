@@ -69,7 +69,7 @@ def show_data(arguments: list[str]) -> int:
     output, arguments = take(arguments, "--output", "the path of a picture")
     trust, arguments = take_switch(arguments, "--trust")
     settings = parse_train(arguments, "show-data", trust=trust)
-    from hvd_train.report.samples import show  # imports torch
+    from hvd_train.report.images import show  # imports torch
     from hvd_train.run import check
 
     check(settings)

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
+from hvd_train.config import DataConfig
 from hvd_train.data.dataset import Arrays, Augment, Mark, Staged
-from hvd_train.settings.data import DataConfig
 
 
 def crop_and_flip(padding: int) -> Augment:

@@ -24,10 +24,10 @@ from torchvision.transforms import v2
 from typing_extensions import override
 
 from hvd_train import plain_file
+from hvd_train.config import DataConfig
 from hvd_train.data.augment import training_transform
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet, Mark, Staged
 from hvd_train.errors import UsageError
-from hvd_train.settings.data import DataConfig
 
 _AT_ONCE = 1000  # files whose sizes one of 16 threads asks for: a network file system needs milliseconds for each
 _VAL_CROP = 224 / 256  # fraction of the shorter side that evaluation shows; usual since AlexNet

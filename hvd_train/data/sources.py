@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset
 
 from hvd_train import plugin
+from hvd_train.config import DataConfig
 from hvd_train.data.augment import Items, affine_jitter, crop_and_flip, training_transform
 from hvd_train.data.dataset import IMAGENET_MEAN, IMAGENET_STD, Arrays, DataSet, MapDataset, Staged
 from hvd_train.errors import UsageError, unknown_name
-from hvd_train.settings.data import DataConfig
 
 OwnData = Callable[[DataConfig], Sequence[Any]]  # returns a DataSet, or a training set and a validation set or None
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import psutil
 
-from hvd_train.launch import processes
+from hvd_train.launch import launcher
 
 _GRACE_S = 10.0  # horovodrun gives its workers 5 s
 
@@ -84,7 +84,7 @@ def children(environ: Mapping[str, str]) -> Iterator[Children]:
             for child in group.started:
                 child.send(signal.SIGTERM)
             kill_at = time.monotonic() + _GRACE_S
-            while (left := processes.started_with(mark)) and time.monotonic() < kill_at + _GRACE_S:
+            while (left := launcher.started_with(mark)) and time.monotonic() < kill_at + _GRACE_S:
                 for process in left if time.monotonic() > kill_at else ():
                     with contextlib.suppress(psutil.Error):
                         process.kill()

@@ -17,9 +17,9 @@ from typing import IO, Any
 
 from hvd_train.doctor.children import ANSWER, children
 from hvd_train.doctor.machine import AGENT, HOST_CHECKS, Facts, Finding, Machine, Trial, run_trial
-from hvd_train.launch import horovodrun
-from hvd_train.launch.addresses import is_loopback
+from hvd_train.launch.client import is_loopback
 from hvd_train.launch.hosts import Host
+from hvd_train.launch.launcher import program
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=2 -o ServerAliveCountMax=3"
 _SSH_S, _ANSWER_S, _TRIAL_S = 20.0, 60.0, 120.0
@@ -49,7 +49,7 @@ def examine(hosts: Sequence[Host], *, quick: bool, say: Callable[[str], None]) -
         say("allreduce over all ranks")
         ranks = sum(slots.values())
         listed = ",".join(f"{name}:{count}" for name, count in slots.items())
-        launch = (horovodrun.program("horovodrun"), "-np", str(ranks), "-H", listed, "--gloo")
+        launch = (program("horovodrun"), "-np", str(ranks), "-H", listed, "--gloo")
         with children(os.environ) as group:
             findings.append(run_trial(group, Trial("allreduce", launch, ranks, ("cpu", *_SIZES)), _TRIAL_S))
     return findings

@@ -30,9 +30,9 @@ from hvd_train.console import outlive
 from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.roster import Roster
 from hvd_train.elastic.worker import WRONG_SETTINGS, RankAssignment
+from hvd_train.errors import whole_number
 from hvd_train.launch import client, exit_report, hosts
 from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
-from hvd_train.numerals import whole_number
 
 # The environment of a worker, unless the user sets something else.
 DEFAULTS = {

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvd_train.errors import first_few
-from hvd_train.travel import may_travel
+from hvd_train.errors import first_few, may_travel
 
 
 @may_travel

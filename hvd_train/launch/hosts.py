@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hvd_train.errors import UsageError, counted
-from hvd_train.numerals import whole_number
+from hvd_train.errors import UsageError, counted, whole_number
 
 FileFormat = Literal["horovod", "openmpi", "mpich", "slurm"]
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from hvd_train.errors import UsageError
-from hvd_train.numerals import whole_number
+from hvd_train.errors import UsageError, whole_number
 
 # Launcher, variable of the rank, variable of the size. Horovod's own come first: horovodrun over MPI sets both.
 _VARIABLES = (

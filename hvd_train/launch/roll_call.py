@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_train.console import say as print_line
-from hvd_train.errors import HvdTrainError, RankLost, UsageError, first_few
+from hvd_train.errors import HvdTrainError, RankLost, UsageError, first_few, whole_number
 from hvd_train.launch import client, launcher
 from hvd_train.launch.launcher import Launch
-from hvd_train.numerals import whole_number
 
 PATIENCE = "HVD_TRAIN_START_TIMEOUT_SECONDS"
 HOSTS = "HVD_TRAIN_HOSTS"  # NAME:SLOTS,... in the order of ranks, set by our scripts

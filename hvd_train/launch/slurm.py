@@ -8,9 +8,8 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
-from hvd_train.errors import UsageError
+from hvd_train.errors import UsageError, whole_number
 from hvd_train.launch import client
-from hvd_train.numerals import whole_number
 
 _PORTS = range(20_000, 32_000)  # below the ephemeral ports
 PORT = "HVD_TRAIN_PORT"

@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hvd_train.config import ModelConfig
 from hvd_train.errors import UsageError
 from hvd_train.network.models import head_of
-from hvd_train.settings.model import ModelConfig
 
 _UNFREEZE = re.compile(r"(\d+):(.+)")
 

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from typing_extensions import override
 
+from hvd_train.config import OptimizerConfig
 from hvd_train.errors import UsageError
 from hvd_train.network import buffers
-from hvd_train.settings.optimizer import OptimizerConfig
 from hvd_train.world.wire import has_no_gaps
 
 T = TypeVar("T", bound=Optimizer)

@@ -12,10 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
+from hvd_train.config import BatchConfig, OptimizerConfig, ScheduleConfig
 from hvd_train.errors import UsageError
-from hvd_train.settings.batch import BatchConfig
-from hvd_train.settings.optimizer import OptimizerConfig
-from hvd_train.settings.schedule import ScheduleConfig
 
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]

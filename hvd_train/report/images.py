@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hvd_train.config import Config
 from hvd_train.console import printable
+from hvd_train.data.augment import Items
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.folder import ImageFolder
-from hvd_train.data.transforms import Items
 from hvd_train.errors import UsageError
 from hvd_train.parts import Parts, build, mixer
 from hvd_train.progress import order

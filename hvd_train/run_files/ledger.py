@@ -15,8 +15,7 @@ from typing import Any
 from hvd_train import plain_file
 from hvd_train.console import say
 from hvd_train.errors import UsageError
-from hvd_train.progress.fingerprint import added, fingerprint, of_all
-from hvd_train.progress.order import order_of
+from hvd_train.progress.order import added, fingerprint, of_all, order_of
 from hvd_train.run_files.durable import lines_backwards
 from hvd_train.run_files.run_folder import FROM_FILE, METRICS, RunFolder
 

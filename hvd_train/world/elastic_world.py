@@ -10,9 +10,8 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from hvd_train.elastic import orphans
 from hvd_train.errors import RankLost
-from hvd_train.launch import addresses, launcher
+from hvd_train.launch import client, launcher
 from hvd_train.world import heartbeat, horovod_world
 from hvd_train.world.world import DriverLost, Place, Request, already_in_sync
 
@@ -31,9 +30,9 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
     def __init__(self, facts: Mapping[str, str] | None = None) -> None:
         self._has_had_rank = self._core_hangs = False
-        self._not_met = ""  # why the state is not synchronized yet in this world
-        orphans.kill_predecessor(os.environ)
-        addresses.find_driver(os.environ)
+        self._connect_error = ""  # why the state is not synchronized yet in this world
+        launcher.kill_predecessor(os.environ)
+        client.find_driver(os.environ)
         self._heartbeat = heartbeat.Heartbeat()
         self._heartbeat.start(os.environ)
         super().__init__(facts=facts)
@@ -56,9 +55,9 @@ class ElasticWorld(horovod_world.HorovodWorld):
             try:
                 sync()
             except RankLost as error:
-                self._not_met = str(error)
+                self._connect_error = str(error)
                 raise
-            self._not_met = ""
+            self._connect_error = ""
 
         state = horovod_world.ElasticState(synchronize, self._forget_step)
         try:
@@ -72,8 +71,8 @@ class ElasticWorld(horovod_world.HorovodWorld):
             self._heartbeat.training_left()
 
     @override
-    def requested(self, *, told_to_end: bool = False) -> Request:
-        if told_to_end:
+    def requested(self, *, got_signal: bool = False) -> Request:
+        if got_signal:
             self._heartbeat.signal_received()
         return self._heartbeat.requested
 
@@ -101,7 +100,7 @@ class ElasticWorld(horovod_world.HorovodWorld):
         while True:
             try:
                 if self._has_had_rank:
-                    heartbeat.announce_rejoining(os.environ, self._heartbeat, self._not_met)
+                    heartbeat.announce_rejoining(os.environ, self._heartbeat, self._connect_error)
                     attempts = 0
                 else:
                     heartbeat.wait_for_first_rank(os.environ, self._facts)
@@ -114,7 +113,9 @@ class ElasticWorld(horovod_world.HorovodWorld):
                 attempts += 1
                 if attempts == _ATTEMPTS:
                     raise RankLost(f"cannot connect to the other ranks: {error}") from error
-                self._not_met = str(error).partition(". Please check")[0]  # Horovod refers to its log, which is off
+                self._connect_error = str(error).partition(". Please check")[
+                    0
+                ]  # Horovod refers to its log, which is off
                 if isinstance(error, OSError):
                     time.sleep(1.0)
         self._heartbeat.world_formed()
@@ -132,9 +133,9 @@ class ElasticWorld(horovod_world.HorovodWorld):
 
         threading.Thread(target=start, daemon=True, name="rendezvous").start()
         while not wait([outcome], _DRIVER_CHECK_S).done:
-            gives_up = bool(self._not_met) and self._heartbeat.requested == "stop"
+            gives_up = bool(self._connect_error) and self._heartbeat.requested == "stop"
             if gives_up or self._heartbeat.driver_gone:
                 self._core_hangs = True
                 gone = "the driver is gone, so this rank cannot connect to the others"
-                raise DriverLost(self._not_met if gives_up else gone)
+                raise DriverLost(self._connect_error if gives_up else gone)
         return outcome.result()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, MutableMapping
 
 from hvd_train.errors import UsageError
-from hvd_train.launch import addresses, client
+from hvd_train.launch import client
 from hvd_train.launch.launcher import WORKER
 from hvd_train.progress.clock import RunningClock
 from hvd_train.world.world import DriverLost, Request
@@ -108,18 +108,19 @@ def _answer(environ: Mapping[str, str], scope: str) -> str | None:
     return answer if answer in _ANSWERS else None
 
 
-def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, not_met: str = "") -> None:
+def announce_rejoining(environ: Mapping[str, str], beat: Heartbeat, connect_error: str = "") -> None:
     """Ask our driver whether Horovod's core may ask for the next rank.
 
-    The core asks by host and local rank, which another process has by now if this one was evicted. `not_met` says why
-    the ranks could not connect or synchronize. Retries until the driver has not answered `beat` for `GONE_S` seconds.
+    The core asks by host and local rank, which another process has by now if this one was evicted. `connect_error` says
+    why the ranks could not connect or synchronize. Retries until the driver has not answered `beat` for `GONE_S`
+    seconds.
     Raises: SystemExit (0): if this worker is evicted; DriverLost: if the driver is gone.
     """
     deadline = beat.silent_since + GONE_S
     while True:
         try:
-            if not_met:
-                client.put(environ, f"not_met/{environ[WORKER]}", not_met, _ANSWER_S)
+            if connect_error:
+                client.put(environ, f"connect_error/{environ[WORKER]}", connect_error, _ANSWER_S)
             answer = client.get(environ, f"may_ask/{environ[WORKER]}", _ANSWER_S)
             break
         except OSError as error:
@@ -135,7 +136,7 @@ def choose_interface(environ: MutableMapping[str, str]) -> None:
 
     Raises: OSError: if the driver cannot be reached; UsageError: if this host lacks the interfaces that the user named.
     """
-    addresses.choose_interface(environ, client.get(environ, f"elsewhere/{environ[WORKER]}", _ANSWER_S))
+    client.choose_interface(environ, client.get(environ, f"elsewhere/{environ[WORKER]}", _ANSWER_S))
 
 
 def wait_for_first_rank(environ: MutableMapping[str, str], facts: Mapping[str, str]) -> None:

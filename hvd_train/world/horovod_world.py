@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import addresses, client, launcher, mpi_roll_call, roll_call, slurm
+from hvd_train.launch import client, launcher, roll_call, slurm
 from hvd_train.world.grouped_optimizer import GroupedOptimizer, StartSums
 from hvd_train.world.wire import MOST_BYTES, InMemoryOrder, Piece, packed, pieces, unpacked
 from hvd_train.world.world import PendingSum, Place, Reduction, World, WorldChanged, fill_missing_gradients, unwatched
@@ -65,10 +65,10 @@ class HorovodWorld(World):
 
     def _connect(self) -> Place:
         if self._group is not None:
-            mpi_roll_call.call(self._group.communicator, self._facts)
+            roll_call.call_over_mpi(self._group.communicator, self._facts)
             place = start(self._group.communicator)
             return replace(place, local_rank=self._group.local_rank, local_size=self._group.local_size)
-        if mpi_roll_call.meets_over_mpi(os.environ) and hvd.mpi_built():
+        if roll_call.uses_mpi(os.environ) and hvd.mpi_built():
             self._mpi = _call_roll_over_mpi(self._facts)
         elif (board := roll_call.store(os.environ)) is not None:
             rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
@@ -331,7 +331,7 @@ def _rendezvous_of_srun() -> Any:
     address, port = variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(variables["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     try:
         # This node may resolve its own name to another address than the other nodes do.
-        server = RendezvousHTTPServer((address if addresses.is_loopback(address) else "", port), RendezvousHandler, 0)
+        server = RendezvousHTTPServer((address if client.is_loopback(address) else "", port), RendezvousHandler, 0)
     except OSError as error:
         raise UsageError(
             f"port {port}, which follows from the job's number, cannot be had ({error.strerror}): "
@@ -361,9 +361,9 @@ def _call_roll_over_mpi(facts: Mapping[str, str]) -> Any:
         return None
     initialized_before = MPI.Is_initialized()  # by the user's own script
     if not initialized_before:
-        with mpi_roll_call.reporting_the_wait(launcher.launched(os.environ)):
+        with roll_call.reporting_the_wait(launcher.launched(os.environ)):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    mpi_roll_call.call(MPI.COMM_WORLD, facts)  # a rank that ends without finalizing makes mpirun end all at once
+    roll_call.call_over_mpi(MPI.COMM_WORLD, facts)  # a rank that ends without finalizing makes mpirun end all at once
     return None if initialized_before else MPI
 
 

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hvd_train import travel
+from hvd_train.errors import TYPES
 
 _NOTHING = torch.zeros(1, dtype=torch.uint8)
 
 
 # Horovod's own functions for objects are slow: for a state of 200 MB they took 15 s, in which no other thread ran.
 def packed(value: Any) -> Tensor:
-    """Pickle a value into a flat uint8 tensor; besides torch's types it may hold the types of `travel`."""
+    """Pickle a value into a flat uint8 tensor; besides torch's types it may hold `errors.TYPES`."""
     if value is None:
         return _NOTHING  # ranks send this to wait for one another
     file = io.BytesIO()
@@ -30,7 +30,7 @@ def unpacked(payload: Tensor) -> Any:
     if payload.numel() == _NOTHING.numel():
         return None
     # Not torch's context manager: it would change the list for all threads.
-    torch.serialization.add_safe_globals(list(travel.TYPES))
+    torch.serialization.add_safe_globals(list(TYPES))
     return torch.load(io.BytesIO(payload.numpy().data), weights_only=True)
 
 

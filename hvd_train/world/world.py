@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hvd_train.errors import HvdTrainError, RankLost, UsageError
+from hvd_train.errors import HvdTrainError, RankLost, UsageError, may_travel
 from hvd_train.launch import roll_call
-from hvd_train.travel import may_travel
 
 T = TypeVar("T")
 PendingSum = Callable[[], Tensor]
@@ -160,13 +159,13 @@ class World:
         Does nothing if HOROVOD_TIMELINE was not DYNAMIC when Horovod started.
         """
 
-    def requested(self, *, told_to_end: bool = False) -> Request:
+    def requested(self, *, got_signal: bool = False) -> Request:
         """Return what the job asks of this rank, without waiting: it is called before each step.
 
-        `told_to_end` says that this rank got a signal. A fixed world stops then. An elastic job continues without this
+        `got_signal` says that this rank got a signal. A fixed world stops then. An elastic job continues without this
         rank, unless all ranks got one.
         """
-        return "stop" if told_to_end else "train"
+        return "stop" if got_signal else "train"
 
     def transport(self, device: torch.device) -> str:
         """Return the names of the libraries that sum tensors on `device`, for records of measurements."""

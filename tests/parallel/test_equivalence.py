@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hvd_train import Config
-from hvd_train.data.batches import Batch, MicroBatch
+from hvd_train.data.loader import Batch, MicroBatch
 from hvd_train.progress.order import BatchLayout
 from hvd_train.state import TrainState, confirm_equal
 from hvd_train.step import Step, Votes

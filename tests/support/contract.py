@@ -194,7 +194,7 @@ def test_ranks_synchronize_once_and_then_train(world: World) -> None:
     calls: list[str] = []
     result = world.run(lambda: calls.append("body") or world.place.rank, lambda: calls.append("sync"))
     assert (calls, result) == (["sync", "body"], world.place.rank)
-    assert (world.requested(), world.requested(told_to_end=True)) == ("train", "stop")
+    assert (world.requested(), world.requested(got_signal=True)) == ("train", "stop")
 
     def fail() -> None:
         raise KeyError("user")

@@ -219,7 +219,7 @@ class ElasticThreadWorld(ThreadWorld):
                 self._meeting.break_up("changed")
 
     @override
-    def requested(self, *, told_to_end: bool = False) -> Request:
+    def requested(self, *, got_signal: bool = False) -> Request:
         job = self._job
         with job.changed:
             if (event := Tell(self._step, self.place.rank)) in job.events:

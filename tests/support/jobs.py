@@ -7,9 +7,9 @@ from unittest.mock import Mock
 
 from hvd_train.elastic.dispatcher import Dispatcher
 from hvd_train.elastic.driver import REPLACEMENTS, Driver
-from hvd_train.elastic.ranks import RankAssignment
 from hvd_train.elastic.roster import End, Finish, FormWorld, Notice, Roster, Start
-from hvd_train.launch.last_word import During, LastWord
+from hvd_train.elastic.worker import RankAssignment
+from hvd_train.launch.exit_report import During, ExitReport
 from tests.support.launching import wait_for
 
 
@@ -56,13 +56,13 @@ class Play:
 
     def say(self, number: int, during: During, step: int = 0, code: int = 1) -> None:
         """Let a worker report its error; its process has not ended yet."""
-        self.roster.last_word_received(number, LastWord(code, "Traceback", during, step), self.now)
+        self.roster.exit_report_received(number, ExitReport(code, "Traceback", during, step), self.now)
         self.obey()
 
     def miss(self, *numbers: int, why: str = "connection refused") -> None:
         """Let these workers report that they could not connect, and ask again."""
         for number in numbers:
-            self.roster.not_met(number, why)
+            self.roster.connect_error_received(number, why)
         self.ask(*numbers)
 
     def newest(self, host: str) -> int:

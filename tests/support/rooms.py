@@ -16,12 +16,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("_version", "errors", "console", "plain_file"),
         *("config", "config_file", "recipes", "flags", "plugin"),
     ),
-    **dict.fromkeys(
-        ("progress", "launch", "elastic", "world", "doctor", "data", "network", "run_files", "profiling"), ()
-    ),
+    **dict.fromkeys(("progress", "launch", "elastic", "world", "doctor", "data", "network", "run_files"), ()),
     "the story": (
-        *("state", "transfer", "checkpoint", "step", "validate", "parts", "output", "job"),
-        *("loop", "membership", "last_commit", "result", "training", "run", "export"),
+        *("state", "checkpoint", "step", "validate", "profiling", "parts", "output", "job"),
+        *("loop", "membership", "training", "run", "export"),
     ),
     **dict.fromkeys(("report", "bench", "commands"), ()),
     "the front door": ("cli",),

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hvd_train import Config
+from hvd_train.config import DataConfig
 from hvd_train.data import sources
-from hvd_train.data.batches import Batch
 from hvd_train.data.dataset import Arrays, DataSet
-from hvd_train.data.prepare import Prepare
-from hvd_train.result import Result
+from hvd_train.data.loader import Batch, Prepare
 from hvd_train.run import train
-from hvd_train.settings.data import DataConfig
 from hvd_train.state import to_host
+from hvd_train.training import Result
 from hvd_train.world.world import World
 from tests.support.worlds import own_generator
 

@@ -181,8 +181,8 @@ class ThreadWorld(World):
     def timeline(self, path: Path | None) -> None: ...
 
     @override
-    def requested(self, *, told_to_end: bool = False) -> Request:
-        return "stop" if told_to_end else "train"
+    def requested(self, *, got_signal: bool = False) -> Request:
+        return "stop" if got_signal else "train"
 
     @override
     def transport(self, device: torch.device) -> str:

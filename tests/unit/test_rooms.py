@@ -14,11 +14,9 @@ from tests.support.rooms import PACKAGE, ROOMS
 
 NO_TORCH = [
     "_version", "errors", "console", "config", "config_file", "recipes", "flags", "plugin",
-    "progress.order", "progress.schedule", "progress.clock", "progress.stop",
-    "run_files.durable", "run_files.run_folder", "run_files.machine", "run_files.history",
-    "profiling.trace",
-    "report.charts", "report.confusion", "report.curves", "report.page", "report.report", "report.scaling",
-    "report.watch",
+    "progress.order", "progress.clock", "progress.stop",
+    "run_files.durable", "run_files.run_folder", "run_files.history",
+    "report.curves", "report.page", "report.report", "report.watch",
     "bench.record", "bench.scaling",
     "cli",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.scripts import AWKWARD, LOCALHOST, PROJECT, PYTHON, dry_run, program, run
+from tests.support.launching import AWKWARD, LOCALHOST, PROJECT, PYTHON, dry_run, program, run
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.scripts import AWKWARD, LOCALHOST, PROGRAMS, PROJECT, PYTHON, SCRIPTS, dry_run, program, run
+from tests.support.launching import AWKWARD, LOCALHOST, PROGRAMS, PROJECT, PYTHON, SCRIPTS, dry_run, program, run
 
 pytestmark = pytest.mark.integration
 

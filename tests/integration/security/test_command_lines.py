@@ -6,10 +6,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.support.elastic_hosts import ON_HOSTS, ROOT, SCRIPTS, WAYS
-from tests.support.hosts import Hosts
+from tests.support.hosts import ON_HOSTS, ROOT, SCRIPTS, WAYS, Hosts
 from tests.support.launching import started, wait_for
-from tests.support.spy import places, plant_key, spellings, spying
+from tests.support.strangers import places, plant_key, spellings, spying
 
 pytestmark = ON_HOSTS
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import hosts as cluster
-from tests.support.elastic_hosts import ON_HOSTS, OWN, SCRIPTS
-from tests.support.hosts import Hosts
+from tests.support.hosts import ON_HOSTS, OWN, SCRIPTS, Hosts
 from tests.support.launching import finished, output_of, started, wait_for
 
 pytestmark = ON_HOSTS

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.elastic_hosts import NO_HOSTS, OWN, SCRIPTS
-from tests.support.hosts import Hosts
+from tests.support.hosts import NO_HOSTS, OWN, SCRIPTS, Hosts
 from tests.support.launching import HVD_TRAIN, launch_line, started
-from tests.support.ports import unharmed
-from tests.support.strangers import NEEDS_ROOT, Siege, below, besieged, on
+from tests.support.strangers import NEEDS_ROOT, Siege, below, besieged, on, unharmed
 
 pytestmark = [
     pytest.mark.integration,

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import hosts as cluster
-from tests.support.elastic_hosts import ON_HOSTS, OWN
-from tests.support.hosts import Hosts
+from tests.support.hosts import ON_HOSTS, OWN, Hosts
 from tests.support.launching import finished
 from tests.support.strangers import listening
 

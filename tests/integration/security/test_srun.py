@@ -9,13 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.support.elastic_hosts import ROOT, SCRIPTS
-from tests.support.launching import finished, wait_for
-from tests.support.ports import unharmed
-from tests.support.programs import write_program
-from tests.support.slurm import ON_SLURM, PATH, Slurm, slurm_on_hosts
-from tests.support.spy import places, plant_key, spellings, spying
-from tests.support.strangers import as_other_account, besieged, on
+from tests.support.hosts import ON_SLURM, PATH, ROOT, SCRIPTS, Slurm, slurm_on_hosts
+from tests.support.launching import finished, wait_for, write_program
+from tests.support.strangers import as_other_account, besieged, on, places, plant_key, spellings, spying, unharmed
 
 pytestmark = ON_SLURM
 

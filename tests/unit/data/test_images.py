@@ -15,16 +15,15 @@ import torch
 from PIL import EpsImagePlugin, Image
 from torchvision.transforms import v2
 
+from hvd_train.config import DataConfig
 from hvd_train.data import identity, sources
 from hvd_train.data.dataset import DataSet
 from hvd_train.data.folder import UNREADABLE, CenterCrop, RandomCrop, decode, open_folder
 from hvd_train.data.loader import MapLoader
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import BatchLayout, EpochOrder, assignments
-from hvd_train.settings.data import DataConfig
-from tests.support.batches import CPU, PLAIN
-from tests.support.bombs import BOMBS, peak_growth
-from tests.support.jpegs import encoded, noise, whole
+from tests.support.jpegs import BOMBS, encoded, noise, peak_growth, whole
+from tests.support.runs import CPU, PLAIN
 
 WAYS: list[tuple[str, str, dict[str, Any]]] = [
     *(("RGB", "jpeg", {"subsampling": number}) for number in range(3)),

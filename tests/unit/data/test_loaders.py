@@ -12,7 +12,7 @@ from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.data.loader import ArrayLoader, Batch, MapLoader, Prepare, open_loader
 from hvd_train.errors import UsageError
 from hvd_train.progress.order import BatchLayout, EpochOrder, RepeatedOrder, assignments
-from tests.support.batches import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
+from tests.support.runs import CPU, PLAIN, PLAIN_DATA, RandomItems, flat
 
 LAYOUT = BatchLayout(8, 3)
 

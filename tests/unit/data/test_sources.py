@@ -12,12 +12,12 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.datasets import CIFAR10, CIFAR100
 
+from hvd_train.config import DataConfig
 from hvd_train.data import sources
 from hvd_train.data.dataset import Arrays, DataSet
 from hvd_train.errors import UsageError
-from hvd_train.settings.data import DataConfig
 from tests.support import cifar
-from tests.support.batches import RandomItems
+from tests.support.runs import RandomItems
 
 
 def test_the_digits_are_scikit_learns() -> None:

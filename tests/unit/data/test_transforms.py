@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hvd_train.config import DataConfig
 from hvd_train.data import sources
 from hvd_train.data.augment import Items, Mix, affine_jitter, crop_and_flip
 from hvd_train.errors import UsageError
 from hvd_train.progress import order
-from hvd_train.settings.data import DataConfig
 from hvd_train.world.world import LocalWorld
 from tests.support.runs import equal, small_config, trained
 

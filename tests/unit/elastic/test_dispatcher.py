@@ -15,7 +15,7 @@ from hvd_train.elastic.roster import Finish
 from hvd_train.launch import launcher
 from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import CONTINUES, JOB, OWNER, REPLACES, SLOT, SPENT, STARTED, SUPERVISOR, WORKER
-from tests.support.dispatched import Job
+from tests.support.jobs import Job
 from tests.support.launching import wait_for
 
 NEVER_S = 1000.0

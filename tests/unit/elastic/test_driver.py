@@ -20,8 +20,8 @@ from hvd_train.elastic.driver import SSH_OPTIONS, Driver, DriverServer, HostComm
 from hvd_train.elastic.worker import Worker, assign_ranks
 from hvd_train.launch import client
 from hvd_train.launch.launcher import WORKER
-from tests.support.drivers import driver, replacement_of
-from tests.support.malicious import Malicious
+from tests.support.faults import Malicious
+from tests.support.jobs import driver, replacement_of
 
 
 def test_hosts_are_read_from_a_command() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from hvd_train.elastic.roster import TOO_FEW_WORKERS, Finish
 from hvd_train.elastic.worker import COMMITTED
-from tests.support.roster_play import Play, training
+from tests.support.jobs import Play, training
 
 
 def later(hosts: dict[str, int], **limits: int) -> Play:

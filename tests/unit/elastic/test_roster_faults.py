@@ -5,7 +5,7 @@ import pytest
 from hvd_train.elastic.roster import EMPTY_AFTER_SIGNAL_S, Finish
 from hvd_train.elastic.worker import Worker
 from hvd_train.launch.exit_report import ExitReport
-from tests.support.roster_play import Play, training
+from tests.support.jobs import Play, training
 
 
 def test_wrong_settings_end_the_job_at_once() -> None:

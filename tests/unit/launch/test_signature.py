@@ -11,7 +11,7 @@ from horovod.runner.http import http_server, signature
 from horovod.runner.http.http_server import RendezvousServer
 
 from hvd_train.launch import client
-from tests.support.impostor import answering
+from tests.support.faults import answering
 
 LOOPBACK = "127.0.0.1"
 

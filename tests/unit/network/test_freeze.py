@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from hvd_train.config import Config
+from hvd_train.config import Config, ModelConfig
 from hvd_train.errors import UsageError
 from hvd_train.network import freeze
 from hvd_train.run import check
-from hvd_train.settings.model import ModelConfig
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.elastic import Hosts, Kill, run_elastic

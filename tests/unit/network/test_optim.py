@@ -10,10 +10,10 @@ from torch import nn
 
 from hvd_train import checkpoint
 from hvd_train.checkpoint import DiskStore
+from hvd_train.config import OptimizerConfig
 from hvd_train.errors import UsageError
 from hvd_train.network import optim
 from hvd_train.run import evaluate
-from hvd_train.settings.optimizer import OptimizerConfig
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.runs import Weights, largest_difference, small_config, trained

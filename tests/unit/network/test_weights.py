@@ -30,9 +30,8 @@ from hvd_train.network import models, weights
 from hvd_train.parts import build
 from hvd_train.world.world import LocalWorld, Place
 from tests.support import runs
-from tests.support.batches import CPU
-from tests.support.malicious import Malicious
-from tests.support.runs import equal, small_config, trained
+from tests.support.faults import Malicious
+from tests.support.runs import CPU, equal, small_config, trained
 
 
 def saved(model: nn.Module, name: str = "weights.pt") -> str:

@@ -18,7 +18,7 @@ from horovod_build.mpi import Mpi
 from horovod_build.patches import SOURCE_DIR, Patch, Source, apply_patch, load_patches
 from horovod_build.plan import Plan
 
-from tests.support.programs import write_program
+from tests.support.launching import write_program
 
 BUILDER = Path(__file__).resolve().parents[3] / "packaging" / "build_horovod.py"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.programs import Program, write_program
+from tests.support.launching import Program, write_program
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"

@@ -20,9 +20,8 @@ from horovod.runner.http.http_server import KVStoreServer
 from horovod.runner.util import host_keys, remote, ways, worker_environment
 
 from hvd_train.doctor import cluster
-from tests.support.impostor import answering
-from tests.support.malicious import Malicious
-from tests.support.programs import write_program
+from tests.support.faults import Malicious, answering
+from tests.support.launching import write_program
 from tests.support.strangers import attack
 
 SCRIPT = Path(__file__).parents[3] / "horovodrun_scripts/_launch.sh"

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvd_train.config import BatchConfig
 from hvd_train.errors import UsageError
 from hvd_train.network.models import micro_batch_sizes
 from hvd_train.progress.order import (
@@ -28,7 +29,6 @@ from hvd_train.progress.order import (
     resized_layout,
     uniforms,
 )
-from hvd_train.settings.batch import BatchConfig
 
 HUGE, RANKS = 10**9, 1024
 

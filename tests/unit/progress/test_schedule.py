@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
+from hvd_train.config import OptimizerConfig, ScheduleConfig
 from hvd_train.progress.order import learning_rate_factor, peak_learning_rate
-from hvd_train.settings.optimizer import OptimizerConfig
-from hvd_train.settings.schedule import ScheduleConfig
 
 
 @pytest.mark.parametrize(

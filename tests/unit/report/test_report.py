@@ -15,8 +15,7 @@ from hvd_train.report import report
 from hvd_train.report.page import Chart
 from hvd_train.report.report import MisclassifiedImage, Predictions
 from hvd_train.run_files.history import read
-from tests.support.pages import NOW, composed, section
-from tests.support.run_folders import elastic_run, epoch, event, start, step, whole_run, write
+from tests.support.run_folders import NOW, composed, elastic_run, epoch, event, section, start, step, whole_run, write
 
 NO_VALIDATION = epoch(1, val_loss=None, val_top1=None, val_top5=None)
 SKIPPED = event("skipped", 2, "step 2 is skipped: its loss is not finite", step=2)

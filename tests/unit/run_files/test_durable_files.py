@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hvd_train.errors import UsageError
 from hvd_train.run_files import durable
 from hvd_train.run_files.durable import AppendedFile
-from tests.support.full_disk import no_room
+from tests.support.faults import no_room
 
 PATH = Path("file")
 

@@ -17,7 +17,7 @@ from hvd_train.run_files import journal as journals
 from hvd_train.run_files.journal import EpochRecord, Moment, RunJournal, StepRecord
 from hvd_train.run_files.ledger import Entry, read
 from hvd_train.run_files.run_folder import RunFolder
-from tests.support.full_disk import no_room
+from tests.support.faults import no_room
 
 
 def step_record(step: int, loss: float = 0.5) -> StepRecord:

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_train.errors import UsageError
-from hvd_train.progress.fingerprint import fingerprint
-from hvd_train.progress.order import order_of
+from hvd_train.progress.order import fingerprint, order_of
 from hvd_train.run_files.ledger import Audit, Entry, LedgerFile, audit, audit_entries, extended, parse, read
 from hvd_train.run_files.run_folder import RunFolder
 

@@ -16,16 +16,15 @@ from hypothesis import strategies as st
 
 from hvd_train import checkpoint
 from hvd_train.checkpoint import MAGIC, BadCheckpoint, DiskStore, committed, newest_good, path_of, read
+from hvd_train.config import OptimizerConfig
 from hvd_train.errors import UsageError
 from hvd_train.network import optim
 from hvd_train.progress.order import BatchLayout
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
-from hvd_train.settings.optimizer import OptimizerConfig
 from hvd_train.state import Progress, TrainState
-from tests.support.full_disk import no_room
+from tests.support.faults import Malicious, no_room
 from tests.support.launching import wait_for
-from tests.support.malicious import Malicious
 from tests.support.runs import small_config
 from tests.support.worlds import own_generator
 

@@ -36,7 +36,7 @@ def test_a_resumed_run_keeps_its_batch_layout(batch: dict[str, int | None], layo
     config = small_config(epochs=2, **batch)
 
     def stopped(world: ThreadWorld) -> int:
-        world.requested = lambda *, told_to_end=False: "stop"
+        world.requested = lambda *, got_signal=False: "stop"
         return trained(world, config)[0].steps
 
     assert run_ranks(2, stopped) == [1, 1]

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from hvd_train import checkpoint, goals
+from hvd_train import checkpoint
 from hvd_train.checkpoint import DiskStore
-from hvd_train.config import Config
+from hvd_train.config import Config, ScheduleConfig
 from hvd_train.errors import Diverged, UsageError
-from hvd_train.job import Clocks
+from hvd_train.job import Clocks, better
 from hvd_train.progress.clock import Stopwatch, Timer
-from hvd_train.settings.schedule import ScheduleConfig
 from hvd_train.state import Evaluation, TrainState
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
@@ -171,13 +170,13 @@ def test_the_moving_average_is_what_is_evaluated() -> None:
 
 def test_an_equal_evaluation_is_not_better() -> None:
     """By top-1 or by loss; NaN is never better, and any number is better than NaN."""
-    for by, loss, top1, better in (
+    for by, loss, top1, expected in (
         ("top1", 9.0, 0.6, True), ("top1", 0.1, 0.5, False), ("loss", 0.9, 0.1, True), ("loss", 1.0, 0.9, False),
         ("loss", math.nan, 0.9, False),
     ):  # fmt: skip
         schedule = ScheduleConfig(best_by=by)
-        assert goals.better(schedule, Evaluation(2, loss, top1, 1.0), Evaluation(1, 1.0, 0.5, 1.0)) == better
-        assert goals.better(schedule, Evaluation(2, 5.0, 0.9, 1.0), Evaluation(1, math.nan, 0.5, 1.0))
+        assert better(schedule, Evaluation(2, loss, top1, 1.0), Evaluation(1, 1.0, 0.5, 1.0)) == expected
+        assert better(schedule, Evaluation(2, 5.0, 0.9, 1.0), Evaluation(1, math.nan, 0.5, 1.0))
 
 
 def test_the_target_accuracy_ends_a_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,8 @@ from hvd_train.launch import launcher
 from hvd_train.output import Claim, Output
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
+from hvd_train.run_files.journal import StepRecord
 from hvd_train.run_files.ledger import Entry, read
-from hvd_train.run_files.records import StepRecord
 from hvd_train.state import TrainState
 from hvd_train.world.world import Place
 from tests.support.runs import small_config

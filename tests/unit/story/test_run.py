@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
+from hvd_train.config import DataConfig
 from hvd_train.data.dataset import Arrays, DataSet, MapDataset
 from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.progress.order import EpochOrder, key
 from hvd_train.run import check, evaluate
 from hvd_train.run_files.ledger import audit
-from hvd_train.settings.data import DataConfig
 from hvd_train.world.world import LocalWorld
 from tests.support import runs
 from tests.support.runs import Weights, largest_difference, small_config, trained
@@ -192,5 +192,5 @@ def test_the_file_of_resume_need_not_outlive_the_first_commit(monkeypatch: pytes
     config = small_config(resume="gone.ckpt")
     with pytest.raises(UsageError, match=r"--resume gone\.ckpt: no such file"):
         check(config)
-    monkeypatch.setenv(launcher.GOES_ON, "1")
+    monkeypatch.setenv(launcher.CONTINUES, "1")
     check(config)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from hvd_train.config import OptimizerConfig
 from hvd_train.errors import ReplicasDiffer, UsageError
 from hvd_train.network import optim
 from hvd_train.progress.metrics import Totals
 from hvd_train.progress.order import BatchLayout
-from hvd_train.settings.optimizer import OptimizerConfig
 from hvd_train.state import Evaluation, Progress, TrainState, confirm_equal
 from tests.support import runs
 from tests.support.worlds import ThreadWorld, own_generator, run_ranks

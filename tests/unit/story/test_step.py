@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvd_train import Config
-from hvd_train.data.batches import Batch, MicroBatch
-from hvd_train.progress.fingerprint import fingerprint
-from hvd_train.progress.order import BatchLayout
+from hvd_train.data.loader import Batch, MicroBatch
+from hvd_train.progress.order import BatchLayout, fingerprint
 from hvd_train.state import Progress, TrainState, to_host
 from hvd_train.step import Step, StepResult, Votes
 from hvd_train.world.world import LocalWorld, Reduction, World

@@ -24,6 +24,11 @@ from hvd_train.state import Snapshot, TrainState
 from hvd_train.world.world import Request
 from tests.support import runs
 from tests.support.elastic import (
+    ONE,
+    STEPS,
+    THREE,
+    TOLERANCE,
+    TWO,
     ElasticThreadWorld,
     Event,
     Hosts,
@@ -32,18 +37,11 @@ from tests.support.elastic import (
     Tell,
     Unheard,
     UnheardSum,
-    run_elastic,
-)
-from tests.support.fault_plays import (
-    ONE,
-    STEPS,
-    THREE,
-    TOLERANCE,
-    TWO,
     best_weights,
     check,
     events_of,
     play,
+    run_elastic,
     undisturbed,
 )
 from tests.support.runs import largest_difference, small_config, trained
@@ -54,13 +52,13 @@ PLAIN = functools.cache(undisturbed)
 class Complete(ElasticThreadWorld):
     """Takes no step while a listed slot has no member."""
 
-    def requested(self, *, told_to_end: bool = False) -> Request:
+    def requested(self, *, got_signal: bool = False) -> Request:
         end = time.monotonic() + 60
         with self._job.changed:
             while self._a_newcomer_is_due():
                 assert time.monotonic() < end, f"no newcomer came: {self._job.roster}"
                 self._job.changed.wait(0.1)
-        return super().requested(told_to_end=told_to_end)
+        return super().requested(got_signal=got_signal)
 
     def _a_newcomer_is_due(self) -> bool:
         roster = self._job.roster

@@ -20,18 +20,29 @@ from typing_extensions import override
 
 from hvd_train import checkpoint, run
 from hvd_train.checkpoint import DiskStore
+from hvd_train.config import DataConfig
 from hvd_train.data.dataset import DataSet
 from hvd_train.errors import FaultRepeats, RankLost, ReplicasDiffer, UsageError
-from hvd_train.launch import last_word
+from hvd_train.launch import exit_report
 from hvd_train.progress.order import order_of
 from hvd_train.progress.stop import StopSignal
 from hvd_train.run_files import run_folder
 from hvd_train.run_files.run_folder import RunFolder
-from hvd_train.settings.data import DataConfig
 from hvd_train.world.world import DriverLost, LocalWorld, already_in_sync
 from tests.support import runs
-from tests.support.elastic import ElasticThreadWorld, run_elastic
-from tests.support.fault_plays import ONE, STEPS, THREE, TOLERANCE, TWO, best_weights, check, play, undisturbed
+from tests.support.elastic import (
+    ONE,
+    STEPS,
+    THREE,
+    TOLERANCE,
+    TWO,
+    ElasticThreadWorld,
+    best_weights,
+    check,
+    play,
+    run_elastic,
+    undisturbed,
+)
 from tests.support.runs import equal, largest_difference, small_config, trained
 from tests.support.worlds import Fault, Killed, ThreadWorld, run_ranks
 from tests.unit.story.test_loop import records
@@ -102,7 +113,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
         sent.append((type(error), during, step))
         return False
 
-    monkeypatch.setattr(last_word, "tell", send)
+    monkeypatch.setattr(exit_report, "send", send)
     return sent
 
 
@@ -286,7 +297,7 @@ def test_an_error_before_the_first_step_leaves_nothing(reports: list[Report]) ->
         trained(LocalWorld(), small_config(), data=lambda _: (runs.Jittered(190, jitter=False), wide))
     with pytest.raises(UsageError, match="no network"):
         trained(Leaves(UsageError("no network")), small_config())
-    assert reports == [(UsageError, "meeting", 0), (UsageError, "building", 0)]
+    assert reports == [(UsageError, "rendezvous", 0), (UsageError, "building", 0)]
     with pytest.raises(RankLost, match=r"^no route to host$"):
         trained(Leaves(RankLost("no route to host")), small_config())
     with pytest.raises(SystemExit) as left:

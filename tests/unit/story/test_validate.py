@@ -14,8 +14,7 @@ from hvd_train.data.loader import ArrayLoader
 from hvd_train.validate import Scores, evaluate
 from hvd_train.world.world import LocalWorld, World
 from tests.support import runs
-from tests.support.batches import CPU, PLAIN
-from tests.support.runs import small_config
+from tests.support.runs import CPU, PLAIN, small_config
 from tests.support.worlds import own_generator, run_ranks
 
 pytestmark = pytest.mark.numeric

@@ -89,7 +89,7 @@ def test_a_request_for_a_rank_that_gets_no_answer_is_abandoned(
     if why == "the driver is gone":
         monkeypatch.setattr(type(world._heartbeat), "driver_gone", True)
     else:  # the driver lets the survivors stop
-        world._not_met, world._heartbeat.requested = why, "stop"
+        world._connect_error, world._heartbeat.requested = why, "stop"
     with pytest.raises(DriverLost, match=why):
         world.run(lambda: "never")
     world.close()

@@ -59,7 +59,7 @@ def test_an_evicted_worker_does_not_ask_for_the_rank_of_its_successor(driver: tu
     with pytest.raises(SystemExit, match="0"):
         heartbeat.announce_rejoining({WORKER: "1007"}, Heartbeat())
     heartbeat.announce_rejoining({WORKER: "1007"}, Heartbeat(), "connection refused")
-    assert asked == ["may_ask/1007", "not_met/1007 connection refused", "may_ask/1007"]
+    assert asked == ["may_ask/1007", "connect_error/1007 connection refused", "may_ask/1007"]
 
 
 def requested_after(

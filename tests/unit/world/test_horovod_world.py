@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hvd_train.errors import RankLost, UsageError
-from hvd_train.launch import client, mpi_roll_call, slurm
+from hvd_train.launch import client, roll_call, slurm
 from hvd_train.world import horovod_world
 from hvd_train.world.horovod_world import HorovodInternalError, HorovodWorld, RankGroup, hvd
 from hvd_train.world.world import Place, Reduction
@@ -83,7 +83,7 @@ def test_horovods_defaults_that_would_change_a_result_are_set(monkeypatch: pytes
 
 def test_runs_of_a_sweep_keep_the_gpus_of_the_whole_job(world: FourRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise each run would take GPU 0."""
-    monkeypatch.setattr(mpi_roll_call, "call", lambda communicator, facts: None)
+    monkeypatch.setattr(roll_call, "call_over_mpi", lambda communicator, facts: None)
     monkeypatch.setattr(horovod_world, "start", lambda communicator: Place(0, 2, 0, 2, 0))
     place = HorovodWorld(RankGroup(None, local_rank=2, local_size=4)).place
     assert place == Place(0, 2, 2, 4, 0)

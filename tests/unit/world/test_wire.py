@@ -11,7 +11,7 @@ import torch
 from hvd_train.elastic.members import Member, RankReport
 from hvd_train.errors import UsageError
 from hvd_train.world.wire import InMemoryOrder, packed, pieces, unpacked
-from tests.support.malicious import Malicious
+from tests.support.faults import Malicious
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
