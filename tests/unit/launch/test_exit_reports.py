@@ -64,7 +64,7 @@ def test_the_command_line_leaves_errors_to_the_driver(
         monkeypatch.setattr(rank_log, "_files", [log.fileno()])
         assert cli.run(["nonsense"]) == 2
         assert "unknown command 'nonsense'" in received(environ).error
-        monkeypatch.setattr(cli, "command", lambda name: 1 / 0)
+        monkeypatch.setattr(cli.launcher, "refuse_others", lambda *_: 1 / 0)
         assert cli.run(["train"]) == 1
         log.seek(0)
         logged = log.read()
