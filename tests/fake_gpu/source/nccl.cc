@@ -15,6 +15,7 @@
 #include <string>
 #include <sys/mman.h>
 #include <thread>
+#include <type_traits>
 #include <unistd.h>
 
 namespace fake {
@@ -97,7 +98,7 @@ std::shared_ptr<Communicator> communicator_of(ncclComm_t handle, const char *cal
     std::lock_guard<std::mutex> guard(table);
     auto found = live().find(handle);
     if (found != live().end()) return found->second;
-    report("%s: communicator %p has been freed", call, (void *)handle);
+    if (handle != nullptr) report("%s: communicator %p has been freed", call, (void *)handle);
     return nullptr;
 }
 
@@ -109,12 +110,13 @@ ncclResult_t forget(ncclComm_t handle) {
 
 // Adds up in the order of ranks, so that every rank has the same bits.
 template <class T> void sum_pieces(const Communicator &ranks, T *to, size_t count, bool is_mean) {
+    using Wide = std::conditional_t<std::is_same_v<T, __half>, float, T>;
     memcpy(to, ranks.piece(0), count * sizeof(T));
     for (int rank = 1; rank < ranks.size; ++rank)
         for (size_t i = 0; i < count; ++i)
-            to[i] = T(float(to[i]) + float(reinterpret_cast<T *>(ranks.piece(rank))[i]));
+            to[i] = T(Wide(to[i]) + Wide(reinterpret_cast<T *>(ranks.piece(rank))[i]));
     for (size_t i = 0; is_mean && i < count; ++i)
-        to[i] = T(float(to[i]) / float(ranks.size));
+        to[i] = T(Wide(to[i]) / Wide(ranks.size));
 }
 
 template <class T> void sum(Communicator &ranks, const void *in, void *out, size_t count, bool is_mean) {
@@ -184,7 +186,8 @@ API ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclData
     auto shared = communicator_of(comm, "ncclAllReduce");
     if (shared == nullptr) return ncclInvalidArgument;
     if (shared->state != ncclSuccess) return shared->state;
-    if ((type != ncclFloat16 && type != ncclFloat32) || (op != ncclSum && op != ncclAvg)) {
+    bool is_half = type == ncclFloat16, is_double = type == ncclFloat64;
+    if ((!is_half && !is_double && type != ncclFloat32) || (op != ncclSum && op != ncclAvg)) {
         report("ncclAllReduce of type %d with operation %d is not in the stand-in", type, op);
         return ncclInvalidArgument;
     }
@@ -194,11 +197,11 @@ API ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclData
         shared->wait_until([&] { return shared->finished == number; });
         if (is_error) shared->state = ncclRemoteError;
         shared->wait_until([&] { return !is_error; }); // hangs until the abort
-        auto *summed = type == ncclFloat16 ? sum<__half> : sum<float>;
+        auto *summed = is_half ? sum<__half> : is_double ? sum<double> : sum<float>;
         if (!shared->aborted) summed(*shared, in, out, count, op == ncclAvg);
         ++shared->finished;
     };
-    size_t bytes = count * (type == ncclFloat16 ? 2 : 4);
+    size_t bytes = count * (is_half ? 2 : is_double ? 8 : 4);
     stream_of(stream, current_device).push({"ncclAllReduce", {{in, bytes, false}, {out, bytes, true}}, work});
     return ncclSuccess;
 }
