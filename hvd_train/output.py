@@ -119,7 +119,7 @@ class Output:
         if self._folder is None:
             self._folder = claim.folder
             # Launchers forward whole lines, and Open MPI always gives ranks a terminal.
-            at_terminal = place.size == 1 and sys.stdout.isatty() and not launcher.by_open_mpi(os.environ)
+            at_terminal = place.size == 1 and sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ
             bar = run.progress == "bar" or (run.progress == "auto" and at_terminal)
             journal = RunJournal(claim.folder, progress.step, progress.epoch, live=bar, ledger=run.ledger)
             for note in (*claim.folder.notes, *claim.notes):

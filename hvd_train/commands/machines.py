@@ -43,8 +43,6 @@ class HostsOptions:
     """Host file."""
     to: host_files.FileFormat | None = None
     """Print it in this form: horovod and openmpi are NAME slots=N, mpich is NAME:N, slurm a line for each task."""
-    form: host_files.FileFormat = "horovod"
-    """Format of the file; horovod, openmpi and mpich are read alike."""
     resolve: bool = True
     """Check that the names resolve here."""
 
@@ -90,7 +88,7 @@ def doctor(arguments: list[str]) -> int:
 def hosts(arguments: list[str]) -> int:
     """Print the checked hosts, or the file in another form, and return 0. Raises UsageError for a wrong file."""
     options = parse_flags(HostsOptions, arguments, f"{PROGRAM} hosts")
-    found = host_files.read(options.file, options.form)
+    found = host_files.read(options.file)
     if options.resolve and (unknown := host_files.unknown(found)):
         raise UsageError(f"{options.file}: unknown here: {', '.join(unknown)}; fix the name, or add it to /etc/hosts")
     show(host_files.written(found, options.to).removesuffix("\n") if options.to else host_files.describe(found))

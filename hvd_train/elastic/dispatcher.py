@@ -62,10 +62,7 @@ class _WorkerProcess:
 
 
 class Dispatcher:
-    """The processes of a job's workers: carries out the roster's commands and answers the workers.
-
-    The loop, the discovery of hosts, each worker's process and each request have their own threads.
-    """
+    """The processes of a job's workers: carries out the roster's commands, and answers workers in their own threads."""
 
     def __init__(
         self,
@@ -73,10 +70,7 @@ class Dispatcher:
         find_hosts: Callable[[], Mapping[str, int]],
         publish_world: Callable[[Sequence[RankAssignment]], None],
     ) -> None:
-        """Start nothing yet; `find_hosts` returns the slots by host, or raises ValueError, OSError or SubprocessError.
-
-        `publish_world` gets the ranks of each new world before its workers do.
-        """
+        """Start nothing yet; `publish_world` gets the ranks of each new world before its workers do."""
         self._roster, self._find_hosts, self._publish_world = roster, find_hosts, publish_world
         self._name = uuid.uuid4().hex
         self._started = float(os.environ.get(STARTED, time.monotonic()))
@@ -150,12 +144,9 @@ class Dispatcher:
             return process.problem if process else ""
 
     def wait_for_ranks(self, host: str, local_rank: int) -> RankAssignment | None:
-        """Wait for a worker's ranks in a new world; return None if it must leave.
-
-        In its first request the worker's number replaces its local rank.
-        """
+        """Wait for a worker's ranks in a new world; return None if it must leave."""
         with self._changed:
-            number = self._number_of.get((host, local_rank), local_rank)
+            number = self._number_of.get((host, local_rank), local_rank)  # in its first request it is the number
             process = self._processes.get(number)
             if process is None:
                 return None

@@ -1,12 +1,13 @@
 """Run Horovod's launcher with our driver: `python -m hvd_train.elastic.driver` takes the options of horovodrun.
 
 Horovod's own driver bars a host after one crash, lets members wait while newcomers import, never notices a silent
-worker, and takes the first exit code 0 for the end of the job. Here `dispatcher` and `roster` take its place. Horovod's
+worker, and takes the first exit code 0 for the end of the job. `dispatcher` and `roster` take its place; Horovod's
 command line, ssh and rendezvous server stay. REPLACEMENTS lists each part that is replaced while this process runs.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from horovod.runner import gloo_run, launch
 from horovod.runner.common.util.hosts import INVALID_SLOT_INFO
@@ -31,7 +32,8 @@ from hvd_train.elastic.dispatcher import Dispatcher, RunWorker
 from hvd_train.elastic.roster import Roster
 from hvd_train.elastic.worker import WRONG_SETTINGS, RankAssignment
 from hvd_train.errors import whole_number
-from hvd_train.launch import client, exit_report, hosts
+from hvd_train.launch import client, hosts
+from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import DRIVER_ADDRESSES, INTERFACES
 
 # The environment of a worker, unless the user sets something else.
@@ -44,7 +46,6 @@ DEFAULTS = {
 }
 # No prompt for a password. Before a worker's first heartbeat, ssh ends a minute after its host is gone.
 SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=20"
-
 _COMMAND_S = 30.0  # for the command that lists the hosts
 
 # Keys of rank addresses. Gloo asks again after a 404 until HOROVOD_GLOO_TIMEOUT_SECONDS are over; another error, three
@@ -54,18 +55,13 @@ _OF_WORKERS = ("/facts/", "/exit_report/", "/connect_error/")
 
 
 class HostCommand:
-    """A shell command that prints one `NAME:SLOTS` or `NAME` a line."""
+    """A shell command that prints one `NAME:SLOTS` or `NAME` a line; a host without a number has `slots` slots."""
 
     def __init__(self, command: str, slots: int | None) -> None:
-        """Give hosts that are printed without a number `slots` slots (default: 1)."""
         self._command, self._slots = command, slots or 1
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Return the number of slots by host; Horovod's launcher calls this.
-
-        Raises: ValueError: in one line, if the command fails or prints something else;
-        subprocess.TimeoutExpired: after 30 seconds.
-        """
+        """Return the slots by host. Raises ValueError for a failure, subprocess.TimeoutExpired after 30 seconds."""
         command = ["sh", "-c", self._command]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMMAND_S)
         if done.returncode != 0:
@@ -73,12 +69,9 @@ class HostCommand:
             raise ValueError(errors[-1])
         found = {}
         for line in filter(None, map(str.strip, done.stdout.splitlines())):
-            printed = f"{self._command} printed {line!r}, which is"
             name, _, slots = line.partition(":")
-            if slots and whole_number(slots) is None:
-                raise ValueError(f"{printed} not NAME:SLOTS")
-            if not hosts.is_name(name):
-                raise ValueError(f"{printed} no name of a host: ssh might take it for an option")
+            if not re.fullmatch(hosts.NAME, name) or (slots and whole_number(slots) is None):
+                raise ValueError(f"{self._command} printed {line!r}, which is not NAME:SLOTS")
             found[name] = int(slots or self._slots)
         return found
 
@@ -228,7 +221,7 @@ def _handler(driver: Driver) -> Any:
             if scope == "facts":
                 dispatcher.facts_received(int(key), json.loads(value), self.client_address[0])
             elif scope == "exit_report":
-                dispatcher.exit_report_received(int(key), exit_report.parsed(value))
+                dispatcher.exit_report_received(int(key), ExitReport(**json.loads(value)))
             elif scope == "connect_error":
                 dispatcher.connect_error_received(int(key), value.decode())
             else:
@@ -237,34 +230,25 @@ def _handler(driver: Driver) -> Any:
     return Handler
 
 
-class Replacement(NamedTuple):
-    """One name in Horovod's launcher that is replaced while this process runs."""
-
-    module: ModuleType
-    name: str
-    ours: Any
-    why: str
-
-
-REPLACEMENTS = (
-    Replacement(discovery, "HostDiscoveryScript", HostCommand, "A bad line, or one failure, must not end the job."),
-    Replacement(gloo_run, "ElasticDriver", Driver, "Our roster decides who is in the world, and when."),
-    Replacement(gloo_run, "create_rendezvous_handler", _handler, "Workers send heartbeats, facts and exit reports."),
-    Replacement(gloo_run, "RendezvousServer", DriverServer, "It would listen at all addresses of this host."),
-    Replacement(gloo_run, "create_slot_env_vars", _slot_variables, "A worker keeps its number while ranks change."),
-    Replacement(driver_service, "get_common_interfaces", _named_interfaces, "Later hosts cannot be asked now."),
-    Replacement(gloo_run, "create_run_env_vars", _run_variables, "It gives one address to all, perhaps the loopback."),
-    Replacement(network, "resolve_host_address", client.resolved, "127.0.1.1 would be a host to reach by ssh."),
-    Replacement(gloo_run, "register_shutdown_event", _kept_event, "The job must wait for the last commits."),
-    Replacement(gloo_run, "get_remote_command", _remote_command, "ssh would wait for a lost host, or ask a password."),
+REPLACEMENTS: Sequence[tuple[ModuleType, str, Any]] = (
+    (discovery, "HostDiscoveryScript", HostCommand),  # a bad line, or one failure, must not end the job
+    (gloo_run, "ElasticDriver", Driver),  # our roster decides who is in the world, and when
+    (gloo_run, "create_rendezvous_handler", _handler),  # workers send heartbeats, facts and exit reports
+    (gloo_run, "RendezvousServer", DriverServer),  # it would listen at all addresses of this host
+    (gloo_run, "create_slot_env_vars", _slot_variables),  # a worker keeps its number while ranks change
+    (driver_service, "get_common_interfaces", _named_interfaces),  # later hosts cannot be asked now
+    (gloo_run, "create_run_env_vars", _run_variables),  # it gives one address to all, perhaps the loopback
+    (network, "resolve_host_address", client.resolved),  # 127.0.1.1 would be a host to reach by ssh
+    (gloo_run, "register_shutdown_event", _kept_event),  # the job must wait for the last commits
+    (gloo_run, "get_remote_command", _remote_command),  # ssh would wait for a lost host, or ask a password
 )
 
 
 def main() -> None:
     """Run horovodrun's command line; with a host discovery script the job is elastic, with our driver."""
     outlive()  # else the threads that forward output would end with their console, and workers block
-    for replacement in REPLACEMENTS:
-        setattr(replacement.module, replacement.name, replacement.ours)
+    for module, name, ours in REPLACEMENTS:
+        setattr(module, name, ours)
     os.environ.pop(client.ADDRESS, None)  # it may be an outer job's
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)

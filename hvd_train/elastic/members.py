@@ -64,8 +64,8 @@ class Change:
 
     def describe(self, seconds: float) -> str:
         """Return the change in one line; `seconds` have passed since the fault."""
-        parts = [f"{first_few(self.left, 3)} left"] if self.left else []
-        parts += [f"{first_few(self.came, 3)} came"] if self.came else []
+        moves = ((self.left, "left"), (self.came, "came"))
+        parts = [f"{first_few(members, 3)} {how}" for members, how in moves if members]
         who = " and ".join(parts) or "the same ranks again"
         return (
             f"world {len(self.before)} -> {len(self.after)} at step {self.step}: {who} ({self.reason}); "
@@ -79,10 +79,10 @@ def most_advanced(reports: Sequence[RankReport]) -> int:
 
 
 def survivors_differ(reports: Sequence[RankReport]) -> bool:
-    """Return whether survivors with the same progress have different weights.
+    """Return whether survivors with the same progress have different weights; then all drop their states.
 
-    Horovod may report a broken reduction as complete (patch C6 in docs/building.md); all drop their states then. A rank
-    that has trained and does not survive has dropped its state at an earlier rendezvous, perhaps alone.
+    Horovod may report a broken reduction as complete (patch C6 in docs/building.md). A rank that has trained and does
+    not survive has dropped its state at an earlier rendezvous, perhaps alone.
     """
     dropped = any(report.has_trained and not report.survives for report in reports)
     states = {(report.progress, report.digest) for report in reports if report.survives}
@@ -95,11 +95,5 @@ def change_between(reports: Sequence[RankReport], step: int) -> Change | None:
     if not trained:
         return None
     leader = max(trained, key=lambda report: report.progress)
-    return Change(
-        before=leader.previous_members,
-        after=tuple(report.member for report in reports),
-        reason=leader.reason,
-        waited_s=max(report.waited_s for report in trained),
-        step=step,
-        steps_lost=leader.step - step,
-    )
+    after, waited_s = tuple(report.member for report in reports), max(report.waited_s for report in trained)
+    return Change(leader.previous_members, after, leader.reason, waited_s, step, steps_lost=leader.step - step)

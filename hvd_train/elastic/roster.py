@@ -4,9 +4,8 @@ The driver reports events (hosts found, a worker that asks for a rank, a heartbe
 commands: start a worker, end one, form a world of these workers, finish the job. A slot has at most one worker.
 
 - A slot without a worker gets one. If workers fail to start there, the wait before the next attempt grows.
-- A worker that gets a signal leaves after the next step, and the others continue or, if too few, wait for more. Its
-  slot stays empty for minutes, unless the list changes for its host. If all members get a signal, they commit and the
-  job ends.
+- A worker that gets a signal leaves after the next step. Its slot stays empty for minutes, unless the list changes for
+  its host. If all members get a signal, they commit and the job ends.
 - A new worker imports and builds while the others train. When it asks for a rank, the members leave their world after
   the next step, and all workers that ask form the next world. Survivors come first and keep their order.
 - After a fault the next world forms when every survivor has asked for a rank. A member that is silent, or does not ask
@@ -15,9 +14,9 @@ commands: start a worker, end one, form a world of these workers, finish the job
   changes for them. If survivors alone cannot connect three times in a row, they commit and the job ends.
 - An error that repeats at one step, or in one worker after another before the first step, ends the job: its cause is
   not in the cluster. A death by a signal and a lost host do not count.
-- The job finishes when no member of a world is left and rank 0 was done or a member committed, when a worker exits with
-  a code that holds for the whole job, or when there were too few workers for too long. If all members of a world die
-  otherwise, new workers form another one and resume from the last commit.
+- The job finishes when no member is left and rank 0 was done or a member committed, when a worker exits with a code
+  that holds for the whole job, or when there were too few workers for too long. If all members die otherwise, new
+  workers form a world and resume from the last commit.
 
 Pure: time is an argument, in seconds on any clock that does not jump.
 """
@@ -58,10 +57,7 @@ TOO_FEW_WORKERS = 69  # the job's exit code: EX_UNAVAILABLE
 _EVICTED = -1  # in place of the exit code of an evicted worker
 _ON_THE_WAY_OUT = (Stage.LEAVING, Stage.ENDING)
 _UNLISTED = "its host is no longer listed"
-_SIGNAL = (
-    "it got a signal, so its host may be about to go; its slot stays empty for "
-    f"{EMPTY_AFTER_SIGNAL_S / 60:.0f} minutes, unless the list changes for this host"
-)
+_SIGNAL = "it got a signal; its slot stays empty for 5 minutes, unless the list changes for its host"
 
 
 @dataclass(frozen=True)
@@ -400,17 +396,10 @@ class Roster:
             return []
         self._noticed_at = now
         line = f"waiting for workers: {ready} of {wanted} ready, {starting} starting, {slots} slots listed"
-        starts_in_s = self.start_patience_s - (now - self._short_since)
         if ready + starting < self.min_workers:
             ends_in_s = self.patience_s - (now - self._hopeful_at)
             line += f"; with fewer than {self.min_workers} the job ends in {ends_in_s:.0f} s"
-        elif not self.worlds_formed and starts_in_s > 0:
-            line += f"; in {starts_in_s:.0f} s the training starts with the ready ones"
-        if slots < wanted:
-            flags = [] if self.worlds_formed or not slots else [f"-np {slots}"]
-            flags += [f"--min-np {slots}"] if 0 < slots < self.min_workers else []
-            line += ". Add hosts to the list" + (f", or give {' '.join(flags)}" if flags else "")
-        return [Notice(line)]
+        return [Notice(f"{line}. Add hosts to the list" if slots < wanted else line)]
 
     def _is_building(self, worker: Worker, now: float) -> bool:
         return worker.last_heartbeat > worker.started_at and now - worker.last_heartbeat <= SILENT_S
@@ -428,14 +417,10 @@ class Roster:
         return any(self._is_building(one, now) or now - one.started_at < self.start_patience_s for one in hopeful)
 
     def _end_of_world(self) -> Finish | None:
-        """Return how the job finishes without members, or None if new workers continue.
-
-        A commit by any member ends the job, and so does rank 0 with exit code 0. Members that got a signal count only
-        if all members got one.
-        """
+        """Return how the job finishes without members, or None if new workers continue."""
+        # Members that got a signal count only if all members got one.
         asked = [worker for worker in self.world if not worker.got_signal] or self.world
         exit_codes = [self._exit_codes.get(worker, _EVICTED) for worker in asked]  # an evicted one may still run
-        committed = [code for code in exit_codes if code in COMMITTED]
-        if committed:
+        if committed := [code for code in exit_codes if code in COMMITTED]:
             return Finish(committed[0], "stopped, and committed")
         return Finish(0, "done") if exit_codes[0] == 0 else None

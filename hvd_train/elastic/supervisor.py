@@ -27,10 +27,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 300.0
 
 
 def keep_going(command: Sequence[str], restarts: int) -> int:
-    """Run the command until it ends for good, and return its exit code.
-
-    It may fail `restarts` times in a row; an attempt of STEADY_S seconds that found enough workers starts a new row.
-    """
+    """Run the command until it ends for good or has failed `restarts` times in a row; return its exit code."""
     failures, signals = 0, _Signals()
     os.environ |= {STARTED: str(time.monotonic()), OWNER: uuid.uuid4().hex}
     while True:
@@ -63,8 +60,8 @@ class _Signals:
 
     def run(self, command: Sequence[str]) -> int:
         """Run the command and return its exit code; 128 + N if signal N ended it."""
-        # In its own process group: a terminal's Ctrl-C comes here, and is passed on once.
         environment = {GRACE: GRACE_S, **os.environ, SUPERVISOR: str(os.getpid())}
+        # In its own process group: a terminal's Ctrl-C comes here, and is passed on once.
         with subprocess.Popen(command, start_new_session=True, env=environment) as self._process:
             if self._pending is not None:
                 self._send(self._process, self._pending)

@@ -22,8 +22,7 @@ COMMITTED = (NO_TIME_LEFT, *STOPPED)
 SAME_ERRORS = 3  # an error that repeats this often, in any worker, ends the job
 NEAR_STEPS = 1  # samples may be read one step ahead, so one damaged image can end workers in neighbouring steps
 
-ErrorPlace = int | Literal["building", "rendezvous"]
-"""An error's place: after this many steps, before the first world, or in a rendezvous."""
+ErrorPlace = int | Literal["building", "rendezvous"]  # after this many steps, before the first world, in a rendezvous
 
 
 class Stage(Enum):
@@ -63,14 +62,10 @@ class Worker:
         return self.exit_report is not None and self.exit_report.during == "rendezvous"
 
     def meant_exit_code(self, exit_code: int) -> int:
-        """Return the exit report's code if a signal or an error ended it, else `exit_code`.
-
-        ssh returns 255 for a worker that a signal has killed, and a library may crash in its exit handlers.
-        """
+        """Return the exit report's code if a signal or an error ended it, else `exit_code`."""
         report = self.exit_report
-        if report is not None and (report.error or exit_code < 0 or exit_code >= 128):
-            return report.exit_code
-        return exit_code
+        is_useless = exit_code < 0 or exit_code >= 128  # of ssh, or a library that crashed in an exit handler
+        return report.exit_code if report and (report.error or is_useless) else exit_code
 
 
 @dataclass(frozen=True)
@@ -112,10 +107,7 @@ def assign_ranks(workers: Sequence[Worker]) -> list[RankAssignment]:
 
 
 def place_of_error(worker: Worker, *, others_train: bool) -> ErrorPlace | None:
-    """Return the place of a worker's error, or None if only this worker may have it.
-
-    `others_train` says whether a member of the job's last world still runs.
-    """
+    """Return the place of a worker's error, or None if only this worker may have it."""
     if not worker.world:
         return None if others_train else "building"
     if worker.exit_report is None:

@@ -1,7 +1,6 @@
 """Choose interfaces and addresses of an elastic job; read and write the key-value store of Horovod's launcher.
 
-No torch, and no Horovod unless the job has a key. Requests and answers are signed with that key
-(packaging/horovod_sources/horovod/runner/http/signature.py), since any process on the network can reach the port.
+No torch, and no Horovod unless the job has a key, which signs requests and answers (horovod/runner/http/signature.py).
 """
 
 import http.client
@@ -28,7 +27,7 @@ _ANSWER_S = 2.0
 
 
 def get(environ: Mapping[str, str], path: str, timeout_s: float | None = None) -> str:
-    """Return the text under `path` ("SCOPE/KEY"); the store may delay its answer until it has one.
+    """Return the text under `path` ("SCOPE/KEY"); the store may delay its answer.
 
     Raises OSError after `timeout_s` seconds (None: never) or for an unsigned answer; HTTPError if the store refuses.
     """
@@ -51,19 +50,15 @@ def _request(environ: Mapping[str, str], path: str, data: bytes | None, timeout_
         except urllib.error.HTTPError as error:
             _signed_body(environ, sent, error)
             raise
-        text: str = body.decode()
+        return body.decode()
     except (http.client.HTTPException, ValueError) as error:  # no HTTP, cut short, or not UTF-8
         raise ConnectionError(f"the answer from {environ[ADDRESS]}:{environ[PORT]} is garbled ({error!r})") from error
-    return text
 
 
 def headers(environ: Mapping[str, str], method: str, path: str, body: bytes = b"") -> dict[str, str]:
     """Return the header lines that sign a request for "/SCOPE/KEY"; none if the job has no key."""
     key = environ.get(KEY)
-    if not key:
-        return {}
-    signed: dict[str, str] = _requester().headers(key, method, path, body)
-    return signed
+    return dict(_requester().headers(key, method, path, body)) if key else {}
 
 
 @cache
@@ -113,11 +108,9 @@ def for_worker_on(host_name: str, interfaces: Collection[str] = ()) -> list[str]
     usable = {name: addresses for name, addresses in others.items() if name in interfaces} or others
     # One address for each interface (some have hundreds), and the source address of packets to the host.
     found = [addresses[0] for addresses in usable.values()]
-    if target is not None:
-        with suppress(OSError):
-            sender = _sender_to(target)
-            if any(sender in addresses for addresses in usable.values()):
-                found = [sender, *(address for address in found if address != sender)]
+    sender = target and _sender_to(target)
+    if sender and any(sender in addresses for addresses in usable.values()):
+        found = [sender, *(address for address in found if address != sender)]
     return found or [LOOPBACK]
 
 
@@ -134,8 +127,8 @@ def find_driver(environ: MutableMapping[str, str]) -> None:
 def choose_interface(environ: MutableMapping[str, str], elsewhere: str) -> None:
     """Set in `environ` the interface for Gloo and, once, for NCCL: the one that leads to the driver.
 
-    On the driver's own host, the one that leads to `elsewhere`, the address of another host in the job, or the loopback
-    if that is empty. Interfaces that the user named come first. Raises UsageError if this host has none of them.
+    On the driver's own host, the one that leads to `elsewhere`, the address of another host in the job (empty: none).
+    Interfaces that the user named come first. Raises UsageError if this host has none of them.
     """
     driver = environ[ADDRESS]
     chosen = _interface_to(elsewhere or LOOPBACK if is_loopback(driver) else driver)
@@ -156,26 +149,22 @@ def _named_and_here(environ: Mapping[str, str]) -> list[str]:
     named, own = [name for name in environ.get(INTERFACES, "").split(",") if name], _addresses()
     here = [name for name in named if name in own]
     if named and not here:
-        raise UsageError(
-            f"{socket.gethostname()} has no network interface {' or '.join(named)} with an IPv4 address, only "
-            f"{', '.join(own)}; name interfaces of all hosts, or none: then the route to the driver decides"
-        )
+        has = f"{socket.gethostname()} has no network interface {' or '.join(named)}, only {', '.join(own)}"
+        raise UsageError(f"{has}; name interfaces of all hosts, or none")
     return here
 
 
 def _interface_to(address: str) -> str:
-    own, sender = _addresses(), LOOPBACK
-    with suppress(OSError):
-        sender = _sender_to(address)
-    return next((name for name, addresses in own.items() if sender in addresses), "lo")
+    sender = _sender_to(address) or LOOPBACK
+    return next((name for name, addresses in _addresses().items() if sender in addresses), "lo")
 
 
-def _sender_to(address: str) -> str:
-    """Return the source address of packets to an address. Raises OSError if there is no route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+def _sender_to(address: str) -> str | None:
+    """Return the source address of packets to an address, or None if there is no route."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing; any port will do
-        sender: str = probe.getsockname()[0]
-        return sender
+        return str(probe.getsockname()[0])
+    return None
 
 
 def _addresses() -> dict[str, list[str]]:

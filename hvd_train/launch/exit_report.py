@@ -1,7 +1,6 @@
 """Send the exit report of a worker to the driver of its elastic job: its exit code and its error. No torch.
 
-The driver prints an error once for all workers that report it. The exit report counts if the process's own exit code
-is useless: a signal killed it, its ssh failed, or a library crashed at exit.
+It counts if the process's own exit code is useless: a signal killed it, its ssh failed, or a library crashed at exit.
 """
 
 import json
@@ -11,7 +10,7 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -22,8 +21,7 @@ from hvd_train.launch.launcher import WORKER
 
 _ANSWER_S = 2.0
 _LAUNCHER_SECONDS = 10.0  # ranks of one host can be seconds apart while they import
-During = Literal["building", "rendezvous", "training"]
-"""The phase of a worker: before its first rendezvous, in one, or after the ranks synchronized the state."""
+During = Literal["building", "rendezvous", "training"]  # "training": after the ranks synchronized the state
 
 
 @dataclass(frozen=True)
@@ -36,20 +34,12 @@ class ExitReport:
     step: int = 0  # finished steps
 
 
-def put(environ: Mapping[str, str], report: ExitReport) -> bool:
-    """Send `report` to our driver; return False if there is none or it cannot be reached."""
-    if WORKER not in environ:
-        return False
-    try:
-        client.put(environ, f"exit_report/{environ[WORKER]}", json.dumps(asdict(report)), _ANSWER_S)
-    except OSError:
-        return False
-    return True
-
-
-def parsed(text: str | bytes) -> ExitReport:
-    """Parse an exit report that `put` sent. Raises ValueError or TypeError if `text` is none."""
-    return ExitReport(**json.loads(text))
+def _put(environ: Mapping[str, str], report: ExitReport) -> bool:
+    with suppress(OSError):
+        if WORKER in environ:
+            client.put(environ, f"exit_report/{environ[WORKER]}", json.dumps(asdict(report)), _ANSWER_S)
+            return True
+    return False
 
 
 _sent: list[BaseException] = []  # the error that ends this process, once the driver has it
@@ -59,11 +49,10 @@ def send(environ: Mapping[str, str], error: Exception, during: During = "buildin
     """Send the error that ends this process to our driver, once; return False if this process must print it."""
     if error in _sent:
         return True
-    if isinstance(error, HvdTrainError):
-        report = ExitReport(error.exit_code, str(error), during, step)
-    else:
-        report = ExitReport(1, "".join(traceback.format_exception(error)).rstrip(), during, step)
-    if not put(environ, report):
+    is_ours = isinstance(error, HvdTrainError)
+    text = str(error) if is_ours else "".join(traceback.format_exception(error)).rstrip()
+    report = ExitReport(getattr(error, "exit_code", 1), text, during, step)
+    if not _put(environ, report):
         return False
     rank_log.write(report.error)
     _sent[:] = [error]
@@ -78,15 +67,15 @@ def reporting_exit_code(environ: Mapping[str, str]) -> Iterator[None]:
     except BaseException as error:
         code = error.code if isinstance(error, SystemExit) else 1
         if not _sent:
-            put(environ, ExitReport(0 if code is None else code if isinstance(code, int) else 1))
+            _put(environ, ExitReport(0 if code is None else code if isinstance(code, int) else 1))
         raise
 
 
 def report_once(error: HvdTrainError) -> None:
     """Print an error once for all ranks: by rank 0, or by the one rank that raised it, with that rank's name.
 
-    A launcher ends all ranks when the first one ends, with that rank's exit code. So other ranks wait to be ended, and
-    print the error only if that does not happen. In an elastic job the driver prints it.
+    A launcher ends all ranks when the first one ends. So other ranks wait for that, and print the error only if it does
+    not happen. In an elastic job the driver prints it.
     """
     if error.reported or send(os.environ, error):
         return

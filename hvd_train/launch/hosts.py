@@ -1,20 +1,19 @@
 """Read, check and write host files in the format of each launcher. No torch."""
 
 import re
-import socket
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hvd_train.errors import UsageError, counted, whole_number
+from hvd_train.launch.client import resolved
 
 FileFormat = Literal["horovod", "openmpi", "mpich", "slurm"]
 
-_NAME = r"(?!-)[A-Za-z0-9_.-]+"  # ssh would take a name that begins with - as an option
-_LINE = re.compile(rf"({_NAME})(?::(\d+))?(?:\s+slots\s*=\s*(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", re.ASCII)
+NAME = r"(?!-)[A-Za-z0-9_.-]+"  # ssh would take a name that begins with - as an option
+_LINE = re.compile(rf"({NAME})(?::(\d+))?(?:\s+slots\s*=\s*(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", re.ASCII)
 _RANGES = re.compile(r"([A-Za-z0-9_.-]*)\[([0-9,-]+)\]([A-Za-z0-9_.-]*)")
 
 
@@ -26,12 +25,11 @@ class Host:
     slots: int
 
 
-def read(path: Path, file_format: FileFormat = "horovod") -> tuple[Host, ...]:
+def read(path: Path) -> tuple[Host, ...]:
     """Return the hosts of a file in the order of their lines.
 
-    A line is `NAME`, `NAME:SLOTS` or `NAME slots=SLOTS` (`max_slots=` is ignored). In Slurm's format (SLURM_HOSTFILE)
-    each task has one line with its host's name. Blank lines and text after a # are skipped. Raises UsageError, which
-    lists every wrong line, or if the file cannot be read.
+    A line is `NAME`, `NAME:SLOTS` or `NAME slots=SLOTS` (`max_slots=` is ignored). Blank lines and text after a # are
+    skipped. Raises UsageError, which lists every wrong line, or if the file cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -39,13 +37,13 @@ def read(path: Path, file_format: FileFormat = "horovod") -> tuple[Host, ...]:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise UsageError(f"cannot read the host file {path}: {reason}") from None
     lines = [(number, line.partition("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1)]
-    return _checked(((f"{path}, line {number}", line) for number, line in lines if line), file_format, f"{path}")
+    return _checked(((f"{path}, line {number}", line) for number, line in lines if line), f"{path}")
 
 
 def parse(line: str) -> tuple[Host, ...]:
     """Return the hosts of a list such as `h1:2,node[1-3]:2`. Raises UsageError, which lists every wrong entry."""
     parts = [part for entry in re.split(r",(?![^\[]*\])", line) for part in _expanded(entry.strip())]
-    return _checked(((f"-H {line}", part) for part in parts if part), "horovod", f"-H {line}")
+    return _checked(((f"-H {line}", part) for part in parts if part), f"-H {line}")
 
 
 def written(hosts: Sequence[Host], file_format: FileFormat) -> str:
@@ -57,15 +55,8 @@ def written(hosts: Sequence[Host], file_format: FileFormat) -> str:
 
 
 def unknown(hosts: Iterable[Host]) -> list[str]:
-    """Return the names of the hosts that do not resolve on this machine."""
-    names = [host.name for host in hosts]
-    with ThreadPoolExecutor(max_workers=32) as threads:
-        return [name for name, found in zip(names, threads.map(_resolves, names), strict=True) if not found]
-
-
-def is_name(text: str) -> bool:
-    """Return whether a text is a valid host name; one that begins with - is not, since ssh takes it as an option."""
-    return re.fullmatch(_NAME, text, re.ASCII) is not None
+    """Return the names of the hosts that do not resolve to an IPv4 address on this machine."""
+    return [host.name for host in hosts if resolved(host.name) is None]
 
 
 def describe(hosts: Sequence[Host]) -> str:
@@ -75,26 +66,20 @@ def describe(hosts: Sequence[Host]) -> str:
     return f"{counted(len(hosts), 'host')}, {counted(slots, 'slot')}: {listed}"
 
 
-def _checked(lines: Iterable[tuple[str, str]], file_format: FileFormat, source: str) -> tuple[Host, ...]:
+def _checked(lines: Iterable[tuple[str, str]], source: str) -> tuple[Host, ...]:
     found: list[Host] = []
     wrong = []
     for place, line in lines:
         match = _LINE.fullmatch(line)
-        if match is None or (file_format == "slurm" and line != match[1]):
-            wanted = "a name" if file_format == "slurm" else "of the form 'NAME slots=N'"
-            hint = "; no host's name begins with -, which ssh would take as an option" if line[:1] == "-" else ""
-            wrong.append(f"{place}: {line!r} is not {wanted}{hint}")
+        if match is None:
+            wrong.append(f"{place}: {line!r} is not of the form 'NAME slots=N'")
             continue
         slots = int(match[3] or match[2] or 1)
         if slots < 1:
             wrong.append(f"{place}: {match[1]} has no slots")
         found.append(Host(match[1], slots))
     counts = Counter(host.name for host in found)
-    if file_format == "slurm":
-        found = [Host(name, count) for name, count in counts.items()]
-    else:
-        twice = [(name, count) for name, count in counts.items() if count > 1]
-        wrong += [f"{source}: {name} is there {count} times; add its slots up" for name, count in twice]
+    wrong += [f"{source}: {name} is there twice; add its slots up" for name, count in counts.items() if count > 1]
     if not found and not wrong:
         wrong.append(f"{source} names no host: one on each line, 'NAME slots=N'")
     if wrong:
@@ -116,11 +101,3 @@ def _expanded(entry: str) -> list[str]:
             raise UsageError(f"{entry!r}: {part!r} is not a range of numbers")
         numbers += [f"{number:0{len(first)}}" for number in range(lowest, highest + 1)]
     return [whole for number in numbers for whole in _expanded(f"{start}{number}{end}")]
-
-
-def _resolves(name: str) -> bool:
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        return False
-    return True

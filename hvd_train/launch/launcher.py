@@ -44,10 +44,7 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
 def refuse_others(environ: Mapping[str, str], command: Sequence[str]) -> None:
     """Raise UsageError if Horovod's elastic driver started this process, or torchrun several that would run alone."""
     if elastic(environ) and WORKER not in environ:
-        raise UsageError(
-            "horovodrun --min-np starts Horovod's own elastic driver, under which hvd-train cannot run: type "
-            "`horovodrun_scripts/train_elastic.sh`, or leave out --min-np and --host-discovery-script"
-        )
+        raise UsageError("horovodrun --min-np starts Horovod's own driver: type `horovodrun_scripts/train_elastic.sh`")
     size, ours = whole_number(environ.get("WORLD_SIZE", "")) or 1, launched(environ)
     # A task of Slurm that runs torchrun is no rank.
     in_task = ours is not None and ours.launcher == "srun" and ours.size != size and "LOCAL_RANK" in environ
@@ -56,11 +53,6 @@ def refuse_others(environ: Mapping[str, str], command: Sequence[str]) -> None:
             f"WORLD_SIZE={size}: torchrun or another launcher started {size} processes, and each would run alone; "
             f"type `horovodrun -np {size} {shlex.join(command)}`, or `unset WORLD_SIZE` if no launcher set it"
         )
-
-
-def by_open_mpi(environ: Mapping[str, str]) -> bool:
-    """Return whether Open MPI started this process, by mpirun or horovodrun."""
-    return "OMPI_COMM_WORLD_SIZE" in environ
 
 
 # Variables that the driver of an elastic job, or its supervisor, sets for the processes that it starts:
@@ -145,10 +137,7 @@ def program(name: str) -> str:
 
 
 def horovodrun(ranks: int, host_file: str | None, controller: str) -> list[str]:
-    """Return the start of a horovodrun command, up to the program that the ranks run.
-
-    `host_file` None means this machine; `controller` is `gloo` or `mpi`. Raises UsageError if horovodrun is missing.
-    """
+    """Return the start of a horovodrun command; `host_file` None means this machine. Raises UsageError as `program`."""
     environment = []
     daemon = Path(sys.executable).with_name("orted")
     if controller == "mpi" and daemon.exists():  # Open MPI 4 on other hosts, as find_open_mpi of _launch.sh does

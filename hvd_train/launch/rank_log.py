@@ -14,7 +14,6 @@ from hvd_train.errors import UsageError
 from hvd_train.launch import launcher
 from hvd_train.plain_file import in_place
 
-_tees: list[subprocess.Popen[bytes]] = []
 _files: list[int] = []
 
 
@@ -38,7 +37,7 @@ def name_of(environ: Mapping[str, str]) -> str:
 
 def start(folder: Path, environ: Mapping[str, str]) -> None:
     """Append later output of this process and its children to a file in `folder`, once. May raise UsageError."""
-    if _tees:
+    if _files:
         return
     path = folder / name_of(environ)
     try:
@@ -48,6 +47,7 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
         raise UsageError(f"--log-dir {folder}: {path.name} cannot be written ({error.strerror})") from None
     _files.append(file)
     saved = []
+    tees = []
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         number = stream.fileno()
@@ -61,7 +61,7 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
         assert tee.stdin is not None
         os.dup2(tee.stdin.fileno(), number)
         tee.stdin.close()
-        _tees.append(tee)
+        tees.append(tee)
 
     def finish() -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -69,7 +69,7 @@ def start(folder: Path, environ: Mapping[str, str]) -> None:
                 stream.flush()
         for old, number in saved:
             os.dup2(old, number)
-        for tee in _tees:
+        for tee in tees:
             tee.wait()
 
     atexit.register(finish)

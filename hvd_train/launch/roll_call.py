@@ -1,30 +1,28 @@
 """The roll call before the rendezvous: name missing ranks, which Horovod does not, and compare what ranks run.
 
 Over Gloo it uses the launcher's key-value store. Each rank writes that its process has started, and later that it is
-here, with facts about what it runs. Rank 0 waits for all ranks, compares and writes a verdict, for which the others
-wait. Rank 1 reports if rank 0 is missing. MPI itself waits for ranks, but busily and silently.
+here, with facts. Rank 0 waits for all ranks, compares and writes a verdict, for which the others wait. Rank 1 reports
+if rank 0 is missing. MPI itself waits for ranks, but busily and silently.
 """
 
+import io
 import itertools
 import json
 import socket
-import threading
 import time
 import urllib.error
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from hvd_train.console import say as print_line
 from hvd_train.errors import HvdTrainError, RankLost, UsageError, first_few, whole_number
 from hvd_train.launch import client, launcher
-from hvd_train.launch.launcher import Launch
 
 PATIENCE = "HVD_TRAIN_START_TIMEOUT_SECONDS"
 HOSTS = "HVD_TRAIN_HOSTS"  # NAME:SLOTS,... in the order of ranks, set by our scripts
-_PATIENCE_S = 600.0
 _FIRST_NOTICE_S = 15.0  # doubles with each notice
 _POLL_S, _REQUEST_S = 0.1, 30.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05  # while MPI waits
@@ -81,35 +79,33 @@ def call(
     size: int,
     facts: Mapping[str, str],
     environ: Mapping[str, str],
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] = print_line,
 ) -> None:
     """Wait until all ranks are here and run the same; `say` prints lines about waiting and problems.
 
     Raises UsageError on every rank if `facts` differ or HVD_TRAIN_START_TIMEOUT_SECONDS is no number. Raises RankLost
     if ranks are missing after that many seconds (default: 600), or if the launcher cannot be reached.
     """
-    number = next(_calls)
-    try:
-        patience_s = float(environ.get(PATIENCE, _PATIENCE_S))
-    except ValueError:
-        raise UsageError(f"{PATIENCE} is {environ[PATIENCE]!r}; it must be a number of seconds") from None
-    roll_call = _RollCall(board, number, patience_s, environ.get(HOSTS, ""), say or print_line)
+    number, patience_s = next(_calls), whole_number(environ.get(PATIENCE, "600"))
+    if patience_s is None:
+        raise UsageError(f"{PATIENCE} is {environ[PATIENCE]!r}; it must be a number of seconds")
     try:
         board.put(f"here.{number}.{rank}", json.dumps({"host": socket.gethostname(), **facts}))
+        others, hosts = range(1, size) if rank == 0 else [0], environ.get(HOSTS, "")
+        missing = _missing(board, number, others, patience_s, hosts, say if rank < 2 else None)
+        verdict = missing
         if rank == 0:
-            verdict = roll_call.wait_for_ranks(range(1, size), prints=True)
-            if verdict is None:
-                answers = [board.get(f"here.{number}.{other}") for other in range(size)]
-                verdict = disagreement([json.loads(answer) for answer in answers if answer]) or _ALL_WELL
+            answers = [board.get(f"here.{number}.{other}") for other in range(size)]
+            verdict = missing or disagreement([json.loads(answer) for answer in answers if answer]) or _ALL_WELL
             if verdict != _ALL_WELL:
-                roll_call.say(verdict.removeprefix(_MISSING))  # first: a rank that reads the verdict ends the job
+                say(verdict.removeprefix(_MISSING))  # first: a rank that reads the verdict ends the job
             board.put(f"verdict.{number}", verdict)
-        else:
-            verdict = roll_call.wait_for_verdict(rank)
+        while verdict is None and (verdict := board.get(f"verdict.{number}")) is None:
+            time.sleep(_POLL_S)
     except OSError as error:
         raise RankLost(f"the launcher cannot be reached ({error})") from None
     if verdict != _ALL_WELL:
-        raise error_for(verdict, by_rank_0=rank == 0 or not roll_call.rank_0_is_missing)
+        raise error_for(verdict, by_rank_0=rank == 0 or not missing)
 
 
 def error_for(verdict: str, *, by_rank_0: bool) -> HvdTrainError:
@@ -120,51 +116,36 @@ def error_for(verdict: str, *, by_rank_0: bool) -> HvdTrainError:
     return error
 
 
-@dataclass
-class _RollCall:
-    """One roll call; `number` counts the roll calls of this process, and is equal on all ranks."""
+def _missing(
+    board: LauncherStore,
+    number: int,
+    ranks: Sequence[int],
+    patience_s: float,
+    hosts: str,
+    say: Callable[[str], None] | None,
+) -> str | None:
+    """Wait until these ranks are here; return None, or the verdict that names missing ranks."""
+    begun, notice_after = time.monotonic(), _FIRST_NOTICE_S
+    while ranks := [rank for rank in ranks if board.get(f"here.{number}.{rank}") is None]:
+        waited = time.monotonic() - begun
+        if waited > patience_s:
+            cure = f"look at what runs there, or export {PATIENCE} with more seconds"
+            return f"{_MISSING}{_describe(ranks, board, hosts)} did not come within {waited:.0f} s: {cure}"
+        if say and waited > notice_after:
+            say(f"waiting for {_describe(ranks, board, hosts)} ({waited:.0f} s)")
+            notice_after *= 2
+        time.sleep(_POLL_S)
+    return None
 
-    board: LauncherStore
-    number: int
-    patience_s: float
-    hosts: str
-    say: Callable[[str], None]
-    rank_0_is_missing: bool = False
 
-    def wait_for_ranks(self, ranks: Sequence[int], *, prints: bool) -> str | None:
-        """Wait until these ranks are here; return None, or the verdict that names missing ranks."""
-        begun, notice_after = time.monotonic(), _FIRST_NOTICE_S
-        missing = list(ranks)
-        while missing := [rank for rank in missing if self.board.get(f"here.{self.number}.{rank}") is None]:
-            waited = time.monotonic() - begun
-            if waited > self.patience_s:
-                return (
-                    f"{_MISSING}{self._describe(missing)} did not come within {waited:.0f} s: look at what runs there, "
-                    f"or export {PATIENCE} with more seconds"
-                )
-            if prints and waited > notice_after:
-                self.say(f"waiting for {self._describe(missing)} ({waited:.0f} s)")
-                notice_after *= 2
-            time.sleep(_POLL_S)
-        return None
-
-    def wait_for_verdict(self, rank: int) -> str:
-        """Wait for the verdict of rank 0 and return it, or the verdict that rank 0 is missing."""
-        if missing := self.wait_for_ranks([0], prints=rank == 1):
-            self.rank_0_is_missing = True
-            return missing
-        while (verdict := self.board.get(f"verdict.{self.number}")) is None:
-            time.sleep(_POLL_S)
-        return verdict
-
-    def _describe(self, ranks: Sequence[int]) -> str:
-        shown = []
-        for rank in ranks:
-            started_on = self.board.get(f"started.{rank}")
-            host = started_on or _host_of(rank, self.hosts)
-            on_host = f" on {host}" if host else ""
-            shown.append(f"rank {rank}{on_host}{'' if started_on else ' (process not started yet)'}")
-        return first_few(shown, 6)
+def _describe(ranks: Sequence[int], board: LauncherStore, hosts: str) -> str:
+    shown = []
+    for rank in ranks:
+        started_on = board.get(f"started.{rank}")
+        host = started_on or _host_of(rank, hosts)
+        on_host = f" on {host}" if host else ""
+        shown.append(f"rank {rank}{on_host}{'' if started_on else ' (process not started yet)'}")
+    return first_few(shown, 6)
 
 
 def _host_of(rank: int, hosts: str) -> str | None:
@@ -196,9 +177,9 @@ def disagreement(facts_of_ranks: Sequence[Mapping[str, str]]) -> str | None:
 
 def difference_from_job(job: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
     """Return the first fact but `host` in which a worker differs from the job that it joins, in one line, or None."""
-    for name in (name for name in {**job, **worker} if name != "host"):
+    for name in {**job, **worker}:
         ours, theirs = job.get(name, "nothing"), worker.get(name, "nothing")
-        if ours != theirs:
+        if name != "host" and ours != theirs:
             values = f"{theirs} there, {ours} on {job['host']}"
             return f"{worker['host']} differs from the job in {name}: {values}; {_cure(name)}"
     return None
@@ -232,38 +213,16 @@ def gathered(communicator: Any, text: str) -> list[str]:
     communicator.Allgather(array("q", [len(sent)]), lengths)
     received = bytearray(sum(lengths))
     communicator.Allgatherv(sent, [received, lengths.tolist()])
-    ends = itertools.accumulate(lengths)
-    return [received[end - length : end].decode() for end, length in zip(ends, lengths, strict=True)]
+    texts = io.BytesIO(received)
+    return [texts.read(length).decode() for length in lengths]
 
 
 def come_together(communicator: Any) -> None:
     """Wait, asleep, until all ranks of an mpi4py communicator are here.
 
-    MPI waits busily: a finished rank would take the core from a rank that still trains. On some kernels (Linux 6.18)
-    threads that yield in turn keep even threads that write files from running, for minutes.
+    MPI waits busily: a finished rank would take the core from ranks that train, and from threads that write files.
     """
     all_here, pause = communicator.Ibarrier(), _SHORTEST_PAUSE_S
     while not all_here.Test():
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-
-@contextmanager
-def reporting_the_wait(launched: Launch | None) -> Iterator[None]:
-    """Print now and then that this rank is waiting while MPI waits inside this block; missing ranks do not print."""
-    done = threading.Event()
-
-    def report() -> None:
-        waited = _FIRST_NOTICE_S
-        while not done.wait(waited if waited == _FIRST_NOTICE_S else waited / 2):
-            who = f"rank {launched.rank if launched else '?'} on {socket.gethostname()}"
-            print_line(
-                f"{who} has been waiting for other ranks for {waited:.0f} s; ranks without such a line are missing"
-            )
-            waited *= 2
-
-    threading.Thread(target=report, daemon=True, name="roll call").start()
-    try:
-        yield
-    finally:
-        done.set()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hvd_train.errors import UsageError, whole_number
-from hvd_train.launch import client
+from hvd_train.launch import client, hosts
 
 _PORTS = range(20_000, 32_000)  # below the ephemeral ports
 PORT = "HVD_TRAIN_PORT"
@@ -27,14 +27,13 @@ def alone(environ: Mapping[str, str]) -> bool:
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return this task's variables for Horovod with Gloo: its ranks and the address of the rendezvous.
 
-    The rendezvous is on the first node of the step, or the loopback if there is no other node. Its port is computed
-    from the numbers of the job and the step, or is HVD_TRAIN_PORT. Raises UsageError if Slurm's variables are missing
-    or not understood, or if HVD_TRAIN_PORT is no port.
+    The rendezvous is on the first node of the step, or the loopback if there is no other node. Its port follows from
+    job and step, or is HVD_TRAIN_PORT. Raises UsageError if Slurm's variables or HVD_TRAIN_PORT are wrong.
     """
     try:
         tasks = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
         node, rank, size = (int(environ[name]) for name in ("SLURM_NODEID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
-        first = first_node(environ["SLURM_STEP_NODELIST"])
+        first = hosts.parse(environ["SLURM_STEP_NODELIST"])[0].name
         step = int(environ["SLURM_JOB_ID"]) * 31 + int(environ["SLURM_STEP_ID"])
         local_rank = int(environ["SLURM_LOCALID"])
     except (KeyError, ValueError) as error:
@@ -42,18 +41,15 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     port = environ.get(PORT, str(_PORTS[step % len(_PORTS)]))
     if not 0 < (whole_number(port) or 0) < 2**16:
         raise UsageError(f"{PORT} is {port!r}; it must be the number of a port, from 1 to 65535")
+    has_local_rank = [count > local_rank for count in tasks]
+    ranks = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": tasks[node]}
+    ranks |= {"CROSS_RANK": sum(has_local_rank[:node]), "CROSS_SIZE": sum(has_local_rank)}
     return {
-        "HOROVOD_RANK": str(rank),
-        "HOROVOD_SIZE": str(size),
-        "HOROVOD_LOCAL_RANK": str(local_rank),
-        "HOROVOD_LOCAL_SIZE": str(tasks[node]),
-        "HOROVOD_CROSS_RANK": str(sum(count > local_rank for count in tasks[:node])),
-        "HOROVOD_CROSS_SIZE": str(sum(count > local_rank for count in tasks)),
+        **{f"HOROVOD_{name}": str(number) for name, number in ranks.items()},
         "HOROVOD_HOSTNAME": environ.get("SLURMD_NODENAME", "localhost"),
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": first if len(tasks) > 1 else "127.0.0.1",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+        **dict.fromkeys(("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"), "gloo"),
+        client.ADDRESS: first if len(tasks) > 1 else client.LOOPBACK,
+        client.PORT: port,
     }
 
 
@@ -74,10 +70,7 @@ class KeyFile:
                 file.write(key)
             new.rename(self.path)
         except OSError as error:
-            raise UsageError(
-                f"cannot write {self.path} ({error.strerror}), by which the ranks know one another: "
-                f"{_EXPORT_KEY} before srun"
-            ) from None
+            raise UsageError(f"cannot write {self.path} ({error.strerror}): {_EXPORT_KEY} before srun") from None
 
     def read(self) -> str | None:
         """Return the key, or None if rank 0 has not written it yet or another user wrote the file."""
@@ -108,9 +101,9 @@ def find_rank_0(environ: MutableMapping[str, str]) -> None:
                 problem = error.strerror or str(error)
         if time.monotonic() > deadline:
             raise UsageError(
-                f"rank 0 on {environ[client.ADDRESS]} cannot be reached on port {environ[client.PORT]} after "
-                f"{_PATIENCE_S:.0f} s ({problem}): it has not started (see its output), a firewall is between the "
-                f"nodes, or they do not share the home folder: then {_EXPORT_KEY} before srun"
+                f"rank 0 on {environ[client.ADDRESS]} cannot be reached on port {environ[client.PORT]} ({problem}): it "
+                "has not started (see its output), a firewall is between the nodes, or they do not share the home "
+                f"folder: then {_EXPORT_KEY} before srun"
             )
         time.sleep(0.2)
 
@@ -124,11 +117,3 @@ def tasks_per_node(text: str) -> list[int]:
             raise ValueError(text)
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
-
-
-def first_node(nodes: str) -> str:
-    """Return the first node of a list: gpu03 for `gpu[03-05,9],login`. Raises ValueError."""
-    match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
-    if match is None:
-        raise ValueError(nodes)
-    return match[1] + (match[2] or "") + (match[3] or "")

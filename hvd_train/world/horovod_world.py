@@ -361,8 +361,7 @@ def _call_roll_over_mpi(facts: Mapping[str, str]) -> Any:
         return None
     initialized_before = MPI.Is_initialized()  # by the user's own script
     if not initialized_before:
-        with roll_call.reporting_the_wait(launcher.launched(os.environ)):
-            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
     roll_call.call_over_mpi(MPI.COMM_WORLD, facts)  # a rank that ends without finalizing makes mpirun end all at once
     return None if initialized_before else MPI
 

@@ -150,4 +150,4 @@ def driver(least: int = 1, most: int | None = None, timeout: int | None = 600) -
 
 def replacement_of(name: str) -> Any:
     """Return what the driver puts in the place of a function of Horovod's launcher."""
-    return next(replacement.ours for replacement in REPLACEMENTS if replacement.name == name)
+    return next(ours for _, replaced, ours in REPLACEMENTS if replaced == name)

@@ -85,30 +85,26 @@ def test_a_worker_gets_its_place_and_its_job(patient: None, monkeypatch: pytest.
     monkeypatch.setenv(OWNER, "the supervisor's")
     job = Job({"a": 2, "b": 1})
     job.start()
-    assert sorted((ranks.hostname, ranks.local_size) for ranks in job.started) == [("a", 2), ("a", 2), ("b", 1)]
-    assert sorted(ranks.environment[SLOT] for ranks in job.started) == ["0", "0", "1"]
+    places = sorted((ranks.hostname, ranks.local_size, ranks.environment[SLOT]) for ranks in job.started)
+    assert places == [("a", 2, "0"), ("a", 2, "1"), ("b", 1, "0")]
     for ranks in job.started:
-        assert ranks.environment[WORKER] == str(ranks.worker)
+        assert (ranks.environment[WORKER], ranks.environment[OWNER]) == (str(ranks.worker), "the supervisor's")
         assert float(ranks.environment[SPENT]) >= 1000
-        assert ranks.environment[OWNER] == "the supervisor's"
         assert not {REPLACES, CONTINUES} & ranks.environment.keys()
     assert len({ranks.environment[JOB] for ranks in job.started}) == 1
     job.interrupted.set()
     job.end()
 
 
-@pytest.mark.parametrize(
-    ("code", "cause"), [(137, ""), (255, " (a signal has killed it, or its ssh has failed)")], ids=["dies", "ssh fails"]
-)
-def test_a_worker_that_ends_is_replaced(code: int, cause: str, two: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_ends_is_replaced(two: Job, capsys: pytest.CaptureFixture[str]) -> None:
     """Its process may outlive its ssh; the next worker of the slot kills it."""
     first, second = trains(two)
     assert two.dispatcher.heartbeat_received(second) == "train"
-    two.exit_codes[second] = code
+    two.exit_codes[second] = 255
     wait_for("the successor", lambda: len(two.started) == 3)
     successor = two.started[2].environment
     assert (successor[REPLACES], successor[CONTINUES]) == (str(second), "1")
-    assert f"worker b[0] ended with exit code {code}{cause}" in capsys.readouterr().err
+    assert "worker b[0] ended with exit code 255 (a signal has killed it, or its ssh" in capsys.readouterr().err
     assert two.dispatcher.heartbeat_received(second) == two.dispatcher.may_ask(second) == "end"
     assert two.dispatcher.wait_for_ranks("b", second) is None
     assert two.dispatcher.may_ask(first) == "ask"
@@ -136,7 +132,6 @@ def test_an_error_is_printed_once_and_its_copies_are_counted(two: Job, capsys: p
     wait_for("successors", lambda: len(two.started) > 2)
     printed = capsys.readouterr().err
     assert printed.count("NameError") == 1
-    assert ":\nTraceback:\n" in printed
     assert "the same error (2 times so far)" in printed
     assert "exit code" not in printed
 
@@ -187,9 +182,7 @@ def test_a_job_that_was_paused_keeps_its_workers(
         assert two.ask(second)[second] is not None
     assert two.worlds == [2, 2]
     assert killed == []
-    printed = capsys.readouterr().err
-    assert "the driver was paused for 2000 s" in printed
-    assert "evicted" not in printed
+    assert "evicted" not in capsys.readouterr().err
 
 
 def test_workers_that_stop_while_the_driver_is_paused_are_replaced(two: Job) -> None:
@@ -244,16 +237,14 @@ def test_a_signal_to_one_worker_is_a_change_and_to_all_a_stop(two: Job) -> None:
     assert two.end() == Finish(143, "stopped, and committed")
 
 
-@pytest.mark.parametrize("lives", [True, False])
-def test_a_job_whose_supervisor_has_died_stops(lives: bool, patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_whose_supervisor_has_died_stops(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     signals: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda process, number: signals.append((process, number)))
-    monkeypatch.setenv(SUPERVISOR, str(os.getppid() if lives else os.getpid()))
+    monkeypatch.setenv(SUPERVISOR, str(os.getpid()))  # it is not our parent
     job = Job({"a": 1})
     job.start()
-    trains(job)
-    assert job.end() == Finish(0, "done")
-    assert signals == ([] if lives else [(os.getpid(), signal.SIGTERM)])
+    job.end()
+    assert signals == [(os.getpid(), signal.SIGTERM)]
 
 
 def test_after_a_failure_the_last_list_is_used(capsys: pytest.CaptureFixture[str], patient: None) -> None:

@@ -9,12 +9,11 @@ import sys
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 from horovod.runner.common.util.outcome import JobFailedError
-from horovod.runner.util import network, worker_environment
+from horovod.runner.util import worker_environment
 
 from hvd_train.elastic.driver import SSH_OPTIONS, Driver, DriverServer, HostCommand
 from hvd_train.elastic.worker import Worker, assign_ranks
@@ -26,16 +25,13 @@ from tests.support.jobs import driver, replacement_of
 
 def test_hosts_are_read_from_a_command() -> None:
     assert HostCommand("printf 'a:2\\nb\\n\\n'", 4).find_available_hosts_and_slots() == {"a": 2, "b": 4}
-    assert HostCommand("echo a", None).find_available_hosts_and_slots() == {"a": 1}
-    assert HostCommand("true", None).find_available_hosts_and_slots() == {}
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
         ("echo a:two", "which is not NAME:SLOTS"),
-        ("echo -G:2", "printed '-G:2', which is no name of a host"),
-        ("echo 'h1 -G'", "no name of a host"),
+        ("echo -G:2", "printed '-G:2', which is not NAME:SLOTS"),
         ("echo first >&2; echo 'no such file' >&2; exit 1", "^no such file$"),
         ("exit 3", "ended with exit code 3"),
     ],
@@ -45,55 +41,32 @@ def test_a_bad_list_is_one_line(command: str, message: str) -> None:
         HostCommand(command, 1).find_available_hosts_and_slots()
 
 
-def test_a_command_that_hangs_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvd_train.elastic.driver._COMMAND_S", 0.05)
-    with pytest.raises(subprocess.TimeoutExpired):
-        HostCommand("exec sleep 60", 1).find_available_hosts_and_slots()
-
-
 def test_ranks_have_horovods_form() -> None:
     # rank,size,local_rank,local_size,cross_rank,cross_size
     workers = [Worker(1000 + n, host, slot=n, started_at=0, last_heartbeat=0) for n, host in enumerate("abacba")]
     answers = [ranks.to_response_string() for ranks in assign_ranks(workers)]
     assert answers == ["0,6,0,3,0,3", "1,6,0,2,1,3", "2,6,1,3,0,2", "3,6,0,1,2,3", "4,6,1,2,1,2", "5,6,2,3,0,1"]
-    assert [ranks.hostname for ranks in assign_ranks(workers)] == list("abacba")
 
 
-def test_a_host_that_is_off_does_not_delay_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver searches for no interfaces and waits for no slots; workers get the interfaces of the user."""
-    monkeypatch.setattr(Driver, "interfaces", ())
-    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "ib1")
-    search = replacement_of("get_common_interfaces")
-    assert network.get_driver_ip(search(SimpleNamespace(nics=None), ["a host that is off"])) == "127.0.0.1"
-    assert list(Driver.interfaces) == ["ib1"]
-    assert driver().wait_for_available_slots(4).host_assignment_order == []
-
-
-@pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", -9)])
-def test_ssh_runs_the_worker_itself(end: str, code: int) -> None:
+def test_ssh_runs_the_worker_itself() -> None:
     """The process that sshd starts becomes the worker, so ssh ends with it."""
-    program = f"import os, sys; print('out'); print('err', file=sys.stderr); sys.stdout.flush(); {end}"
+    program = "import os, sys; print('out', flush=True); print('err', file=sys.stderr); os.kill(os.getpid(), 9)"
     command = f"exec env A=1 {shlex.join([sys.executable, '-c', program])}"
     script, variables = worker_environment.on_other_host(command, {"HOROVOD_RANK": "1"}, "/")
     line = replacement_of("get_remote_command")(shlex.quote(script), "h2", 2222)
     assert line.startswith(f"ssh {SSH_OPTIONS} -o ")
-    *ssh, remote = shlex.split(line)  # the login shell on the other host gets the last argument
-    assert "h2" in ssh
-    assert ssh[ssh.index("-p") + 1] == "2222"
+    remote = shlex.split(line)[-1]  # for the login shell on the other host
     done = subprocess.run(["sh", "-c", remote], input=variables.decode(), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (code, "out\n", "err\n")
+    assert (done.returncode, done.stdout, done.stderr) == (-9, "out\n", "err\n")
 
 
 def test_limits_are_what_the_user_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "45")
-    for timeout, patience in ((None, 45), (30, 30)):
-        roster = driver(2, 5, timeout).dispatcher._roster
-        assert (roster.min_workers, roster.max_workers, roster.patience_s) == (2, 5, patience)
-    for text in ("10m", "0", "-5"):
-        monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", text)
-        with pytest.raises(JobFailedError, match=f"is a number of seconds from 1, not '{text}'") as refused:
-            driver(1, None, None)
-        assert refused.value.exit_code == 2
+    roster = driver(2, 5, None).dispatcher._roster
+    assert (roster.min_workers, roster.max_workers, roster.patience_s) == (2, 5, 45)
+    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "10m")
+    with pytest.raises(JobFailedError, match="is a number of seconds from 1, not '10m'"):
+        driver(1, None, None)
 
 
 @pytest.fixture
@@ -141,11 +114,8 @@ def test_the_server_listens_on_the_loopback_until_another_host_needs_it(environ:
         return {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
 
     assert listens_at() == {"127.0.0.1"}
-    for _ in range(2):
-        assert Driver.listen_at(["127.0.0.2", "127.0.0.1"]) == ["127.0.0.2", "127.0.0.1"]
+    assert Driver.listen_at(["127.0.0.2", "127.0.0.1"]) == ["127.0.0.2", "127.0.0.1"]
     assert listens_at() == {"127.0.0.1", "127.0.0.2"}
-    client.put({**environ, client.ADDRESS: "127.0.0.2"}, "global/1", "an address", 60)
-    assert client.get(environ, "global/1", 60) == "an address"
     with socket.create_server(("127.0.0.3", int(environ[client.PORT]))):
         assert Driver.listen_at(["127.0.0.3", "127.0.0.4"]) == ["127.0.0.4"]
 

@@ -1,6 +1,6 @@
 """The exit report reaches the driver once; without a driver, one rank prints the error for all."""
 
-import itertools
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -15,24 +15,17 @@ from hvd_train.launch import client, exit_report, rank_log
 from hvd_train.launch.exit_report import ExitReport
 from hvd_train.launch.launcher import WORKER
 
-_numbers = itertools.count(1000)
 
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[dict[str, str]]:
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    monkeypatch.setattr(exit_report, "_sent", [])
     server = RendezvousServer()
-    yield {client.ADDRESS: "127.0.0.1", client.PORT: str(server.start())}
+    yield {client.ADDRESS: "127.0.0.1", client.PORT: str(server.start()), WORKER: "1000"}
     server.stop()
 
 
-@pytest.fixture
-def environ(store: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.setattr(exit_report, "_sent", [])
-    return {**store, WORKER: str(next(_numbers))}
-
-
 def received(environ: dict[str, str]) -> ExitReport:
-    return exit_report.parsed(client.get(environ, f"exit_report/{environ[WORKER]}", 60))
+    return ExitReport(**json.loads(client.get(environ, f"exit_report/{environ[WORKER]}", 60)))
 
 
 def test_an_error_is_reported_once_with_its_place(environ: dict[str, str]) -> None:
@@ -44,9 +37,7 @@ def test_an_error_is_reported_once_with_its_place(environ: dict[str, str]) -> No
     assert received(environ) == ExitReport(2, "cat.jpg is torn", "training", 17)
 
 
-@pytest.mark.parametrize(
-    ("error", "code"), [(SystemExit(143), 143), (SystemExit(), 0), (SystemExit("why"), 1), (KeyError("a bug"), 1)]
-)
+@pytest.mark.parametrize(("error", "code"), [(SystemExit(143), 143), (SystemExit(), 0), (KeyError("a bug"), 1)])
 def test_the_exit_code_of_the_process_is_reported(error: BaseException, code: int, environ: dict[str, str]) -> None:
     with pytest.raises(type(error)), exit_report.reporting_exit_code(environ):
         raise error
@@ -56,22 +47,18 @@ def test_the_exit_code_of_the_process_is_reported(error: BaseException, code: in
 def test_the_command_line_leaves_errors_to_the_driver(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in environ.items():
+    """The errors are in the rank's log as well."""
+    for name, value in {**environ, "HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("HOROVOD_RANK", "1")
-    monkeypatch.setenv("HOROVOD_SIZE", "2")
-    with Path("h1-0.log").open("a+") as log:
+    with Path("h1-0.log").open("w") as log:
         monkeypatch.setattr(rank_log, "_files", [log.fileno()])
         assert cli.run(["nonsense"]) == 2
         assert "unknown command 'nonsense'" in received(environ).error
         monkeypatch.setattr(cli.launcher, "refuse_others", lambda *_: 1 / 0)
         assert cli.run(["train"]) == 1
-        log.seek(0)
-        logged = log.read()
     assert received(environ).error.endswith("ZeroDivisionError: division by zero")
     assert capsys.readouterr().err == ""
-    assert "nonsense" in logged
-    assert "ZeroDivisionError" in logged
+    assert {"nonsense", "ZeroDivisionError"} <= set(re.findall(r"\w+", Path("h1-0.log").read_text()))
 
 
 def test_an_error_is_printed_by_one_rank(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +73,3 @@ def test_an_error_is_printed_by_one_rank(capsys: pytest.CaptureFixture[str], mon
     error.raised_by = 1
     exit_report.report_once(error)
     assert re.fullmatch(r"hvd-train: rank 1 on \S+: bad image\n", capsys.readouterr().err)
-    error.reported = True  # the roll call has printed it on another rank
-    exit_report.report_once(error)
-    assert capsys.readouterr().err == ""

@@ -27,23 +27,16 @@ subprocess.run(["sh", "-c", "echo from a child"])
 LINES = ["from Python", "from native code", "from a child"]
 
 
-def run(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command, variables = [sys.executable, "-c", program], {**os.environ, **environ}
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
-
-
-@pytest.mark.parametrize(("end", "code"), [("", 0), ("os.kill(os.getpid(), 9)", -signal.SIGKILL)])
-def test_all_output_is_kept(end: str, code: int) -> None:
-    for times in (1, 2):
-        done = run(PRINTS.format(end=end))
+def test_all_output_is_kept() -> None:
+    """A second run adds its output."""
+    for times, (end, code) in enumerate((("", 0), ("os.kill(os.getpid(), 9)", -signal.SIGKILL)), 1):
+        command = [sys.executable, "-c", PRINTS.format(end=end)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert (done.returncode, done.stdout.splitlines()) == (code, LINES)
         assert Path("logs/rank-0.log").read_text().splitlines() == LINES * times
 
 
-def test_a_folder_that_cannot_be_written_is_one_line() -> None:
-    Path("logs").write_text("a file")
-    with pytest.raises(UsageError, match=r"--log-dir logs: rank-0.log cannot be written \(File exists\)"):
-        rank_log.start(Path("logs"), {})
+def test_a_worker_of_an_elastic_job_keeps_its_file() -> None:
     name = rank_log.name_of({"HOROVOD_ELASTIC": "1", "HVD_TRAIN_SLOT": "2", "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"})
     assert name == f"{socket.gethostname()}-2.log"
 
@@ -72,12 +65,7 @@ def test_a_log_is_complete_without_a_reader_of_the_output() -> None:
 
 
 def test_a_link_in_the_folder_is_refused() -> None:
-    outside, file = Path("outside"), Path("logs/rank-0.log")
-    outside.write_text("precious")
-    file.parent.mkdir()
-    for make_link in (lambda: file.symlink_to(outside.absolute()), lambda: file.hardlink_to(outside)):
-        file.unlink(missing_ok=True)
-        make_link()
-        with pytest.raises(UsageError, match=r"--log-dir logs: rank-0.log cannot be written \(it is "):
-            rank_log.start(Path("logs"), {})
-    assert outside.read_text() == "precious"
+    Path("logs").mkdir()
+    Path("logs/rank-0.log").symlink_to(Path("outside").absolute())
+    with pytest.raises(UsageError, match=r"--log-dir logs: rank-0.log cannot be written \(it is a symlink"):
+        rank_log.start(Path("logs"), {})

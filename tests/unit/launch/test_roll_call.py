@@ -1,7 +1,6 @@
-"""The roll call before the rendezvous, over Gloo's store or MPI: missing and differing ranks."""
+"""The roll call before the rendezvous over Gloo: missing and differing ranks."""
 
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -9,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from hvd_train import run
-from hvd_train.config import Config
 from hvd_train.errors import HvdTrainError, RankLost
 from hvd_train.launch import roll_call
-from hvd_train.launch.launcher import Launch
 
 
 def board(**written: str) -> Any:
@@ -57,11 +53,11 @@ def test_other_versions_or_settings_stop_all_ranks() -> None:
     results, printed = call([{"torch": "2.15.0"}, {"torch": "2.14.0"}, {"torch": "2.15.0"}])
     assert len(set(results)) == 1
     assert list(printed) == [0]
-    assert results[0].startswith("UsageError: the ranks differ in torch: 2.15.0 on ")
-    assert "(ranks 0, 2); 2.14.0 on " in results[0]
-    assert results[0].endswith("(rank 1); set up the same on all")
+    expected = (
+        r"the ranks differ in torch: 2.15.0 on \S+ \(ranks 0, 2\); 2.14.0 on \S+ \(rank 1\); set up the same on all"
+    )
+    assert re.fullmatch(f"UsageError: {expected}", results[0])
     results, _ = call([{"--seed": "0"}, {"--seed": "1"}])
-    assert all("the ranks differ in --seed: 0 on" in result for result in results)
     assert all(result.endswith("start all of them with the same arguments") for result in results)
 
 
@@ -90,25 +86,3 @@ def test_a_launcher_that_is_gone_is_one_line() -> None:
     assert store is not None
     with pytest.raises(RankLost, match="the launcher cannot be reached"):
         roll_call.call(store, 0, 2, {}, environ)
-    assert roll_call.store({**environ, "HOROVOD_ELASTIC": "1"}) is None
-    assert roll_call.store({}) is None
-
-
-def test_each_host_may_have_its_own_paths() -> None:
-    assert Config().settings().keys() >= run.OF_EACH_HOST
-    assert not {f"--{name.replace('_', '-')}" for name in run.OF_EACH_HOST} & run.same_everywhere(Config()).keys()
-
-
-def test_an_mpi_rank_reports_that_it_waits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roll_call, "_FIRST_NOTICE_S", 0.01)
-    printed = threading.Event()
-    monkeypatch.setattr(roll_call, "print_line", lambda line: (print(line), printed.set()))
-    with roll_call.reporting_the_wait(Launch("Open MPI", 3, 4)):
-        assert printed.wait(60)
-    line = capsys.readouterr().out.splitlines()[0]
-    assert line.startswith("rank 3 on ")
-    assert "has been waiting for other ranks for 0 s" in line
-    assert roll_call.uses_mpi({"OMPI_COMM_WORLD_RANK": "0"})
-    assert roll_call.uses_mpi({"PMI_RANK": "0"})
-    assert not roll_call.uses_mpi({"OMPI_COMM_WORLD_RANK": "0", "HOROVOD_CONTROLLER": "gloo"})
-    assert not roll_call.uses_mpi({"HOROVOD_RANK": "0"})

@@ -3,7 +3,7 @@
 import socket
 import urllib.error
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack
 from uuid import uuid4
 
 import pytest
@@ -64,14 +64,11 @@ def test_a_server_that_is_gone_is_an_oserror() -> None:
             client.get({client.ADDRESS: LOOPBACK, client.PORT: port}, "scope/name", 60)
 
 
-@pytest.mark.parametrize("key", [pytest.param("", id="no key"), pytest.param(signature.make_key(), id="another key")])
-def test_an_unauthenticated_client_neither_reads_nor_writes(environ: dict[str, str], name: str, key: str) -> None:
+def test_an_unauthenticated_client_neither_reads_nor_writes(environ: dict[str, str], name: str) -> None:
     client.put(environ, name, "secret")
-    other = {**environ, signature.KEY: key}
-    with pytest.raises(OSError, match=r"403|not signed by this job"):
-        client.put(other, name, "other")
-    with pytest.raises(OSError, match=r"403|not signed by this job"):
-        client.get(other, name, 60)
+    for key in ("", signature.make_key()):
+        with pytest.raises(OSError, match=r"403|not signed by this job"):
+            client.put({**environ, signature.KEY: key}, name, "other")
     assert b"secret" not in answer(environ, f"GET /{name} HTTP/1.0\r\n\r\n".encode())
     assert client.get(environ, name, 60) == "secret"
 
@@ -90,9 +87,8 @@ def test_a_changed_request_is_refused(environ: dict[str, str], name: str) -> Non
         request = signed(environ, name)
         assert request.count(old) == 1
         assert answer(environ, request.replace(old, new)).split()[1] in (b"400", b"403")
-    for path in (name, name.replace("scope", "scop2")):
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            client.get(environ, path, 60)
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        client.get(environ, name, 60)
 
 
 def test_a_body_that_is_too_long_is_refused_unread(environ: dict[str, str], name: str) -> None:
@@ -100,33 +96,14 @@ def test_a_body_that_is_too_long_is_refused_unread(environ: dict[str, str], name
     assert b" 413 " in answer(environ, signed(environ, name, body=b"").replace(b"Content-Length: 0", length))
 
 
-@pytest.mark.parametrize("limit", ["connections", "open files"])
 def test_silent_connections_leave_room_for_ranks(
-    limit: str, environ: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+    environ: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if limit == "connections":
-        monkeypatch.setattr(http_server, "MOST_STRANGERS", 10)
-    else:
-        monkeypatch.setattr(http_server.resource, "getrlimit", lambda _: (20, 4096))
-    silent = [connect(environ) for _ in range(15)]
-    try:
+    monkeypatch.setattr(http_server, "MOST_STRANGERS", 10)
+    with ExitStack() as held:
+        silent = [held.enter_context(connect(environ)) for _ in range(15)]
         client.put(environ, name, "some text")
         assert [connection.recv(1) for connection in silent[:5]] == [b""] * 5
-    finally:
-        for connection in silent:
-            connection.close()
-
-
-def test_a_request_that_never_ends_times_out(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "WHOLE_REQUEST_TIMEOUT", 0.5)
-    with connect(environ) as connection, suppress(ConnectionError):
-        connection.settimeout(0.05)
-        answered = None
-        while answered is None:
-            connection.sendall(b"x")
-            with suppress(TimeoutError):
-                answered = connection.recv(1)
-        assert answered == b""
 
 
 def test_an_answer_without_the_jobs_signature_is_refused(environ: dict[str, str], name: str) -> None:
