@@ -224,19 +224,6 @@ def test_after_a_signal_the_job_waits_for_other_hosts(hangs: bool, two: Job, mon
     assert over.wait(60)
 
 
-def test_a_signal_to_one_worker_is_a_change_and_to_all_a_stop(two: Job) -> None:
-    """The worker that leaves gets no rank and may write its last commit."""
-    first, second = trains(two)
-    assert two.dispatcher.signal_received(second) == two.dispatcher.heartbeat_received(first) == "change"
-    assert two.ask(second) == {second: None}
-    assert two.dispatcher.may_ask(second) != "end"
-    two.exit_codes[second] = 143
-    assert two.ask(first)[first] is not None
-    assert two.dispatcher.signal_received(first) == "stop"
-    two.exit_codes[first] = 143
-    assert two.end() == Finish(143, "stopped, and committed")
-
-
 def test_a_job_whose_supervisor_has_died_stops(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     signals: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda process, number: signals.append((process, number)))

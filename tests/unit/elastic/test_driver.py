@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from horovod.runner.common.util.outcome import JobFailedError
 from horovod.runner.util import worker_environment
 
 from hvd_train.elastic.driver import SSH_OPTIONS, Driver, DriverServer, HostCommand
@@ -27,18 +26,14 @@ def test_hosts_are_read_from_a_command() -> None:
     assert HostCommand("printf 'a:2\\nb\\n\\n'", 4).find_available_hosts_and_slots() == {"a": 2, "b": 4}
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
+def test_a_bad_list_is_one_line() -> None:
+    for command, message in (
         ("echo a:two", "which is not NAME:SLOTS"),
         ("echo -G:2", "printed '-G:2', which is not NAME:SLOTS"),
         ("echo first >&2; echo 'no such file' >&2; exit 1", "^no such file$"),
-        ("exit 3", "ended with exit code 3"),
-    ],
-)
-def test_a_bad_list_is_one_line(command: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        HostCommand(command, 1).find_available_hosts_and_slots()
+    ):
+        with pytest.raises(ValueError, match=message):
+            HostCommand(command, 1).find_available_hosts_and_slots()
 
 
 def test_ranks_have_horovods_form() -> None:
@@ -64,9 +59,6 @@ def test_limits_are_what_the_user_asks_for(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "45")
     roster = driver(2, 5, None).dispatcher._roster
     assert (roster.min_workers, roster.max_workers, roster.patience_s) == (2, 5, 45)
-    monkeypatch.setenv("HOROVOD_ELASTIC_TIMEOUT", "10m")
-    with pytest.raises(JobFailedError, match="is a number of seconds from 1, not '10m'"):
-        driver(1, None, None)
 
 
 @pytest.fixture

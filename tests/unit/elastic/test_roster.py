@@ -1,27 +1,21 @@
-"""Which workers a job starts, admits, awaits and evicts, and when it ends, on a simulated clock."""
+"""Which workers a job starts, admits, awaits and evicts, which faults it survives, and when it ends."""
 
 import pytest
 
-from hvd_train.elastic.roster import TOO_FEW_WORKERS, Finish
-from hvd_train.elastic.worker import COMMITTED
+from hvd_train.elastic.roster import EMPTY_AFTER_SIGNAL_S, TOO_FEW_WORKERS, Finish
+from hvd_train.elastic.worker import COMMITTED, Worker
+from hvd_train.launch.exit_report import ExitReport
 from tests.support.jobs import Play, training
 
 
 def later(hosts: dict[str, int], **limits: int) -> Play:
-    """Return a job that has trained for a while: limits count from an event, not from the start of the job."""
+    """Return a job that has trained for a while."""
     play = training(hosts, **limits)
     play.wait(100)
     return play
 
 
 def test_the_first_world_waits_for_all_workers_for_a_minute() -> None:
-    play = Play({"a": 2, "b": 1}, first=3)
-    one, two, three = play.started
-    play.ask(one, three)
-    assert play.world == []
-    play.ask(two)
-    assert sorted(play.world) == sorted(play.started)
-
     play = Play({"a": 1, "gone": 1}, first=2, begins_at=100.0)
     play.ask(play.started[0])
     play.wait(60)
@@ -56,24 +50,16 @@ def test_a_host_that_keeps_failing_is_tried_at_growing_intervals() -> None:
     assert (play.world, play.finish) == (old, None)
 
 
-def test_a_silent_worker_is_evicted_after_ten_seconds() -> None:
-    play = later({"a": 1, "b": 1}, fewest=2)
-    silent = play.started[1]
-    play.wait(10, silent)
-    assert play.evicted == {}
-    play.wait(1, silent)
-    assert (play.evicted, play.killed) == ({silent: "no heartbeat for 11 s"}, [silent])
-
-
-def test_survivors_wait_for_a_silent_member_for_three_seconds_only() -> None:
+@pytest.mark.parametrize(("rejoining", "seconds"), [(False, 10), (True, 3)])
+def test_a_silent_worker_is_evicted(rejoining: bool, seconds: int) -> None:
+    """Survivors that wait for it evict it sooner."""
     play = later({"a": 1, "b": 1, "c": 1})
     one, two, silent = play.world
-    play.ask(one, two)
-    play.wait(3, silent)
+    play.ask(*((one, two) if rejoining else ()))
+    play.wait(seconds, silent)
     assert play.evicted == {}
     play.wait(1, silent)
-    assert play.evicted == {silent: "no heartbeat for 4 s"}
-    assert (play.killed, play.world) == ([silent], [one, two])
+    assert (play.evicted, play.killed) == ({silent: f"no heartbeat for {seconds + 1} s"}, [silent])
 
 
 def test_a_member_that_sends_heartbeats_but_hangs_is_evicted_after_twenty_seconds() -> None:
@@ -117,9 +103,7 @@ def test_the_state_outlives_a_change_of_all_hosts() -> None:
     play.ask(new)
     assert play.roster.wants_change()
     play.ask(old)
-    assert play.world == [old, new]
-    assert not play.evicted
-    assert play.roster.wants_change()
+    assert (play.world, play.evicted) == ([old, new], {})
     play.ask(old, new)
     assert (play.world, list(play.evicted)) == ([new], [old])
 
@@ -185,3 +169,165 @@ def test_there_are_never_more_workers_than_max_np() -> None:
     assert len(play.started) == 4
     play.wait(100)
     assert len(play.started) == 4
+
+
+def test_an_error_that_no_new_worker_would_survive_ends_the_job_at_once() -> None:
+    play = Play({"a": 1, "b": 1}, first=2)
+    play.end(play.started[0], 2)
+    assert play.finish == Finish(2, "a[0] cannot start")
+    for code in (4, 5, 6, 74):
+        play = training({"a": 1, "b": 1})
+        one, two = play.world
+        play.end(two, code)
+        assert play.finish == Finish(code, f"b[0] ended with exit code {code}")
+        assert list(play.evicted) == [one]
+
+
+def test_a_typo_in_the_model_ends_the_job() -> None:
+    play = Play({"a": 1, "b": 1}, first=2)
+    for number in play.started[:2]:
+        play.fail(number, "building")
+    play.wait(2)
+    assert play.finish is None
+    play.fail(play.started[2], "building")
+    assert play.finish == Finish(5, "3 workers in a row ended with an error before the ranks met (see above)")
+
+
+def test_one_bad_host_does_not_end_the_job() -> None:
+    """The fault may be in the host while a worker elsewhere builds, is ready or trains."""
+    play = Play({"good": 1, "bad": 1}, first=2)
+    for attempt in range(8):
+        if attempt == 4:
+            assert play.finish is None
+            play.ask(play.newest("good"))
+            play.wait(70)
+            assert play.world == [play.newest("good")]
+        play.fail(play.newest("bad"), "building")
+        play.wait(61)
+    assert play.finish is None
+
+
+@pytest.mark.parametrize("steps", [(20, 20, 20), (20, 19, 20)])
+def test_an_error_of_three_workers_at_one_step_ends_the_job(steps: tuple[int, int, int]) -> None:
+    """A damaged image fails each worker that takes the step or prefetches it."""
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.fail(two, "training", step=steps[0], code=2)
+    play.ask(one)
+    play.fail(one, "training", step=steps[1], code=2)
+    play.wait(3)
+    assert play.finish is None
+    play.ask(*play.started[2:])
+    play.fail(play.world[1], "training", step=steps[2], code=2)
+    assert play.finish == Finish(2, "3 workers in a row ended with an error in step 21 (see above)")
+
+
+def test_errors_at_different_steps_and_deaths_are_survived() -> None:
+    play = training({"a": 1, "b": 1})
+    for step, code in [*((step, 1) for step in (5, 9, 5, 7, 5, 9)), *((0, code) for code in (137, 139, 255, 137, 255))]:
+        if step:
+            play.say(play.world[1], "training", step)
+        play.end(play.world[1], code)
+        play.ask(play.world[0])
+        play.wait(60)
+        play.ask(play.started[-1], play.world[0])
+    assert play.finish is None
+
+
+def test_a_crash_at_exit_hides_no_exit_code() -> None:
+    """The exit report counts if a crash or ssh replaced the exit code; otherwise the exit code counts."""
+    for word, exit_code, meant in (
+        (ExitReport(143), -6, 143),
+        (ExitReport(0), 255, 0),
+        (ExitReport(0), 1, 1),
+        (ExitReport(1, "Traceback"), 0, 1),
+    ):
+        assert Worker(1000, "a", 2, 0.0, 0.0, exit_report=word).meant_exit_code(exit_code) == meant
+
+
+def test_a_worker_that_gets_a_signal_leaves_and_the_others_continue() -> None:
+    """Its exit code does not become the exit code of the job."""
+    play = training({"a": 1, "b": 1, "c": 1})
+    one, signalled, three = play.world
+    play.signal(signalled)
+    assert play.roster.wants_change()
+    assert not play.roster.wants_stop()
+    assert not play.evicted
+    play.ask(signalled)
+    assert (list(play.evicted), play.killed) == ([signalled], [])
+    play.end(signalled, 143)
+    play.ask(one, three)
+    assert (play.world, play.finish) == ([one, three], None)
+
+
+@pytest.mark.parametrize("ssh_ends", ["before the report", "after the report"])
+@pytest.mark.parametrize("listed_again", [False, True])
+def test_the_slot_of_a_worker_that_got_a_signal_stays_empty_for_minutes(listed_again: bool, ssh_ends: str) -> None:
+    """A shutdown of the host sends the signal to its sshd as well."""
+    play = training({"a": 1, "b": 1})
+    one, signalled = play.world
+    if ssh_ends == "before the report":
+        play.end(signalled, 255)
+    play.signal(signalled)
+    play.end(signalled, 255)
+    play.ask(one)
+    assert ["it got a signal" in line for line in [*play.notices, *play.evicted.values()]] == [True]
+    play.wait(EMPTY_AFTER_SIGNAL_S - 2)
+    assert (len(play.started), play.world) == (2, [one])
+    if listed_again:
+        play.find({"a": 1})
+        play.find({"a": 1, "b": 1})
+    else:
+        play.wait(3)
+    assert len(play.started) == 3
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_if_all_workers_get_a_signal_the_job_stops(together: bool) -> None:
+    play = training({"a": 1, "b": 1})
+    one, two = play.world
+    play.signal(one)
+    if not together:
+        play.ask(one, two)
+    play.signal(two)
+    assert play.roster.wants_stop()
+    play.end(one, 143)
+    play.end(two, 143)
+    assert play.finish == Finish(143, "stopped, and committed")
+
+
+def test_the_next_world_forms_without_newcomers_that_cannot_connect() -> None:
+    """Their hosts stay unused, with all slots, until the list changes for them."""
+    play = training({"a": 1, "b": 1})
+    old = play.world
+    play.find({"a": 1, "b": 1, "far": 2})
+    far = play.started[2]
+    play.ask(far, *old)
+    assert play.world == [*old, far]
+    play.miss(*old, far)
+    assert play.world == old
+    assert [play.hosts[number] for number in play.evicted] == ["far", "far"]
+    assert play.notices[0].startswith("ranks could not connect to the newcomers on far (connection refused); ")
+    for number in play.evicted:
+        play.end(number, 0)
+    play.wait(4000)
+    assert len(play.started) == 4
+    play.find({"a": 1, "b": 1, "far": 1})
+    assert [play.hosts[number] for number in play.started[4:]] == ["far"]
+
+
+def test_survivors_that_cannot_connect_three_times_commit_and_the_job_ends() -> None:
+    play = training({"a": 1, "b": 2})
+    members = play.world
+    for attempt in (1, 2, 3):
+        assert not play.roster.wants_stop()
+        play.miss(*members)
+        assert f"connect to each other (attempt {attempt} of 3, on a:1,b:2)" in play.notices[-1]
+    assert play.roster.wants_stop()
+    assert (play.finish, play.evicted) == (None, {})
+    for number in members:
+        assert play.finish is None
+        play.fail(number, "training", code=3)
+    expected = "ranks could not connect to each other 3 times in a row; `hvd-train doctor -H a:1,b:2` names the pairs"
+    assert play.finish == Finish(5, f"{expected} of hosts that cannot connect")
+    assert play.started == members

@@ -91,11 +91,6 @@ def test_a_changed_request_is_refused(environ: dict[str, str], name: str) -> Non
         client.get(environ, name, 60)
 
 
-def test_a_body_that_is_too_long_is_refused_unread(environ: dict[str, str], name: str) -> None:
-    length = b"Content-Length: %d" % (signature.MOST_BYTES + 1)
-    assert b" 413 " in answer(environ, signed(environ, name, body=b"").replace(b"Content-Length: 0", length))
-
-
 def test_silent_connections_leave_room_for_ranks(
     environ: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
