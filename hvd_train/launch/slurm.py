@@ -100,11 +100,9 @@ def find_rank_0(environ: MutableMapping[str, str]) -> None:
             except OSError as error:
                 problem = error.strerror or str(error)
         if time.monotonic() > deadline:
-            raise UsageError(
-                f"rank 0 on {environ[client.ADDRESS]} cannot be reached on port {environ[client.PORT]} ({problem}): it "
-                "has not started (see its output), a firewall is between the nodes, or they do not share the home "
-                f"folder: then {_EXPORT_KEY} before srun"
-            )
+            who = f"rank 0 on {environ[client.ADDRESS]} cannot be reached on port {environ[client.PORT]} ({problem})"
+            why = "it has not started (see its output), a firewall is in the way, or the nodes share no home folder"
+            raise UsageError(f"{who}: {why}: then {_EXPORT_KEY} before srun")
         time.sleep(0.2)
 
 
